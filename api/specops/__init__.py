@@ -1,0 +1,1 @@
+"""Spec-Ops: an LLM inference service for small machines, fast by lossless speculative decoding."""
