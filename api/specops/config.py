@@ -1,0 +1,148 @@
+"""Every knob of the service, read once from the environment and frozen.
+
+A wrong value stops the start with the variable's name in the message: a service that runs with
+settings other than the ones that were asked for is worse than one that does not run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+PREFIX = "SPECOPS_"
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message names the variable and what it takes."""
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ConfigError(f"takes a whole number, not {text!r}") from None
+        if not low <= value <= high:
+            raise ConfigError(f"takes a whole number from {low} to {high}, not {value}")
+        return value
+
+    return parse
+
+
+def _seconds(low: float, high: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ConfigError(f"takes seconds, not {text!r}") from None
+        if not low <= value <= high:  # also refuses NaN
+            raise ConfigError(f"takes {low:g} to {high:g} seconds, not {text}")
+        return value
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    match text.strip().lower():
+        case "1" | "true" | "yes" | "on":
+            return True
+        case "0" | "false" | "no" | "off":
+            return False
+    raise ConfigError(f"takes 1 or 0, not {text!r}")
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ConfigError(f"takes one of {', '.join(allowed)}, not {text!r}")
+        return text
+
+    return parse
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _knob(default: Any, parse: Callable[[str], Any], help_text: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "help": help_text})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The service's settings; field `x` is read from `SPECOPS_X`."""
+
+    model: str = _knob("demo", _text, "preset that names target, draft and weights")
+    target: str = _knob("", _text, "folder of the target model; empty: the preset's")
+    draft: str = _knob(
+        "", _text, "folder of the draft model; empty: the preset's, `none`: no draft"
+    )
+    quant: str = _knob(
+        "",
+        _choice("", "int4", "int4-32", "int4-128", "int8", "int8-32", "int8-128", "fp32"),
+        "weights of the target; empty: the preset's",
+    )
+    models_dir: Path = _knob(
+        Path(__file__).resolve().parent.parent / "models", Path, "folder of bundled models"
+    )
+    cache_dir: Path = _knob(Path.home() / ".cache" / "specops", Path, "folder for converted models")
+    drafter: str = _knob("draft", _choice("draft", "ngram", "none"), "default source of guesses")
+    k_draft: int = _knob(3, _integer(0, 16), "default number of tokens guessed per step")
+    max_k_draft: int = _knob(8, _integer(0, 16), "largest k_draft that a request may ask for")
+    exact: bool = _knob(
+        False, _flag, "make speculative output bit-for-bit equal to plain output by default"
+    )
+    rows: int = _knob(4, _integer(1, 64), "requests decoded at the same time")
+    context: int = _knob(0, _integer(0, 1 << 20), "tokens per request; 0: all the model can")
+    prefill_chunk: int = _knob(128, _integer(2, 4096), "prompt tokens per forward pass")
+    threads: int = _knob(0, _integer(0, 256), "compute threads; 0: what the CPU quota allows")
+    queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a row")
+    max_new_tokens: int = _knob(1024, _integer(1, 1 << 20), "largest output of one request")
+    request_timeout: float = _knob(
+        300.0, _seconds(1, 86_400), "deadline of one request in seconds, waiting included"
+    )
+    drain_timeout: float = _knob(
+        25.0, _seconds(0, 3600), "seconds that running requests get to finish on SIGTERM"
+    )
+    host: str = _knob("127.0.0.1", _text, "address the API listens on")
+    port: int = _knob(8000, _integer(1, 65_535), "port the API listens on")
+    log_level: str = _knob(
+        "info", _choice("debug", "info", "warning", "error"), "least severe log line shown"
+    )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read the settings.
+
+        Args:
+            environ: variables to read; the process's own by default.
+
+        Raises:
+            ConfigError: a value cannot be used, a `SPECOPS_` variable is not a setting, or two
+                settings contradict each other. The message names the variable.
+        """
+        environ = os.environ if environ is None else environ
+        known = {PREFIX + item.name.upper(): item for item in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in environ.items():
+            if not name.startswith(PREFIX):
+                continue
+            if name not in known:
+                raise ConfigError(f"{name} is not a setting; there are: {', '.join(known)}")
+            item = known[name]
+            if text == "":  # compose.yaml passes unset variables on as empty ones
+                continue
+            try:
+                values[item.name] = item.metadata["parse"](text)
+            except ConfigError as error:
+                raise ConfigError(f"{name} {error}") from None
+        settings = cls(**values)
+        if settings.k_draft > settings.max_k_draft:
+            raise ConfigError(
+                f"SPECOPS_K_DRAFT is {settings.k_draft}, more than SPECOPS_MAX_K_DRAFT "
+                f"({settings.max_k_draft})"
+            )
+        return settings

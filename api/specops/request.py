@@ -1,0 +1,160 @@
+"""What a request asks for, what it gets back, and what it cost: the words all layers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # an end token or a stop string
+    LENGTH = "length"  # max_new_tokens reached
+    CANCELLED = "cancelled"  # the client left
+    TIMEOUT = "timeout"  # the request's deadline passed
+    ERROR = "error"  # the engine failed
+
+
+class StepKind(StrEnum):
+    """What a forward pass of the target was for."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is drawn from the target's logits; temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt to continue. Times are seconds of `time.monotonic()`."""
+
+    request_id: str
+    prompt_tokens: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    drafter: str = "none"
+    k_draft: int = 0
+    exact: bool = False
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    arrival: float = 0.0
+    deadline: float = float("inf")
+
+
+TARGET = "target"  # the origin of a token that no drafter guessed
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One generated token and the text it completed.
+
+    `text` is empty while a UTF-8 character is incomplete; the token that completes it carries
+    the whole character. `origin` is `target`, or the drafter's name for an accepted guess.
+    """
+
+    token: int
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """What one request cost. Seconds of wall time; steps are the target's forward passes.
+
+    The first token comes out of the prompt's own pass, so `generated_tokens - 1` tokens were
+    decoded, in `sequence_steps` steps.
+    """
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    sequence_steps: int = 0  # decode and verify passes that this request took part in
+    drafts: int = 0  # steps with at least one guessed token
+    draft_misses: int = 0  # steps that asked a drafter and got nothing
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0  # from leaving the queue to the first token
+    decode_seconds: float = 0.0  # from the first token to the last
+
+    @property
+    def tokens_per_jump(self) -> float:
+        """Decoded tokens per sequence step, steps without a guess included; 0 without a step."""
+        if not self.sequence_steps:
+            return 0.0
+        return (self.generated_tokens - 1) / self.sequence_steps
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted tokens per draft; leaves out the steps without a draft; 0 without one."""
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoded tokens per second after the first; 0 where only one token was generated."""
+        if self.generated_tokens < 2 or self.decode_seconds <= 0:
+            return 0.0
+        return (self.generated_tokens - 1) / self.decode_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step brought for one request; `finish` is set on its last output, with `stats`."""
+
+    request_id: str
+    pieces: tuple[Piece, ...] = ()
+    finish: FinishReason | None = None
+    stats: GenerationStats | None = None
+    error: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces."""
+        return "".join(piece.text for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """Plain numbers of one forward pass of the target, for whoever keeps count.
+
+    `seconds` is the target's pass alone; `draft_seconds` the time its guesses took.
+    `accepted_per_position[i]` counts drafts whose (i+1)-th guess was accepted.
+    """
+
+    kind: StepKind
+    seconds: float
+    rows: int
+    prompt_tokens: int = 0
+    emitted_tokens: int = 0
+    drafter: str | None = None
+    draft_seconds: float = 0.0
+    draft_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = field(default=())
+    missed_drafters: tuple[str, ...] = field(default=())  # one entry per row without a guess
+    exact: bool = False
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Guesses of this pass that the target agreed with."""
+        return sum(self.accepted_per_position)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """All that one `Scheduler.step()` did."""
+
+    stats: tuple[StepStats, ...]
+    outputs: tuple[Output, ...]
+    running: int  # rows in use after the step
+    waiting: int
+    kv_tokens: int  # tokens held in the target's KV cache
