@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "SPECOPS_"
+_MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
+_CACHE_DIR = Path.home() / ".cache" / "specops"
 
 
 class ConfigError(ValueError):
@@ -77,18 +79,14 @@ class Settings:
 
     model: str = _knob("demo", _text, "preset that names target, draft and weights")
     target: str = _knob("", _text, "folder of the target model; empty: the preset's")
-    draft: str = _knob(
-        "", _text, "folder of the draft model; empty: the preset's, `none`: no draft"
-    )
+    draft: str = _knob("", _text, "folder of the draft; empty: the preset's; `none`: no draft")
     quant: str = _knob(
         "",
         _choice("", "int4", "int4-32", "int4-128", "int8", "int8-32", "int8-128", "fp32"),
         "weights of the target; empty: the preset's",
     )
-    models_dir: Path = _knob(
-        Path(__file__).resolve().parent.parent / "models", Path, "folder of bundled models"
-    )
-    cache_dir: Path = _knob(Path.home() / ".cache" / "specops", Path, "folder for converted models")
+    models_dir: Path = _knob(_MODELS_DIR, Path, "folder of bundled models")
+    cache_dir: Path = _knob(_CACHE_DIR, Path, "folder for converted models")
     drafter: str = _knob("draft", _choice("draft", "ngram", "none"), "default source of guesses")
     k_draft: int = _knob(3, _integer(0, 16), "default number of tokens guessed per step")
     max_k_draft: int = _knob(8, _integer(0, 16), "largest k_draft that a request may ask for")
