@@ -1,0 +1,22 @@
+"""One file per model family; this table says which file draws which architecture."""
+
+from __future__ import annotations
+
+from specops.export.families.family import Family
+from specops.export.families.llama import Llama
+from specops.export.model_config import ModelConfig
+
+_FAMILIES: dict[str, type[Family]] = {
+    "LlamaForCausalLM": Llama,
+}
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family that config.json's first architecture belongs to; ExportError if none does."""
+    architecture = config.first_text("architectures")
+    if architecture not in _FAMILIES:
+        raise config.error(
+            "architectures",
+            f"names {architecture}, which cannot be exported; known are {', '.join(_FAMILIES)}",
+        )
+    return _FAMILIES[architecture](config)

@@ -1,0 +1,193 @@
+"""Draws a decoder as an ONNX graph under the contract that onnxruntime-genai publishes in.
+
+A family calls these methods in the order of its forward pass; each weight is quantized and
+written the moment it is drawn, so that no more than a slab of it is ever in memory.
+
+Inputs: `input_ids` [batch, sequence] int64, `attention_mask` [batch, total] int64,
+`past_key_values.{l}.key|value` [batch, kv_heads, capacity, head] float32. Outputs: `logits`
+[batch, sequence, vocab] float32, `present.{l}.key|value`, meant to be bound to the past's buffers.
+The mask may be padded with zeros on the right, to keep its shape the same between steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from specops.export.checkpoint import Matrix
+from specops.export.model_config import ModelShape
+from specops.export.quantization import Quantization
+from specops.export.weights import WeightStore
+
+_MICROSOFT = "com.microsoft"
+_OPSET = 17
+_IR_VERSION = 10  # onnxruntime refuses an IR newer than it knows; 10 is ample for this opset
+_INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: activations quantized to int8 per block
+
+
+class DecoderGraph:
+    """Collects the nodes of one decoder; methods take and return the names of tensors."""
+
+    def __init__(self, shape: ModelShape, quantization: Quantization, weights: WeightStore) -> None:
+        self.shape = shape
+        self.quantization = quantization
+        self._weights = weights
+        self._nodes: list[onnx.NodeProto] = []
+        self._inputs = [
+            _value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
+            _value("attention_mask", TensorProto.INT64, ["batch", "total"]),
+        ]
+        self._outputs = [
+            _value("logits", TensorProto.FLOAT, ["batch", "sequence", shape.vocab_size])
+        ]
+        self._draw_lengths()
+
+    # -- the pieces of a forward pass ---------------------------------------------------------
+
+    def embedding(self, matrix: Matrix) -> str:
+        """The rows of `matrix` [vocab, hidden] at `input_ids`: [batch, sequence, hidden]."""
+        if self.quantization.bits == 32:
+            table = self._weights.dense_table("embedding.weight", matrix)
+            return self._node("Gather", [table, "input_ids"], "embedding", axis=0)
+        bits, block = self.quantization.embedding_bits, self.quantization.block
+        codes, scales = self._weights.table_blocks("embedding", matrix, bits, block)
+        return self._node(
+            "GatherBlockQuantized",
+            [codes, "input_ids", scales],
+            "embedding",
+            domain=_MICROSOFT,
+            bits=bits,
+            block_size=block,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+
+    def linear(self, name: str, x: str, matrix: Matrix) -> str:
+        """x [batch, sequence, K] times the transpose of `matrix` [N, K]."""
+        return self._linear(name, x, matrix, self.quantization.bits)
+
+    def head(self, x: str, matrix: Matrix) -> None:
+        """The graph's output `logits`: x times the transpose of `matrix` [vocab, hidden]."""
+        self._linear("logits", x, matrix, self.quantization.head_bits)
+
+    def rms_norm(self, name: str, x: str, weight: NDArray[np.float32], epsilon: float) -> str:
+        """x / rms(x) * weight over the last axis."""
+        scale = self._weights.vector(f"{name}.weight", weight)
+        return self._node(
+            "SimplifiedLayerNormalization", [x, scale], name, axis=-1, epsilon=epsilon
+        )
+
+    def add_rms_norm(
+        self, name: str, x: str, residual: str, weight: NDArray[np.float32], epsilon: float
+    ) -> tuple[str, str]:
+        """The sum of x and `residual` normalized, and the sum itself, the next residual."""
+        scale = self._weights.vector(f"{name}.weight", weight)
+        total = f"{name}.residual"
+        self._nodes.append(
+            helper.make_node(
+                "SkipSimplifiedLayerNormalization",
+                [x, residual, scale],
+                [name, "", "", total],
+                name=name,
+                domain=_MICROSOFT,
+                epsilon=epsilon,
+            )
+        )
+        return name, total
+
+    def rotary_table(self, cos: NDArray[np.float32], sin: NDArray[np.float32]) -> tuple[str, str]:
+        """Stores cos and sin [positions, head / 2] once for all layers."""
+        return self._weights.constant("cos_cache", cos), self._weights.constant("sin_cache", sin)
+
+    def attention(self, layer: int, qkv: str, rotary: tuple[str, str]) -> str:
+        """Causal grouped-query attention over the past and `qkv`, q, k and v side by side.
+
+        Adds the layer's past inputs and present outputs. Rotates q and k by the halves of a head.
+        """
+        past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
+        present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
+        cache: list[str | int] = ["batch", self.shape.num_kv_heads, "capacity", self.shape.head_dim]
+        self._inputs += [_value(name, TensorProto.FLOAT, cache) for name in past]
+        self._outputs += [_value(name, TensorProto.FLOAT, cache) for name in present]
+        name = f"layers.{layer}.attention"
+        lengths = ["past_and_new_minus_one", "total_length"]
+        self._nodes.append(
+            helper.make_node(
+                "GroupQueryAttention",
+                [qkv, "", "", *past, *lengths, *rotary],
+                [name, *present],
+                name=name,
+                domain=_MICROSOFT,
+                num_heads=self.shape.num_heads,
+                kv_num_heads=self.shape.num_kv_heads,
+                do_rotary=1,
+                rotary_interleaved=0,
+            )
+        )
+        return name
+
+    def gated_silu(self, name: str, gate_up: str, width: int) -> str:
+        """silu(gate) * up, for gate and up of `width` side by side in `gate_up`."""
+        halves = [f"{name}.gate", f"{name}.up"]
+        sizes = self._weights.constant(f"{name}.sizes", np.array([width, width], np.int64))
+        self._nodes.append(
+            helper.make_node("Split", [gate_up, sizes], halves, name=f"{name}.split", axis=-1)
+        )
+        # QuickGelu is x * sigmoid(alpha * x): at alpha = 1 the fused kernel of SiLU.
+        gate = self._node("QuickGelu", halves[:1], f"{name}.silu", domain=_MICROSOFT, alpha=1.0)
+        return self._node("Mul", [gate, halves[1]], name)
+
+    def finish(self, name: str) -> onnx.ModelProto:
+        """The drawn model, its large initializers pointing into the weight file."""
+        graph = helper.make_graph(
+            self._nodes, name, self._inputs, self._outputs, self._weights.initializers
+        )
+        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_MICROSOFT, 1)]
+        return helper.make_model(
+            graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="specops"
+        )
+
+    # -- how they are drawn -------------------------------------------------------------------
+
+    def _draw_lengths(self) -> None:
+        """What every attention layer needs from the mask, computed once."""
+        axis = self._weights.constant("axis_1", np.array([1], np.int64))
+        one = self._weights.constant("one", np.array(1, np.int64))
+        last = self._weights.constant("index_1", np.array(1, np.int64))
+        ones = self._node("ReduceSum", ["attention_mask", axis], "mask_sum", keepdims=0)
+        minus_one = self._node("Sub", [ones, one], "mask_sum_minus_one")
+        self._node("Cast", [minus_one], "past_and_new_minus_one", to=TensorProto.INT32)
+        size = self._node("Shape", ["attention_mask"], "mask_shape")
+        width = self._node("Gather", [size, last], "mask_width", axis=0)
+        self._node("Cast", [width], "total_length", to=TensorProto.INT32)
+
+    def _linear(self, name: str, x: str, matrix: Matrix, bits: int) -> str:
+        if bits == 32:
+            weight = self._weights.dense_transposed(f"{name}.weight", matrix)
+            return self._node("MatMul", [x, weight], name)
+        features, inputs = matrix.shape
+        block = self.quantization.block
+        codes, scales = self._weights.matmul_blocks(name, matrix, bits, block)
+        return self._node(
+            "MatMulNBits",
+            [x, codes, scales],
+            name,
+            domain=_MICROSOFT,
+            K=inputs,
+            N=features,
+            bits=bits,
+            block_size=block,
+            accuracy_level=_INT8_ACTIVATIONS,
+        )
+
+    def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+        return output
+
+
+def _value(name: str, kind: int, dims: list[str | int]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, dims)

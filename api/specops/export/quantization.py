@@ -1,0 +1,57 @@
+"""How the weights of an exported model are stored: the one dial of an export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_DEFAULT_BLOCK = 128
+_BLOCKS = (16, 32, 64, 128, 256)
+_BITS = (4, 8)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Bits per weight and weights per scale, for the linear layers, the head and the embedding.
+
+    `bits` is 32 (plain float32, no blocks), 8 or 4. The output head and the embedding stay at
+    8 bits by default even where the layers take 4: together they decide which token wins a
+    near-tie, and a tied pair shares its bytes in the file only when both are stored alike.
+    """
+
+    bits: int
+    block: int = _DEFAULT_BLOCK
+    head_bits: int = 8
+    embedding_bits: int = 8
+
+    def __post_init__(self) -> None:
+        if self.bits == 32:
+            if (self.head_bits, self.embedding_bits) != (32, 32):
+                raise ValueError("an fp32 export keeps its head and embedding in fp32 too")
+            return
+        for name in ("bits", "head_bits", "embedding_bits"):
+            if getattr(self, name) not in _BITS:
+                raise ValueError(f"{name} must be one of {_BITS}, got {getattr(self, name)}")
+        if self.block not in _BLOCKS:
+            raise ValueError(f"block must be one of {_BLOCKS}, got {self.block}")
+
+    @classmethod
+    def parse(cls, text: str) -> Quantization:
+        """Reads `fp32`, `int8`, `int4`, or one of the last two with a block: `int4-32`.
+
+        Without a block it is 128. Raises ValueError naming the text for anything else.
+        """
+        if text == "fp32":
+            return cls(bits=32, head_bits=32, embedding_bits=32)
+        kind, _, block = text.partition("-")
+        known = {"int4": 4, "int8": 8}
+        if kind not in known or (block and not block.isdecimal()):
+            raise ValueError(
+                f"unknown quantization {text!r}: use fp32, int8, int4, or a block size with "
+                f"one of them such as int8-32 or int4-{_DEFAULT_BLOCK}"
+            )
+        return cls(bits=known[kind], block=int(block) if block else _DEFAULT_BLOCK)
+
+    @property
+    def name(self) -> str:
+        """The text `parse` reads, block always included."""
+        return "fp32" if self.bits == 32 else f"int{self.bits}-{self.block}"

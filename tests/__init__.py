@@ -1,0 +1,1 @@
+"""Tests mirror the packages; a package itself, so that its helpers are imported by name."""
