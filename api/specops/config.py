@@ -87,7 +87,11 @@ class Settings:
     )
     models_dir: Path = _knob(_MODELS_DIR, Path, "folder of bundled models")
     cache_dir: Path = _knob(_CACHE_DIR, Path, "folder for converted models")
-    drafter: str = _knob("draft", _choice("draft", "ngram", "none"), "default source of guesses")
+    drafter: str = _knob(
+        "",
+        _choice("", "draft", "ngram", "none"),
+        "default source of guesses; empty: the best there is",
+    )
     k_draft: int = _knob(3, _integer(0, 16), "default number of tokens guessed per step")
     max_k_draft: int = _knob(8, _integer(0, 16), "largest k_draft that a request may ask for")
     exact: bool = _knob(

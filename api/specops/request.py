@@ -6,6 +6,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
+class PromptTooLong(ValueError):  # noqa: N818 - named as what it says
+    """A prompt that leaves no room for an answer. Both lengths are in tokens."""
+
+    def __init__(self, prompt_tokens: int, context: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens; the model takes {context} tokens, prompt "
+            f"and answer together: shorten the prompt to at most {context - 1}"
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context = context
+
+
 class FinishReason(StrEnum):
     """Why a request ended."""
 

@@ -1,0 +1,63 @@
+"""What the engine asks of a source of guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from specops.request import SamplingParams
+from specops.sampling import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guessed tokens.
+
+    `probs` [k, V] is the distribution that each token was drawn from; None where the guesses
+    were certain (greedy, or looked up).
+    """
+
+    tokens: tuple[int, ...] = ()
+    probs: Floats | None = None
+
+
+NO_DRAFT = Draft()
+
+
+class Drafter(Protocol):
+    """Guesses how a sequence goes on. Keeps its state per row of the target's KV cache."""
+
+    @property
+    def name(self) -> str:
+        """The name in requests, statistics and metrics."""
+
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Take in prompt tokens of a row, after the target did; called once per chunk."""
+
+    def propose(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        count: int,
+        sampling: SamplingParams,
+        rng: np.random.Generator,
+    ) -> Draft:
+        """Guess up to `count` tokens that follow `tokens`; none is a good answer.
+
+        Args:
+            row: the sequence's row.
+            tokens: the whole sequence so far, prompt first. Between two calls it only grows:
+                by accepted guesses and one token of the target's own.
+            count: at least 1.
+            sampling: how the target draws its tokens.
+            rng: the request's random numbers, for guesses that are drawn.
+        """
+
+    def release(self, row: int) -> None:
+        """Forget a row."""
+
+    def move(self, source: int, destination: int) -> None:
+        """A row's sequence goes on in another row; the source is free."""

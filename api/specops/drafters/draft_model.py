@@ -1,0 +1,103 @@
+"""Guesses by a smaller model of the same vocabulary, with a KV cache of its own.
+
+Rejected guesses stay in its cache until the next call, which compares what was fed with what
+became of the sequence and goes on from the first difference: nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specops.decoder import Decoder
+from specops.drafters.base import NO_DRAFT, Draft
+from specops.request import SamplingParams
+from specops.sampling import Floats, draw, filtered_probs
+
+
+class DraftModelDrafter:
+    """Runs the draft model token by token.
+
+    Args:
+        decoder: the draft model over as many rows as the target has.
+        vocab_size: the target's; the draft never guesses an id beyond it.
+    """
+
+    name = "draft"
+
+    def __init__(self, decoder: Decoder, *, vocab_size: int) -> None:
+        self._decoder = decoder
+        self._vocab = min(vocab_size, decoder.vocab_size)
+        self._padding = vocab_size - self._vocab  # target ids that the draft does not know
+        self._fed: dict[int, list[int]] = {}  # row: the tokens in its cache
+        self._sure: dict[int, int] = {}  # row: how many of them are no guesses
+
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Feed a chunk of the prompt, as far as the draft's context reaches."""
+        room = self._decoder.cache.capacity - self._decoder.cache.lengths[row]
+        self._feed(row, tokens[:room])
+        self._sure[row] = len(self._fed.get(row, ()))
+
+    def propose(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        count: int,
+        sampling: SamplingParams,
+        rng: np.random.Generator,
+    ) -> Draft:
+        """Generate guesses; see `Drafter.propose`. Greedy requests get the likeliest tokens."""
+        count = min(count, self._decoder.cache.capacity - len(tokens) + 1)
+        if count < 1:
+            return NO_DRAFT
+        logits = self._catch_up(row, tokens)
+        guesses: list[int] = []
+        probs: list[Floats] = []
+        while True:
+            if sampling.temperature == 0:
+                guesses.append(int(logits.argmax()))
+            else:
+                probs.append(filtered_probs(logits[None], sampling)[0])
+                guesses.append(draw(probs[-1], rng))
+            if len(guesses) == count:
+                return Draft(tuple(guesses), self._stack(probs))
+            logits = self._feed(row, guesses[-1:])
+
+    def release(self, row: int) -> None:
+        """Forget a row."""
+        self._fed.pop(row, None)
+        self._sure.pop(row, None)
+        self._decoder.cache.truncate(row, 0)
+
+    def move(self, source: int, destination: int) -> None:
+        """Copy a row's cache."""
+        self._decoder.cache.move(source, destination)
+        self._fed[destination] = self._fed.pop(source, [])
+        self._sure[destination] = self._sure.pop(source, 0)
+
+    def _catch_up(self, row: int, tokens: Sequence[int]) -> Floats:
+        """Make the cache hold `tokens`, return the logits [V] after the last."""
+        fed = self._fed.setdefault(row, [])
+        same = self._sure.get(row, 0)
+        most = min(len(fed), len(tokens) - 1)  # the last token is fed in any case: for its logits
+        while same < most and fed[same] == tokens[same]:
+            same += 1
+        del fed[same:]
+        self._decoder.cache.truncate(row, same)
+        self._sure[row] = len(tokens)
+        return self._feed(row, tokens[same:])
+
+    def _feed(self, row: int, tokens: Sequence[int]) -> Floats:
+        """Append tokens to the cache, return the logits [V] after the last."""
+        logits: Floats = np.empty((0, 0), np.float32)
+        for start in range(0, len(tokens), self._decoder.max_width):
+            logits = self._decoder.extend(row, tokens[start : start + self._decoder.max_width])
+        self._fed.setdefault(row, []).extend(tokens)
+        return logits[-1, : self._vocab] if len(tokens) else logits
+
+    def _stack(self, probs: list[Floats]) -> Floats | None:
+        """[k, V] in the target's vocabulary; None where no distribution was drawn from."""
+        if not probs:
+            return None
+        return np.pad(np.stack(probs), ((0, 0), (0, self._padding)))

@@ -1,0 +1,215 @@
+"""A loaded model, ready to generate: the parts put together, for a thread or for a script."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from specops.config import ConfigError, Settings
+from specops.cpus import available_threads
+from specops.decoder import Decoder, open_session, share_threads
+from specops.drafters.base import Drafter
+from specops.drafters.draft_model import DraftModelDrafter
+from specops.drafters.ngram import NgramDrafter
+from specops.models import ModelError, ModelFolder, choose, prepare
+from specops.request import GenerationRequest, Output, PromptTooLong
+from specops.scheduler import Scheduler
+from specops.tokenizer import Tokenizer
+
+NO_DRAFTER = "none"
+
+
+class ModelState(StrEnum):
+    """How far the model is."""
+
+    STARTING = "starting"
+    DOWNLOADING = "downloading"
+    CONVERTING = "converting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+Report = Callable[[ModelState, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is loaded and how much of it can be used."""
+
+    name: str
+    quant: str
+    parameters: int
+    draft_parameters: int | None
+    draft_quant: str | None
+    drafters: tuple[str, ...]
+    default_drafter: str
+    vocab_size: int
+    context: int  # tokens per request, prompt and output together
+    rows: int
+    kv_bytes: int  # of all caches
+    threads: int
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that the target's KV cache holds."""
+        return self.context * self.rows
+
+
+class Engine:
+    """Target, drafters, tokenizer and scheduler of one model. Used by one thread."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        *,
+        empty_prompt: tuple[int, ...],
+    ) -> None:
+        self.info = info
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self._empty_prompt = empty_prompt
+
+    @classmethod
+    def load(cls, settings: Settings, report: Report | None = None) -> Engine:
+        """Prepare and load the settings' models.
+
+        Args:
+            settings: which models, and how much room they get.
+            report: told what is being done.
+
+        Raises:
+            ConfigError, ModelError, ModelLoadError, TokenizerError: the message says what to do.
+        """
+        report = report or (lambda state, detail: None)
+        choice = choose(settings)
+        converting = lambda detail: report(ModelState.CONVERTING, detail)  # noqa: E731
+        target = prepare(
+            choice.target,
+            choice.target_quant,
+            name=choice.name,
+            cache_dir=settings.cache_dir,
+            report=converting,
+        )
+        draft = None
+        if choice.draft is not None:
+            draft = prepare(
+                choice.draft,
+                choice.draft_quant,
+                name=f"{choice.name}-draft",
+                cache_dir=settings.cache_dir,
+                report=converting,
+            )
+        report(ModelState.LOADING, f"loading {target.graph}")
+        return _assemble(settings, target, draft)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of a prompt, at least one."""
+        return self.tokenizer.encode(text) or self._empty_prompt
+
+    def admit(self, request: GenerationRequest) -> GenerationRequest:
+        """Fit a request into the context: `max_new_tokens` is cut to what is left.
+
+        Raises:
+            PromptTooLong: the prompt leaves no room for one token.
+        """
+        room = self.info.context - len(request.prompt_tokens)
+        if room < 1:
+            raise PromptTooLong(len(request.prompt_tokens), self.info.context)
+        return replace(request, max_new_tokens=min(request.max_new_tokens, room))
+
+    def generate(self, request: GenerationRequest) -> Iterator[Output]:
+        """Run one request alone, output by output.
+
+        Raises:
+            PromptTooLong: see `admit`.
+        """
+        self.scheduler.add(replace(self.admit(request), arrival=time.monotonic()))
+        try:
+            while self.scheduler.busy:
+                yield from self.scheduler.step().outputs
+        finally:  # the caller stopped early
+            if self.scheduler.busy:
+                self.scheduler.cancel(request.request_id)
+                self.scheduler.step()
+
+
+def _assemble(settings: Settings, target: ModelFolder, draft: ModelFolder | None) -> Engine:
+    threads = settings.threads or available_threads()
+    share_threads(threads)
+    context = min(settings.context or target.context_length, target.context_length)
+    tokenizer = Tokenizer.load(target.path)
+    decoder = _open(target, settings, context)
+    drafters: dict[str, Drafter] = {}
+    kv_bytes = decoder.cache.nbytes
+    if draft is not None:
+        _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
+        draft_decoder = _open(draft, settings, min(context, draft.context_length))
+        kv_bytes += draft_decoder.cache.nbytes
+        drafters["draft"] = DraftModelDrafter(draft_decoder, vocab_size=decoder.vocab_size)
+    drafters["ngram"] = NgramDrafter()
+    info = ModelInfo(
+        name=target.name,
+        quant=target.quant,
+        parameters=target.parameters,
+        draft_parameters=draft.parameters if draft else None,
+        draft_quant=draft.quant if draft else None,
+        drafters=(*drafters, NO_DRAFTER),
+        default_drafter=_default_drafter(settings, drafters),
+        vocab_size=decoder.vocab_size,
+        context=context,
+        rows=settings.rows,
+        kv_bytes=kv_bytes,
+        threads=threads,
+    )
+    scheduler = Scheduler(
+        decoder,
+        drafters,
+        tokenizer,
+        end_tokens=target.end_tokens,
+        prefill_chunk=settings.prefill_chunk,
+    )
+    begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
+    return Engine(info, scheduler, tokenizer, empty_prompt=(begin,))
+
+
+def _open(folder: ModelFolder, settings: Settings, capacity: int) -> Decoder:
+    decoder = Decoder(
+        open_session(folder.graph),
+        rows=settings.rows,
+        capacity=capacity,
+        max_width=max(settings.prefill_chunk, settings.max_k_draft + 1),
+    )
+    # The first pass allocates; it also proves that the graph runs before anyone is served.
+    decoder.extend(0, [0, 0])
+    decoder.cache.truncate(0, 0)
+    return decoder
+
+
+def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:
+    if not settings.drafter:
+        return next(iter(drafters))
+    if settings.drafter not in (*drafters, NO_DRAFTER):
+        raise ConfigError("SPECOPS_DRAFTER is draft, but no draft model is set: SPECOPS_DRAFT")
+    return settings.drafter
+
+
+def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) -> None:
+    """A guess is a token id: both models must mean the same by it."""
+    expected = {token_id: token for token, token_id in target.vocabulary().items()}
+    theirs = {token_id: token for token, token_id in draft.vocabulary().items()}
+    differing = [
+        f"{token_id}: {expected.get(token_id)!r} and {theirs.get(token_id)!r}"
+        for token_id in sorted(expected.keys() & theirs.keys())
+        if expected[token_id] != theirs[token_id]
+    ]
+    if differing:
+        raise ModelError(
+            f"the draft {folder.path} has another vocabulary than the target: {len(differing)} "
+            f"ids differ, first {'; '.join(differing[:3])}. Choose a draft of the same family."
+        )

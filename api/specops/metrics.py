@@ -1,0 +1,360 @@
+"""What the service counts, in Prometheus' words: the only module that knows prometheus_client.
+
+Counters and histograms in base units; rates and ratios are PromQL's work, except the two gauges
+over the last minute, which are there for whoever reads `/metrics` without a Prometheus. Every
+series with known label values exists from the start with 0, so no panel lacks data before the
+first request.
+
+Useful queries:
+    tokens per second          rate(specops_generated_tokens_total[1m])
+    tokens per jump            rate(specops_decode_tokens_total[5m])
+                               / rate(specops_sequence_steps_total[5m])
+    mean acceptance length     1 + rate(specops_accepted_tokens_total[5m])
+                               / rate(specops_drafts_total[5m])
+    acceptance at position 1   rate(specops_accepted_tokens_per_position_total{position="1"}[5m])
+                               / ignoring(position) sum(rate(specops_drafts_total[5m]))
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from specops.memory import MemoryReading, Pressure, read_memory, read_pressure
+from specops.request import FinishReason, GenerationStats, StepKind, StepResult, StepStats
+
+NAMESPACE = "specops"
+DRAFTERS = ("draft", "ngram")
+REJECTIONS = ("queue_full", "not_ready", "prompt_too_long", "invalid", "too_large")
+STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
+WINDOW_SECONDS = 60
+
+# Buckets for a CPU: a step takes milliseconds on the demo pair and a second on Phi-3 without AVX;
+# a request takes up to minutes.
+_STEP_BUCKETS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+_WAIT_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0),
+)
+_REQUEST_BUCKETS = (
+    *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+)
+
+# A `_created` series beside every counter would double the page; no dashboard here reads them.
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class JumpWindow:
+    """Tokens, steps and guesses of the last minute, in one-second buckets, for any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: deque[list[int]] = deque()  # [second, decode tokens, steps, guesses]
+
+    def add(self, tokens: int, steps: int, guesses: int) -> None:
+        """Count one pass: tokens it emitted, sequences in it, tokens guessed for it."""
+        second = int(self._clock())
+        with self._lock:
+            if not self._buckets or self._buckets[-1][0] != second:
+                self._forget(second)
+                self._buckets.append([second, 0, 0, 0])
+            bucket = self._buckets[-1]
+            bucket[1] += tokens
+            bucket[2] += steps
+            bucket[3] += guesses
+
+    def average_jump(self) -> float:
+        """Return decode tokens per sequence step; 0 with no step in the window."""
+        tokens, steps, _ = self._sums()
+        return tokens / steps if steps else 0.0
+
+    def draft_length(self) -> float:
+        """Return guesses per sequence step; 0 with no step in the window."""
+        _, steps, guesses = self._sums()
+        return guesses / steps if steps else 0.0
+
+    def _sums(self) -> tuple[int, int, int]:
+        with self._lock:
+            self._forget(int(self._clock()))
+            columns = zip(*self._buckets, strict=True) if self._buckets else ((0,),) * 4
+            _, tokens, steps, guesses = (sum(column) for column in columns)
+        return tokens, steps, guesses
+
+    def _forget(self, second: int) -> None:
+        while self._buckets and self._buckets[0][0] <= second - WINDOW_SECONDS:
+            self._buckets.popleft()
+
+
+class MemoryCollector(Collector):
+    """Reads memory and pressure when Prometheus asks, not before."""
+
+    def __init__(
+        self,
+        memory: Callable[[], MemoryReading] = read_memory,
+        pressure: Callable[[], Pressure | None] = read_pressure,
+    ) -> None:
+        self._memory = memory
+        self._pressure = pressure
+
+    def describe(self) -> Iterable[Metric]:
+        """Name the series without reading anything."""
+        return self._families()
+
+    def collect(self) -> Iterable[Metric]:
+        """Read the figures now."""
+        memory_bytes, pressure_seconds = self._families()
+        reading = self._memory()
+        for kind in ("anon", "file", "swap", "limit", "swap_limit"):
+            memory_bytes.add_metric([kind], getattr(reading, kind))
+        pressure = self._pressure() or Pressure(0.0, 0.0)
+        pressure_seconds.add_metric(["some"], pressure.some)
+        pressure_seconds.add_metric(["full"], pressure.full)
+        return memory_bytes, pressure_seconds
+
+    def _families(self) -> tuple[GaugeMetricFamily, CounterMetricFamily]:
+        return (
+            GaugeMetricFamily(
+                f"{NAMESPACE}_memory_bytes",
+                "Memory held and allowed. Of the cgroup where one limits the process, otherwise "
+                "of the process, with the machine's memory as limit. `file` is reclaimable page "
+                "cache; `swap_limit` is 0 on a machine without swap.",
+                labels=["kind"],
+            ),
+            CounterMetricFamily(
+                f"{NAMESPACE}_memory_pressure_seconds",
+                "Seconds in which some or all tasks waited for memory (PSI); 0 where the kernel "
+                "keeps no pressure figures.",
+                labels=["kind"],
+            ),
+        )
+
+
+class Metrics:
+    """All series of one service, in a registry of its own.
+
+    Args:
+        registry: where the series are registered; a new registry by default.
+        max_k_draft: positions of `accepted_tokens_per_position_total` that exist from the start.
+        clock: seconds, for the window over the last minute.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = None,
+        *,
+        max_k_draft: int = 8,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._window = JumpWindow(clock)
+        self._make_histograms()
+        self._make_counters(max_k_draft)
+        self._make_gauges()
+        self.registry.register(MemoryCollector())
+        prometheus_client.ProcessCollector(registry=self.registry)
+
+    def expose(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the page and its content type, in the format that the `Accept` header wants."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    # -- what the service reports ----------------------------------------------------------
+
+    def observe_step(self, step: StepStats) -> None:
+        """Count one forward pass of the target."""
+        self._target_steps[step.kind].inc()
+        self._target_step_seconds[step.kind].observe(step.seconds)
+        self._prompt_tokens.inc(step.prompt_tokens)
+        self._generated_tokens.inc(step.emitted_tokens)
+        if step.kind is StepKind.PREFILL:
+            return
+        self._decode_tokens.inc(step.emitted_tokens)
+        self._sequence_steps.inc(step.rows)
+        self._window.add(step.emitted_tokens, step.rows, step.draft_tokens)
+        for drafter in step.missed_drafters:
+            self._draft_misses[drafter].inc()
+        if step.drafter is not None:
+            self._observe_draft(step, step.drafter)
+
+    def _observe_draft(self, step: StepStats, drafter: str) -> None:
+        self._draft_seconds[drafter].inc(step.draft_seconds)
+        if not step.draft_tokens:
+            return
+        self._drafts[drafter].inc(step.rows - len(step.missed_drafters))
+        self._draft_tokens[drafter].inc(step.draft_tokens)
+        self._accepted_tokens[drafter].inc(step.accepted_tokens)
+        for position, accepted in enumerate(step.accepted_per_position, start=1):
+            if accepted:
+                self._accepted_per_position.labels(position).inc(accepted)
+
+    def observe_step_result(self, result: StepResult) -> None:
+        """Set the gauges of the scheduler's load."""
+        self._requests_running.set(result.running)
+        self._requests_waiting.set(result.waiting)
+        self._kv_tokens.set(result.kv_tokens)
+
+    def observe_finish(
+        self,
+        reason: FinishReason,
+        stats: GenerationStats | None,
+        latency_seconds: float,
+        ttft_seconds: float | None,
+    ) -> None:
+        """Count a request that ended; `ttft_seconds` is None where no token came."""
+        self._requests[reason].inc()
+        self._latency.observe(latency_seconds)
+        if ttft_seconds is not None:
+            self._ttft.observe(ttft_seconds)
+        if stats is not None and reason not in {FinishReason.STOP, FinishReason.LENGTH}:
+            self._wasted_tokens.inc(stats.generated_tokens)
+
+    def observe_inter_token(self, seconds: float, tokens: int) -> None:
+        """Count the time since the request's last tokens, spread over the `tokens` it brought."""
+        for _ in range(tokens):
+            self._inter_token.observe(seconds / tokens)
+
+    def observe_queue_wait(self, seconds: float) -> None:
+        """Count the time that a request waited for a row."""
+        self._queue_wait.observe(seconds)
+
+    def observe_rejected(self, reason: str) -> None:
+        """Count a request that was turned away; `reason` is one of `REJECTIONS`.
+
+        Raises:
+            KeyError: another reason, which would make the label unbounded.
+        """
+        self._rejected[reason].inc()
+
+    def set_state(self, state: str) -> None:
+        """Show the state of the model, one of `STATES`.
+
+        Raises:
+            ValueError: another state.
+        """
+        if state not in STATES:
+            raise ValueError(f"no state of the model: {state!r}")
+        for name in STATES:
+            self._model_state.labels(name).set(name == state)
+
+    def set_model(self, fields: Mapping[str, str]) -> None:
+        """Show what is served: name, weights, drafters and so on, as labels."""
+        self._model.info(dict(fields))
+
+    def set_kv_capacity(self, tokens: int) -> None:
+        """Show how many tokens the target's KV cache can hold."""
+        self._kv_capacity.set(tokens)
+
+    # -- the series --------------------------------------------------------------------------
+
+    def _make_histograms(self) -> None:
+        self._latency = self._histogram(
+            "latency_seconds",
+            "From a request's arrival to its end, waiting included.",
+            _REQUEST_BUCKETS,
+        )
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds",
+            "From a request's arrival to its first token, waiting included.",
+            _WAIT_BUCKETS,
+        )
+        self._inter_token = self._histogram(
+            "inter_token_latency_seconds",
+            "Time between a request's tokens; a step that brings n tokens counts as n intervals "
+            "of an n-th of its time.",
+            _STEP_BUCKETS,
+        )
+        self._queue_wait = self._histogram(
+            "queue_wait_seconds", "From a request's arrival to its row.", _WAIT_BUCKETS
+        )
+        steps = self._histogram(
+            "target_step_seconds", "One forward pass of the target.", _STEP_BUCKETS, ["kind"]
+        )
+        self._target_step_seconds = {kind: steps.labels(kind) for kind in StepKind}
+
+    def _make_counters(self, max_k_draft: int) -> None:
+        counter = self._counter
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens processed.")
+        self._generated_tokens = counter(
+            "generated_tokens", "Tokens generated, each request's first included."
+        )
+        self._decode_tokens = counter(
+            "decode_tokens", "Tokens generated after a request's first, by decode and verify steps."
+        )
+        self._wasted_tokens = counter(
+            "wasted_tokens",
+            "Tokens generated for requests whose client left, whose deadline passed or that "
+            "failed.",
+        )
+        self._sequence_steps = counter(
+            "sequence_steps", "Decode and verify steps, counted once per request taking part."
+        )
+        steps = counter("target_steps", "Forward passes of the target.", ["kind"])
+        self._target_steps = {kind: steps.labels(kind) for kind in StepKind}
+        requests = counter("requests", "Requests that ended, by how.", ["outcome"])
+        self._requests = {reason: requests.labels(reason) for reason in FinishReason}
+        rejected = counter("requests_rejected", "Requests turned away at the door.", ["reason"])
+        self._rejected = {reason: rejected.labels(reason) for reason in REJECTIONS}
+        self._drafts = self._per_drafter("drafts", "Sequence steps with at least one guess.")
+        self._draft_tokens = self._per_drafter("draft_tokens", "Tokens guessed.")
+        self._accepted_tokens = self._per_drafter("accepted_tokens", "Guesses accepted.")
+        self._draft_misses = self._per_drafter(
+            "draft_misses", "Sequence steps for which a drafter was asked and had no guess."
+        )
+        self._draft_seconds = self._per_drafter("draft_seconds", "Seconds spent on guessing.")
+        self._accepted_per_position = counter(
+            "accepted_tokens_per_position", "Drafts whose guess here was accepted.", ["position"]
+        )
+        for position in range(1, max_k_draft + 1):
+            self._accepted_per_position.labels(position)
+
+    def _make_gauges(self) -> None:
+        gauge = self._gauge
+        gauge(
+            "avg_jump",
+            "Tokens per jump over the last minute: tokens generated by decode and verify steps, "
+            "divided by sequence steps (one per request in a step; steps without a guess count). "
+            "1 is plain decoding, 0 is no traffic.",
+        ).set_function(self._window.average_jump)
+        gauge(
+            "draft_length",
+            "Tokens guessed per sequence step over the last minute; steps without a guess count.",
+        ).set_function(self._window.draft_length)
+        self._requests_running = gauge("requests_running", "Requests that hold a row.")
+        self._requests_waiting = gauge("requests_waiting", "Requests that wait for a row.")
+        self._kv_tokens = gauge("kv_tokens", "Tokens held in the target's KV cache.")
+        self._kv_capacity = gauge(
+            "kv_capacity_tokens", "Tokens that the target's KV cache can hold."
+        )
+        self._model = Info("model", "What is served.", namespace=NAMESPACE, registry=self.registry)
+        self._model.info({"name": "not loaded"})
+        self._model_state = gauge("model_state", "1 for the state the model is in.", ["state"])
+        self.set_state(STATES[0])
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()
+    ) -> Histogram:
+        return Histogram(
+            name, text, labels, namespace=NAMESPACE, registry=self.registry, buckets=buckets
+        )
+
+    def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
+        return Counter(name, text, labels, namespace=NAMESPACE, registry=self.registry)
+
+    def _per_drafter(self, name: str, text: str) -> dict[str, Counter]:
+        counter = self._counter(name, text, ["drafter"])
+        return {drafter: counter.labels(drafter) for drafter in DRAFTERS}
+
+    def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
+        return Gauge(name, text, labels, namespace=NAMESPACE, registry=self.registry)
