@@ -1,0 +1,1 @@
+"""Trains the bundled demo pair from text that every Python installation carries."""

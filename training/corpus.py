@@ -1,0 +1,152 @@
+"""Collects the training and held-out text: the standard library of the running Python.
+
+Every installation carries this text, so the demo pair can be trained without a download. A
+fixed list of modules is held out: neither they nor their tests are ever trained on. Nothing
+here needs torch, so tests and benchmarks read the same text as the training does.
+"""
+
+import json
+import lzma
+import random
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+DEMO_DIR = Path(__file__).resolve().parents[1] / "api" / "models" / "demo"
+
+# Single modules and small packages, chosen for variety: parsers, protocols, containers, numbers,
+# dates, files, processes. A name covers `name.py`, `_name.py`, `_pyname.py` and the package `name/`.
+HELD_OUT = (
+    "argparse", "bisect", "calendar", "cmd", "configparser", "csv", "difflib", "fileinput",
+    "fractions", "ftplib", "graphlib", "gzip", "heapq", "imaplib", "ipaddress", "json",
+    "mailbox", "netrc", "pprint", "queue", "sched", "shelve", "shlex", "smtplib", "statistics",
+    "tarfile", "textwrap", "timeit", "tomllib", "uuid", "wave", "zipfile",
+)  # fmt: skip
+
+_TEST_FOLDERS = {"test", "tests", "idle_test"}
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Document:
+    """One source file: its path relative to the standard library, and its text."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The split: `library` and `tests` are trained on, `held_out` never is."""
+
+    library: list[Document]
+    tests: list[Document]
+    held_out: list[Document]
+
+
+def is_test(path: str) -> bool:
+    """Whether a path (relative, with `/`) lies in one of the library's test folders."""
+    return any(part in _TEST_FOLDERS for part in path.split("/")[:-1])
+
+
+def held_out_name(path: str) -> str | None:
+    """The held-out module that a path belongs to (as its code or as its test), or None.
+
+    Tests are matched by prefix, which leaves out rather too much than too little.
+
+    >>> held_out_name("json/decoder.py"), held_out_name("test/test_json/test_scanner.py")
+    ('json', 'json')
+    >>> held_out_name("email/message.py") is None
+    True
+    """
+    parts = path.split("/")
+    if is_test(path):
+        names = {part.removesuffix(".py").removeprefix("test_").lstrip("_") for part in parts}
+        return next((h for h in HELD_OUT if any(name.startswith(h) for name in names)), None)
+    top = parts[0].removesuffix(".py").lstrip("_")
+    return next((h for h in HELD_OUT if top in (h, "py" + h)), None)
+
+
+def _is_generated(path: str, text: str) -> bool:
+    """Tables written by programs, and files that describe one machine's build, teach nothing."""
+    name = path.rsplit("/", 1)[-1]
+    return (
+        name.startswith("_sysconfigdata")
+        or "decoding_table = (" in text
+        or "lib2to3/tests/data" in path
+    )
+
+
+def load_corpus(root: Path | None = None) -> Corpus:
+    """Read the standard library below `root` (default: the running Python's) and split it.
+
+    Works without `Lib/test`, which slim images leave out. The order is by path, so the result
+    depends on the Python version alone.
+
+    Raises:
+        FileNotFoundError: if a held-out module's code is nowhere below `root`.
+    """
+    root = root or Path(sysconfig.get_paths()["stdlib"])
+    corpus = Corpus([], [], [])
+    for file in sorted(root.rglob("*.py"), key=lambda f: f.relative_to(root).as_posix()):
+        path = file.relative_to(root).as_posix()
+        if _SKIPPED_FOLDERS & set(path.split("/")):
+            continue
+        try:
+            text = file.read_bytes().decode("utf-8")
+        except UnicodeDecodeError:  # a few tests are written in other encodings on purpose
+            continue
+        if not text.strip() or _is_generated(path, text):
+            continue
+        if held_out_name(path) is None:
+            (corpus.tests if is_test(path) else corpus.library).append(Document(path, text))
+        elif not is_test(path):
+            corpus.held_out.append(Document(path, text))
+    missing = set(HELD_OUT) - {held_out_name(document.path) for document in corpus.held_out}
+    if missing:
+        raise FileNotFoundError(f"{root} lacks the held-out modules {sorted(missing)}")
+    return corpus
+
+
+def write_held_out(documents: list[Document], folder: Path = DEMO_DIR) -> None:
+    """Ship the held-out text: `heldout.txt.xz` (all of it, `xz -9e`) and `heldout.json` (sizes).
+
+    The size of the first file is at the same time the figure that the target has to beat.
+    """
+    data = "".join(document.text for document in documents).encode("utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "heldout.txt.xz").write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+    index = [[document.path, len(document.text.encode("utf-8"))] for document in documents]
+    (folder / "heldout.json").write_text(json.dumps(index, indent=0) + "\n", encoding="utf-8")
+
+
+def read_held_out(folder: Path = DEMO_DIR) -> list[Document]:
+    """The shipped held-out documents: the same text on every Python version."""
+    data = lzma.decompress((folder / "heldout.txt.xz").read_bytes())
+    documents, start = [], 0
+    for path, size in json.loads((folder / "heldout.json").read_text(encoding="utf-8")):
+        documents.append(Document(path, data[start : start + size].decode("utf-8")))
+        start += size
+    if start != len(data):
+        raise ValueError(f"heldout.json describes {start} bytes, heldout.txt.xz holds {len(data)}")
+    return documents
+
+
+def heldout_prompts(n: int, seed: int = 0, *, lines: int = 12) -> list[str]:
+    """`n` prompts of `lines` whole lines of held-out code, the same ones for the same seed.
+
+    Each starts at a `def` or `class` line and ends with a newline, as an editor would ask.
+    """
+    rng = random.Random(seed)
+    spans = [
+        (document, start)
+        for document in read_held_out()
+        for start, line in enumerate(document.text.splitlines())
+        if line.lstrip().startswith(("def ", "class "))
+    ]
+    if n > len(spans):
+        raise ValueError(f"asked for {n} prompts, the held-out text has {len(spans)}")
+    prompts = []
+    for document, start in rng.sample(spans, n):
+        prompts.append("\n".join(document.text.splitlines()[start : start + lines]) + "\n")
+    return prompts

@@ -1,0 +1,95 @@
+"""What the training loops share: the budget, the progress line, checkpoints, precision, malloc.
+
+Measured on two Zen 4 cores with the demo target, 16 x 512 tokens per step: float32 2,050 tokens/s
+(compiled), bfloat16 autocast 2,730 (eager), the same with glibc keeping freed pages and using huge
+ones 3,350, and compiled on top of it 3,800.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Without these glibc maps and unmaps every large activation anew, and the kernel zeroes it again;
+# and a thread that waits for another, which somebody else's process has displaced, spins.
+PROCESS_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "MALLOC_MMAP_THRESHOLD_": "8000000000",
+    "MALLOC_TRIM_THRESHOLD_": "16000000000",
+    "MALLOC_TOP_PAD_": "500000000",
+}
+
+
+def restart_with_process_environment(module: str) -> None:
+    """Replace this process by the same module with the settings above (CPU only)."""
+    if torch.cuda.is_available() or "GLIBC_TUNABLES" in os.environ:
+        return
+    command = [sys.executable, "-m", module, *sys.argv[1:]]
+    os.execve(sys.executable, command, os.environ | PROCESS_ENVIRONMENT)  # noqa: S606
+
+
+@dataclass
+class Budget:
+    """How long to train: tokens (repeatable) or, when given, minutes of training time."""
+
+    tokens: int
+    minutes: float | None = None
+    tokens_done: int = 0
+    seconds_done: float = 0.0
+    _last: float = field(default_factory=time.monotonic)
+
+    def start(self) -> None:
+        """Begin to count time; what went before (compiling, loading) is free."""
+        self._last = time.monotonic()
+
+    def spend(self, tokens: int) -> None:
+        """Account for one step."""
+        now = time.monotonic()
+        self.seconds_done += now - self._last
+        self.tokens_done += tokens
+        self._last = now
+
+    @property
+    def progress(self) -> float:
+        """The part of the budget that is spent, in [0, 1]."""
+        if self.minutes is not None:
+            return min(1.0, self.seconds_done / (60 * self.minutes))
+        return min(1.0, self.tokens_done / self.tokens)
+
+    def eta_minutes(self) -> float:
+        """Minutes left at the pace so far."""
+        if self.progress == 0:
+            return float("inf")
+        return self.seconds_done / 60 * (1 / self.progress - 1)
+
+
+def device() -> torch.device:
+    """The accelerator if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def save_checkpoint(file: Path, state: dict[str, Any]) -> None:
+    """Write `state` so that a crash leaves either the old file or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state, file.with_suffix(".partial"))
+    file.with_suffix(".partial").replace(file)
+
+
+def load_checkpoint(file: Path) -> dict[str, Any] | None:
+    """What `save_checkpoint` wrote, or None."""
+    return torch.load(file, weights_only=False) if file.exists() else None
+
+
+def stop_signal() -> threading.Event:
+    """An event that SIGINT or SIGTERM sets, so that a loop can save before it ends."""
+    event = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: event.set())
+    return event
