@@ -23,6 +23,12 @@ Logits = npt.NDArray[np.float32]
 MASK_BUCKET = 64
 _KEPT_BINDINGS = 256
 
+# With an even width, a token's logits do not depend, to the last bit, on how its sequence was cut
+# into passes. One token alone takes another attention kernel, and MatMulNBits with blocks of 128
+# computes rows in pairs: the odd one out takes another kernel, whose sums round differently.
+# (Seen with onnxruntime 1.31 on AVX512-VNNI; tests/test_decoder.py shows it for the machine.)
+EXACT_ALIGN = 2
+
 
 class ModelLoadError(RuntimeError):
     """A graph that cannot be loaded or does not keep the contract; the message says why."""
@@ -96,7 +102,7 @@ class Decoder:
         self.vocab_size = int(session.get_outputs()[0].shape[-1])
         names = {item.name for item in session.get_inputs()}
         self._position_ids = "position_ids" in names
-        most = max(rows, max_width)
+        most = max(rows, max_width + -max_width % EXACT_ALIGN)
         self._ids = np.zeros(most, np.int64)
         self._positions = np.zeros(most, np.int64)
         self._mask = np.zeros(rows * capacity, np.int64)
@@ -123,16 +129,14 @@ class Decoder:
             self.cache.lengths[row] += 1
         return logits
 
-    def extend(self, row: int, tokens: Sequence[int], *, min_width: int = 1) -> Logits:
+    def extend(self, row: int, tokens: Sequence[int], *, align: int = 1) -> Logits:
         """Feed several tokens to one row.
 
         Args:
             row: the row.
             tokens: [S] the row's next tokens.
-            min_width: tokens that the pass takes at least; the missing ones are filled with
-                spare tokens whose keys and values are rolled back. With 2, every pass runs the
-                same attention kernel, which makes logits independent of how a sequence was cut
-                into passes.
+            align: the pass's width is rounded up to a multiple of it with spare tokens, whose
+                keys and values are rolled back. See `EXACT_ALIGN`.
 
         Returns:
             [S, V] logits, valid until the next pass.
@@ -140,7 +144,7 @@ class Decoder:
         Raises:
             ValueError: the tokens do not fit into the row or the pass.
         """
-        spare = max(0, min_width - len(tokens))
+        spare = -len(tokens) % align
         padded = [*tokens, *([tokens[-1]] * spare)]
         length = self.cache.lengths[row]
         logits = self._run(row, 1, len(padded), padded, [length])

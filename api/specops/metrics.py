@@ -185,13 +185,11 @@ class Metrics:
         self._window.add(step.emitted_tokens, step.rows, step.draft_tokens)
         for drafter in step.missed_drafters:
             self._draft_misses[drafter].inc()
-        if step.drafter is not None:
+        self._draft_seconds.inc(step.draft_seconds)
+        if step.drafter is not None and step.draft_tokens:
             self._observe_draft(step, step.drafter)
 
     def _observe_draft(self, step: StepStats, drafter: str) -> None:
-        self._draft_seconds[drafter].inc(step.draft_seconds)
-        if not step.draft_tokens:
-            return
         self._drafts[drafter].inc(step.rows - len(step.missed_drafters))
         self._draft_tokens[drafter].inc(step.draft_tokens)
         self._accepted_tokens[drafter].inc(step.accepted_tokens)
@@ -312,7 +310,7 @@ class Metrics:
         self._draft_misses = self._per_drafter(
             "draft_misses", "Sequence steps for which a drafter was asked and had no guess."
         )
-        self._draft_seconds = self._per_drafter("draft_seconds", "Seconds spent on guessing.")
+        self._draft_seconds = counter("draft_seconds", "Seconds spent on guessing.")
         self._accepted_per_position = counter(
             "accepted_tokens_per_position", "Drafts whose guess here was accepted.", ["position"]
         )

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 
-from specops.decoder import Decoder
+from specops.decoder import EXACT_ALIGN, Decoder
 from specops.drafters.base import Drafter
 from specops.request import (
     FinishReason,
@@ -24,7 +24,7 @@ from specops.request import (
 )
 from specops.sampling import next_token
 from specops.sequence import Sequence
-from specops.speculation import EXACT_WIDTH, Proposal, jump, propose
+from specops.speculation import Proposal, jump, propose
 from specops.tokenizer import Tokenizer
 
 
@@ -149,7 +149,7 @@ class Scheduler:
         prompt = sequence.request.prompt_tokens
         chunk = prompt[sequence.prefilled : sequence.prefilled + self._prefill_chunk]
         start = time.perf_counter()
-        logits = self.target.extend(row, chunk, min_width=EXACT_WIDTH)
+        logits = self.target.extend(row, chunk, align=EXACT_ALIGN)
         seconds = time.perf_counter() - start
         sequence.prefilled += len(chunk)
         emitted = 0

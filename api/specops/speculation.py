@@ -10,15 +10,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specops.decoder import Decoder
+from specops.decoder import EXACT_ALIGN, Decoder
 from specops.drafters.base import NO_DRAFT, Draft, Drafter
 from specops.request import StepKind, StepStats
 from specops.sampling import filtered_probs
 from specops.sequence import Sequence
 from specops.verify import verify_greedy, verify_sampled
-
-# Two tokens at least: the same attention kernel, hence the same bits, whatever was guessed.
-EXACT_WIDTH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ def jump(row: int, sequence: Sequence, proposal: Proposal, target: Decoder) -> S
     logits = target.extend(
         row,
         [sequence.tokens[-1], *draft.tokens],
-        min_width=EXACT_WIDTH if request.exact else 1,
+        align=EXACT_ALIGN if request.exact else 1,
     )
     seconds = time.perf_counter() - start
     if request.sampling.temperature == 0:

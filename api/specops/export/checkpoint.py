@@ -93,7 +93,6 @@ class Checkpoint:
         self.tensors: dict[str, StoredTensor] = {}
         for file in self.files:
             self.tensors.update(_read_header(file))
-        self._maps = {file: np.memmap(file, np.uint8, mode="r") for file in self.files}
 
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         """Checks the stored tensors against `shapes`, both ways, before any work is done.
@@ -143,9 +142,10 @@ class Checkpoint:
         return self.tensors[name]
 
     def _view(self, name: str) -> NDArray[Any]:
+        """The tensor in its file, mapped for as long as the result lives."""
         stored = self._find(name)
-        raw = self._maps[stored.file][stored.offset : stored.offset + stored.nbytes]
-        return np.ndarray(stored.shape, _DTYPES[stored.dtype], raw.data)
+        dtype = _DTYPES[stored.dtype]
+        return np.memmap(stored.file, dtype, "r", offset=stored.offset, shape=stored.shape)
 
 
 def read_json(path: Path) -> dict[str, Any]:
