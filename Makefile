@@ -1,0 +1,13 @@
+# One line a target; the work is in scripts/. ARGS is passed on: make load ARGS="--shape ramp"
+.PHONY: up down test lint load bench check train clean
+.NOTPARALLEL:
+
+up: ; @scripts/up $(ARGS)
+down: ; @scripts/down
+test: ; @scripts/test $(ARGS)
+lint: ; @scripts/lint
+load: ; @scripts/load $(ARGS)
+bench: ; @scripts/venv dev load && .venv/bin/python -m bench $(ARGS)
+check: ; @scripts/check
+train: ; @scripts/venv train && .venv/bin/python -m training $(ARGS)
+clean: ; @scripts/clean
