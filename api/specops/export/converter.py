@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 
 from specops.export.checkpoint import Checkpoint, read_json
+from specops.export.errors import ExportError
 from specops.export.families import family_of
 from specops.export.graph import DecoderGraph
 from specops.export.model_config import ModelConfig, ModelShape
@@ -134,6 +135,9 @@ def _special_tokens(checkpoint: Checkpoint) -> tuple[int | None, tuple[int, ...]
     file = checkpoint.path / "generation_config.json"
     generation = read_json(file) if file.is_file() else {}
     found = {**checkpoint.config, **{k: v for k, v in generation.items() if v is not None}}
-    eos = found.get("eos_token_id")
+    bos, eos = found.get("bos_token_id"), found.get("eos_token_id")
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return found.get("bos_token_id"), tuple(ends)
+    for key, ids in (("bos_token_id", [] if bos is None else [bos]), ("eos_token_id", ends)):
+        if not all(isinstance(token, int) for token in ids):
+            raise ExportError(f"{checkpoint.path}: key '{key}' must be token ids, is {ids}")
+    return bos, tuple(ends)

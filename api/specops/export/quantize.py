@@ -16,7 +16,7 @@ Float = NDArray[np.float32]
 
 # Ranges tried for a 4-bit block, in steps, that its largest weight is mapped to. 8 is the plain
 # convention (the extreme weight is exact); shorter and longer ranges trade it for the others.
-_INT4_RANGES = tuple(float(r) for r in np.arange(6.8, 9.21, 0.3, dtype=np.float32))
+_INT4_RANGES = (6.8, 7.1, 7.4, 7.7, 8.0, 8.3, 8.6, 8.9, 9.2)
 _SMALLEST_EXTREME = 1e-30  # below it 1 / scale overflows: such a block is stored as zeros
 
 
@@ -49,6 +49,7 @@ def quantize_blockwise(weight: Float, bits: int, block: int) -> QuantizedWeight:
         scales: Float = np.divide(np.abs(extremes), levels - 1, dtype=np.float32)
     else:
         scales = _least_squares_scales(blocks, extremes, levels)
+    scales[empty] = 1
     codes = np.rint(blocks / scales)
     np.clip(codes, -levels, levels - 1, out=codes)
     scales[empty] = 0
@@ -81,20 +82,22 @@ def _least_squares_scales(blocks: Float, extremes: Float, levels: np.float32) ->
     energy, so the greatest of these quotients wins. The extreme weight goes to the negative end,
     which has one level more than the positive one.
     """
+    relative = blocks / extremes  # within [-1, 1], so that no square overflows
     best_gain = np.full(extremes.shape[:-1], -1, np.float32)
     best_scale = np.zeros_like(best_gain)
     codes = np.empty_like(blocks)
     for steps in _INT4_RANGES:
-        np.multiply(blocks, np.float32(-steps) / extremes, out=codes)
+        np.multiply(relative, np.float32(-steps), out=codes)
         np.rint(codes, out=codes)
         np.clip(codes, -levels, levels - 1, out=codes)
-        projection = np.einsum("nkb,nkb->nk", blocks, codes)
+        projection = np.einsum("nkb,nkb->nk", relative, codes)
         energy = np.einsum("nkb,nkb->nk", codes, codes)
+        np.maximum(energy, 1, out=energy)  # 0 only where all codes, and the projection, are 0
         gain = projection * projection / energy
         better = gain > best_gain
         np.copyto(best_gain, gain, where=better)
         np.copyto(best_scale, projection / energy, where=better)
-    return best_scale[..., None]
+    return best_scale[..., None] * extremes
 
 
 def _pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -27,6 +27,8 @@ def rotary_table(config: ModelConfig, head_dim: int, positions: int) -> tuple[Fl
     theta = config.number("rope_theta", 10_000.0)
     if scaling is not None:
         theta = scaling.number("rope_theta", theta)
+        if scaling.number("partial_rotary_factor", 1.0) != 1:
+            raise scaling.error("partial_rotary_factor", "must be 1 to be exported")
     # float32 throughout, in the order in which transformers computes it
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies = np.float32(1) / np.float32(theta) ** exponents

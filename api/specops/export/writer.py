@@ -93,15 +93,20 @@ def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The other export may have renamed the folder between our open and our lock.
-        if not folder.exists() or folder.stat().st_ino != os.fstat(handle).st_ino:
-            raise BlockingIOError
+        if not _acquire(folder, handle):
+            raise ExportError(f"another export is writing {folder}; wait for it to end")
         yield
-    except BlockingIOError:
-        raise ExportError(f"another export is writing {folder}; wait for it to end") from None
     finally:
         os.close(handle)
+
+
+def _acquire(folder: Path, handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    # The other export may have renamed the folder between our open and our lock.
+    return folder.exists() and folder.stat().st_ino == os.fstat(handle).st_ino
 
 
 def _clear(folder: Path) -> None:

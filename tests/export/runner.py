@@ -1,0 +1,59 @@
+"""Runs an exported graph the way a decoder does: one KV buffer, bound as past and as present."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from specops.export import ExportedModel
+
+Float = NDArray[np.float32]
+
+
+class Runner:
+    """One row of an exported model; `past` is the number of tokens that its cache holds."""
+
+    def __init__(self, model: ExportedModel, capacity: int = 256) -> None:
+        self.session = _session(model.graph_file)
+        self.vocab = model.shape.vocab_size
+        self.past = 0
+        cache = (1, model.shape.num_kv_heads, capacity, model.shape.head_dim)
+        # Filled with NaN, so that a position read before it is written shows.
+        self.cache = {
+            f"{layer}.{kind}": np.full(cache, np.nan, np.float32)
+            for layer in range(model.shape.num_layers)
+            for kind in ("key", "value")
+        }
+
+    def step(self, tokens: Sequence[int], mask_length: int | None = None) -> Float:
+        """Logits [len(tokens), vocab] after the past; the mask is padded to `mask_length`."""
+        ids = np.array([tokens], np.int64)
+        used = self.past + len(tokens)
+        mask = np.zeros((1, mask_length or used), np.int64)
+        mask[:, :used] = 1
+        logits = np.empty((1, len(tokens), self.vocab), np.float32)
+        binding = self.session.io_binding()
+        binding.bind_cpu_input("input_ids", ids)
+        binding.bind_cpu_input("attention_mask", mask)
+        for name, buffer in self.cache.items():
+            place = ("cpu", 0, np.float32, buffer.shape, buffer.ctypes.data)
+            binding.bind_input(f"past_key_values.{name}", *place)
+            binding.bind_output(f"present.{name}", *place)
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self.session.run_with_iobinding(binding)
+        self.past = used
+        return logits[0]
+
+    def rewind(self, past: int) -> None:
+        """Forgets all but the first `past` tokens: a length change, nothing is copied."""
+        self.past = past
+
+
+def _session(graph: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
