@@ -19,6 +19,8 @@ from specops.kv_cache import CacheShape, KvCache
 
 Logits = npt.NDArray[np.float32]
 
+_pool: list[int] = []  # the size of the process's thread pool, which is made once
+
 # The mask's length is rounded up to this many tokens, so that a binding outlives 64 tokens.
 MASK_BUCKET = 64
 _KEPT_BINDINGS = 256
@@ -35,11 +37,18 @@ class ModelLoadError(RuntimeError):
 
 
 def share_threads(threads: int) -> None:
-    """Give all sessions of this process one pool of `threads` threads. Call before any load.
+    """Give all sessions of this process one pool of `threads` threads.
 
     Target and draft never run at the same time; two pools would spin against each other.
+
+    Raises:
+        ModelLoadError: the process's pool was made before, with another number of threads.
     """
-    ort.set_global_thread_pool_sizes(intra_op_num_threads=threads, inter_op_num_threads=1)
+    if not _pool:
+        ort.set_global_thread_pool_sizes(intra_op_num_threads=threads, inter_op_num_threads=1)
+        _pool.append(threads)
+    elif _pool != [threads]:
+        raise ModelLoadError(f"this process computes with {_pool[0]} threads, not {threads}")
 
 
 def open_session(graph: Path) -> ort.InferenceSession:

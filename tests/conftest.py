@@ -1,0 +1,57 @@
+"""Small models with random weights, made once per test run: real graphs, no talent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specops.config import Settings
+from specops.decoder import Decoder, open_session, share_threads
+from specops.export import Quantization, export_checkpoint
+from tests.checkpoints import make_llama_checkpoint
+
+THREADS = 2
+ROWS = 3
+CONTEXT = 128
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints `target` and `draft` of one vocabulary, with exports in `onnx/`."""
+    folder = tmp_path_factory.mktemp("tiny")
+    shape = {"heads": 4, "kv_heads": 2, "vocab": 320, "context": CONTEXT, "tie": True}
+    make_llama_checkpoint(folder / "target", hidden=256, layers=2, ffn=384, seed=1, **shape)
+    # The draft is the target's bottom: related, so that some guesses are right and some wrong.
+    make_llama_checkpoint(folder / "draft", hidden=128, layers=1, ffn=256, seed=1, **shape)
+    for model in ("target", "draft"):
+        for quant in ("fp32", "int8-128", "int4-128", "int4-32"):
+            export_checkpoint(
+                folder / model,
+                folder / model / "onnx" / quant,
+                quantization=Quantization.parse(quant),
+            )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_settings(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings that load the tiny pair."""
+    return Settings(
+        target=str(tiny_pair / "target"),
+        draft=str(tiny_pair / "draft"),
+        quant="int8-128",
+        cache_dir=tmp_path_factory.mktemp("cache"),
+        threads=THREADS,
+        rows=ROWS,
+        prefill_chunk=16,
+        queue_size=4,
+    )
+
+
+@pytest.fixture(params=["fp32", "int8-128", "int4-128", "int4-32"])
+def decoder(request: pytest.FixtureRequest, tiny_pair: Path) -> Decoder:
+    """The tiny target in every kind of weights."""
+    share_threads(THREADS)
+    graph = tiny_pair / "target" / "onnx" / request.param / "model.onnx"
+    return Decoder(open_session(graph), rows=ROWS, capacity=CONTEXT, max_width=32)

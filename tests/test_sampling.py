@@ -1,0 +1,77 @@
+"""Filters keep what they must, and draws follow the weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from specops.request import SamplingParams
+from specops.sampling import draw, filtered_probs, next_token
+
+LOGITS = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32) * 3
+
+
+def test_temperature_one_is_softmax() -> None:
+    expected = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=-1, keepdims=True)
+    assert np.allclose(filtered_probs(LOGITS, SamplingParams(1.0)), expected, atol=1e-6)
+
+
+def test_logits_are_not_changed() -> None:
+    before = LOGITS.copy()
+    filtered_probs(LOGITS, SamplingParams(0.7, top_k=5, top_p=0.5))
+    assert np.array_equal(LOGITS, before)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 49, 50, 1000])
+def test_top_k_keeps_the_k_most_probable(top_k: int) -> None:
+    probs = filtered_probs(LOGITS, SamplingParams(1.0, top_k=top_k))
+    for row, logits in zip(probs, LOGITS, strict=True):
+        kept = min(top_k, 50)
+        assert set(np.flatnonzero(row)) == set(np.argsort(-logits)[:kept])
+
+
+@given(
+    st.floats(0.01, 1.0),
+    st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30),
+)
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, logits: list[float]) -> None:
+    array = np.array([logits], np.float32)
+    before = filtered_probs(array, SamplingParams(1.0))[0]
+    after = filtered_probs(array, SamplingParams(1.0, top_p=top_p))[0]
+    kept = after > 0
+    assert after.sum() == pytest.approx(1.0, abs=1e-5)
+    assert before[kept].sum() >= top_p - 1e-5
+    least = before[kept].min()
+    assert before[kept].sum() - least <= top_p + 1e-5
+    assert np.all(before[~kept] <= least)
+
+
+def test_a_large_temperature_flattens() -> None:
+    assert np.allclose(filtered_probs(LOGITS, SamplingParams(1e6)), 1 / 50, atol=1e-5)
+
+
+def test_draws_follow_the_weights() -> None:
+    weights = np.array([0.0, 1.0, 0.0, 2.0, 5.0, 0.0], np.float32)
+    rng = np.random.default_rng(0)
+    counts = np.bincount([draw(weights, rng) for _ in range(20_000)], minlength=6)
+    assert not counts[[0, 2, 5]].any()
+    assert chisquare(counts[[1, 3, 4]], 20_000 * np.array([1, 2, 5]) / 8).pvalue > 1e-4
+
+
+def test_greedy_takes_the_largest_and_no_random_number() -> None:
+    rng = np.random.default_rng(0)
+    state = rng.bit_generator.state
+    assert next_token(LOGITS[1], SamplingParams(0.0), rng) == int(LOGITS[1].argmax())
+    assert rng.bit_generator.state == state
+
+
+def test_a_seed_repeats() -> None:
+    def tokens(seed: int) -> list[int]:
+        rng = np.random.default_rng(seed)
+        return [next_token(LOGITS[0], SamplingParams(1.0), rng) for _ in range(50)]
+
+    assert tokens(1) == tokens(1)
+    assert tokens(1) != tokens(2)
