@@ -27,6 +27,7 @@ from gevent.pool import Group
 from locust import HttpUser, LoadTestShape, constant, events, tag, task
 from locust.clients import ResponseContextManager
 from locust.env import Environment
+
 from shapes import SHAPES, stage_at
 
 PROMPTS = [
@@ -136,6 +137,7 @@ class ApiUser(HttpUser):
         """Read a stream to its end and report its first token, its gaps and its tokens."""
         previous = start
         tokens = 0
+        complete = False
         for data in stream_events(response):
             now = time.perf_counter()
             if "error" in data:
@@ -143,7 +145,8 @@ class ApiUser(HttpUser):
                 return
             if "finish_reason" in data:
                 self.report("TOKENS", "per request", data["generated_tokens"])
-                return
+                complete = True
+                continue
             count = len(data["tokens"])
             if tokens == 0:
                 self.report("TTFT", "first token", (now - start) * 1000)
@@ -152,7 +155,8 @@ class ApiUser(HttpUser):
                     self.report("ITL", "inter-token", (now - previous) * 1000 / count)
             tokens += count
             previous = now
-        response.failure("the stream ended without its last event")
+        if not complete:
+            response.failure("the stream ended without its last event")
 
     def report(self, kind: str, name: str, value: float) -> None:
         """Fire an event of our own; `value` takes the place of milliseconds."""

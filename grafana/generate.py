@@ -1,0 +1,53 @@
+"""Writes the dashboards that Grafana is provisioned with: `python grafana/generate.py [--check]`.
+
+They are written in Python (grafana/panels.py has the building blocks) and committed as JSON, so
+that a running stack needs no generator. `--check` writes nothing and fails if they disagree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+import healthy
+
+FOLDER = Path(__file__).parent / "dashboards"
+DASHBOARDS = {"healthy.json": healthy.build}
+
+
+def render(name: str) -> str:
+    """The JSON text of one dashboard, its panels numbered from 1."""
+    board: dict[str, Any] = json.loads(
+        JSONEncoder(sort_keys=True).encode(DASHBOARDS[name]().build())
+    )
+    board["id"] = None  # Grafana's own number; a provisioned dashboard has none
+    for number, panel in enumerate(board["panels"], start=1):
+        panel["id"] = number
+    return json.dumps(board, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def main() -> int:
+    """Write or check all dashboards; the exit status is 1 if `--check` finds a difference."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = [
+        name
+        for name in DASHBOARDS
+        if not (FOLDER / name).exists() or (FOLDER / name).read_text() != render(name)
+    ]
+    for name in stale:
+        if check:
+            print(f"{FOLDER / name} is not what the generator makes", file=sys.stderr)
+        else:
+            (FOLDER / name).write_text(render(name))
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
