@@ -187,22 +187,34 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             raise damaged
         try:
             header = json.loads(stream.read(length))
-        except ValueError:
+            entries = {name: header[name] for name in header if name != "__metadata__"}
+            tensors = {
+                name: StoredTensor(
+                    name=name,
+                    file=file,
+                    dtype=str(entry["dtype"]),
+                    shape=tuple(int(dim) for dim in entry["shape"]),
+                    offset=8 + length + int(entry["data_offsets"][0]),
+                    nbytes=int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]),
+                )
+                for name, entry in entries.items()
+            }
+        except (ValueError, TypeError, KeyError, IndexError):
             raise damaged from None
-    tensors = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        start, stop = entry["data_offsets"]
-        stored = StoredTensor(
-            name, file, entry["dtype"], tuple(entry["shape"]), 8 + length + start, stop - start
-        )
-        if 8 + length + stop > size:
-            raise damaged
-        if stored.dtype not in _DTYPES:
-            raise ExportError(
-                f"{file}: tensor {name} has dtype {stored.dtype}; only F32, F16 and BF16 "
-                "checkpoints can be exported, not already quantized ones"
-            )
-        tensors[name] = stored
+    for tensor in tensors.values():
+        _check(tensor, size)
     return tensors
+
+
+def _check(tensor: StoredTensor, file_size: int) -> None:
+    if tensor.dtype not in _DTYPES:
+        raise ExportError(
+            f"{tensor.file}: tensor {tensor.name} has dtype {tensor.dtype}; only F32, F16 and "
+            "BF16 checkpoints can be exported, not already quantized ones"
+        )
+    needed = tensor.num_elements * _DTYPES[tensor.dtype].itemsize
+    if tensor.nbytes != needed or tensor.offset + needed > file_size:
+        raise ExportError(
+            f"{tensor.file} is truncated: tensor {tensor.name} needs {needed} bytes that are not "
+            "there; download it again"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 _DEFAULT_BLOCK = 128
@@ -42,14 +43,14 @@ class Quantization:
         """
         if text == "fp32":
             return cls(bits=32, head_bits=32, embedding_bits=32)
-        kind, _, block = text.partition("-")
-        known = {"int4": 4, "int8": 8}
-        if kind not in known or (block and not block.isdecimal()):
+        match = re.fullmatch(r"int(4|8)(?:-(\d+))?", text)
+        if match is None:
             raise ValueError(
                 f"unknown quantization {text!r}: use fp32, int8, int4, or a block size with "
                 f"one of them such as int8-32 or int4-{_DEFAULT_BLOCK}"
             )
-        return cls(bits=known[kind], block=int(block) if block else _DEFAULT_BLOCK)
+        bits, block = match.groups()
+        return cls(bits=int(bits), block=int(block or _DEFAULT_BLOCK))
 
     @property
     def name(self) -> str:
