@@ -79,8 +79,8 @@ class DraftModelDrafter:
     def _catch_up(self, row: int, tokens: Sequence[int]) -> Floats:
         """Make the cache hold `tokens`, return the logits [V] after the last."""
         fed = self._fed.setdefault(row, [])
-        same = self._sure.get(row, 0)
         most = min(len(fed), len(tokens) - 1)  # the last token is fed in any case: for its logits
+        same = min(self._sure.get(row, 0), most)
         while same < most and fed[same] == tokens[same]:
             same += 1
         del fed[same:]
