@@ -1,0 +1,99 @@
+"""The walls: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import specops
+
+ROOT = Path(specops.__file__).parent
+# From the top down; a module may import those after it.
+LAYERS = [
+    {"cli", "__main__"},
+    {"server"},
+    {"app"},
+    {"routes"},
+    {"service", "schemas", "errors", "sse", "middleware"},
+    {"metrics"},
+    {"engine"},
+    {"models", "scheduler"},
+    {"speculation"},
+    {"drafters", "verify", "sequence"},
+    {"sampling", "decoder", "text_stream"},
+    {"kv_cache", "tokenizer"},
+    {"config", "request", "cpus", "memory", "logs"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def modules() -> dict[str, set[str]]:
+    """Module path below the package → absolute names that it imports anywhere in its code."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: imports are absolute"
+                names.add(node.module or "")
+        found[path.relative_to(ROOT).with_suffix("").as_posix()] = names
+    return found
+
+
+def part(name: str) -> str | None:
+    """`specops.drafters.base` → `drafters`; None for other packages."""
+    head, _, rest = name.partition(".")
+    return rest.split(".")[0] if head == "specops" and rest else None
+
+
+def test_imports_go_in_one_direction() -> None:
+    for module, names in modules().items():
+        own = module.split("/")[0]
+        if own in ("export", "__init__"):
+            continue
+        for name in names:
+            other = part(name)
+            if other is None or other in (own, "export"):
+                continue
+            same_layer = LEVEL[own] == LEVEL[other]
+            assert same_layer or LEVEL[own] < LEVEL[other], f"{module} imports {name}"
+
+
+def test_the_serving_path_does_not_import_the_converter() -> None:
+    for module, names in modules().items():
+        if not module.startswith("export/") and module != "cli":
+            assert not any(part(name) == "export" for name in names), module
+
+
+def test_the_converter_imports_nothing_of_the_service() -> None:
+    for module, names in modules().items():
+        if module.startswith("export/"):
+            assert {part(name) for name in names} <= {None, "export"}, module
+
+
+def importers(package: str) -> set[str]:
+    return {
+        module
+        for module, names in modules().items()
+        if any(name == package or name.startswith(package + ".") for name in names)
+    }
+
+
+def test_outside_libraries_stay_behind_one_door() -> None:
+    assert importers("onnxruntime") == {"decoder"}
+    assert importers("prometheus_client") == {"metrics"}
+    assert importers("tokenizers") == {"tokenizer"}
+    assert {name.split("/")[0] for name in importers("onnx")} <= {"export"}
+    assert importers("torch") == set()
+
+
+def test_serving_imports_no_heavy_library() -> None:
+    code = "import specops.app, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "specops.service" in loaded
+    assert not loaded & {"torch", "transformers", "onnx", "specops.export"}

@@ -1,0 +1,210 @@
+"""The engine's thread: bounded waiting, prompt refusal, draining, and honesty when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from specops.config import Settings
+from specops.engine import Engine, ModelState
+from specops.metrics import Metrics
+from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong
+from specops.service import NotReady, QueueFull, Service, Ticket
+
+_ids = count()
+FOREVER = 120
+
+
+def request(**fields: object) -> GenerationRequest:
+    defaults: dict[str, object] = {
+        "prompt_tokens": (1, 2, 3),
+        "max_new_tokens": 5,
+        "ignore_eos": True,
+    }
+    return GenerationRequest(
+        request_id=f"r{next(_ids)}",
+        **{**defaults, **fields},  # type: ignore[arg-type]
+    )
+
+
+async def collect(ticket: Ticket) -> list[Output]:
+    return [output async for output in ticket]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[tuple[Service, Metrics]]:
+    metrics = Metrics()
+    service = Service(settings, metrics)
+    service.start()
+    try:
+        await until(lambda: service.state in (ModelState.READY, ModelState.FAILED))
+        yield service, metrics
+    finally:
+        await service.stop()
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float:
+    value = metrics.registry.get_sample_value(f"specops_{name}", labels)
+    assert value is not None, name
+    return value
+
+
+def test_requests_are_answered_and_counted(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(tiny_settings) as (service, metrics):
+            tickets = [service.submit(request(drafter="draft", k_draft=3)) for _ in range(6)]
+            answers = await asyncio.gather(*(collect(ticket) for ticket in tickets))
+            for outputs in answers:
+                assert outputs[-1].finish is FinishReason.LENGTH
+                assert sum(len(output.pieces) for output in outputs) == 5
+            assert service.running == service.waiting == 0
+            assert sample(metrics, "generated_tokens_total") == 30
+            assert sample(metrics, "decode_tokens_total") == 24
+            assert sample(metrics, "prompt_tokens_total") == 18
+            assert sample(metrics, "requests_total", outcome="length") == 6
+            assert sample(metrics, "latency_seconds_count") == 6
+            assert sample(metrics, "time_to_first_token_seconds_count") == 6
+            steps = [output.stats.sequence_steps for *_, output in answers if output.stats]
+            assert sample(metrics, "sequence_steps_total") == sum(steps)
+            assert sample(metrics, "kv_tokens") == 0
+            assert sample(metrics, "kv_capacity_tokens") == 128 * tiny_settings.rows
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_refuses_at_once(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(tiny_settings) as (service, metrics):
+            places = tiny_settings.rows + tiny_settings.queue_size
+            tickets = [service.submit(request(max_new_tokens=20)) for _ in range(places)]
+            with pytest.raises(QueueFull) as refused:
+                service.submit(request())
+            assert refused.value.retry_after >= 1
+            assert sample(metrics, "requests_rejected_total", reason="queue_full") == 1
+            answers = await asyncio.gather(*(collect(ticket) for ticket in tickets))
+            assert all(answer[-1].finish is FinishReason.LENGTH for answer in answers)
+            await collect(service.submit(request()))
+
+    asyncio.run(scenario())
+
+
+def test_a_prompt_longer_than_the_context_names_both_lengths(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(tiny_settings) as (service, metrics):
+            with pytest.raises(PromptTooLong, match=r"200 tokens.*128 tokens"):
+                service.submit(request(prompt_tokens=(1,) * 200))
+            assert sample(metrics, "requests_rejected_total", reason="prompt_too_long") == 1
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_frees_the_place_and_counts_the_waste(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(tiny_settings) as (service, metrics):
+            ticket = service.submit(request(max_new_tokens=FOREVER))
+            async for output in ticket:
+                if output.pieces:
+                    ticket.cancel()
+                if output.finish:
+                    assert output.finish is FinishReason.CANCELLED
+                    assert output.stats is not None
+                    assert sample(metrics, "wasted_tokens_total") == output.stats.generated_tokens
+            ticket.cancel()
+            assert sample(metrics, "requests_total", outcome="cancelled") == 1
+            assert service.running == service.waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_request_ends_at_the_services_deadline(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(replace(tiny_settings, request_timeout=1e-9)) as (service, metrics):
+            outputs = await collect(service.submit(request()))
+            assert outputs[-1].finish is FinishReason.TIMEOUT
+            assert sample(metrics, "requests_total", outcome="timeout") == 1
+
+    asyncio.run(scenario())
+
+
+def test_draining_finishes_the_running_and_refuses_the_new(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(tiny_settings) as (service, _):
+            answers = asyncio.gather(
+                *(collect(service.submit(request(max_new_tokens=FOREVER))) for _ in range(2))
+            )
+            stopping = asyncio.create_task(service.stop())
+            await until(lambda: service.state is ModelState.DRAINING)
+            with pytest.raises(NotReady, match="draining"):
+                service.submit(request())
+            await stopping
+            assert not service._thread.is_alive()
+            for outputs in await answers:
+                assert outputs[-1].finish is FinishReason.LENGTH
+
+    asyncio.run(scenario())
+
+
+def test_what_does_not_finish_in_time_is_ended(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(replace(tiny_settings, drain_timeout=0.0)) as (service, _):
+            ticket = service.submit(request(max_new_tokens=FOREVER))
+            await service.stop()
+            outputs = await asyncio.wait_for(collect(ticket), 30)
+            assert outputs[-1].finish is FinishReason.CANCELLED
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_loaded_says_why(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(replace(tiny_settings, target="/nowhere")) as (service, metrics):
+            assert service.state is ModelState.FAILED
+            assert service.error is not None
+            assert "/nowhere" in service.error
+            assert sample(metrics, "model_state", state="failed") == 1
+            with pytest.raises(NotReady, match="/nowhere"):
+                service.submit(request())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_crash_of_the_engine_reaches_everybody(tiny_settings: Settings) -> None:
+    class Broken(Exception):
+        pass
+
+    def load(settings: Settings, report: object) -> Engine:
+        engine = Engine.load(settings)
+
+        def step() -> None:
+            raise Broken("the fuse blew")
+
+        engine.scheduler.step = step  # type: ignore[method-assign, assignment]
+        return engine
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        service = Service(tiny_settings, metrics, load)
+        service.start()
+        await until(lambda: service.state is ModelState.READY)
+        tickets = [service.submit(request()) for _ in range(5)]
+        for outputs in await asyncio.gather(*(collect(ticket) for ticket in tickets)):
+            assert outputs[-1].finish is FinishReason.ERROR
+            assert outputs[-1].error == "the fuse blew"
+        assert service.state is ModelState.FAILED
+        await until(lambda: not service.alive)
+        await service.stop()
+        assert sample(metrics, "requests_total", outcome="error") == 5
+
+    asyncio.run(scenario())
