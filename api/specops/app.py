@@ -1,0 +1,88 @@
+"""The HTTP API: its endpoints, its errors and its life from start to stop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from specops.config import Settings
+from specops.errors import ApiError, from_http_exception, from_validation_error
+from specops.metrics import Metrics
+from specops.middleware import RequestContext
+from specops.request import PromptTooLong
+from specops.routes import generate, health
+from specops.routes.state import AppState
+from specops.service import NotReady, QueueFull, Service
+
+_NOT_READY_RETRY_SECONDS = 5
+_REJECTIONS = {413: "too_large", 422: "invalid"}
+
+
+def create_app(
+    settings: Settings, service: Service | None = None, metrics: Metrics | None = None
+) -> FastAPI:
+    """Build the application. Its model loads in the background once it is started.
+
+    Args:
+        settings: the service's settings.
+        service: generates; made from the settings by default.
+        metrics: what `service` reports to.
+    """
+    metrics = metrics or Metrics(max_k_draft=settings.max_k_draft)
+    service = service or Service(settings, metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(
+        title="Spec-Ops",
+        version=version("specops"),
+        summary="LLM inference for small machines, made fast by speculative decoding",
+        lifespan=lifespan,
+    )
+    app.state.specops = AppState(settings, service, metrics)
+    app.add_middleware(RequestContext)
+    app.include_router(generate.router)
+    app.include_router(health.router)
+    _answer_errors(app, metrics)
+    return app
+
+
+def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
+    """Turn every exception that a request can end with into an error object."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        metrics.observe_rejected("invalid")
+        return from_validation_error(error, request).response()
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        if reason := _REJECTIONS.get(error.status_code):
+            metrics.observe_rejected(reason)
+        return from_http_exception(error).response()
+
+    @app.exception_handler(NotReady)
+    async def not_ready(request: Request, error: NotReady) -> Response:
+        retry = {"retry-after": str(_NOT_READY_RETRY_SECONDS)}
+        code = f"model_{error.state}"
+        return ApiError(503, error.message, code=code, headers=retry).response()
+
+    @app.exception_handler(QueueFull)
+    async def queue_full(request: Request, error: QueueFull) -> Response:
+        retry = {"retry-after": str(error.retry_after)}
+        message = f"too many requests are waiting; try again in {error.retry_after} s"
+        return ApiError(429, message, code="queue_full", headers=retry).response()
+
+    @app.exception_handler(PromptTooLong)
+    async def prompt_too_long(request: Request, error: PromptTooLong) -> Response:
+        code = "context_length_exceeded"
+        return ApiError(400, str(error), code=code, param="prompt").response()

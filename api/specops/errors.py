@@ -1,0 +1,135 @@
+"""Every error that a client sees, in OpenAI's error object.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+`param` names the field that is wrong, where one is. Client libraries for OpenAI's API turn this
+into their own exceptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that left; only ever seen in the log
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every response that is not a success."""
+
+    error: ErrorDetail
+
+
+class ApiError(HTTPException):
+    """An answer that is not a success.
+
+    Args:
+        status: HTTP status.
+        message: for a person.
+        code: for a program, in snake case.
+        param: the request's field that is wrong.
+        headers: more headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.code = code
+        self.param = param
+
+    def body(self) -> bytes:
+        """Return the error object as JSON."""
+        detail = {
+            "message": self.detail,
+            "type": _type(self.status_code),
+            "param": self.param,
+            "code": self.code,
+        }
+        return orjson.dumps({"error": detail})
+
+    def response(self) -> Response:
+        """Return the whole response."""
+        return Response(self.body(), self.status_code, self.headers, media_type="application/json")
+
+
+def internal_error() -> ApiError:
+    """Return the answer to a failure that the client can do nothing about."""
+    return ApiError(
+        500, "the server failed; its log has the reason under this request's id",
+        code="internal_error",
+    )  # fmt: skip
+
+
+def from_http_exception(error: HTTPException) -> ApiError:
+    """Return the framework's own errors (404, 405, ...) in our words."""
+    if isinstance(error, ApiError):
+        return error
+    code = HTTPStatus(error.status_code).name.lower()
+    return ApiError(error.status_code, error.detail, code=code, headers=error.headers)
+
+
+def from_validation_error(error: RequestValidationError, request: Request) -> ApiError:
+    """Return what is wrong with the request's fields, naming them.
+
+    A body that is no JSON has no fields: that is 400, or 415 if it does not claim to be JSON.
+    """
+    problems = error.errors()
+    first: dict[str, Any] = problems[0]
+    if first["type"] == "json_invalid":
+        reason = first["ctx"]["error"]
+        return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
+    content_type = request.headers.get("content-type", "")
+    if _field(first) is None and "json" not in content_type and first["type"] != "missing":
+        return ApiError(
+            415, "send the body as JSON, with Content-Type: application/json",
+            code="unsupported_media_type",
+        )  # fmt: skip
+    messages = dict.fromkeys(f"{_field(item) or 'body'}: {_message(item)}" for item in problems)
+    code = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}
+    return ApiError(
+        422,
+        "; ".join(messages),
+        code=code.get(first["type"], "invalid_value"),
+        param=_field(first),
+    )
+
+
+def _field(problem: Mapping[str, Any]) -> str | None:
+    """Return the field's name; ("body", "stop", "list[str]", 0) is about `stop`."""
+    names = [part for part in problem["loc"][1:2] if isinstance(part, str)]
+    return names[0] if names else None
+
+
+def _message(problem: Mapping[str, Any]) -> str:
+    if problem["type"] == "extra_forbidden":
+        return "no such field"
+    return str(problem["msg"])
+
+
+def _type(status: int) -> str:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"

@@ -1,0 +1,116 @@
+"""What every HTTP request gets: an id, a limit on its body, a log line, an answer to any failure.
+
+Pure ASGI: the framework's own base class hides that a client left and times streams wrongly.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specops import logs
+from specops.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error
+
+MAX_BODY_BYTES = 1 << 20
+_VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
+_QUIET_PATHS = ("/health", "/metrics")  # asked every few seconds
+log = logging.getLogger(__name__)
+
+
+class RequestContext:
+    """Wraps the application.
+
+    The id is the client's `X-Request-ID` if that is short and printable, otherwise a new one; it
+    is in `request.state.request_id`, in the response's headers and in every log line. The time of
+    arrival is in `request.state.arrival`.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
+        exchange = _Exchange(receive, send, request_id, _length(headers))
+        scope.setdefault("state", {}).update(request_id=request_id, arrival=exchange.started)
+        token = logs.request_id.set(request_id)
+        try:
+            await self._answer(scope, exchange)
+        finally:
+            _log_access(scope, exchange)
+            logs.request_id.reset(token)
+
+    async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
+        try:
+            await self.app(scope, exchange.receive, exchange.send)
+        except Exception:
+            log.exception("request failed")
+            if exchange.status is not None:
+                raise  # the server must cut the connection: the response is incomplete
+            await internal_error().response()(scope, exchange.receive, exchange.send)
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One request's channels, and what went through them."""
+
+    _receive: Receive
+    _send: Send
+    request_id: str
+    announced_bytes: int
+    started: float = field(default_factory=time.monotonic)
+    body_bytes: int = 0
+    status: int | None = None
+    complete: bool = False
+    client_left: bool = False
+
+    async def receive(self) -> Message:
+        if self.announced_bytes > MAX_BODY_BYTES:
+            raise _too_large()
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.client_left = not self.complete
+        else:
+            self.body_bytes += len(message.get("body", b""))
+            if self.body_bytes > MAX_BODY_BYTES:
+                raise _too_large()
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+        elif not message.get("more_body", False):
+            self.complete = True
+        await self._send(message)
+
+
+def _length(headers: Headers) -> int:
+    length = headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
+
+
+def _log_access(scope: Scope, exchange: _Exchange) -> None:
+    fields = {
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": CLIENT_CLOSED_REQUEST if exchange.client_left else exchange.status,
+        "seconds": round(time.monotonic() - exchange.started, 4),
+    }
+    level = logging.DEBUG if scope["path"].startswith(_QUIET_PATHS) else logging.INFO
+    log.log(level, "request", extra={"fields": fields})

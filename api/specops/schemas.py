@@ -1,0 +1,159 @@
+"""The bodies of the API: what may be asked, what is answered.
+
+Unknown fields are refused rather than ignored: a misspelt `max_new_token` should not cost a
+minute of generating the default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from specops.request import GenerationStats, Output, Piece, SamplingParams
+
+
+def _encodable(text: str) -> str:
+    """JSON can spell half a surrogate pair, which no encoding of text can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"half a surrogate pair at position {error.start}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+StopString = Annotated[Text, Field(min_length=1, max_length=256)]
+
+
+class GenerateRequest(BaseModel):
+    """A prompt to continue."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    prompt: Text = Field(description="may be empty")
+    max_new_tokens: int = Field(50, ge=1)
+    k_draft: int | None = Field(
+        None, ge=0, description="tokens guessed per step; default: the server's (3)"
+    )
+    drafter: Literal["draft", "ngram", "none"] | None = Field(
+        None, description="where guesses come from; default: the server's"
+    )
+    exact: bool | None = Field(
+        None,
+        description="output bit-for-bit equal to plain decoding's; default: the server's (false)",
+    )
+    temperature: float = Field(0.0, ge=0, le=2, description="0: always the likeliest token")
+    top_k: int = Field(0, ge=0, description="draw from the k likeliest tokens only; 0: from all")
+    top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest that sum to this")
+    seed: int | None = Field(None, ge=0, lt=1 << 63, description="same seed, same output")
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field(
+        default=[], description="strings that end the output; not part of it"
+    )
+    ignore_eos: bool = Field(False, description="go on after an end token")
+    stream: bool = Field(False, description="server-sent events, one per step")
+    details: bool = Field(False, description="add `details` to the answer")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, however many were given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How tokens are drawn."""
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.seed)
+
+
+class Details(BaseModel):
+    """What a request cost, and how well its guesses did."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    sequence_steps: int = Field(description="decode and verify passes of the target")
+    drafts: int = Field(description="passes with at least one guess")
+    draft_misses: int = Field(description="passes for which the drafter had no guess")
+    draft_tokens: int = Field(description="tokens guessed")
+    accepted_tokens: int = Field(description="guesses accepted")
+    accepted_per_position: list[int] = Field(
+        description="item i: drafts whose guess i + 1 was accepted"
+    )
+    queue_seconds: float
+    prefill_seconds: float = Field(description="from leaving the queue to the first token")
+    decode_seconds: float = Field(description="from the first token to the last")
+    tokens_per_jump: float = Field(
+        description="tokens after the first, per pass; passes without a guess count"
+    )
+    mean_acceptance_length: float = Field(
+        description="1 + accepted tokens per draft; passes without a guess do not count"
+    )
+    drafter: str
+    k_draft: int
+    exact: bool
+
+    @classmethod
+    def of(cls, stats: GenerationStats, *, drafter: str, k_draft: int, exact: bool) -> Details:
+        """Build from an engine's figures and what the request ran with."""
+        return cls(
+            **asdict(stats),
+            tokens_per_jump=stats.tokens_per_jump,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            drafter=drafter,
+            k_draft=k_draft,
+            exact=exact,
+        )
+
+
+class GenerateResponse(BaseModel):
+    """The continuation and what it took."""
+
+    generated_text: str
+    tokens_per_second: float = Field(
+        description="tokens after the first, per second; 0 where there was only one"
+    )
+    avg_tokens_per_jump: float = Field(
+        description="tokens after the first, per pass of the target; 0 where there was only one"
+    )
+    latency_ms: float = Field(description="from the request's arrival, waiting included")
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    generated_tokens: int
+    request_id: str
+    details: Details | None = None
+
+
+class StreamToken(BaseModel):
+    """One token of a stream."""
+
+    id: int
+    text: str = Field(description="empty while a character is incomplete")
+    origin: str = Field(description="`target`, or the drafter whose guess was accepted")
+
+    @classmethod
+    def of(cls, piece: Piece) -> StreamToken:
+        """Build from what the engine put out."""
+        return cls(id=piece.token, text=piece.text, origin=piece.origin)
+
+
+class StreamEvent(BaseModel):
+    """What one step brought. A stream ends with a `GenerateResponse` and then `[DONE]`."""
+
+    text: str
+    tokens: list[StreamToken]
+
+    @classmethod
+    def of(cls, output: Output) -> StreamEvent:
+        """Build from what the engine put out."""
+        return cls(text=output.text, tokens=[StreamToken.of(piece) for piece in output.pieces])
+
+
+class HealthResponse(BaseModel):
+    """Where the model is on its way to serving."""
+
+    state: str
+    detail: str = Field(description="what it is doing")
+    model: str
+    error: str | None = Field(description="why it failed")
+    running: int
+    waiting: int

@@ -1,0 +1,115 @@
+"""Settings: the environment is read once, and a wrong value never goes unnoticed."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from specops.config import PREFIX, ConfigError, Settings
+
+CHANGED = {
+    "model": ("demo2", "demo2"),
+    "target": ("/m/target", "/m/target"),
+    "draft": ("none", "none"),
+    "quant": ("int4-32", "int4-32"),
+    "models_dir": ("/models", Path("/models")),
+    "cache_dir": ("/cache", Path("/cache")),
+    "drafter": ("ngram", "ngram"),
+    "k_draft": ("5", 5),
+    "max_k_draft": ("16", 16),
+    "exact": ("yes", True),
+    "rows": ("8", 8),
+    "context": ("4096", 4096),
+    "prefill_chunk": ("64", 64),
+    "threads": ("2", 2),
+    "queue_size": ("0", 0),
+    "max_new_tokens": ("10", 10),
+    "request_timeout": ("2.5", 2.5),
+    "drain_timeout": ("0", 0.0),
+    "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 - a value, nothing listens
+    "port": ("9000", 9000),
+    "log_level": ("debug", "debug"),
+}
+
+
+def test_empty_environment_gives_the_defaults() -> None:
+    assert Settings.from_env({}) == Settings()
+
+
+def test_every_setting_has_a_case_here() -> None:
+    assert set(CHANGED) == {item.name for item in fields(Settings)}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_setting_is_read_from_its_variable(name: str) -> None:
+    text, expected = CHANGED[name]
+    settings = Settings.from_env({PREFIX + name.upper(): text})
+    assert getattr(settings, name) == expected
+    assert getattr(settings, name) != getattr(Settings(), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("SPECOPS_PORT", "0"),
+        ("SPECOPS_PORT", "65536"),
+        ("SPECOPS_PORT", "http"),
+        ("SPECOPS_PORT", "80.0"),
+        ("SPECOPS_K_DRAFT", "-1"),
+        ("SPECOPS_K_DRAFT", "17"),
+        ("SPECOPS_REQUEST_TIMEOUT", "nan"),
+        ("SPECOPS_REQUEST_TIMEOUT", "inf"),
+        ("SPECOPS_REQUEST_TIMEOUT", "0"),
+        ("SPECOPS_REQUEST_TIMEOUT", "soon"),
+        ("SPECOPS_EXACT", "maybe"),
+        ("SPECOPS_DRAFTER", "oracle"),
+        ("SPECOPS_QUANT", "int2"),
+        ("SPECOPS_LOG_LEVEL", "loud"),
+        ("SPECOPS_ROWS", "0"),
+    ],
+)
+def test_wrong_value_is_refused_by_the_variables_name(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} takes ") as caught:
+        Settings.from_env({name: text})
+    assert text in str(caught.value)
+
+
+def test_misspelt_variable_is_refused() -> None:
+    with pytest.raises(ConfigError, match="SPECOPS_PROT is not a setting") as caught:
+        Settings.from_env({"SPECOPS_PROT": "80"})
+    assert "SPECOPS_PORT" in str(caught.value)
+
+
+def test_variables_of_others_are_ignored() -> None:
+    assert Settings.from_env({"PORT": "x", "OTHER_SPECOPS_PORT": "x"}) == Settings()
+
+
+def test_empty_variable_is_as_good_as_none() -> None:
+    assert Settings.from_env({"SPECOPS_PORT": "", "SPECOPS_EXACT": ""}) == Settings()
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
+def test_flag_is_set_by_the_usual_words(text: str) -> None:
+    assert Settings.from_env({"SPECOPS_EXACT": text}).exact
+
+
+@pytest.mark.parametrize("text", ["0", "false", "No", "off"])
+def test_flag_is_cleared_by_the_usual_words(text: str) -> None:
+    assert not Settings.from_env({"SPECOPS_EXACT": text}).exact
+
+
+def test_default_guesses_above_the_largest_allowed_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"SPECOPS_K_DRAFT .* SPECOPS_MAX_K_DRAFT"):
+        Settings.from_env({"SPECOPS_K_DRAFT": "6", "SPECOPS_MAX_K_DRAFT": "4"})
+
+
+def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECOPS_PORT", "8123")
+    assert Settings.from_env().port == 8123
+
+
+def test_settings_cannot_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Settings().port = 1  # type: ignore[misc]

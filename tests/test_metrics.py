@@ -1,0 +1,275 @@
+"""Metrics: what is observed is what is read back, and every series is there before any traffic."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from specops.engine import ModelState
+from specops.memory import MemoryReading, Pressure
+from specops.metrics import STATES, MemoryCollector, Metrics
+from specops.request import (
+    FinishReason,
+    GenerationStats,
+    StepKind,
+    StepResult,
+    StepStats,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Readable(Metrics):
+    """Metrics whose values can be read back."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        super().__init__(CollectorRegistry(), clock=self.clock)
+
+    def value(self, name: str, /, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"specops_{name}", labels)
+        assert value is not None, f"no series {name} {labels}"
+        return value
+
+
+@pytest.fixture
+def metrics() -> Readable:
+    return Readable()
+
+
+def verify_step(**changes: object) -> StepStats:
+    fields: dict[str, object] = {
+        "kind": StepKind.VERIFY,
+        "seconds": 0.04,
+        "rows": 1,
+        "emitted_tokens": 3,
+        "drafter": "draft",
+        "draft_seconds": 0.5,
+        "draft_tokens": 4,
+        "accepted_per_position": (1, 1),
+    }
+    return StepStats(**fields | changes)  # type: ignore[arg-type]
+
+
+SERIES_BEFORE_TRAFFIC = [
+    ("latency_seconds_count", {}),
+    ("time_to_first_token_seconds_count", {}),
+    ("inter_token_latency_seconds_count", {}),
+    ("queue_wait_seconds_count", {}),
+    *(("target_step_seconds_count", {"kind": kind}) for kind in StepKind),
+    *(("target_steps_total", {"kind": kind}) for kind in StepKind),
+    ("prompt_tokens_total", {}),
+    ("generated_tokens_total", {}),
+    ("decode_tokens_total", {}),
+    ("wasted_tokens_total", {}),
+    ("sequence_steps_total", {}),
+    ("draft_seconds_total", {}),
+    *(
+        (f"{name}_total", {"drafter": drafter})
+        for name in ("drafts", "draft_tokens", "accepted_tokens", "draft_misses")
+        for drafter in ("draft", "ngram")
+    ),
+    *(("accepted_tokens_per_position_total", {"position": str(i)}) for i in range(1, 9)),
+    *(("requests_total", {"outcome": reason}) for reason in FinishReason),
+    *(
+        ("requests_rejected_total", {"reason": reason})
+        for reason in ("queue_full", "not_ready", "prompt_too_long", "invalid", "too_large")
+    ),
+    ("avg_jump", {}),
+    ("draft_length", {}),
+    ("requests_running", {}),
+    ("requests_waiting", {}),
+    ("kv_tokens", {}),
+    ("kv_capacity_tokens", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "labels"), SERIES_BEFORE_TRAFFIC, ids=str)
+def test_series_is_zero_before_any_traffic(
+    metrics: Readable, name: str, labels: dict[str, str]
+) -> None:
+    assert metrics.value(name, **labels) == 0
+
+
+def test_page_parses_and_holds_no_creation_times(metrics: Readable) -> None:
+    page, content_type = metrics.expose()
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    samples = [
+        sample.name
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    ]
+    assert "specops_latency_seconds_bucket" in samples
+    assert not [name for name in samples if name.endswith("_created")]
+
+
+def test_openmetrics_is_answered_where_it_is_asked_for(metrics: Readable) -> None:
+    page, content_type = metrics.expose("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert page.endswith(b"# EOF\n")
+
+
+def test_two_services_in_one_process_do_not_share_series() -> None:
+    first, second = Readable(), Readable()
+    first.observe_rejected("queue_full")
+    assert second.value("requests_rejected_total", reason="queue_full") == 0
+
+
+def test_verify_step_counts_tokens_guesses_and_positions(metrics: Readable) -> None:
+    metrics.observe_step(verify_step())
+    metrics.observe_step(verify_step(accepted_per_position=(1,), emitted_tokens=2))
+    assert metrics.value("target_steps_total", kind="verify") == 2
+    assert metrics.value("target_step_seconds_sum", kind="verify") == pytest.approx(0.08)
+    assert metrics.value("generated_tokens_total") == 5
+    assert metrics.value("decode_tokens_total") == 5
+    assert metrics.value("sequence_steps_total") == 2
+    assert metrics.value("drafts_total", drafter="draft") == 2
+    assert metrics.value("draft_tokens_total", drafter="draft") == 8
+    assert metrics.value("accepted_tokens_total", drafter="draft") == 3
+    assert metrics.value("draft_seconds_total") == 1.0
+    assert metrics.value("draft_tokens_total", drafter="ngram") == 0
+    position = "accepted_tokens_per_position_total"
+    assert metrics.value(position, position="1") == 2
+    assert metrics.value(position, position="2") == 1
+    assert metrics.value(position, position="3") == 0
+
+
+def test_prefill_step_is_no_jump(metrics: Readable) -> None:
+    metrics.observe_step(StepStats(StepKind.PREFILL, 0.2, 1, prompt_tokens=128, emitted_tokens=1))
+    assert metrics.value("prompt_tokens_total") == 128
+    assert metrics.value("generated_tokens_total") == 1
+    assert metrics.value("decode_tokens_total") == 0
+    assert metrics.value("sequence_steps_total") == 0
+    assert metrics.value("avg_jump") == 0
+
+
+def test_misses_count_as_steps_but_not_as_drafts(metrics: Readable) -> None:
+    metrics.observe_step(verify_step(emitted_tokens=3))
+    metrics.observe_step(
+        StepStats(
+            StepKind.DECODE,
+            0.02,
+            3,
+            emitted_tokens=3,
+            draft_seconds=0.25,
+            missed_drafters=("ngram", "ngram", "draft"),
+        )
+    )
+    assert metrics.value("draft_misses_total", drafter="ngram") == 2
+    assert metrics.value("draft_misses_total", drafter="draft") == 1
+    assert metrics.value("drafts_total", drafter="ngram") == 0
+    assert metrics.value("draft_seconds_total") == 0.75
+    assert metrics.value("sequence_steps_total") == 4
+    assert metrics.value("avg_jump") == 6 / 4
+    assert metrics.value("draft_length") == 4 / 4
+
+
+def test_average_jump_forgets_what_is_older_than_a_minute(metrics: Readable) -> None:
+    metrics.observe_step(verify_step(emitted_tokens=5))
+    metrics.clock.now += 59
+    metrics.observe_step(verify_step(emitted_tokens=1))
+    assert metrics.value("avg_jump") == 3.0
+    metrics.clock.now += 1
+    assert metrics.value("avg_jump") == 1.0
+    metrics.clock.now += 59
+    assert metrics.value("avg_jump") == 0.0
+    metrics.observe_step(verify_step(emitted_tokens=4))
+    assert metrics.value("avg_jump") == 4.0
+
+
+def test_load_gauges_show_the_last_step(metrics: Readable) -> None:
+    metrics.observe_step_result(StepResult((), (), running=2, waiting=5, kv_tokens=300))
+    metrics.observe_step_result(StepResult((), (), running=1, waiting=0, kv_tokens=120))
+    metrics.set_kv_capacity(4096)
+    assert metrics.value("requests_running") == 1
+    assert metrics.value("requests_waiting") == 0
+    assert metrics.value("kv_tokens") == 120
+    assert metrics.value("kv_capacity_tokens") == 4096
+
+
+def test_finished_request_is_counted_by_outcome_and_timed(metrics: Readable) -> None:
+    stats = GenerationStats(generated_tokens=9)
+    metrics.observe_finish(FinishReason.LENGTH, stats, 3.0, 0.5)
+    assert metrics.value("requests_total", outcome="length") == 1
+    assert metrics.value("latency_seconds_sum") == 3.0
+    assert metrics.value("latency_seconds_bucket", le="2.0") == 0
+    assert metrics.value("latency_seconds_bucket", le="4.0") == 1
+    assert metrics.value("time_to_first_token_seconds_sum") == 0.5
+    assert metrics.value("wasted_tokens_total") == 0
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout", "error"])
+def test_tokens_that_nobody_got_are_wasted(metrics: Readable, reason: str) -> None:
+    metrics.observe_finish(FinishReason(reason), GenerationStats(generated_tokens=9), 3.0, 0.5)
+    metrics.observe_finish(FinishReason(reason), None, 1.0, None)
+    assert metrics.value("requests_total", outcome=reason) == 2
+    assert metrics.value("wasted_tokens_total") == 9
+    assert metrics.value("time_to_first_token_seconds_count") == 1
+
+
+def test_time_between_tokens_is_spread_over_a_jump(metrics: Readable) -> None:
+    metrics.observe_inter_token(0.08, tokens=4)
+    assert metrics.value("inter_token_latency_seconds_count") == 4
+    assert metrics.value("inter_token_latency_seconds_sum") == pytest.approx(0.08)
+    assert metrics.value("inter_token_latency_seconds_bucket", le="0.02") == 4
+    assert metrics.value("inter_token_latency_seconds_bucket", le="0.01") == 0
+
+
+def test_queue_wait_is_timed(metrics: Readable) -> None:
+    metrics.observe_queue_wait(1.5)
+    assert metrics.value("queue_wait_seconds_sum") == 1.5
+
+
+def test_rejection_has_one_of_a_fixed_set_of_reasons(metrics: Readable) -> None:
+    metrics.observe_rejected("queue_full")
+    assert metrics.value("requests_rejected_total", reason="queue_full") == 1
+    with pytest.raises(KeyError):
+        metrics.observe_rejected("prompt from 10.0.0.1")
+
+
+def test_exactly_one_state_is_shown(metrics: Readable) -> None:
+    for state in STATES:
+        metrics.set_state(state)
+        shown = {name for name in STATES if metrics.value("model_state", state=name)}
+        assert shown == {state}
+    with pytest.raises(ValueError, match="asleep"):
+        metrics.set_state("asleep")
+
+
+def test_states_are_those_of_the_engine() -> None:
+    assert {state.value for state in ModelState} == set(STATES)
+
+
+def test_model_is_shown_once_it_is_known(metrics: Readable) -> None:
+    assert metrics.value("model_info", name="not loaded") == 1
+    metrics.set_model({"name": "demo", "quant": "int8-128"})
+    assert metrics.value("model_info", name="demo", quant="int8-128") == 1
+
+
+def test_memory_and_pressure_are_read_when_asked() -> None:
+    readings = [
+        MemoryReading(anon=1, file=2, swap=3, limit=4, swap_limit=0, source="process"),
+        MemoryReading(anon=10, file=2, swap=3, limit=4, swap_limit=0, source="process"),
+    ]
+    registry = CollectorRegistry()
+    registry.register(MemoryCollector(lambda: readings.pop(0), lambda: Pressure(2.5, 1.5)))
+    assert len(readings) == 2
+    name = "specops_memory_bytes"
+    assert registry.get_sample_value(name, {"kind": "limit"}) == 4
+    assert registry.get_sample_value(name, {"kind": "anon"}) == 10
+
+
+def test_pressure_is_zero_where_the_kernel_keeps_none() -> None:
+    reading = MemoryReading(anon=1, file=2, swap=3, limit=4, swap_limit=0, source="process")
+    for pressure, some in ((Pressure(2.5, 1.5), 2.5), (None, 0.0)):
+        registry = CollectorRegistry()
+        registry.register(MemoryCollector(lambda: reading, lambda answer=pressure: answer))
+        name = "specops_memory_pressure_seconds_total"
+        assert registry.get_sample_value(name, {"kind": "some"}) == some
