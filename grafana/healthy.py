@@ -7,20 +7,30 @@ overloaded, whether it fits. Each panel's description says what to do when it lo
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
+from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
 
-from panels import big_number, curves, quantile, quantiles, rate, rate_by, ratio, ratio_by
+from panels import (
+    big_number,
+    curves,
+    label_now,
+    quantile,
+    quantiles,
+    rate,
+    rate_by,
+    ratio,
+    ratio_by,
+)
 
 
 def _glance(board: Dashboard) -> None:
     board.with_panel(
-        big_number(
+        label_now(
             "Model",
             "What the service is doing with its weights; it answers when this says `ready`. "
-            "`failed`: GET /health says why. `no traffic yet` here means that Prometheus cannot "
-            "reach the API: look at its page /targets.",
-            "none",
+            "`failed`: GET /health says why. `unreachable`: Prometheus gets no figures from the "
+            "API; its page /targets says why.",
             {"{{state}}": "max by (state) (specops_model_state) == 1"},
-            show_name=True,
+            otherwise="unreachable",
         )
     )
     board.with_panel(
@@ -288,6 +298,7 @@ def build() -> Dashboard:
         .refresh("5s")
         .time("now-15m", "now")
         .timezone("browser")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
     )
     for section in (_glance, _speed, _waiting, _load, _memory):
         section(board)

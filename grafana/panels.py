@@ -6,6 +6,8 @@ first request: ratios leave out divisions by zero and fill in 0, quantiles drop 
 
 from __future__ import annotations
 
+from string import ascii_uppercase
+
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
@@ -75,14 +77,12 @@ def quantiles(histogram: str) -> Queries:
     return {f"p{q * 100:g}": quantile(q, histogram) for q in (0.5, 0.95, 0.99)}
 
 
-def _target(ref: int, legend: str, expr: str) -> prometheus.Dataquery:
-    return (
-        prometheus.Dataquery()
-        .ref_id(chr(ord("A") + ref))
-        .datasource(DATASOURCE)
-        .expr(expr)
-        .legend_format(legend)
-    )
+def _targets(queries: Queries, *, instant: bool = False) -> list[prometheus.Dataquery]:
+    targets = []
+    for ref, (legend, expr) in zip(ascii_uppercase, queries.items(), strict=False):
+        target = prometheus.Dataquery().ref_id(ref).datasource(DATASOURCE).expr(expr)
+        targets.append((target.instant() if instant else target.range()).legend_format(legend))
+    return targets
 
 
 def big_number(
@@ -93,7 +93,6 @@ def big_number(
     *,
     warn: float | None = None,
     alarm: float | None = None,
-    show_name: bool = False,
     decimals: int | None = None,
 ) -> stat.Panel:
     """A number that answers at a glance; yellow from `warn`, red from `alarm`."""
@@ -103,24 +102,39 @@ def big_number(
     if alarm is not None:
         steps.append(Threshold(value=alarm, color="red"))
     panel = (
+        _stat(title, description)
+        .unit(unit)
+        .no_value(NO_VALUE)
+        .graph_mode(BigValueGraphMode.AREA)
+        .text_mode(BigValueTextMode.VALUE)
+        .thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+        .targets(_targets(queries))
+    )
+    return panel if decimals is None else panel.decimals(decimals)
+
+
+def label_now(title: str, description: str, queries: Queries, *, otherwise: str) -> stat.Panel:
+    """The legend of the series that exists now, in large letters; `otherwise` if there is none."""
+    return (
+        _stat(title, description)
+        .unit("none")
+        .no_value(otherwise)
+        .graph_mode(BigValueGraphMode.NONE)
+        .text_mode(BigValueTextMode.NAME)
+        .targets(_targets(queries, instant=True))
+    )
+
+
+def _stat(title: str, description: str) -> stat.Panel:
+    return (
         stat.Panel()
         .title(title)
         .description(description)
         .datasource(DATASOURCE)
-        .unit(unit)
-        .no_value(NO_VALUE)
         .grid_pos(GridPos(h=4, w=4))
         .color_mode(BigValueColorMode.VALUE)
-        .graph_mode(BigValueGraphMode.NONE if show_name else BigValueGraphMode.AREA)
-        .text_mode(BigValueTextMode.NAME if show_name else BigValueTextMode.VALUE)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
-        .thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
     )
-    if decimals is not None:
-        panel.decimals(decimals)
-    for ref, (legend, expr) in enumerate(queries.items()):
-        panel.with_target(_target(ref, legend, expr))
-    return panel
 
 
 def curves(
@@ -162,9 +176,7 @@ def curves(
         panel.max(maximum)
     for name in limits:
         panel.override_by_name(name, _limit_style())
-    for ref, (legend, expr) in enumerate(queries.items()):
-        panel.with_target(_target(ref, legend, expr))
-    return panel
+    return panel.targets(_targets(queries))
 
 
 def _limit_style() -> list[DynamicConfigValue]:

@@ -47,6 +47,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--shape", choices=sorted(SHAPES), default="smoke", env_var="LOAD_SHAPE", help="load shape"
     )
     parser.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        env_var="LOAD_TIME_SCALE",
+        help="factor on the length of every stage",
+    )
+    parser.add_argument(
         "--category",
         choices=["all", *CATEGORIES],
         default="all",
@@ -75,8 +82,8 @@ class Shape(LoadTestShape):
     def tick(self) -> tuple[int, float, list[type[HttpUser]]] | None:
         """Locust asks every second: how many users, how fast, of which class?"""
         assert self.runner is not None  # noqa: S101 - Locust sets it before the first tick
-        stages = SHAPES[self.runner.environment.parsed_options.shape]
-        stage = stage_at(stages, self.get_run_time())
+        options = self.runner.environment.parsed_options
+        stage = stage_at(SHAPES[options.shape], self.get_run_time() / options.time_scale)
         if stage is None:
             return None
         return stage.users, stage.users, [OpenLoopUser if stage.open_loop else ClosedLoopUser]

@@ -32,13 +32,17 @@ class StartError(Exception):
 
 
 def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` over the `NAME=value` lines of `env_file`, as Compose does it."""
+    """`environ` over the settings in `env_file`, read as Compose reads them: `NAME=value` lines.
+
+    Of the file only what concerns a native run: the service's settings and the ports.
+    """
     values: dict[str, str] = {}
     if env_file.exists():
         for line in env_file.read_text().splitlines():
-            name, separator, value = line.strip().partition("=")
-            if separator and not name.startswith("#"):
-                values[name.strip()] = value.strip().strip("\"'")
+            name, _, value = line.strip().partition("=")
+            if name.startswith("SPECOPS_") or (name.endswith("_PORT") and name.isidentifier()):
+                value = value.strip().strip("\"'")
+                values[name] = os.path.expanduser(value) if name.endswith("_DIR") else value
     return {**values, **environ}
 
 

@@ -1,0 +1,95 @@
+"""The commands of the project: thin targets, clear refusals, clean ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from scripts import native
+
+from tests.stack.support import ROOT, run
+
+TARGETS = ("up", "down", "test", "lint", "load", "bench", "check", "train", "clean")
+
+
+def test_every_target_is_one_line() -> None:
+    text = (ROOT / "Makefile").read_text()
+    found = re.findall(r"^([a-z]+): ; @(.+)$", text, flags=re.MULTILINE)
+    assert tuple(name for name, _ in found) == TARGETS
+    assert "\n\t" not in text
+    for _, command in found:
+        script = ROOT / command.split()[0]
+        assert os.access(script, os.X_OK), script
+
+
+@pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
+def test_an_old_python_is_refused_by_name(python: str, tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "venv"
+    script.write_bytes((ROOT / "scripts" / "venv").read_bytes())
+    script.chmod(0o755)
+    result = run(script, env={"PYTHON": python})
+    assert result.returncode != 0
+    assert "Python 3.11 or newer is needed" in result.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_dotenv_gives_way_to_the_environment(tmp_path: Path) -> None:
+    dotenv = tmp_path / ".env"
+    dotenv.write_text(
+        "# SPECOPS_ROWS=9\nSPECOPS_PORT='8001'\nSPECOPS_ROWS=2\nSPECOPS_CACHE_DIR=~/cache\n"
+        "PROMETHEUS_PORT=9099\nGRAFANA_ADMIN_PASSWORD=secret\n"
+    )
+    assert native.environment(dotenv, {"SPECOPS_ROWS": "3"}) == {
+        "SPECOPS_PORT": "8001",
+        "SPECOPS_ROWS": "3",
+        "SPECOPS_CACHE_DIR": str(Path.home() / "cache"),
+        "PROMETHEUS_PORT": "9099",
+    }
+
+
+def test_a_missing_dotenv_is_no_error(tmp_path: Path) -> None:
+    assert native.environment(tmp_path / ".env", {"A": "1"}) == {"A": "1"}
+
+
+@pytest.mark.parametrize("port", ["http", "0", "65536", "-1"])
+def test_a_wrong_port_is_named(port: str) -> None:
+    with pytest.raises(native.StartError, match="SPECOPS_PORT"):
+        native.Address.read({"SPECOPS_PORT": port}, "SPECOPS_PORT", 8000, "127.0.0.1")
+
+
+def test_listening_everywhere_is_reached_on_this_machine() -> None:
+    address = native.Address.read({}, "SPECOPS_PORT", 8000, "0.0.0.0")  # noqa: S104
+    assert address.url == "http://127.0.0.1:8000"
+
+
+def test_a_taken_port_stops_the_start_and_names_the_setting(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(native.StartError, match=rf"{port}.*SPECOPS_PORT=…"):
+            native.run(tmp_path / "state", {"SPECOPS_PORT": str(port)})
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_part_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    command = ["sh", "-c", "echo the disk is full; exit 7"]
+    part = native.Part.start("The API", command, tmp_path / "log", dict(os.environ))
+    part.process.wait()
+    with pytest.raises(native.StartError, match=r"The API ended with status 7(?s:.*)disk is full"):
+        part.require_alive()
+
+
+def test_a_part_that_ignores_sigterm_is_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready = tmp_path / "ready"
+    command = ["sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"]
+    part = native.Part.start("Stubborn", command, tmp_path / "log", dict(os.environ))
+    while not ready.exists():
+        assert part.process.poll() is None
+    part.stop(patience=0.2)
+    assert part.process.returncode == -9
+    assert "Stubborn did not end" in capsys.readouterr().out

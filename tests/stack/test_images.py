@@ -1,0 +1,80 @@
+"""The Dockerfiles: non-root, checked for health, no torch, no BuildKit-only syntax."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.stack.support import ROOT
+
+DOCKERFILES = [ROOT / "api" / "Dockerfile", ROOT / "loadtest" / "Dockerfile"]
+every_image = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """(instruction, rest) pairs, continuation lines joined, comments left out."""
+    text = path.read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(word.upper(), rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+@every_image
+def test_the_process_is_not_root(path: Path) -> None:
+    users = [rest for word, rest in instructions(path) if word == "USER"]
+    assert users
+    assert int(users[-1].split(":")[0]) > 0
+
+
+@every_image
+def test_the_base_image_is_an_argument(path: Path) -> None:
+    assert instructions(path)[0] == ("ARG", "PYTHON_IMAGE=python:3.11-slim")
+    bases = {rest.split()[0] for word, rest in instructions(path) if word == "FROM"}
+    assert bases == {"${PYTHON_IMAGE}"}
+
+
+@every_image
+def test_health_is_checked_without_a_shell(path: Path) -> None:
+    checks = [rest for word, rest in instructions(path) if word == "HEALTHCHECK"]
+    assert len(checks) == 1
+    assert 'CMD ["python"' in checks[0]
+
+
+@every_image
+def test_an_engine_without_buildkit_can_build_it(path: Path) -> None:
+    text = path.read_text()
+    for feature in ("# syntax=", "RUN --", "<<EOF", "COPY --link", "COPY --chmod"):
+        assert feature not in text
+
+
+def test_the_api_image_has_two_stages_and_takes_no_extras() -> None:
+    lines = instructions(ROOT / "api" / "Dockerfile")
+    assert [word for word, _ in lines].count("FROM") == 2
+    installs = [rest for word, rest in lines if word == "RUN" and "pip install" in rest]
+    assert installs
+    assert not any("[" in rest or "torch" in rest or "locust" in rest for rest in installs)
+
+
+def test_the_service_depends_on_neither_torch_nor_locust() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {requirement.split(">")[0].split("=")[0] for requirement in project["dependencies"]}
+    assert not names & {"torch", "locust", "onnxruntime-genai"}
+
+
+def test_the_load_generator_is_the_one_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (locust,) = project["optional-dependencies"]["load"]
+    assert f'"{locust}"' in (ROOT / "loadtest" / "Dockerfile").read_text()
+
+
+@every_image
+def test_everything_copied_is_let_through_by_dockerignore(path: Path) -> None:
+    context = ROOT if path.parent.name == "api" else path.parent
+    allowed = {
+        line[1:] for line in (context / ".dockerignore").read_text().splitlines() if line[:1] == "!"
+    }
+    for word, rest in instructions(path):
+        if word == "COPY" and "--from" not in rest:
+            for source in rest.split()[:-1]:
+                assert source in allowed or source.split("/")[0] in allowed, source

@@ -1,0 +1,156 @@
+"""The load test against a stand-in API: what it counts, and when it says that something failed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from loadtest.shapes import SHAPES, Stage, stage_at
+
+from tests.stack.support import ROOT, run, tool
+
+ANSWER = {"generated_text": "abc", "generated_tokens": 3, "finish_reason": "length"}
+STEPS = (
+    {"text": "a", "tokens": [{"id": 1, "text": "a", "origin": "target"}]},
+    {"text": "bc", "tokens": [{"id": n, "text": "b", "origin": "draft"} for n in (2, 3)]},
+)
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """Answers as the API does; every third request gets what `odd_one` says."""
+
+    protocol_version = "HTTP/1.1"
+    odd_one = "answer"
+    served = 0
+    lock = threading.Lock()
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["prompt"]
+        with self.lock:
+            type(self).served += 1
+            odd = self.odd_one if self.served % 3 == 0 else "answer"
+        if odd == "shed":
+            self.reply(429, "application/json", b"{}", {"Retry-After": "0"})
+        elif odd == "fail":
+            self.reply(500, "application/json", b"{}", {})
+        elif body.get("stream"):
+            events = [*STEPS] if odd == "cut" else [*STEPS, ANSWER]
+            text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+            self.reply(200, "text/event-stream", f"{text}data: [DONE]\n\n".encode(), {})
+        else:
+            self.reply(200, "application/json", json.dumps(ANSWER).encode(), {})
+
+    def reply(self, status: int, kind: str, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        headers |= {"Content-Type": kind, "Content-Length": str(len(body))}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where a stand-in listens; `request.param` is what every third request gets."""
+    handler = type("Handler", (StandIn,), {"odd_one": request.param, "served": 0})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+Run = tuple[int, dict[str, dict[str, str]], str]
+
+
+def run_locust(url: str, folder: Path, *options: str) -> Run:
+    """Exit status, the CSV's rows by kind of event and name, and the output."""
+    locust = tool("locust")
+    if locust is None:
+        pytest.skip("Locust is not installed (extra `load`)")
+    command = [locust, "-f", "loadtest/locustfile.py", "--headless", "--host", url]
+    command += ["--csv", str(folder / "run"), "--html", str(folder / "run.html")]
+    result = run(*command, "--time-scale", "0.05", *options)
+    output = result.stdout + result.stderr
+    with (folder / "run_stats.csv").open() as lines:
+        rows = {f"{row['Type']} {row['Name']}": row for row in csv.DictReader(lines)}
+    assert (folder / "run.html").stat().st_size > 0
+    return result.returncode, rows, output
+
+
+@pytest.mark.parametrize("url", ["answer"], indirect=True)
+def test_what_people_feel_has_events_of_its_own(url: str, tmp_path: Path) -> None:
+    status, rows, output = run_locust(url, tmp_path)
+    assert status == 0, output
+    streams = int(rows["POST /generate (stream)"]["Request Count"])
+    whole = int(rows["POST /generate"]["Request Count"])
+    assert streams > 0
+    assert whole > 0
+    # A run that is cut off by its end may leave its last stream half read.
+    assert abs(int(rows["TTFT first token"]["Request Count"]) - streams) <= 2
+    assert abs(int(rows["ITL inter-token"]["Request Count"]) - 2 * streams) <= 4
+    assert float(rows["TOKENS per request"]["Average Response Time"]) == 3
+    assert "0 failed" in output
+
+
+@pytest.mark.parametrize("url", ["shed"], indirect=True)
+def test_shed_load_is_counted_and_is_no_failure(url: str, tmp_path: Path) -> None:
+    status, rows, output = run_locust(url, tmp_path)
+    assert status == 0, output
+    assert int(rows["SHED 429"]["Request Count"]) > 0
+    assert int(rows[" Aggregated"]["Failure Count"]) == 0
+
+
+@pytest.mark.parametrize("url", ["fail", "cut"], indirect=True)
+def test_a_failure_shows_in_the_exit_status(url: str, tmp_path: Path) -> None:
+    status, rows, output = run_locust(url, tmp_path)
+    assert status == 1, output
+    assert int(rows[" Aggregated"]["Failure Count"]) > 0
+
+
+@pytest.mark.parametrize("url", ["answer"], indirect=True)
+def test_an_open_loop_does_not_wait_for_answers(url: str, tmp_path: Path) -> None:
+    status, rows, output = run_locust(url, tmp_path, "--shape", "arrivals", "--time-scale", "0.1")
+    assert status == 0, output
+    assert int(rows["POST /generate (stream)"]["Request Count"]) > 0
+
+
+def test_nobody_answering_is_a_failure(tmp_path: Path) -> None:
+    status, _, output = run_locust("http://127.0.0.1:9", tmp_path)
+    assert status == 1, output
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_ends(name: str) -> None:
+    stages = SHAPES[name]
+    total = sum(stage.seconds for stage in stages)
+    assert total <= 900
+    assert stage_at(stages, 0) == stages[0]
+    assert stage_at(stages, total - 0.01) == stages[-1]
+    assert stage_at(stages, total) is None
+
+
+def test_stages_follow_each_other() -> None:
+    stages = (Stage(10, 1), Stage(5, 8))
+    found = [stage_at(stages, second) for second in (0, 9, 10, 14, 15)]
+    assert found == [stages[0], stages[0], stages[1], stages[1], None]
+
+
+def test_prompts_are_many_different_and_of_every_category() -> None:
+    lines = (ROOT / "loadtest" / "prompts.jsonl").read_text().splitlines()
+    prompts = [json.loads(line) for line in lines]
+    assert {prompt["category"] for prompt in prompts} == {
+        "code",
+        "structured",
+        "extractive",
+        "creative",
+    }
+    assert len({prompt["prompt"] for prompt in prompts}) == len(prompts) >= 60
