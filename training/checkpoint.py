@@ -19,6 +19,7 @@ def save_model(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: w.detach().cpu().half().contiguous() for name, w in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # the library leaves it to the owner alone
     config = json.dumps(model.config.to_hugging_face(), indent=2)
     (folder / "config.json").write_text(config + "\n")
     generation = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "do_sample": False}
@@ -31,7 +32,9 @@ def load_model(folder: Path) -> Llama:
     content = json.loads((folder / "config.json").read_text())
     names = ModelConfig.__dataclass_fields__
     model = Llama(ModelConfig(**{name: content[name] for name in names}))
-    model.load_state_dict({name: w.float() for name, w in load_file(folder / "model.safetensors").items()})
+    model.load_state_dict(
+        {name: w.float() for name, w in load_file(folder / "model.safetensors").items()}
+    )
     return model.eval().requires_grad_(False)
 
 

@@ -15,13 +15,15 @@ from pathlib import Path
 DEMO_DIR = Path(__file__).resolve().parents[1] / "api" / "models" / "demo"
 
 # Single modules and small packages, chosen for variety: parsers, protocols, containers, numbers,
-# dates, files, processes. A name covers `name.py`, `_name.py`, `_pyname.py` and the package `name/`.
+# dates, files, processes. A name covers `name.py`, `_name.py`, `_pyname.py` and `name/`.
 HELD_OUT = (
     "argparse", "bisect", "calendar", "cmd", "configparser", "csv", "difflib", "fileinput",
     "fractions", "ftplib", "graphlib", "gzip", "heapq", "imaplib", "ipaddress", "json",
     "mailbox", "netrc", "pprint", "queue", "sched", "shelve", "shlex", "smtplib", "statistics",
     "tarfile", "textwrap", "timeit", "tomllib", "uuid", "wave", "zipfile",
 )  # fmt: skip
+
+PROMPT_LINES = (8, 16, 32)
 
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
@@ -132,12 +134,15 @@ def read_held_out(folder: Path = DEMO_DIR) -> list[Document]:
     return documents
 
 
-def heldout_prompts(n: int, seed: int = 0, *, lines: int = 12) -> list[str]:
-    """`n` prompts of `lines` whole lines of held-out code, the same ones for the same seed.
+def heldout_prompts(n: int, seed: int = 0) -> list[str]:
+    """`n` prompts of held-out code, the same ones for the same seed on every Python version.
 
-    Each starts at a `def` or `class` line and ends with a newline, as an editor would ask.
+    Each starts at a `def` or `class` line, has 8, 16 or 32 whole lines in turn, and ends with a
+    newline, as an editor would ask. No two start at the same line.
+
+    Raises:
+        ValueError: if there are not so many.
     """
-    rng = random.Random(seed)
     spans = [
         (document, start)
         for document in read_held_out()
@@ -147,6 +152,22 @@ def heldout_prompts(n: int, seed: int = 0, *, lines: int = 12) -> list[str]:
     if n > len(spans):
         raise ValueError(f"asked for {n} prompts, the held-out text has {len(spans)}")
     prompts = []
-    for document, start in rng.sample(spans, n):
-        prompts.append("\n".join(document.text.splitlines()[start : start + lines]) + "\n")
+    for number, (document, start) in enumerate(random.Random(seed).sample(spans, n)):
+        lines = document.text.splitlines()[start : start + PROMPT_LINES[number % 3]]
+        prompts.append("\n".join(lines) + "\n")
     return prompts
+
+
+def write_prompts(folder: Path = DEMO_DIR, n: int = 200) -> None:
+    """Ship `heldout.jsonl`: prompts for tests and benchmarks, one object per line."""
+    rows = [
+        json.dumps({"id": f"code-{number:03d}", "category": "code", "prompt": prompt})
+        for number, prompt in enumerate(heldout_prompts(n))
+    ]
+    (folder / "heldout.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def read_prompts(folder: Path = DEMO_DIR) -> list[str]:
+    """The shipped prompts, in order."""
+    lines = (folder / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["prompt"] for line in lines]

@@ -64,10 +64,10 @@ class Sampler:
         return tokens[start : start + length + 1]
 
 
-def tests_in_batch(progress: float, batch: int, *, share: float = 0.6, until: float = 0.9) -> int:
+def test_rows(progress: float, batch: int) -> int:
     """How many rows of a batch come from the library's tests at `progress` in [0, 1].
 
     Tests outweigh the library two to one, and are not what the model is for: their share falls
-    linearly from `share` to nothing at `until`, so the last passes see the library alone.
+    linearly from 60 % to nothing at 90 %, so the last passes see the library alone.
     """
-    return round(batch * share * max(0.0, 1 - progress / until))
+    return round(batch * 0.6 * max(0.0, 1 - progress / 0.9))

@@ -73,9 +73,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Mix `x [B, S, hidden]` over its earlier positions."""
         batch, length, _ = x.shape
         # One product instead of three narrow ones.
-        joined = F.linear(x, torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight]))
+        joined = F.linear(
+            x, torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
+        )
         joined = joined.view(batch, length, -1, self.head_dim).transpose(1, 2)
         query, key, value = joined.split([self.heads, self.kv_heads, self.kv_heads], 1)
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
@@ -95,6 +98,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Transform each position of `x [B, S, hidden]`."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -109,6 +113,7 @@ class Layer(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`x [B, S, hidden]`, once further."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         return x + self.mlp(self.post_attention_layernorm(x))
 

@@ -5,6 +5,7 @@ time and ends when they are over; without it the preset's tokens are the plan.
 """
 
 import argparse
+import json
 import math
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from training.checkpoint import save_model, set_up
 from training.corpus import load_corpus
-from training.data import Sampler, tests_in_batch, token_arrays
+from training.data import Sampler, test_rows, token_arrays
 from training.model import Llama
 from training.optim import Optimizer
 from training.presets import PRESETS, Preset
@@ -25,6 +26,7 @@ from training.runtime import (
     Budget,
     device,
     load_checkpoint,
+    machine,
     restart_with_process_environment,
     save_checkpoint,
     stop_signal,
@@ -72,7 +74,7 @@ class Target:
         """One batch; the loss in nats per token."""
         progress = self.budget.progress
         length, rows = self.preset.long if progress >= LONG_FROM else self.preset.short
-        tests = tests_in_batch(progress, rows) if len(self.sampler.arrays["tests"]) else 0
+        tests = test_rows(progress, rows) if len(self.sampler.arrays["tests"]) else 0
         batch = self.sampler.batch({"tests": tests, "library": rows - tests}, length)
         with torch.autocast(self.device.type, torch.bfloat16):
             loss = self.loss(torch.from_numpy(batch).to(self.device))
@@ -141,6 +143,16 @@ def train(preset: Preset, runs: Path, *, minutes: float | None, seed: int, threa
             raise SystemExit("stopped; the same command goes on from here")
     target.save()
     save_model(target.model, tokenizer, runs / "target")
+    record = {
+        "steps": target.step,
+        "tokens": budget.tokens_done,
+        "seconds": round(budget.seconds_done),
+        "seed": seed,
+        "library_tokens": len(arrays["library"]),
+        "test_tokens": len(arrays["tests"]),
+        **machine(threads),
+    }
+    (runs / "target.json").write_text(json.dumps(record, indent=2) + "\n")
     return runs / "target"
 
 

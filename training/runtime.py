@@ -6,6 +6,7 @@ ones 3,350, and compiled on top of it 3,800.
 """
 
 import os
+import platform
 import signal
 import sys
 import threading
@@ -93,3 +94,19 @@ def stop_signal() -> threading.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: event.set())
     return event
+
+
+def machine(threads: int) -> dict[str, object]:
+    """What a run was made on, for the model card."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if not torch.cuda.is_available() and cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = names[0] if names else name
+    return {
+        "processor": name,
+        "threads": threads,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }

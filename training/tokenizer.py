@@ -13,9 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 VOCAB_SIZE = 4096
 END_OF_TEXT = "<|endoftext|>"
-PIECES = (
-    r"(?<=\n) +|[\r\n]+| ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s+(?![^\s])|\s"
-)
+PIECES = r"(?<=\n) +|[\r\n]+| ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s+(?![^\s])|\s"
 
 # The demo pair completes code and knows no dialogue: a chat is its messages, one after the other.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"

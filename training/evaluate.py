@@ -1,0 +1,215 @@
+"""Measures the shipped pair, and writes the figures that the model card is made of.
+
+Everything is measured on the exported ONNX graphs with onnxruntime, torch-free, on the held-out
+text that lies beside the models: anybody can run this again.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from specops.decoder import Decoder, open_session, share_threads
+from specops.export import Quantization, export_checkpoint
+from training.corpus import DEMO_DIR, Document, load_corpus, read_held_out, read_prompts
+from training.files import EVALUATION
+from training.tokenizer import END_OF_TEXT
+
+WINDOW, STRIDE = 1024, 512  # tokens
+QUANTIZATIONS = ("fp32", "int8-128", "int4-32", "int4-128")
+SHIPPED = "int8-128"
+ANSWER = 64  # tokens per prompt when acceptance is measured
+LONGEST_DRAFT = 8
+
+Forward = Callable[[Sequence[int]], NDArray[np.float32]]
+
+
+def document_bits(forward: Forward, tokens: Sequence[int]) -> float:
+    """Bits that a model needs for `tokens[1:]`, every token with 512 to 1,024 before it.
+
+    Windows of 1,024 tokens advance by 512; of all but the first only the second half counts.
+
+    Args:
+        forward: from at most 1,024 tokens [S], starting anew, to their logits [S, V].
+        tokens: the document, after its start mark.
+    """
+    bits = 0.0
+    for start in range(0, max(1, len(tokens) - 1 - (WINDOW - STRIDE)), STRIDE):
+        window = tokens[start : start + WINDOW + 1]
+        logits = forward(window[:-1])
+        scored = slice(0 if start == 0 else WINDOW - STRIDE, None)
+        logits, following = logits[scored].astype(np.float64), np.array(window[1:])[scored]
+        shifted = logits - logits.max(-1, keepdims=True)
+        log_sums = np.log(np.exp(shifted).sum(-1))
+        chosen = shifted[np.arange(len(following)), following]
+        bits += float((log_sums - chosen).sum()) / math.log(2)
+    return bits
+
+
+def open_decoder(graph: Path) -> Decoder:
+    """A decoder for one sequence of the model's full context."""
+    return Decoder(open_session(graph), rows=1, capacity=WINDOW, max_width=WINDOW)
+
+
+def onnx_forward(graph: Path) -> Forward:
+    """The forward pass of an exported graph, always from an empty cache."""
+    decoder = open_decoder(graph)
+
+    def forward(tokens: Sequence[int]) -> NDArray[np.float32]:
+        decoder.cache.lengths[0] = 0
+        return decoder.extend(0, tokens)
+
+    return forward
+
+
+def bits_per_byte(
+    forward: Forward, tokenizer: Tokenizer, documents: Sequence[Document]
+) -> dict[str, Any]:
+    """Bits per byte of the documents: in all, and of each."""
+    mark = tokenizer.token_to_id(END_OF_TEXT)
+    bits, sizes = {}, {}
+    for document in documents:
+        ids = tokenizer.encode(document.text).ids
+        bits[document.path] = document_bits(forward, [mark, *ids])
+        sizes[document.path] = len(document.text.encode("utf-8"))
+    return {
+        "all": round(sum(bits.values()) / sum(sizes.values()), 5),
+        "documents": {path: round(bits[path] / sizes[path], 5) for path in bits},
+    }
+
+
+def greedy(decoder: Decoder, prompt: Sequence[int], tokens: int, end: int) -> list[int]:
+    """The target's own greedy continuation, at most `tokens` long, without the end mark."""
+    decoder.cache.lengths[0] = 0
+    answer = [int(decoder.extend(0, prompt)[-1].argmax())]
+    while len(answer) < tokens and answer[-1] != end:
+        answer.append(int(decoder.decode(0, answer[-1:])[0].argmax()))
+    return answer[:-1] if answer[-1] == end else answer
+
+
+def matched_lengths(draft: Decoder, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """For every position after the first: how many of the draft's next 8 guesses are right.
+
+    Greedy speculative decoding returns exactly the target's greedy answer, so comparing with
+    that answer is the verification.
+    """
+    draft.cache.lengths[0] = 0
+    draft.extend(0, prompt)
+    matched = []
+    for position in range(1, len(answer)):
+        guess = int(draft.decode(0, [answer[position - 1]])[0].argmax())
+        kept = draft.cache.lengths[0]
+        wanted = answer[position : position + LONGEST_DRAFT]
+        right = 0
+        while right < len(wanted) and guess == wanted[right]:
+            right += 1
+            if right < len(wanted):
+                guess = int(draft.decode(0, [guess])[0].argmax())
+        draft.cache.lengths[0] = kept
+        matched.append(right)
+    return matched
+
+
+def jumps(matched: Sequence[int], draft_length: int) -> tuple[int, int, int]:
+    """(target passes, tokens drafted, tokens accepted) when each pass verifies `draft_length`."""
+    position, passes, drafted, accepted = 0, 0, 0, 0
+    while position < len(matched):
+        length = min(draft_length, len(matched) - position)
+        right = min(matched[position], length)
+        passes, drafted, accepted = passes + 1, drafted + length, accepted + right
+        position += right + 1
+    return passes, drafted, accepted
+
+
+def acceptance(
+    target_graph: Path, draft_graph: Path, tokenizer: Tokenizer, prompts: Sequence[str]
+) -> dict[str, Any]:
+    """How many of the draft's guesses the target accepts, for draft lengths 1 to 8."""
+    target, draft = open_decoder(target_graph), open_decoder(draft_graph)
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    runs = []
+    for prompt in prompts:
+        tokens = tokenizer.encode(prompt).ids[-(WINDOW - ANSWER) :]
+        runs.append(matched_lengths(draft, tokens, greedy(target, tokens, ANSWER, end)))
+    table = []
+    for length in range(1, LONGEST_DRAFT + 1):
+        totals = np.array([jumps(matched, length) for matched in runs]).sum(0)
+        passes, drafted, accepted = (int(total) for total in totals)
+        table.append(
+            {
+                "draft_length": length,
+                "acceptance": round(accepted / drafted, 4),
+                "tokens_per_jump": round(sum(len(m) for m in runs) / passes, 3),
+            }
+        )
+    return {
+        "prompts": len(prompts),
+        "answer_tokens": ANSWER,
+        "quantization": SHIPPED,
+        "draft_lengths": table,
+    }
+
+
+def verbatim_share(held_out: Sequence[Document], trained: Sequence[Document]) -> float:
+    """Share of the held-out lines of 40 or more characters that also stand in the training text."""
+    seen = {line.strip() for document in trained for line in document.text.splitlines()}
+    lines = [line.strip() for document in held_out for line in document.text.splitlines()]
+    long = [line for line in lines if len(line) >= 40]
+    return sum(line in seen for line in long) / len(long)
+
+
+def evaluate(folder: Path, scratch: Path) -> dict[str, Any]:
+    """All figures of the pair in `folder`; graphs that are not shipped are made in `scratch`."""
+    tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
+    documents = read_held_out(folder)
+    figures: dict[str, dict[str, Any]] = {"target": {}, "draft": {}}
+    parameters = {}
+    for role, bits in figures.items():
+        for name in QUANTIZATIONS:
+            model = export_checkpoint(
+                folder / role, scratch / role / name, quantization=Quantization.parse(name)
+            )
+            bits[name] = bits_per_byte(onnx_forward(model.graph_file), tokenizer, documents)
+            parameters[role] = model.num_parameters
+            print(f"{role} {name}: {bits[name]['all']} bits per byte", flush=True)
+    graphs = [scratch / role / SHIPPED / "model.onnx" for role in ("target", "draft")]
+    corpus = load_corpus()
+    size = sum(len(document.text.encode("utf-8")) for document in documents)
+    return {
+        "held_out_bytes": size,
+        "held_out_documents": len(documents),
+        "held_out_verbatim_share": round(
+            verbatim_share(documents, corpus.library + corpus.tests), 4
+        ),
+        "library_bytes": sum(len(d.text.encode("utf-8")) for d in corpus.library),
+        "test_bytes": sum(len(d.text.encode("utf-8")) for d in corpus.tests),
+        "xz_bits_per_byte": round(8 * (folder / "heldout.txt.xz").stat().st_size / size, 5),
+        "parameters": parameters,
+        "bits_per_byte": figures,
+        "acceptance": acceptance(*graphs, tokenizer, read_prompts(folder)),
+    }
+
+
+def main() -> None:
+    """Read the command line, measure, write evaluation.json."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=DEMO_DIR)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    share_threads(options.threads)
+    with TemporaryDirectory() as scratch:
+        figures = evaluate(options.folder, Path(scratch))
+    file = options.folder / EVALUATION
+    file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(f"figures written to {file}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Puts the finished pair where the service finds it: checkpoints, graphs, held-out text."""
+
+import argparse
+import json
+import shutil
+import sysconfig
+from pathlib import Path
+
+from specops.export import Quantization, export_checkpoint
+from training.corpus import DEMO_DIR, load_corpus, write_held_out, write_prompts
+from training.evaluate import SHIPPED
+from training.files import LICENCE, RECORD
+
+
+def ship(runs: Path, folder: Path = DEMO_DIR) -> None:
+    """Copy `runs/target` and `runs/draft` to `folder` and export each to its shipped graph."""
+    for role in ("target", "draft"):
+        shutil.rmtree(folder / role, ignore_errors=True)
+        shutil.copytree(runs / role, folder / role)
+        export_checkpoint(
+            folder / role,
+            folder / role / "onnx" / SHIPPED,
+            quantization=Quantization.parse(SHIPPED),
+        )
+    write_held_out(load_corpus().held_out, folder)
+    write_prompts(folder)
+    licence = Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"
+    if licence.exists():  # the text of the held-out modules is shipped, so its licence is too
+        shutil.copyfile(licence, folder / LICENCE)
+    record = {role: json.loads((runs / f"{role}.json").read_text()) for role in ("target", "draft")}
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Read the command line and ship."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=Path(__file__).parent / "runs")
+    ship(parser.parse_args().runs)
+
+
+if __name__ == "__main__":
+    main()
