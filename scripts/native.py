@@ -8,6 +8,7 @@ the rest is ended and the exit status is 1.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -163,10 +164,12 @@ def wait_ready(api: Address, parts: list[Part], stopped: threading.Event) -> Non
             with urllib.request.urlopen(f"{api.url}/health", timeout=2):  # noqa: S310
                 return
         except urllib.error.HTTPError as error:
-            state = error.read().decode(errors="replace").strip()
-            if state != said:
-                print(f"waiting for the model: {state}", flush=True)
-                said = state
+            health = json.loads(error.read())
+            if health["error"]:
+                raise StartError(f"The model cannot be served: {health['error']}") from None
+            if (now := f"{health['state']}: {health['detail']}") != said:
+                print(now, flush=True)
+                said = now
         except OSError:
             continue  # not listening yet
 

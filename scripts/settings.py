@@ -1,4 +1,4 @@
-"""Carries the service's settings to where they are repeated: `.venv/bin/python scripts/settings.py`.
+"""Carries the service's settings to where they are repeated: `python scripts/settings.py`.
 
 .env.example, the table in README.md and the API's environment in compose.yaml come from
 api/specops/config.py. `--check` writes nothing and fails where one of them has fallen behind.

@@ -1,0 +1,197 @@
+"""The real stack without Docker: API on the demo pair, Prometheus and Locust as processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.stack import queries
+from tests.stack.support import ROOT, Finished, run, tool
+
+pytestmark = pytest.mark.e2e
+
+START_SECONDS = 300.0  # a first start converts the weights
+SCRAPE_SECONDS = 60.0
+Answers = dict[str, list[float]]  # the values of a query's series, by panel and legend
+
+
+@dataclass
+class Stack:
+    """A running `make up`, with ports and a state folder of its own."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    api: str
+    prometheus: str
+    env: dict[str, str]
+
+    def make(self, target: str, *arguments: str) -> Finished:
+        return run("make", target, f"ARGS={' '.join(arguments)}", env=self.env, timeout=300)
+
+    def query(self, promql: str) -> list[float]:
+        """The current values of an expression, through Prometheus' HTTP API."""
+        body = httpx.get(f"{self.prometheus}/api/v1/query", params={"query": promql}).json()
+        assert body["status"] == "success", body
+        return [float(series["value"][1]) for series in body["data"]["result"]]
+
+    def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
+        """Poll until `condition` holds; fail where the stack ends or time runs out."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"waited in vain: {what}\n{self.output.read_text()}")
+            time.sleep(0.2)
+
+    def all_panels(self) -> Answers:
+        return {name: self.query(expr) for name, expr in queries.dashboard_queries()}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The stack, ready; ended with `make down`, or by force where that fails."""
+    if tool("prometheus") is None:
+        pytest.skip("no Prometheus here")
+    folder = tmp_path_factory.mktemp("stack")
+    ports = {"SPECOPS_PORT": str(free_port()), "PROMETHEUS_PORT": str(free_port())}
+    env = {**ports, "NATIVE_STATE": str(folder / "state")}
+    output = folder / "up.log"
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            ["make", "up", "ARGS=--native"],
+            cwd=ROOT,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    api, prometheus = (f"http://127.0.0.1:{port}" for port in ports.values())
+    running = Stack(process, output, api, prometheus, env)
+    try:
+        running.wait("Ready", lambda: "Ready." in output.read_text(), START_SECONDS)
+        yield running
+    finally:
+        run("scripts/down", env=env)
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def idle(stack: Stack) -> Answers:
+    """What every panel shows before the first request."""
+    recorded = [rule["record"] for rule in queries.rules()]
+    stack.wait(
+        "scraped and rules evaluated",
+        lambda: stack.query("up") == [1.0] and all(map(stack.query, recorded)),
+        SCRAPE_SECONDS,
+    )
+    return stack.all_panels()
+
+
+@pytest.fixture(scope="module")
+def load(stack: Stack, idle: Answers) -> Finished:
+    """A load test that has just run, and been scraped."""
+    finished = stack.make("load", "--shape", "smoke")
+    generated = sum(total["tokens"] for total in totals(finished.stdout))
+    stack.wait(
+        "the load was scraped",
+        lambda: stack.query("specops_generated_tokens_total") >= [generated],
+        SCRAPE_SECONDS,
+    )
+    return finished
+
+
+def totals(output: str) -> list[dict[str, int]]:
+    """What the load test's closing line says."""
+    pattern = r"(\d+) answered, (\d+) shed \(429\), (\d+) failed; (\d+) tokens"
+    names = ("answered", "shed", "failed", "tokens")
+    return [dict(zip(names, map(int, found), strict=True)) for found in re.findall(pattern, output)]
+
+
+def test_no_panel_is_empty_or_nan_before_the_first_request(idle: Answers) -> None:
+    assert {name for name, values in idle.items() if not values} == set()
+    assert {name for name, values in idle.items() if any(map(math.isnan, values))} == set()
+
+
+def test_figures_of_traffic_are_zero_before_the_first_request(idle: Answers) -> None:
+    not_traffic = {"Model", "Memory used of the cap", "Memory against the cap"}
+    not_traffic |= {"Time lost for lack of memory", "Tokens in the KV cache"}
+    wrong = {
+        name: values
+        for name, values in idle.items()
+        if any(values) and name.split(":")[0] not in not_traffic
+    }
+    assert wrong == {}
+
+
+def test_generate_answers_with_the_promised_fields(stack: Stack, idle: Answers) -> None:
+    body = {"prompt": "def add(a, b):\n", "max_new_tokens": 16, "k_draft": 3}
+    answer = httpx.post(f"{stack.api}/generate", json=body, timeout=60).json()
+    assert isinstance(answer["generated_text"], str)
+    assert answer["tokens_per_second"] >= 0
+    assert answer["avg_tokens_per_jump"] >= 0
+    assert answer["latency_ms"] > 0
+
+
+def test_a_load_test_passes_and_writes_its_report(load: Finished) -> None:
+    assert load.returncode == 0, load.stdout + load.stderr
+    (total,) = totals(load.stdout)
+    assert total["answered"] > 0
+    assert total["failed"] == 0
+    (report,) = re.findall(r"^Report: (.*\.html)$", load.stdout, flags=re.MULTILINE)
+    assert "<html" in (ROOT / report).read_text()
+
+
+def test_every_panel_has_data_after_the_load(stack: Stack, load: Finished) -> None:
+    answers = stack.all_panels()
+    assert {name for name, values in answers.items() if not values} == set()
+    assert {name for name, values in answers.items() if any(map(math.isnan, values))} == set()
+    moved = {name.split(":")[0] for name, values in answers.items() if any(values)}
+    assert moved >= {
+        "Tokens per second",
+        "Tokens per jump",
+        "Guesses accepted, by drafter",
+        "Time per step, by kind",
+        "Latency",
+        "Time to first token",
+        "Time between tokens",
+        "Requests per second, by outcome",
+        "Memory against the cap",
+    }
+    assert answers["Tokens per jump: tokens per jump"][0] >= 1
+
+
+def test_the_page_of_metrics_has_the_promised_names(stack: Stack, load: Finished) -> None:
+    page = httpx.get(f"{stack.api}/metrics").text
+    assert "# TYPE specops_latency_seconds histogram" in page
+    assert "# TYPE specops_avg_jump gauge" in page
+
+
+def test_a_second_stack_is_told_that_the_port_is_taken(stack: Stack) -> None:
+    env = {**stack.env, "NATIVE_STATE": f"{stack.env['NATIVE_STATE']}-2"}
+    second = run("scripts/up", "--native", env=env)
+    assert second.returncode == 1
+    assert "SPECOPS_PORT=…" in second.stderr
+
+
+def test_it_ends_cleanly_and_leaves_nothing_running(stack: Stack) -> None:
+    assert stack.make("down").returncode == 0
+    assert stack.process.wait(60) == 0
+    assert stack.output.read_text().rstrip().endswith("Ended.")
+    for url in (stack.api, stack.prometheus):
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url)
