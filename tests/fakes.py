@@ -51,16 +51,16 @@ def output(*texts: str, finish: FinishReason | None = None, origin: str = TARGET
 
 
 class FakeTicket:
-    """Yields what is pushed; ends after an output with `finish`, or when cancelled."""
+    """Yields what is pushed, raises pushed exceptions; ends as told, or when cancelled."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
         self.request_id = request.request_id
         self.cancelled = asyncio.Event()
-        self._outputs: asyncio.Queue[Output] = asyncio.Queue()
+        self._outputs: asyncio.Queue[Output | Exception] = asyncio.Queue()
         self._ended = False
 
-    def push(self, *outputs: Output) -> FakeTicket:
+    def push(self, *outputs: Output | Exception) -> FakeTicket:
         for item in outputs:
             self._outputs.put_nowait(item)
         return self
@@ -73,6 +73,8 @@ class FakeTicket:
     async def __aiter__(self) -> AsyncIterator[Output]:
         while not self._ended:
             item = await self._outputs.get()
+            if isinstance(item, Exception):
+                raise item
             self._ended = item.finish is not None
             yield item
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specops.request import GenerationStats, Output
 
 _MODEL_FLAGS = ("model", "target", "draft", "quant", "context", "threads")
-_SERVE_FLAGS = ("host", "port", "rows", "log_level")
+_SERVE_FLAGS = ("host", "port", "rows", "k_draft", "drafter", "log_level")
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
 # Colours of guesses by drafter; the target's own tokens keep the terminal's.

@@ -30,7 +30,12 @@ StopString = Annotated[Text, Field(min_length=1, max_length=256)]
 class GenerateRequest(BaseModel):
     """A prompt to continue."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        json_schema_extra={"examples": [{"prompt": "def main(", "max_new_tokens": 50}]},
+    )
 
     prompt: Text = Field(description="may be empty")
     max_new_tokens: int = Field(50, ge=1)

@@ -23,20 +23,16 @@ from specops.sse import DONE, EventStream, calling_on_disconnect, event
 
 # Encoding takes about a microsecond per character: up to here the event loop can spare it.
 _LONG_PROMPT = 4096
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 413, 415, 422, 429, 500, 503, 504)
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}},
+    **{code: {"model": ErrorResponse} for code in (400, 413, 415, 422, 429, 500, 503, 504)},
 }
 _sequence = itertools.count(1)
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["generate"])
 
 
-@router.post(
-    "/generate",
-    response_model=GenerateResponse,
-    response_model_exclude_none=True,
-    responses=_ERRORS,
-)
+@router.post("/generate", response_model=GenerateResponse, responses=_RESPONSES)
 async def generate(body: GenerateRequest, request: Request, state: State) -> Response:
     """Continue a prompt.
 
