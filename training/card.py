@@ -113,7 +113,8 @@ def render(folder: Path = DEMO_DIR) -> str:
     """The card's text, from the JSON files in `folder`."""
 
     def read(name: str) -> dict[str, Any]:
-        return json.loads((folder / name).read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+        return content
 
     figures, runs, reference = read(EVALUATION), read(RECORD), read(REFERENCE)
     configs = {role: read(f"{role}/config.json") for role in ("target", "draft")}

@@ -20,10 +20,11 @@ HELD_OUT = (
     "argparse", "bisect", "calendar", "cmd", "configparser", "csv", "difflib", "fileinput",
     "fractions", "ftplib", "graphlib", "gzip", "heapq", "imaplib", "ipaddress", "json",
     "mailbox", "netrc", "pprint", "queue", "sched", "shelve", "shlex", "smtplib", "statistics",
-    "tarfile", "textwrap", "timeit", "tomllib", "uuid", "wave", "zipfile",
+    "tarfile", "textwrap", "timeit", "tomllib", "uuid", "zipfile",
 )  # fmt: skip
 
 PROMPT_LINES = (8, 16, 32)
+COPIED_LINES = 20
 
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
@@ -79,9 +80,16 @@ def _is_generated(path: str, text: str) -> bool:
     )
 
 
+def _passages(text: str) -> set[tuple[str, ...]]:
+    """All runs of 20 lines, empty ones aside; two files that share one are copies in part."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return {tuple(lines[i : i + COPIED_LINES]) for i in range(len(lines) - COPIED_LINES + 1)}
+
+
 def load_corpus(root: Path | None = None) -> Corpus:
     """Read the standard library below `root` (default: the running Python's) and split it.
 
+    Files outside the held-out modules that share 20 lines in a row with one are left out.
     Works without `Lib/test`, which slim images leave out. The order is by path, so the result
     depends on the Python version alone.
 
@@ -104,6 +112,9 @@ def load_corpus(root: Path | None = None) -> Corpus:
             (corpus.tests if is_test(path) else corpus.library).append(Document(path, text))
         elif not is_test(path):
             corpus.held_out.append(Document(path, text))
+    held_out = set().union(*(_passages(document.text) for document in corpus.held_out))
+    for documents in (corpus.library, corpus.tests):
+        documents[:] = [d for d in documents if held_out.isdisjoint(_passages(d.text))]
     missing = set(HELD_OUT) - {held_out_name(document.path) for document in corpus.held_out}
     if missing:
         raise FileNotFoundError(f"{root} lacks the held-out modules {sorted(missing)}")
@@ -134,7 +145,7 @@ def read_held_out(folder: Path = DEMO_DIR) -> list[Document]:
     return documents
 
 
-def heldout_prompts(n: int, seed: int = 0) -> list[str]:
+def heldout_prompts(n: int, seed: int = 0, folder: Path = DEMO_DIR) -> list[str]:
     """`n` prompts of held-out code, the same ones for the same seed on every Python version.
 
     Each starts at a `def` or `class` line, has 8, 16 or 32 whole lines in turn, and ends with a
@@ -145,7 +156,7 @@ def heldout_prompts(n: int, seed: int = 0) -> list[str]:
     """
     spans = [
         (document, start)
-        for document in read_held_out()
+        for document in read_held_out(folder)
         for start, line in enumerate(document.text.splitlines())
         if line.lstrip().startswith(("def ", "class "))
     ]
@@ -162,7 +173,7 @@ def write_prompts(folder: Path = DEMO_DIR, n: int = 200) -> None:
     """Ship `heldout.jsonl`: prompts for tests and benchmarks, one object per line."""
     rows = [
         json.dumps({"id": f"code-{number:03d}", "category": "code", "prompt": prompt})
-        for number, prompt in enumerate(heldout_prompts(n))
+        for number, prompt in enumerate(heldout_prompts(n, folder=folder))
     ]
     (folder / "heldout.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
 

@@ -64,7 +64,7 @@ class Sampler:
         return tokens[start : start + length + 1]
 
 
-def test_rows(progress: float, batch: int) -> int:
+def rows_of_tests(progress: float, batch: int) -> int:
     """How many rows of a batch come from the library's tests at `progress` in [0, 1].
 
     Tests outweigh the library two to one, and are not what the model is for: their share falls

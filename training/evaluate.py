@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from specops.decoder import Decoder, open_session, share_threads
 from specops.export import Quantization, export_checkpoint
 from training.corpus import DEMO_DIR, Document, load_corpus, read_held_out, read_prompts
 from training.files import EVALUATION
+from training.onnx_model import OnnxModel
 from training.tokenizer import END_OF_TEXT
 
 WINDOW, STRIDE = 1024, 512  # tokens
@@ -53,27 +53,16 @@ def document_bits(forward: Forward, tokens: Sequence[int]) -> float:
     return bits
 
 
-def open_decoder(graph: Path) -> Decoder:
-    """A decoder for one sequence of the model's full context."""
-    return Decoder(open_session(graph), rows=1, capacity=WINDOW, max_width=WINDOW)
-
-
-def onnx_forward(graph: Path) -> Forward:
-    """The forward pass of an exported graph, always from an empty cache."""
-    decoder = open_decoder(graph)
-
-    def forward(tokens: Sequence[int]) -> NDArray[np.float32]:
-        decoder.cache.lengths[0] = 0
-        return decoder.extend(0, tokens)
-
-    return forward
+def end_mark(tokenizer: Tokenizer) -> int:
+    """The number of the token that stands before and after every document."""
+    return int(tokenizer.get_vocab()[END_OF_TEXT])
 
 
 def bits_per_byte(
     forward: Forward, tokenizer: Tokenizer, documents: Sequence[Document]
 ) -> dict[str, Any]:
     """Bits per byte of the documents: in all, and of each."""
-    mark = tokenizer.token_to_id(END_OF_TEXT)
+    mark = end_mark(tokenizer)
     bits, sizes = {}, {}
     for document in documents:
         ids = tokenizer.encode(document.text).ids
@@ -85,34 +74,32 @@ def bits_per_byte(
     }
 
 
-def greedy(decoder: Decoder, prompt: Sequence[int], tokens: int, end: int) -> list[int]:
+def greedy(target: OnnxModel, prompt: Sequence[int], tokens: int, end: int) -> list[int]:
     """The target's own greedy continuation, at most `tokens` long, without the end mark."""
-    decoder.cache.lengths[0] = 0
-    answer = [int(decoder.extend(0, prompt)[-1].argmax())]
+    answer = [int(target.afresh(prompt)[-1].argmax())]
     while len(answer) < tokens and answer[-1] != end:
-        answer.append(int(decoder.decode(0, answer[-1:])[0].argmax()))
+        answer.append(int(target(answer[-1:])[0].argmax()))
     return answer[:-1] if answer[-1] == end else answer
 
 
-def matched_lengths(draft: Decoder, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+def matched_lengths(draft: OnnxModel, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
     """For every position after the first: how many of the draft's next 8 guesses are right.
 
     Greedy speculative decoding returns exactly the target's greedy answer, so comparing with
     that answer is the verification.
     """
-    draft.cache.lengths[0] = 0
-    draft.extend(0, prompt)
+    draft.afresh(prompt)
     matched = []
     for position in range(1, len(answer)):
-        guess = int(draft.decode(0, [answer[position - 1]])[0].argmax())
-        kept = draft.cache.lengths[0]
+        guess = int(draft([answer[position - 1]])[0].argmax())
+        kept = draft.length
         wanted = answer[position : position + LONGEST_DRAFT]
         right = 0
         while right < len(wanted) and guess == wanted[right]:
             right += 1
             if right < len(wanted):
-                guess = int(draft.decode(0, [guess])[0].argmax())
-        draft.cache.lengths[0] = kept
+                guess = int(draft([guess])[0].argmax())
+        draft.length = kept
         matched.append(right)
     return matched
 
@@ -129,11 +116,10 @@ def jumps(matched: Sequence[int], draft_length: int) -> tuple[int, int, int]:
 
 
 def acceptance(
-    target_graph: Path, draft_graph: Path, tokenizer: Tokenizer, prompts: Sequence[str]
+    target: OnnxModel, draft: OnnxModel, tokenizer: Tokenizer, prompts: Sequence[str]
 ) -> dict[str, Any]:
     """How many of the draft's guesses the target accepts, for draft lengths 1 to 8."""
-    target, draft = open_decoder(target_graph), open_decoder(draft_graph)
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = end_mark(tokenizer)
     runs = []
     for prompt in prompts:
         tokens = tokenizer.encode(prompt).ids[-(WINDOW - ANSWER) :]
@@ -165,21 +151,23 @@ def verbatim_share(held_out: Sequence[Document], trained: Sequence[Document]) ->
     return sum(line in seen for line in long) / len(long)
 
 
-def evaluate(folder: Path, scratch: Path) -> dict[str, Any]:
+def evaluate(folder: Path, scratch: Path, threads: int) -> dict[str, Any]:
     """All figures of the pair in `folder`; graphs that are not shipped are made in `scratch`."""
     tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
     documents = read_held_out(folder)
     figures: dict[str, dict[str, Any]] = {"target": {}, "draft": {}}
-    parameters = {}
+    parameters, shipped = {}, {}
     for role, bits in figures.items():
         for name in QUANTIZATIONS:
             model = export_checkpoint(
                 folder / role, scratch / role / name, quantization=Quantization.parse(name)
             )
-            bits[name] = bits_per_byte(onnx_forward(model.graph_file), tokenizer, documents)
+            runner = OnnxModel(model, threads=threads, capacity=WINDOW)
+            bits[name] = bits_per_byte(runner.afresh, tokenizer, documents)
             parameters[role] = model.num_parameters
+            if name == SHIPPED:
+                shipped[role] = runner
             print(f"{role} {name}: {bits[name]['all']} bits per byte", flush=True)
-    graphs = [scratch / role / SHIPPED / "model.onnx" for role in ("target", "draft")]
     corpus = load_corpus()
     size = sum(len(document.text.encode("utf-8")) for document in documents)
     return {
@@ -193,7 +181,9 @@ def evaluate(folder: Path, scratch: Path) -> dict[str, Any]:
         "xz_bits_per_byte": round(8 * (folder / "heldout.txt.xz").stat().st_size / size, 5),
         "parameters": parameters,
         "bits_per_byte": figures,
-        "acceptance": acceptance(*graphs, tokenizer, read_prompts(folder)),
+        "acceptance": acceptance(
+            shipped["target"], shipped["draft"], tokenizer, read_prompts(folder)
+        ),
     }
 
 
@@ -203,9 +193,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=DEMO_DIR)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    share_threads(options.threads)
     with TemporaryDirectory() as scratch:
-        figures = evaluate(options.folder, Path(scratch))
+        figures = evaluate(options.folder, Path(scratch), options.threads)
     file = options.folder / EVALUATION
     file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(f"figures written to {file}")

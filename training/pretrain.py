@@ -18,7 +18,7 @@ from torch import Tensor
 
 from training.checkpoint import save_model, set_up
 from training.corpus import load_corpus
-from training.data import Sampler, test_rows, token_arrays
+from training.data import Sampler, rows_of_tests, token_arrays
 from training.model import Llama
 from training.optim import Optimizer
 from training.presets import PRESETS, Preset
@@ -74,7 +74,7 @@ class Target:
         """One batch; the loss in nats per token."""
         progress = self.budget.progress
         length, rows = self.preset.long if progress >= LONG_FROM else self.preset.short
-        tests = test_rows(progress, rows) if len(self.sampler.arrays["tests"]) else 0
+        tests = rows_of_tests(progress, rows) if len(self.sampler.arrays["tests"]) else 0
         batch = self.sampler.batch({"tests": tests, "library": rows - tests}, length)
         with torch.autocast(self.device.type, torch.bfloat16):
             loss = self.loss(torch.from_numpy(batch).to(self.device))
