@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from specops.config import Settings
-from specops.decoder import Decoder, open_session, share_threads
+from specops.decoder import Decoder
 from specops.export import Quantization, export_checkpoint
+from specops.session import open_session, share_threads
 from tests.checkpoints import make_llama_checkpoint
 
 THREADS = 2

@@ -16,6 +16,7 @@ CHANGED = {
     "quant": ("int4-32", "int4-32"),
     "models_dir": ("/models", Path("/models")),
     "cache_dir": ("/cache", Path("/cache")),
+    "prepack": ("0", False),
     "drafter": ("ngram", "ngram"),
     "k_draft": ("5", 5),
     "max_k_draft": ("16", 16),

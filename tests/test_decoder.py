@@ -11,10 +11,8 @@ from specops.decoder import (
     EXACT_ALIGN,
     Decoder,
     Logits,
-    ModelLoadError,
-    open_session,
-    share_threads,
 )
+from specops.session import ModelLoadError, open_session, share_threads
 
 TOKENS = np.random.default_rng(0).integers(1, 320, 100).tolist()
 
@@ -96,7 +94,7 @@ def test_a_pass_wider_than_planned_is_refused(decoder: Decoder) -> None:
 
 def test_a_missing_graph_is_named(tmp_path: Path) -> None:
     share_threads(2)
-    with pytest.raises(ModelLoadError, match="nothing.onnx"):
+    with pytest.raises(ModelLoadError, match=r"nothing\.onnx"):
         open_session(tmp_path / "nothing.onnx")
 
 

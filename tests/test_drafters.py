@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specops.decoder import Decoder, open_session, share_threads
+from specops.decoder import Decoder
 from specops.drafters.base import NO_DRAFT, Draft, Drafter
 from specops.drafters.draft_model import DraftModelDrafter
 from specops.drafters.ngram import LONGEST, SHORTEST, NgramDrafter
 from specops.request import SamplingParams
+from specops.session import open_session, share_threads
 
 GREEDY = SamplingParams()
 RNG = np.random.default_rng(0)

@@ -173,7 +173,7 @@ def test_the_counts_add_up(engine: Engine) -> None:
     assert stats.accepted_tokens == sum(step.accepted_tokens for step in steps)
     assert stats.drafts == sum(step.draft_tokens > 0 for step in steps)
     assert stats.draft_misses == sum(len(step.missed_drafters) for step in steps)
-    assert 39 == stats.sequence_steps + stats.accepted_tokens
+    assert stats.sequence_steps + stats.accepted_tokens == 39
     assert stats.accepted_tokens == sum(stats.accepted_per_position)
     assert sorted(stats.accepted_per_position, reverse=True) == list(stats.accepted_per_position)
 
@@ -296,6 +296,15 @@ def test_a_request_ends_at_its_deadline(engine: Engine) -> None:
     assert output.stats is not None
     assert output.stats.generated_tokens >= 3
     assert not scheduler.busy
+
+
+def test_the_first_token_is_shown_before_the_second_is_computed(engine: Engine) -> None:
+    engine.scheduler.add(request(PROMPTS[0], drafter="draft", k_draft=4))
+    result = engine.scheduler.step()
+    assert [step.kind for step in result.stats] == [StepKind.PREFILL]
+    assert len(tokens(list(result.outputs))) == 1
+    while engine.scheduler.busy:
+        engine.scheduler.step()
 
 
 def test_first_come_first_served(engine: Engine) -> None:

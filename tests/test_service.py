@@ -181,14 +181,14 @@ def test_a_model_that_cannot_be_loaded_says_why(tiny_settings: Settings) -> None
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_crash_of_the_engine_reaches_everybody(tiny_settings: Settings) -> None:
-    class Broken(Exception):
+    class BrokenError(Exception):
         pass
 
     def load(settings: Settings, report: object) -> Engine:
         engine = Engine.load(settings)
 
         def step() -> None:
-            raise Broken("the fuse blew")
+            raise BrokenError("the fuse blew")
 
         engine.scheduler.step = step  # type: ignore[method-assign, assignment]
         return engine

@@ -1,4 +1,4 @@
-"""Verification gives the target's own output: to the token when greedy, in distribution when not."""
+"""Verification gives the target's own output: token by token, or in distribution."""
 
 from __future__ import annotations
 

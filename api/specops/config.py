@@ -87,6 +87,9 @@ class Settings:
     )
     models_dir: Path = _knob(_MODELS_DIR, Path, "folder of bundled models")
     cache_dir: Path = _knob(_CACHE_DIR, Path, "folder for converted models")
+    prepack: bool = _knob(
+        True, _flag, "keep weights on disk as the processor wants them, mapped instead of copied"
+    )
     drafter: str = _knob(
         "",
         _choice("", "draft", "ngram", "none"),

@@ -1,6 +1,6 @@
 """Forward passes over an ONNX graph whose KV cache is written in place.
 
-The only module that knows ONNX Runtime. Binding a tensor costs tens of microseconds and a graph
+Binding a tensor costs tens of microseconds and a graph
 has four per layer, so the bindings of a step's shape are made once and kept; all of them share
 the same token, mask and logits memory, since one step runs at a time.
 """
@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
 from specops.kv_cache import CacheShape, KvCache
+from specops.session import ModelLoadError
 
 Logits = npt.NDArray[np.float32]
-
-_pool: list[int] = []  # the size of the process's thread pool, which is made once
 
 # The mask's length is rounded up to this many tokens, so that a binding outlives 64 tokens.
 MASK_BUCKET = 64
@@ -30,41 +28,6 @@ _KEPT_BINDINGS = 256
 # computes rows in pairs: the odd one out takes another kernel, whose sums round differently.
 # (Seen with onnxruntime 1.31 on AVX512-VNNI; tests/test_decoder.py shows it for the machine.)
 EXACT_ALIGN = 2
-
-
-class ModelLoadError(RuntimeError):
-    """A graph that cannot be loaded or does not keep the contract; the message says why."""
-
-
-def share_threads(threads: int) -> None:
-    """Give all sessions of this process one pool of `threads` threads.
-
-    Target and draft never run at the same time; two pools would spin against each other.
-
-    Raises:
-        ModelLoadError: the process's pool was made before, with another number of threads.
-    """
-    if not _pool:
-        ort.set_global_thread_pool_sizes(intra_op_num_threads=threads, inter_op_num_threads=1)
-        _pool.append(threads)
-    elif _pool != [threads]:
-        raise ModelLoadError(f"this process computes with {_pool[0]} threads, not {threads}")
-
-
-def open_session(graph: Path) -> ort.InferenceSession:
-    """Load a graph on the CPU, on the process's shared threads.
-
-    Raises:
-        ModelLoadError: the file is missing or ONNX Runtime refuses it.
-    """
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    options.enable_cpu_mem_arena = False  # the arena keeps the largest prefill's memory for good
-    options.log_severity_level = 3
-    try:
-        return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime raises a class per status code, without a base
-        raise ModelLoadError(f"{graph} cannot be loaded: {error}") from error
 
 
 def _cache_shape(session: ort.InferenceSession) -> CacheShape:

@@ -9,14 +9,16 @@ from enum import StrEnum
 
 from specops.config import ConfigError, Settings
 from specops.cpus import available_threads
-from specops.decoder import Decoder, open_session, share_threads
+from specops.decoder import Decoder
 from specops.drafters.base import Drafter
 from specops.drafters.draft_model import DraftModelDrafter
 from specops.drafters.ngram import NgramDrafter
 from specops.models import ModelError, ModelFolder, choose, prepare
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.scheduler import Scheduler
+from specops.session import open_session, share_threads
 from specops.tokenizer import Tokenizer
+from specops.weight_cache import prepacked_graph
 
 NO_DRAFTER = "none"
 
@@ -106,7 +108,7 @@ class Engine:
                 report=converting,
             )
         report(ModelState.LOADING, f"loading {target.graph}")
-        return _assemble(settings, target, draft)
+        return _assemble(settings, target, draft, lambda text: report(ModelState.LOADING, text))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt, at least one."""
@@ -139,17 +141,22 @@ class Engine:
                 self.scheduler.step()
 
 
-def _assemble(settings: Settings, target: ModelFolder, draft: ModelFolder | None) -> Engine:
+def _assemble(
+    settings: Settings,
+    target: ModelFolder,
+    draft: ModelFolder | None,
+    report: Callable[[str], None],
+) -> Engine:
     threads = settings.threads or available_threads()
     share_threads(threads)
     context = min(settings.context or target.context_length, target.context_length)
     tokenizer = Tokenizer.load(target.path)
-    decoder = _open(target, settings, context)
+    decoder = _open(target, settings, context, report)
     drafters: dict[str, Drafter] = {}
     kv_bytes = decoder.cache.nbytes
     if draft is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
-        draft_decoder = _open(draft, settings, min(context, draft.context_length))
+        draft_decoder = _open(draft, settings, min(context, draft.context_length), report)
         kv_bytes += draft_decoder.cache.nbytes
         drafters["draft"] = DraftModelDrafter(draft_decoder, vocab_size=decoder.vocab_size)
     drafters["ngram"] = NgramDrafter()
@@ -178,9 +185,15 @@ def _assemble(settings: Settings, target: ModelFolder, draft: ModelFolder | None
     return Engine(info, scheduler, tokenizer, empty_prompt=(begin,))
 
 
-def _open(folder: ModelFolder, settings: Settings, capacity: int) -> Decoder:
+def _open(
+    folder: ModelFolder, settings: Settings, capacity: int, report: Callable[[str], None]
+) -> Decoder:
+    name = f"{folder.name}-{folder.quant}"
+    prepacked = None
+    if settings.prepack:
+        prepacked = prepacked_graph(folder.graph, name, settings.cache_dir, report)
     decoder = Decoder(
-        open_session(folder.graph),
+        open_session(prepacked or folder.graph, prepacked=prepacked is not None),
         rows=settings.rows,
         capacity=capacity,
         max_width=max(settings.prefill_chunk, settings.max_k_draft + 1),

@@ -87,10 +87,13 @@ class Scheduler:
         outputs = list(self._retire())
         self._admit()
         stats: list[StepStats] = []
+        fresh: Sequence | None = None
         if prefilling := [row for row, item in enumerate(self.running) if item.prefilling]:
             oldest = min(prefilling, key=lambda row: self.running[row].request.arrival)
+            fresh = self.running[oldest]
             stats.append(self._prefill(oldest))
-        stats += self._decode_round()
+        # Whoever has just got its first token shows it before it is given another pass.
+        stats += self._decode_round(skip=fresh)
         for sequence in self.running:
             if not sequence.finish and (output := sequence.output()):
                 outputs.append(output)
@@ -163,11 +166,11 @@ class Scheduler:
             StepKind.PREFILL, seconds, 1, prompt_tokens=len(chunk), emitted_tokens=emitted
         )
 
-    def _decode_round(self) -> Iterator[StepStats]:
+    def _decode_round(self, skip: Sequence | None) -> Iterator[StepStats]:
         """One jump for every sequence that is past its prompt."""
         shared: list[tuple[int, Proposal]] = []
         for row, sequence in enumerate(self.running):
-            if sequence.prefilling or sequence.finish:
+            if sequence.prefilling or sequence.finish or sequence is skip:
                 continue
             proposal = propose(row, sequence, self.drafters)
             if proposal.draft.tokens or sequence.request.exact:

@@ -53,6 +53,7 @@ class QueueFull(Exception):  # noqa: N818 - a state, not a fault
         self.retry_after = retry_after
 
 
+_JOIN_SECONDS = 10.0  # longer than any step, shorter than the patience of `docker stop`
 _REASONS: dict[type[Exception], str] = {
     NotReady: "not_ready",
     PromptTooLong: "prompt_too_long",
@@ -146,14 +147,18 @@ class Service:
 
     async def stop(self) -> None:
         """Refuse new requests, let the running ones finish in time, end the thread."""
-        if self.state is not ModelState.FAILED:
+        if self.state not in (ModelState.FAILED, ModelState.DRAINING):
             self._set_state(ModelState.DRAINING, "finishing the running requests")
+        if self._loop is None:
+            return
         try:
             await asyncio.wait_for(self._idle.wait(), self._settings.drain_timeout)
         except TimeoutError:
             log.warning("%d requests did not finish in time", len(self._tickets))
         self._inbox.put(_Stop())
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
+        if self._thread.is_alive():  # a load cannot be interrupted; the process's end ends it
+            log.warning("the model is still loading: leaving without it")
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt; callable from any thread.

@@ -1,0 +1,134 @@
+"""Write a graph with its weights laid out as this machine's kernels want them.
+
+Ordinarily each start reorders the weights into anonymous memory. ONNX Runtime can save what it
+reordered and use it as it lies in the file, mapped into the page cache, where the kernel may drop
+and reread it under a memory cap. One thing is mended on the way (onnxruntime 1.31): packed weights
+hold places rounded up to 64 bytes, but are saved at any offset, and those that were not saved at a
+multiple of 64 come back as garbage. Here each starts on a page.
+
+The result is compared with the original, to the bit, before anyone can use it. Runs in a process
+of its own, since it takes the memory of an ordinary load:
+`python -m specops.prepack GRAPH PREPACKED_GRAPH`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from specops.session import ModelLoadError, load, plain_options
+
+_EXTERNAL_BYTES = 1024  # smaller weights stay in the graph's own file
+_PAGE = 4096
+_PIECE = 16 << 20
+_PACKED = "prepacked_"
+
+
+def prepack(graph: Path, destination: Path) -> None:
+    """Write the prepacked form of a graph.
+
+    Args:
+        graph: the graph; its weights lie beside it.
+        destination: the new graph; its weights are written beside it.
+
+    Raises:
+        ModelLoadError: ONNX Runtime refuses the graph, or the copy does not compute the same.
+    """
+    saved = destination.with_name("saved.onnx")
+    original = _save(graph, saved)
+    _rewrite(saved, destination)
+    for path in saved.parent.glob(f"{saved.name}*"):
+        path.unlink()
+    options = plain_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not np.array_equal(_logits(load(destination, options)), _logits(original)):
+        raise ModelLoadError(f"{graph} does not compute the same after it was prepacked")
+
+
+def _save(graph: Path, saved: Path) -> ort.InferenceSession:
+    """Load a graph and have ONNX Runtime save what it made of it."""
+    options = plain_options()
+    options.optimized_model_filepath = str(saved)
+    for key, value in {
+        "session.optimized_model_external_initializers_file_name": f"{saved.name}.data",
+        "session.optimized_model_external_initializers_min_size_in_bytes": str(_EXTERNAL_BYTES),
+        "session.save_external_prepacked_constant_initializers": "1",
+    }.items():
+        options.add_session_config_entry(key, value)
+    return load(graph, options)
+
+
+def _rewrite(saved: Path, destination: Path) -> None:
+    """Copy the weights and their packed forms to places that are aligned."""
+    model = onnx.load(saved, load_external_data=False)
+    data = destination.with_name(f"{destination.name}.data")
+    with saved.with_name(f"{saved.name}.data").open("rb") as source, data.open("wb") as target:
+        for tensor in model.graph.initializer:
+            entries = {entry.key: entry for entry in tensor.external_data}
+            if not entries:
+                continue
+            entries["location"].value = data.name
+            for key, entry in entries.items():
+                if key.startswith(_PACKED):
+                    entry.value = _move_blobs(entry.value, source, target)
+            offset, length = (int(entries[key].value) for key in ("offset", "length"))
+            entries["offset"].value = str(_copy(source, offset, length, target))
+    onnx.save(model, destination)
+
+
+def _move_blobs(text: str, source: BinaryIO, target: BinaryIO) -> str:
+    """Copy the blobs of one packed weight.
+
+    Args:
+        text: `key|offset;length;flag`, more blobs appended with another `;offset;length;flag`.
+        source: the saved weights.
+        target: the new weights.
+
+    Returns:
+        The same with the new offsets.
+    """
+    key, _, blobs = text.partition("|")
+    fields = blobs.split(";")
+    for index in range(0, len(fields) - 2, 3):
+        fields[index] = str(_copy(source, int(fields[index]), int(fields[index + 1]), target))
+    return f"{key}|{';'.join(fields)}"
+
+
+def _copy(source: BinaryIO, offset: int, length: int, target: BinaryIO) -> int:
+    """Append bytes of one file to another, from the next page on; return where they start."""
+    start = target.tell()
+    source.seek(offset)
+    while length:
+        piece = source.read(min(length, _PIECE))
+        if not piece:
+            raise ModelLoadError("the saved weights end too early")
+        target.write(piece)
+        length -= len(piece)
+    target.write(bytes(-target.tell() % _PAGE))
+    return start
+
+
+def _logits(session: ort.InferenceSession) -> np.ndarray:
+    """Logits of a short prompt without a past."""
+    tokens = np.arange(1, 9, dtype=np.int64)[None]
+    feed = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+    for item in session.get_inputs():
+        if item.name == "position_ids":
+            feed[item.name] = np.arange(8, dtype=np.int64)[None]
+        elif item.name not in feed:
+            _, heads, _, size = item.shape
+            dtype = np.float16 if item.type == "tensor(float16)" else np.float32
+            feed[item.name] = np.zeros((1, heads, 0, size), dtype)
+    (logits,) = session.run(["logits"], feed)
+    if not np.isfinite(logits).all():
+        raise ModelLoadError("the graph's logits are not finite")
+    return np.asarray(logits)
+
+
+if __name__ == "__main__":
+    prepack(Path(sys.argv[1]), Path(sys.argv[2]))
