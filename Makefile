@@ -9,5 +9,5 @@ lint: ; @scripts/lint
 load: ; @scripts/load $(ARGS)
 bench: ; @scripts/venv dev load && .venv/bin/python -m bench $(ARGS)
 check: ; @scripts/check
-train: ; @scripts/venv train && .venv/bin/python -m training $(ARGS)
+train: ; @scripts/venv train && .venv/bin/python -m training.train $(ARGS)
 clean: ; @scripts/clean
