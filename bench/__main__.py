@@ -1,0 +1,110 @@
+"""`python -m bench`: measure this project on this machine and keep the results.
+
+Without arguments everything is measured. Progress goes to standard error, tables to standard
+output, JSON and Markdown into the results folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench import overhead, speculation
+from bench.machine import Machine, describe
+from bench.models import configured, tinyllama
+from bench.report import Table, write
+
+RESULTS = Path(__file__).resolve().parent / "results" / "local"
+_OVERHEAD_SMALL = overhead.Plan(loads=3, rounds=7, new_tokens=256)
+_OVERHEAD_LARGE = overhead.Plan(loads=3, rounds=3, new_tokens=64)
+_OVERHEAD_QUICK = overhead.Plan(loads=1, rounds=2, new_tokens=16)
+_SPECULATION = speculation.Plan(prompts=40, exact_prompts=20, new_tokens=96)
+_SPECULATION_QUICK = speculation.Plan(
+    prompts=3, exact_prompts=3, new_tokens=24, draft_lengths=(1, 4)
+)
+_NOT_LOSSLESS = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; 1 where exact mode's output was not plain decoding's."""
+    options = _parser().parse_args(arguments)
+    machine = describe()
+    lossless = True
+    if options.benchmark in ("overhead", "all"):
+        _overhead(options, machine)
+    if options.benchmark in ("speculation", "all"):
+        lossless = _speculation(options, machine)
+    return 0 if lossless else _NOT_LOSSLESS
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measure the layers' overhead and what speculation gains.",
+        epilog="The model is the one that the service would serve: SPECOPS_MODEL, "
+        "SPECOPS_TARGET and the other settings apply.",
+    )
+    parser.add_argument(
+        "benchmark", nargs="?", choices=("overhead", "speculation", "all"), default="all"
+    )
+    parser.add_argument("--quick", action="store_true", help="show that it works, in seconds")
+    parser.add_argument(
+        "--skip-tinyllama",
+        action="store_true",
+        help="overhead: leave out the 1.1 B-parameter model with random weights",
+    )
+    parser.add_argument(
+        "--prompts", type=Path, help="speculation: JSON lines with the field `prompt`"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder to write to (default: %(default)s)"
+    )
+    return parser
+
+
+def _overhead(options: argparse.Namespace, machine: Machine) -> None:
+    models = [(configured(), _OVERHEAD_SMALL)]
+    if not options.skip_tinyllama:
+        models.append((tinyllama(_progress), _OVERHEAD_LARGE))
+    measured = [
+        overhead.measure(model, _OVERHEAD_QUICK if options.quick else plan, _progress)
+        for model, plan in models
+    ]
+    results = {"models": [overhead.result(item) for item in measured]}
+    _publish(options, machine, "overhead", results, [overhead.table(item) for item in measured])
+
+
+def _speculation(options: argparse.Namespace, machine: Machine) -> bool:
+    model, plan = configured(), _SPECULATION_QUICK if options.quick else _SPECULATION
+    prompts = speculation.read_prompts(options.prompts) if options.prompts else None
+    measured = speculation.measure(model, plan, _progress, prompts)
+    result = speculation.result(model, measured, plan)
+    _publish(options, machine, "speculation", result, [speculation.table(model, measured, plan)])
+    return speculation.lossless(measured)
+
+
+def _publish(
+    options: argparse.Namespace,
+    machine: Machine,
+    name: str,
+    result: Mapping[str, object],
+    tables: list[Table],
+) -> None:
+    for item in tables:
+        print(item.text())
+    print(f"{machine.line}\n", flush=True)
+    document = {"quick": options.quick, "machine": asdict(machine), **result}
+    signed = [*tables[:-1], tables[-1].noting(f"measured on {machine.line}")]
+    for path in write(options.results, name, document, signed):
+        _progress(f"wrote {path}")
+
+
+def _progress(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""The models that the benchmarks run: the service's own, and one of a size that people really use.
+
+No 1.1 B-parameter weights are within reach of a machine without a network, and none are needed:
+how long a pass takes depends on the shapes, not on what the weights say.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.checkpoints import make_llama_checkpoint
+from tokenizers import ByteLevelBPETokenizer
+from training.corpus import load_corpus
+
+from specops.config import Settings
+from specops.engine import NO_DRAFTER
+from specops.models import MANIFEST, choose, prepare
+from specops.weight_cache import prepacked_graph
+
+CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
+_TINYLLAMA_VOCAB = 32_000
+_TINYLLAMA_QUANT = "int4-128"
+_CONTEXT = 512  # of the random model: enough for a benchmark, and a small KV cache
+
+Progress = Callable[[str], None]
+
+
+class BuildError(RuntimeError):
+    """The random model could not be exported."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    """A model to measure: what tables call it, and the settings that load it."""
+
+    key: str
+    title: str
+    settings: Settings
+
+    def graph(self) -> tuple[Path, bool]:
+        """The file that the engine loads with these settings, and whether it is prepacked.
+
+        How the weights lie in memory decides much of the speed: whoever is compared with the
+        engine must load the same file.
+        """
+        choice, cache = choose(self.settings), self.settings.cache_dir
+        folder = prepare(
+            choice.target, choice.target_quant, name=choice.name, cache_dir=cache, report=_ignore
+        )
+        if self.settings.prepack:
+            name = f"{folder.name}-{folder.quant}"
+            prepacked = prepacked_graph(folder.graph, name, cache, _ignore)
+            if prepacked is not None:
+                return prepacked, True
+        return folder.graph, False
+
+
+def _ignore(detail: str) -> None:
+    """Take no notice: the engine tells what it does."""
+
+
+def configured() -> BenchModel:
+    """The model that the service would serve: the demo pair, unless `SPECOPS_*` say otherwise."""
+    settings = Settings.from_env()
+    name = choose(settings).name
+    return BenchModel(name, f"{name} model", settings)
+
+
+def tinyllama(progress: Progress, cache: Path = CACHE) -> BenchModel:
+    """TinyLlama-1.1B's architecture with random weights in int4, kept in `cache` (about 2 GB).
+
+    The first call takes about a minute and 3 GB of disk.
+
+    Raises:
+        BuildError: the exporter refused the checkpoint.
+    """
+    folder = cache / f"tinyllama-shape-{_TINYLLAMA_QUANT}"
+    if not (folder / MANIFEST).is_file():
+        _build_tinyllama(folder, progress)
+    settings = replace(
+        Settings.from_env(),
+        target=str(folder),
+        draft=NO_DRAFTER,
+        quant="",
+        context=_CONTEXT,
+        cache_dir=cache,
+    )
+    return BenchModel("tinyllama-shape", "TinyLlama-1.1B shape, random weights", settings)
+
+
+def _build_tinyllama(folder: Path, progress: Progress) -> None:
+    checkpoint = folder.with_suffix(".checkpoint")
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    try:
+        progress(f"writing a random checkpoint of 1.1 B parameters to {checkpoint}")
+        make_llama_checkpoint(
+            checkpoint,
+            hidden=2048,
+            layers=22,
+            heads=32,
+            kv_heads=4,
+            ffn=5632,
+            vocab=_TINYLLAMA_VOCAB,
+            context=2048,
+            dtype="bfloat16",
+        )
+        progress(f"training its tokenizer of {_TINYLLAMA_VOCAB} entries")
+        _write_tokenizer(checkpoint / "tokenizer.json")
+        progress(f"exporting it to {folder}")
+        _export(checkpoint, folder)
+    finally:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _write_tokenizer(path: Path) -> None:
+    """A full-sized vocabulary, so that turning tokens into text costs what it really does."""
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        (document.text for document in load_corpus().library),
+        vocab_size=_TINYLLAMA_VOCAB,
+        special_tokens=["<|endoftext|>"],
+        show_progress=False,
+    )
+    tokenizer.save(str(path))
+
+
+def _export(checkpoint: Path, folder: Path) -> None:
+    command = [sys.executable, "-m", "specops.export", str(checkpoint), str(folder)]
+    done = subprocess.run(
+        [*command, "--quant", _TINYLLAMA_QUANT], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise BuildError(f"{checkpoint} cannot be exported: {done.stderr.strip()}")

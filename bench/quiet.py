@@ -1,0 +1,58 @@
+"""Makes sure that whoever is not being timed leaves the cores alone.
+
+After a forward pass the threads of ONNX Runtime's pool spin in wait for the next one: about 90 ms
+with onnxruntime 1.31. On two cores that slows down whoever runs next, so a timed run begins only
+when all sides are seen to be idle, and the CPU time that an idle side took meanwhile is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_WINDOW_SECONDS = 0.03
+_QUIET_SHARE = 0.1  # of one core: a spinning thread takes all of one
+_TIMEOUT_SECONDS = 10.0
+_NANOSECONDS = 1e9
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process's living threads, in seconds, to the scheduler's precision.
+
+    Raises:
+        OSError: the process has ended, or the kernel keeps no scheduler statistics.
+    """
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
+        except (FileNotFoundError, ProcessLookupError):
+            if not Path(f"/proc/{pid}/schedstat").is_file():
+                raise
+            # The thread ended between being listed and being read.
+    return total / _NANOSECONDS
+
+
+def settle(*pids: int, timeout: float = _TIMEOUT_SECONDS) -> None:
+    """Wait until this process and the given ones have stopped spinning.
+
+    Raises:
+        TimeoutError: one of them is still busy after `timeout` seconds.
+    """
+    everyone = (os.getpid(), *pids)
+    deadline = time.monotonic() + timeout
+    while True:
+        start, before = time.monotonic(), [cpu_seconds(pid) for pid in everyone]
+        time.sleep(_WINDOW_SECONDS)  # the window over which CPU time is compared
+        passed = time.monotonic() - start
+        after = [cpu_seconds(pid) for pid in everyone]
+        busy = [
+            pid
+            for pid, old, new in zip(everyone, before, after, strict=True)
+            if (new - old) / passed > _QUIET_SHARE
+        ]
+        if not busy:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {busy} are still busy after {timeout:g} s")

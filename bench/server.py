@@ -1,0 +1,166 @@
+"""The HTTP API as its users meet it: `specops serve` in a process of its own, and one client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from specops.config import PREFIX, Settings
+
+_HOST = "127.0.0.1"
+_START_SECONDS = 120.0
+_STOP_SECONDS = 30.0
+_POLL_SECONDS = 0.05
+_REQUEST_SECONDS = 600.0
+_EVENT = b"data: "
+_DONE = b"[DONE]"
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or refused a request; the message holds what it said."""
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The `SPECOPS_` variables that make a process read these settings."""
+    variables = {}
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if value != item.default:
+            text = str(int(value)) if isinstance(value, bool) else str(value)
+            variables[PREFIX + item.name.upper()] = text
+    return variables
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A streamed answer: its last event, and when events came, in `time.perf_counter()` seconds."""
+
+    answer: dict[str, Any]
+    first_event_at: float
+    last_event_at: float  # of the events that brought tokens
+
+
+class Client:
+    """One connection, kept open between requests."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection(_HOST, port, timeout=_REQUEST_SECONDS)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def ready(self) -> bool:
+        """Whether `GET /health` says so.
+
+        Raises:
+            OSError: nobody listens yet.
+        """
+        self._connection.request("GET", "/health")
+        response = self._connection.getresponse()
+        response.read()
+        return response.status == http.HTTPStatus.OK
+
+    def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """`POST /generate`; the answer.
+
+        Raises:
+            ServerError: the status is not 200.
+        """
+        answer: dict[str, Any] = json.loads(self._post(body).read())
+        return answer
+
+    def stream(self, body: Mapping[str, Any]) -> Stream:
+        """`POST /generate`, streaming, every event timed as it comes.
+
+        Raises:
+            ServerError: the status is not 200, or the stream ended early.
+        """
+        response = self._post({**body, "stream": True})
+        events: list[tuple[float, bytes]] = []
+        while line := response.readline():
+            if line.startswith(_EVENT):
+                events.append((time.perf_counter(), line.removeprefix(_EVENT).strip()))
+        # Tokens, then the answer, then the mark of the end.
+        if len(events) < 3 or events[-1][1] != _DONE:
+            raise ServerError(f"the stream ended early: {events[-1:]}")
+        return Stream(json.loads(events[-2][1]), events[0][0], events[-3][0])
+
+    def _post(self, body: Mapping[str, Any]) -> http.client.HTTPResponse:
+        headers = {"Content-Type": "application/json"}
+        self._connection.request("POST", "/generate", json.dumps(body).encode(), headers)
+        response = self._connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            raise ServerError(f"HTTP {response.status}: {response.read().decode()}")
+        return response
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[tuple[int, Client]]:
+    """Run the API on a free loopback port; yields its process id and a client.
+
+    Raises:
+        ServerError: the model is not ready in time.
+    """
+    settings = replace(settings, host=_HOST, port=_free_port(), log_level="warning")
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "specops", "serve"],
+            env={**inherited, **environment(settings)},
+            cwd=Path(__file__).resolve().parents[1],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        client = Client(settings.port)
+        try:
+            try:
+                _wait_until_ready(process, client)
+            except ServerError as error:
+                log.seek(0)
+                raise ServerError(f"{error}: {log.read().decode(errors='replace')}") from None
+            yield process.pid, client
+        finally:
+            client.close()
+            _end(process)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], client: Client) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerError(f"the server ended with code {process.returncode}")
+        try:
+            if client.ready():
+                return
+        except OSError:
+            client.close()  # nobody listens yet: the next request connects anew
+        time.sleep(_POLL_SECONDS)  # between two looks at the condition
+    raise ServerError(f"the server was not ready after {_START_SECONDS:g} s")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
