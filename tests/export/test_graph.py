@@ -54,7 +54,7 @@ def test_a_layer_is_ten_nodes(model: ExportedModel) -> None:
         linear,
         "SkipSimplifiedLayerNormalization",
         linear,
-        "Split",
+        linear,
         "QuickGelu",
         "Mul",
         linear,
@@ -167,3 +167,28 @@ def test_quantized_logits_stay_close_to_fp32(model: ExportedModel, tmp_path: Pat
     error = np.linalg.norm(Runner(model).step(TOKENS) - expected) / np.linalg.norm(expected)
     # Random weights are the hardest to round: measured 0.032 and 0.28 at blocks of 128.
     assert error < {32: 1e-6, 8: 0.05, 4: 0.4}[model.quantization.bits]
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        Quantization(bits=4, block=32, head_bits=4, embedding_bits=4),
+        Quantization(bits=4, block=64, head_bits=8, embedding_bits=4),
+        Quantization(bits=8, block=16),
+        Quantization(bits=8, block=256),
+        Quantization(bits=4, block=128),
+    ],
+    ids=str,
+)
+def test_widths_that_fill_no_whole_block_are_quantized_too(
+    quantization: Quantization, tmp_path: Path
+) -> None:
+    """80 and 146 inputs: every matrix ends in a block that is not full."""
+    source = make_llama_checkpoint(
+        tmp_path / "source", hidden=80, heads=5, kv_heads=5, ffn=146, tie=True
+    )
+    fp32 = export_checkpoint(source, tmp_path / "fp32", quantization=Quantization.parse("fp32"))
+    small = export_checkpoint(source, tmp_path / "small", quantization=quantization)
+    expected = Runner(fp32).step(TOKENS)
+    error = np.linalg.norm(Runner(small).step(TOKENS) - expected) / np.linalg.norm(expected)
+    assert error < {8: 0.05, 4: 0.4}[quantization.bits]

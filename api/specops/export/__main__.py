@@ -11,7 +11,8 @@ from specops.export import ExportError, Quantization, export_checkpoint
 
 def _percent(done: int, total: int) -> None:
     if sys.stderr.isatty():
-        print(f"\r{100 * done // max(total, 1):3d} %", end="", file=sys.stderr)
+        end = "\n" if done == total else ""
+        print(f"\r{100 * done // total:3d} %", end=end, file=sys.stderr)
 
 
 def main(arguments: list[str] | None = None) -> int:

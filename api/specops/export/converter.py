@@ -122,8 +122,8 @@ class _ProgressCounter:
         self._report = report
 
     def add(self, nbytes: int) -> None:
-        self._done = min(self._done + nbytes, self._total)
-        if self._report is not None:
+        before, self._done = self._done, min(self._done + nbytes, self._total)
+        if self._report is not None and self._done > before:
             self._report(self._done, self._total)
 
     def finish(self) -> None:

@@ -130,16 +130,11 @@ class DecoderGraph:
         )
         return name
 
-    def gated_silu(self, name: str, gate_up: str, width: int) -> str:
-        """silu(gate) * up, for gate and up of `width` side by side in `gate_up`."""
-        halves = [f"{name}.gate", f"{name}.up"]
-        sizes = self._weights.constant(f"{name}.sizes", np.array([width, width], np.int64))
-        self._nodes.append(
-            helper.make_node("Split", [gate_up, sizes], halves, name=f"{name}.split", axis=-1)
-        )
+    def gated_silu(self, name: str, gate: str, up: str) -> str:
+        """silu(gate) * up, element by element."""
         # QuickGelu is x * sigmoid(alpha * x): at alpha = 1 the fused kernel of SiLU.
-        gate = self._node("QuickGelu", halves[:1], f"{name}.silu", domain=_MICROSOFT, alpha=1.0)
-        return self._node("Mul", [gate, halves[1]], name)
+        silu = self._node("QuickGelu", [gate], f"{name}.silu", domain=_MICROSOFT, alpha=1.0)
+        return self._node("Mul", [silu, up], name)
 
     def finish(self, name: str) -> onnx.ModelProto:
         """The drawn model, its large initializers pointing into the weight file."""

@@ -81,22 +81,13 @@ class Llama(Family):
         first_norm = checkpoint.vector("model.layers.0.input_layernorm.weight")
         x = graph.rms_norm("layers.0.input_norm", residual, first_norm, self._epsilon)
         for index in range(self.shape.num_layers):
-            name, stored = f"layers.{index}", f"model.layers.{index}"
-            heads = [f"{stored}.self_attn.{part}_proj.weight" for part in "qkv"]
-            x = graph.linear(f"{name}.qkv", x, checkpoint.matrix(*heads))
-            x = graph.attention(index, x, rotary)
-            output = checkpoint.matrix(f"{stored}.self_attn.o_proj.weight")
-            x = graph.linear(f"{name}.attention_output", x, output)
-
+            stored = f"model.layers.{index}"
+            x = self._attention(graph, checkpoint, index, x, rotary)
             norm = checkpoint.vector(f"{stored}.post_attention_layernorm.weight")
             x, residual = graph.add_rms_norm(
-                f"{name}.feed_forward_norm", x, residual, norm, self._epsilon
+                f"layers.{index}.feed_forward_norm", x, residual, norm, self._epsilon
             )
-            gates = [f"{stored}.mlp.{part}_proj.weight" for part in ("gate", "up")]
-            x = graph.linear(f"{name}.gate_up", x, checkpoint.matrix(*gates))
-            x = graph.gated_silu(f"{name}.gated", x, self._feed_forward)
-            x = graph.linear(f"{name}.down", x, checkpoint.matrix(f"{stored}.mlp.down_proj.weight"))
-
+            x = self._feed_forward_block(graph, checkpoint, index, x)
             last = index + 1 == self.shape.num_layers
             next_norm = _FINAL_NORM if last else f"model.layers.{index + 1}.input_layernorm.weight"
             next_name = "final_norm" if last else f"layers.{index + 1}.input_norm"
@@ -104,3 +95,27 @@ class Llama(Family):
                 next_name, x, residual, checkpoint.vector(next_norm), self._epsilon
             )
         graph.head(x, checkpoint.matrix(_EMBEDDING if self._tied else _HEAD))
+
+    def _attention(
+        self,
+        graph: DecoderGraph,
+        checkpoint: Checkpoint,
+        index: int,
+        x: str,
+        rotary: tuple[str, str],
+    ) -> str:
+        name, stored = f"layers.{index}", f"model.layers.{index}.self_attn"
+        heads = checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv"))
+        x = graph.attention(index, graph.linear(f"{name}.qkv", x, heads), rotary)
+        output = checkpoint.matrix(f"{stored}.o_proj.weight")
+        return graph.linear(f"{name}.attention_output", x, output)
+
+    def _feed_forward_block(
+        self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str
+    ) -> str:
+        # gate and up apart: side by side in one product, splitting its result costs more
+        name, stored = f"layers.{index}", f"model.layers.{index}.mlp"
+        gate = graph.linear(f"{name}.gate", x, checkpoint.matrix(f"{stored}.gate_proj.weight"))
+        up = graph.linear(f"{name}.up", x, checkpoint.matrix(f"{stored}.up_proj.weight"))
+        x = graph.gated_silu(f"{name}.gated", gate, up)
+        return graph.linear(f"{name}.down", x, checkpoint.matrix(f"{stored}.down_proj.weight"))
