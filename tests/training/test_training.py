@@ -1,0 +1,141 @@
+"""The training itself, at toy size: the model is transformers' Llama, a restart loses nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.reference
+
+from training.checkpoint import load_model, save_model  # noqa: E402
+from training.data import Sampler  # noqa: E402
+from training.distill import Distillation  # noqa: E402
+from training.model import Llama, ModelConfig  # noqa: E402
+from training.optim import Optimizer, orthogonalize  # noqa: E402
+from training.presets import PRESETS, Preset  # noqa: E402
+from training.pretrain import Target  # noqa: E402
+from training.runtime import Budget  # noqa: E402
+from training.tokenizer import train_tokenizer  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+TINY = ModelConfig(64, 128, 2, 4, 2, head_dim=16, vocab_size=300, max_position_embeddings=64)
+PRESET = Preset(TINY, TINY, target_tokens=16 * 8 * 30, draft_tokens=16 * 8 * 30,
+                short=(16, 8), long=(32, 4))  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toy models run before they would be compiled."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    torch.manual_seed(0)
+
+
+def random_model() -> Llama:
+    model = Llama(TINY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2).round_(decimals=2)
+    return model
+
+
+def arrays() -> dict[str, np.ndarray]:
+    pattern = np.tile(np.arange(20, dtype=np.uint16), 400)
+    return {"library": pattern, "tests": pattern[::-1].copy(), "samples": pattern}
+
+
+def make_target(file: Path) -> Target:
+    return Target(PRESET, Sampler(arrays(), 0), Budget(PRESET.target_tokens), file)
+
+
+def test_transformers_loads_the_folder_and_gives_the_same_logits(tmp_path: Path) -> None:
+    save_model(random_model(), train_tokenizer(["a"], vocab_size=300), tmp_path)
+    ours = load_model(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokens = torch.randint(0, 300, (2, 40))
+    with torch.inference_mode():
+        expected, logits = theirs(tokens).logits, ours(tokens)
+    assert logits.std() > 0.2
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 128, 64), (2, 64, 128)])
+def test_muon_brings_all_singular_values_near_one(shape: tuple[int, ...]) -> None:
+    values = torch.linalg.svdvals(orthogonalize(torch.randn(shape)))
+    # The five steps are tuned for speed: values land between about 0.7 and 1.2, small ones lower.
+    assert 0.6 < values.median() < 1.3
+    assert values.max() < 1.4
+
+
+def test_every_parameter_has_exactly_one_optimizer() -> None:
+    model = Llama(TINY)
+    optimizer = Optimizer(model, matrix_lr=0.02, vector_lr=0.003)
+    held = [
+        id(p) for part in optimizer.parts for group in part.param_groups for p in group["params"]
+    ]
+    assert sorted(held) == sorted(id(p) for p in model.parameters())
+
+
+def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
+    model = Llama(TINY)
+    optimizer = Optimizer(model, matrix_lr=0.02, vector_lr=0.003)
+    rates = []
+    for progress in (0.0, 0.02, 0.5, 1.0):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step(progress)
+        rates.append(optimizer.parts[0].param_groups[0]["lr"])
+    assert rates[0] < rates[2] < rates[1] <= 0.02
+    assert rates[3] == 0.0
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_training_learns_and_a_restart_ends_where_the_unbroken_run_does(tmp_path: Path) -> None:
+    unbroken = make_target(tmp_path / "unbroken.pt")
+    broken = make_target(tmp_path / "broken.pt")
+    broken.model.load_state_dict(unbroken.model.state_dict())
+    losses = [unbroken.train_step() for _ in range(20)]
+    assert losses[-1] < losses[0] - 1
+    for _ in range(7):
+        broken.train_step()
+    broken.save()
+    resumed = make_target(tmp_path / "broken.pt")
+    resumed.resume()
+    again = [resumed.train_step() for _ in range(13)]
+    assert again == losses[7:]
+    assert resumed.budget.tokens_done == unbroken.budget.tokens_done
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_distillation_brings_the_draft_to_the_target(tmp_path: Path) -> None:
+    target = random_model().eval().requires_grad_(False)
+    before = {name: weight.clone() for name, weight in target.state_dict().items()}
+    sampler, budget = Sampler(arrays(), 0), Budget(PRESET.draft_tokens)
+    run = Distillation(PRESET, target, sampler, budget, tmp_path / "draft.pt")
+    divergences = [run.train_step()[0] for _ in range(30)]
+    assert all(divergence > 0 for divergence in divergences)
+    assert divergences[-1] < 0.7 * divergences[0]
+    assert all(torch.equal(before[name], weight) for name, weight in target.state_dict().items())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_keep_the_pair_in_proportion_and_the_quantization_in_blocks(name: str) -> None:
+    preset = PRESETS[name]
+    with torch.device("meta"):
+        sizes = [Llama(config).parameter_count() for config in (preset.target, preset.draft)]
+    assert 8_000_000 <= sizes[0] <= 60_000_000
+    assert sizes[1] * 10 <= sizes[0]
+    assert preset.target.vocab_size == preset.draft.vocab_size
+    for config in (preset.target, preset.draft):
+        assert config.hidden_size % 128 == config.intermediate_size % 128 == 0
+        assert preset.long[0] == config.max_position_embeddings
+
+
+def test_a_budget_in_minutes_counts_time_and_one_in_tokens_counts_tokens() -> None:
+    timed = Budget(tokens=10, minutes=1, seconds_done=30)
+    assert timed.progress == 0.5
+    counted = Budget(tokens=100, tokens_done=25, seconds_done=60)
+    assert counted.progress == 0.25
+    assert counted.eta_minutes() == pytest.approx(3)
+    counted.spend(1000)
+    assert counted.progress == 1.0
