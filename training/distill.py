@@ -19,7 +19,7 @@ from training.data import Sampler
 from training.model import Llama
 from training.optim import Optimizer
 from training.presets import PRESETS, Preset
-from training.pretrain import CHECKPOINT_SECONDS, prepare
+from training.pretrain import CHECKPOINT_SECONDS, LONG_FROM, prepare
 from training.runtime import (
     Budget,
     device,
@@ -63,7 +63,9 @@ class Distillation:
 
     def train_step(self) -> tuple[float, float]:
         """One batch; the divergence in nats per token and the agreement."""
-        length, rows = self.preset.short
+        long = self.budget.progress >= LONG_FROM
+        length, rows = self.preset.long if long else self.preset.short
+        rows //= 2  # so small a model gains more from more steps than from larger ones
         counts = {"samples": rows * SAMPLED_ROWS // 16, "tests": rows * TEST_ROWS // 16}
         if not len(self.sampler.arrays["tests"]):
             counts["tests"] = 0
@@ -168,7 +170,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path(__file__).parent / "runs")
     parser.add_argument("--target", type=Path, help="model folder (default: RUNS/target)")
     parser.add_argument("--minutes", type=float)
-    parser.add_argument("--sample-tokens", type=int, default=1_000_000)
+    parser.add_argument("--sample-tokens", type=int, default=500_000)
     parser.add_argument("--seed", type=int, default=21)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
