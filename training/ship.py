@@ -35,7 +35,9 @@ def main() -> None:
     """Read the command line and ship."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path(__file__).parent / "runs")
-    ship(parser.parse_args().runs)
+    parser.add_argument("--folder", type=Path, default=DEMO_DIR)
+    options = parser.parse_args()
+    ship(options.runs, options.folder)
 
 
 if __name__ == "__main__":
