@@ -6,6 +6,7 @@ how long a pass takes depends on the shapes, not on what the weights say.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.checkpoints import make_llama_checkpoint
 from tokenizers import ByteLevelBPETokenizer
 from training.corpus import load_corpus
 
+from specops import export
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
 from specops.models import MANIFEST, choose, prepare
@@ -36,11 +38,15 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A model to measure: what tables call it, and the settings that load it."""
+    """A model to measure: what tables call it, and the settings that load it.
+
+    `large` says that a pass takes so long that the layers around it should not be seen beside it.
+    """
 
     key: str
     title: str
     settings: Settings
+    large: bool
 
     def graph(self) -> tuple[Path, bool]:
         """The file that the engine loads with these settings, and whether it is prepacked.
@@ -68,7 +74,7 @@ def configured() -> BenchModel:
     """The model that the service would serve: the demo pair, unless `SPECOPS_*` say otherwise."""
     settings = Settings.from_env()
     name = choose(settings).name
-    return BenchModel(name, f"{name} model", settings)
+    return BenchModel(name, f"{name} model", settings, large=False)
 
 
 def tinyllama(progress: Progress, cache: Path = CACHE) -> BenchModel:
@@ -79,23 +85,33 @@ def tinyllama(progress: Progress, cache: Path = CACHE) -> BenchModel:
     Raises:
         BuildError: the exporter refused the checkpoint.
     """
-    folder = cache / f"tinyllama-shape-{_TINYLLAMA_QUANT}"
+    home = cache / f"tinyllama-{_exporter_digest()}"
+    folder = home / "model"
     if not (folder / MANIFEST).is_file():
-        _build_tinyllama(folder, progress)
+        for outdated in cache.glob("tinyllama-*"):
+            shutil.rmtree(outdated)
+        _build_tinyllama(home / "checkpoint", folder, progress)
     settings = replace(
         Settings.from_env(),
         target=str(folder),
         draft=NO_DRAFTER,
         quant="",
         context=_CONTEXT,
-        cache_dir=cache,
+        cache_dir=home,
     )
-    return BenchModel("tinyllama-shape", "TinyLlama-1.1B shape, random weights", settings)
+    title = "TinyLlama-1.1B shape, random weights"
+    return BenchModel("tinyllama-shape", title, settings, large=True)
 
 
-def _build_tinyllama(folder: Path, progress: Progress) -> None:
-    checkpoint = folder.with_suffix(".checkpoint")
-    shutil.rmtree(checkpoint, ignore_errors=True)
+def _exporter_digest() -> str:
+    """Changes with the exporter's code: another exporter may draw another graph."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(export.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _build_tinyllama(checkpoint: Path, folder: Path, progress: Progress) -> None:
     try:
         progress(f"writing a random checkpoint of 1.1 B parameters to {checkpoint}")
         make_llama_checkpoint(

@@ -25,7 +25,7 @@ from specops.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, Output, StepKind
 
 BARE, ENGINE, API, STREAM = "bare loop", "engine", "API", "API, streaming"
-# Who is held against whom, and the share of its speed that is wanted.
+# Who is held against whom, and the share of its speed that is wanted on a large model.
 _COMPARED = {ENGINE: (BARE, 0.97), API: (ENGINE, 0.95), STREAM: (ENGINE, None)}
 _STEP_AIM_MS = 0.3
 _PROMPT = '''\
@@ -252,7 +252,7 @@ def table(measured: Measured) -> Table:
                 base,
                 spread(Summary.of(ratios(rates, measured.decode_rates[base])), 3),
                 spread(Summary.of(ratios(whole, measured.whole_rates[base])), 3),
-                f"{wanted:.2f}" if wanted else "",
+                f"{wanted:.2f}" if wanted and measured.model.large else "",
             )
         )
     columns = ("side", "decode tok/s", "request tok/s", "against", "decode", "request", "wanted")
@@ -280,7 +280,7 @@ def result(measured: Measured) -> dict[str, Any]:
         whole = ratios(measured.whole_rates[side], measured.whole_rates[base])
         compared[side] = {
             "against": base,
-            "wanted": wanted,
+            "wanted": wanted if measured.model.large else None,
             "decode": asdict(Summary.of(decode)),
             "request": asdict(Summary.of(whole)),
         }

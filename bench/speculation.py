@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.corpus import heldout_prompts
+from training.corpus import read_prompts as shipped_prompts
 
 from bench.models import BenchModel, Progress
 from bench.quiet import settle
@@ -137,13 +137,13 @@ def measure(
         model: the pair.
         plan: how much.
         progress: told about every prompt.
-        prompts: texts to continue; held-out code by default.
+        prompts: texts to continue; the shipped held-out code by default.
 
     Raises:
         PromptTooLong: a prompt leaves no room in the context.
         ValueError: there are no prompts.
     """
-    texts = list(prompts or heldout_prompts(plan.prompts))[: plan.prompts]
+    texts = list(prompts or shipped_prompts())[: plan.prompts]
     engine = Engine.load(model.settings)
     drafters = [name for name in engine.info.drafters if name != NO_DRAFTER]
     configs = [PLAIN, *(Config(name, k) for name in drafters for k in plan.draft_lengths)]

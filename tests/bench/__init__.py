@@ -1,0 +1,1 @@
+"""Tests of the benchmarks: that their arithmetic is right and that they measure what they say."""

@@ -1,0 +1,76 @@
+"""`python -m bench --quick` for real: server, engine and bare loop on a tiny random model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specops.export import Quantization, export_checkpoint
+from tests.checkpoints import make_llama_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported model with room for the benchmark's prompt in its few-entry vocabulary."""
+    folder = tmp_path_factory.mktemp("bench")
+    checkpoint = make_llama_checkpoint(folder / "checkpoint", hidden=128, ffn=256, context=1024)
+    export_checkpoint(checkpoint, folder / "model", quantization=Quantization.parse("int8-128"))
+    return folder / "model"
+
+
+def bench(model: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    settings = {"SPECOPS_TARGET": str(model), "SPECOPS_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, "-m", "bench", *arguments, "--quick", "--results", str(folder)]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def kept(folder: Path, name: str) -> dict[str, Any]:
+    assert (folder / f"{name}.md").read_text().startswith("### ")
+    result: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return result
+
+
+@pytest.mark.e2e
+def test_overhead_measures_all_sides_on_the_same_output(model: Path, tmp_path: Path) -> None:
+    done = bench(model, tmp_path, "overhead", "--skip-tinyllama")
+    assert done.returncode == 0, done.stderr
+    assert "API, streaming" in done.stdout
+    result = kept(tmp_path, "overhead")
+    (measured,) = result["models"]
+    assert result["quick"]
+    assert measured["outputs_equal"]
+    assert measured["idle_share"] < 0.5
+    rates = measured["decode_tokens_per_second"]
+    assert set(rates) == {"bare loop", "engine", "API", "API, streaming"}
+    assert all(rate > 0 for side in rates.values() for rate in side)
+
+
+@pytest.mark.e2e
+def test_speculation_is_measured_and_lossless(model: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "def add(a, b):\\n"}\n{"prompt": "return a + b\\n"}\n')
+    done = bench(model, tmp_path, "speculation", "--prompts", str(prompts))
+    assert done.returncode == 0, done.stderr
+    assert "exact mode lossless: yes" in done.stdout
+    result = kept(tmp_path, "speculation")
+    assert result["lossless"]
+    assert [(item["drafter"], item["k"]) for item in result["configs"]] == [
+        ("none", 0),
+        ("ngram", 1),
+        ("ngram", 4),
+    ]

@@ -1,0 +1,95 @@
+"""The server under test reads the settings that the benchmark runs the engine with."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from bench.server import Client, ServerError, environment, serving
+
+from specops.config import Settings
+
+SETTINGS = [
+    Settings(),
+    Settings(target="/models/a", draft="none", rows=1, context=512, threads=2),
+    Settings(exact=True, prepack=False, drain_timeout=2.5, cache_dir=Path("/var/cache/x")),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_settings_survive_the_way_through_the_environment(settings: Settings) -> None:
+    assert Settings.from_env(environment(settings)) == settings
+
+
+def test_a_setting_at_its_default_is_not_passed_on() -> None:
+    assert environment(Settings()) == {}
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    settings = Settings(model="no-such-preset")
+    with pytest.raises(ServerError, match="no-such-preset"), serving(settings):
+        pass
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[Client]:
+    """A client of a server that answers every request the same."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            """Keep the test's output clean."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        client = Client(server.server_port)
+        try:
+            yield client
+        finally:
+            client.close()
+            server.shutdown()
+            thread.join()
+
+
+def test_a_plain_answer_is_its_json() -> None:
+    with answering(200, b'{"generated_text": "x"}') as client:
+        assert client.generate({"prompt": ""}) == {"generated_text": "x"}
+
+
+def test_a_refusal_is_an_error_with_the_servers_words() -> None:
+    with answering(429, b"try again") as client, pytest.raises(ServerError, match="429: try again"):
+        client.generate({"prompt": ""})
+
+
+def events(*items: object) -> bytes:
+    return b"".join(b"data: " + json.dumps(item).encode() + b"\n\n" for item in items)
+
+
+def test_a_streams_answer_is_its_last_event_but_one_and_its_tokens_are_timed() -> None:
+    body = events({"text": "a"}, {"text": "b"}, {"generated_text": "ab"}) + b"data: [DONE]\n\n"
+    with answering(200, body) as client:
+        stream = client.stream({"prompt": ""})
+    assert stream.answer == {"generated_text": "ab"}
+    assert stream.first_event_at < stream.last_event_at
+
+
+def test_a_stream_without_its_end_is_an_error() -> None:
+    with (
+        answering(200, events({"text": "a"}, {"text": "b"}, {"text": "c"})) as client,
+        pytest.raises(ServerError, match="ended early"),
+    ):
+        client.stream({"prompt": ""})
