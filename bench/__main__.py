@@ -18,8 +18,8 @@ from bench.models import configured, tinyllama
 from bench.report import Table, write
 
 RESULTS = Path(__file__).resolve().parent / "results" / "local"
-_OVERHEAD_SMALL = overhead.Plan(loads=3, rounds=7, new_tokens=256)
-_OVERHEAD_LARGE = overhead.Plan(loads=3, rounds=3, new_tokens=64)
+_OVERHEAD_SMALL = overhead.Plan(loads=3, rounds=8, new_tokens=256)
+_OVERHEAD_LARGE = overhead.Plan(loads=3, rounds=4, new_tokens=64)
 _OVERHEAD_QUICK = overhead.Plan(loads=1, rounds=2, new_tokens=16)
 _SPECULATION = speculation.Plan(prompts=40, exact_prompts=20, new_tokens=96)
 _SPECULATION_QUICK = speculation.Plan(

@@ -66,10 +66,13 @@ class Client:
 
         Raises:
             OSError: nobody listens yet.
+            ServerError: the model failed to load.
         """
         self._connection.request("GET", "/health")
         response = self._connection.getresponse()
-        response.read()
+        health = json.loads(response.read())
+        if health["error"]:
+            raise ServerError(f"the model cannot be served: {health['error']}")
         return response.status == http.HTTPStatus.OK
 
     def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def answering(status: int, body: bytes) -> Iterator[Client]:
             """Keep the test's output clean."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         client = Client(server.server_port)
         try:
