@@ -28,6 +28,7 @@ INFO = ModelInfo(
     rows=2,
     kv_bytes=1024,
     threads=1,
+    exact_align=2,
 )
 STATS = GenerationStats(
     prompt_tokens=3,

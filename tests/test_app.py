@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -236,6 +237,16 @@ async def test_every_wrong_field_is_in_the_message() -> None:
         error = problem(await here.generate(top_p=7, seed="x"))
     assert "top_p: " in error["message"]
     assert "seed: " in error["message"]
+
+
+async def test_exact_output_that_cannot_be_promised_is_refused() -> None:
+    service = FakeService(ANSWER)
+    service.info = replace(INFO, exact_align=None)
+    async with api(service) as here:
+        response = await here.generate(exact=True)
+        assert response.status_code == 422
+        assert response.json()["error"]["param"] == "exact"
+        assert (await here.generate(exact=False)).status_code == 200
 
 
 async def test_drafter_that_the_model_lacks_is_refused() -> None:

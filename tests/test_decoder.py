@@ -7,11 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specops.decoder import (
-    EXACT_ALIGN,
-    Decoder,
-    Logits,
-)
+from specops.decoder import Decoder, Logits
+from specops.exactness import exact_align
 from specops.session import ModelLoadError, open_session, share_threads
 
 TOKENS = np.random.default_rng(0).integers(1, 320, 100).tolist()
@@ -36,9 +33,27 @@ def close(left: Logits, right: Logits) -> bool:
 def test_aligned_passes_are_bit_identical_however_a_sequence_is_cut(
     decoder: Decoder, width: int
 ) -> None:
-    whole = feed(decoder, 0, [32, 32], EXACT_ALIGN)
-    cut = feed(decoder, 1, [width] * (64 // width), EXACT_ALIGN)
+    align = exact_align(decoder)
+    assert align is not None
+    whole = feed(decoder, 0, [32, 32], align)
+    cut = feed(decoder, 1, [width] * (64 // width), align)
     assert np.array_equal(cut, whole[: len(cut)])
+
+
+def test_the_measured_alignment_leaves_the_row_empty(decoder: Decoder) -> None:
+    exact_align(decoder)
+    assert decoder.cache.lengths == [0] * decoder.cache.rows
+
+
+def test_kernels_that_never_agree_promise_nothing(decoder: Decoder) -> None:
+    """Noise in the last bits of every pass, as from sums in an order that depends on its width."""
+    extend = decoder.extend
+
+    def noisy(row: int, tokens: list[int], *, align: int = 1) -> Logits:
+        return extend(row, tokens, align=align) * np.float32(1 + len(tokens) * 1e-6)
+
+    decoder.extend = noisy  # type: ignore[method-assign, assignment]
+    assert exact_align(decoder) is None
 
 
 def test_single_tokens_agree_with_a_prefill(decoder: Decoder) -> None:

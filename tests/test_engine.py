@@ -41,6 +41,15 @@ def test_a_drafter_that_is_not_there_is_refused(tiny_settings: Settings) -> None
         Engine.load(replace(tiny_settings, draft="none", drafter="draft"))
 
 
+def test_exactness_that_cannot_be_kept_is_refused(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specops.engine.exact_align", lambda decoder: None)
+    assert Engine.load(tiny_settings).info.exact_align is None
+    with pytest.raises(ConfigError, match="SPECOPS_EXACT"):
+        Engine.load(replace(tiny_settings, exact=True))
+
+
 def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ConfigError, match="SPECOPS_MODEL takes one of demo"):
         choose(Settings(model="nothing"))

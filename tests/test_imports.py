@@ -20,7 +20,7 @@ LAYERS = [
     {"metrics"},
     {"engine"},
     {"models", "scheduler", "weight_cache", "prepack"},
-    {"speculation"},
+    {"speculation", "exactness"},
     {"drafters", "verify", "sequence"},
     {"sampling", "decoder", "text_stream"},
     {"kv_cache", "tokenizer", "session"},

@@ -23,11 +23,7 @@ Logits = npt.NDArray[np.float32]
 MASK_BUCKET = 64
 _KEPT_BINDINGS = 256
 
-# With an even width, a token's logits do not depend, to the last bit, on how its sequence was cut
-# into passes. One token alone takes another attention kernel, and MatMulNBits with blocks of 128
-# computes rows in pairs: the odd one out takes another kernel, whose sums round differently.
-# (Seen with onnxruntime 1.31 on AVX512-VNNI; tests/test_decoder.py shows it for the machine.)
-EXACT_ALIGN = 2
+WIDEST_ALIGN = 8  # spare tokens round a pass up to a multiple of at most this
 
 
 def _cache_shape(session: ort.InferenceSession) -> CacheShape:
@@ -74,7 +70,7 @@ class Decoder:
         self.vocab_size = int(session.get_outputs()[0].shape[-1])
         names = {item.name for item in session.get_inputs()}
         self._position_ids = "position_ids" in names
-        most = max(rows, max_width + -max_width % EXACT_ALIGN)
+        most = max(rows, max_width + -max_width % WIDEST_ALIGN)
         self._ids = np.zeros(most, np.int64)
         self._positions = np.zeros(most, np.int64)
         self._mask = np.zeros(rows * capacity, np.int64)
@@ -108,7 +104,7 @@ class Decoder:
             row: the row.
             tokens: [S] the row's next tokens.
             align: the pass's width is rounded up to a multiple of it with spare tokens, whose
-                keys and values are rolled back. See `EXACT_ALIGN`.
+                keys and values are rolled back. See `exactness`.
 
         Returns:
             [S, V] logits, valid until the next pass.

@@ -13,6 +13,7 @@ from specops.decoder import Decoder
 from specops.drafters.base import Drafter
 from specops.drafters.draft_model import DraftModelDrafter
 from specops.drafters.ngram import NgramDrafter
+from specops.exactness import exact_align
 from specops.models import ModelError, ModelFolder, choose, prepare
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.scheduler import Scheduler
@@ -21,6 +22,7 @@ from specops.tokenizer import Tokenizer
 from specops.weight_cache import prepacked_graph
 
 NO_DRAFTER = "none"
+_LEAST_WIDTH = 16  # what the check for exactness needs
 
 
 class ModelState(StrEnum):
@@ -53,6 +55,7 @@ class ModelInfo:
     context: int  # tokens per request, prompt and output together
     rows: int
     kv_bytes: int  # of all caches
+    exact_align: int | None  # see `exactness`; None: exact output cannot be promised here
     threads: int
 
     @property
@@ -152,6 +155,12 @@ def _assemble(
     context = min(settings.context or target.context_length, target.context_length)
     tokenizer = Tokenizer.load(target.path)
     decoder = _open(target, settings, context, report)
+    align = exact_align(decoder)
+    if align is None and settings.exact:
+        raise ConfigError(
+            "SPECOPS_EXACT cannot be kept: this processor's kernels round differently"
+        )
+    context -= max(0, (align or 1) - 2)  # room for the spare tokens of the last pass
     drafters: dict[str, Drafter] = {}
     kv_bytes = decoder.cache.nbytes
     if draft is not None:
@@ -172,6 +181,7 @@ def _assemble(
         context=context,
         rows=settings.rows,
         kv_bytes=kv_bytes,
+        exact_align=align,
         threads=threads,
     )
     scheduler = Scheduler(
@@ -180,6 +190,7 @@ def _assemble(
         tokenizer,
         end_tokens=target.end_tokens,
         prefill_chunk=settings.prefill_chunk,
+        exact_align=align or 1,
     )
     begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
     return Engine(info, scheduler, tokenizer, empty_prompt=(begin,))
@@ -196,7 +207,7 @@ def _open(
         open_session(prepacked or folder.graph, prepacked=prepacked is not None),
         rows=settings.rows,
         capacity=capacity,
-        max_width=max(settings.prefill_chunk, settings.max_k_draft + 1),
+        max_width=max(settings.prefill_chunk, settings.max_k_draft + 1, _LEAST_WIDTH),
     )
     # The first pass allocates; it also proves that the graph runs before anyone is served.
     decoder.extend(0, [0, 0])

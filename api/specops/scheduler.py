@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 
-from specops.decoder import EXACT_ALIGN, Decoder
+from specops.decoder import Decoder
 from specops.drafters.base import Drafter
 from specops.request import (
     FinishReason,
@@ -37,6 +37,7 @@ class Scheduler:
         tokenizer: the target's.
         end_tokens: tokens that end a text.
         prefill_chunk: prompt tokens per pass.
+        exact_align: width of exact passes, see `exactness`.
         clock: seconds; replaced in tests.
     """
 
@@ -48,6 +49,7 @@ class Scheduler:
         *,
         end_tokens: frozenset[int],
         prefill_chunk: int,
+        exact_align: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
@@ -57,6 +59,7 @@ class Scheduler:
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
         self._prefill_chunk = prefill_chunk
+        self._exact_align = exact_align
         self._clock = clock
 
     @property
@@ -152,7 +155,7 @@ class Scheduler:
         prompt = sequence.request.prompt_tokens
         chunk = prompt[sequence.prefilled : sequence.prefilled + self._prefill_chunk]
         start = time.perf_counter()
-        logits = self.target.extend(row, chunk, align=EXACT_ALIGN)
+        logits = self.target.extend(row, chunk, align=self._exact_align)
         seconds = time.perf_counter() - start
         sequence.prefilled += len(chunk)
         emitted = 0
@@ -174,7 +177,8 @@ class Scheduler:
                 continue
             proposal = propose(row, sequence, self.drafters)
             if proposal.draft.tokens or sequence.request.exact:
-                yield jump(row, sequence, proposal, self.target)
+                align = self._exact_align if sequence.request.exact else 1
+                yield jump(row, sequence, proposal, self.target, align=align)
             else:
                 shared.append((row, proposal))
         # Adjacent rows have the same distance between row and place in the list.

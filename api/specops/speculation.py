@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specops.decoder import EXACT_ALIGN, Decoder
+from specops.decoder import Decoder
 from specops.drafters.base import NO_DRAFT, Draft, Drafter
 from specops.request import StepKind, StepStats
 from specops.sampling import filtered_probs
@@ -43,7 +43,9 @@ def propose(row: int, sequence: Sequence, drafters: Mapping[str, Drafter]) -> Pr
     return Proposal(draft, drafter.name, time.perf_counter() - start)
 
 
-def jump(row: int, sequence: Sequence, proposal: Proposal, target: Decoder) -> StepStats:
+def jump(
+    row: int, sequence: Sequence, proposal: Proposal, target: Decoder, *, align: int
+) -> StepStats:
     """Verify the guesses in one pass and append what stands, with the target's own token after it.
 
     Args:
@@ -51,6 +53,7 @@ def jump(row: int, sequence: Sequence, proposal: Proposal, target: Decoder) -> S
         sequence: is appended to.
         proposal: guesses, maybe none.
         target: runs one pass.
+        align: the pass's width is a multiple of it; see `exactness`.
     """
     request, draft = sequence.request, proposal.draft
     guesses = len(draft.tokens)
@@ -59,7 +62,7 @@ def jump(row: int, sequence: Sequence, proposal: Proposal, target: Decoder) -> S
     logits = target.extend(
         row,
         [sequence.tokens[-1], *draft.tokens],
-        align=EXACT_ALIGN if request.exact else 1,
+        align=align,
     )
     seconds = time.perf_counter() - start
     if request.sampling.temperature == 0:

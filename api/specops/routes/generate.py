@@ -131,11 +131,14 @@ def _checked(body: GenerateRequest, settings: Settings, info: ModelInfo) -> dict
     if drafter not in info.drafters:
         names = ", ".join(info.drafters)
         raise _invalid("drafter", f"this model has {names}, not {drafter}")
+    exact = settings.exact if body.exact is None else body.exact
+    if exact and info.exact_align is None:
+        raise _invalid("exact", "this machine's kernels round differently from pass to pass")
     return {
         "max_new_tokens": min(body.max_new_tokens, settings.max_new_tokens),
         "k_draft": k_draft if drafter != "none" else 0,
         "drafter": drafter,
-        "exact": settings.exact if body.exact is None else body.exact,
+        "exact": exact,
     }
 
 
