@@ -16,6 +16,7 @@ from bench import overhead, speculation
 from bench.machine import Machine, describe
 from bench.models import configured, tinyllama
 from bench.report import Table, write
+from specops.config import ConfigError
 
 RESULTS = Path(__file__).resolve().parent / "results" / "local"
 _OVERHEAD_SMALL = overhead.Plan(loads=3, rounds=8, new_tokens=256)
@@ -25,18 +26,26 @@ _SPECULATION = speculation.Plan(prompts=40, exact_prompts=20, new_tokens=96)
 _SPECULATION_QUICK = speculation.Plan(
     prompts=3, exact_prompts=3, new_tokens=24, draft_lengths=(1, 4)
 )
-_DIFFERENT_OUTPUT = 1
+_DIFFERENT_OUTPUT, _FAILED = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for; 1 where output differed that must be equal."""
+    """Run what was asked for.
+
+    Returns:
+        0; 1 where output differed that must be equal; 2 where something could not be run.
+    """
     options = _parser().parse_args(arguments)
     machine = describe()
     equal = True
-    if options.benchmark in ("overhead", "all"):
-        equal &= _overhead(options, machine)
-    if options.benchmark in ("speculation", "all"):
-        equal &= _speculation(options, machine)
+    try:
+        if options.benchmark in ("overhead", "all"):
+            equal &= _overhead(options, machine)
+        if options.benchmark in ("speculation", "all"):
+            equal &= _speculation(options, machine)
+    except (ConfigError, RuntimeError, OSError) as error:  # no model, no server, no prompts
+        _progress(str(error))
+        return _FAILED
     return 0 if equal else _DIFFERENT_OUTPUT
 
 

@@ -108,8 +108,7 @@ def _measure_load(measured: Measured, plan: Plan, progress: Progress) -> None:
     bare = BareLoop(graph, prepacked=prepacked, prompt_tokens=len(prompt), new_tokens=new_tokens)
     with _server(model) as server:
         sides = _sides(bare, engine, server, new_tokens)
-        for run in sides.values():  # the first requests allocate, bind and fault pages in
-            run()
+        _round(sides, 0, server, measured)  # allocates, binds, faults pages in: not counted
         for number in range(plan.rounds):
             measured.take(_round(sides, number, server, measured))
             progress(f"{model.title}: round {number + 1} of {plan.rounds}")
@@ -142,8 +141,8 @@ def _sides(
     return {
         BARE: lambda: _run_bare(bare, engine.encode(_PROMPT)),
         ENGINE: lambda: _run_engine(engine, new_tokens),
-        API: lambda: _run_api(server.client, body),
-        STREAM: lambda: _run_stream(server.client, body),
+        API: lambda: _run_api(server.client.generate, body),
+        STREAM: lambda: _run_api(server.client.stream, body),
     }
 
 
@@ -153,8 +152,10 @@ def _round(
     """Run every side once, whoever is not running seen to be idle."""
     timings = {}
     for side in rotated(list(sides), number):
-        settle(server.pid)
         idle = None if side in (API, STREAM) else server.pid
+        if not idle:
+            server.client.reconnect()
+        settle(server.pid)
         before = cpu_seconds(idle) if idle else 0.0
         timings[side] = timing = sides[side]()
         if idle:
@@ -196,28 +197,14 @@ def _finished(last: Output, new_tokens: int) -> float:
     return last.stats.decode_seconds
 
 
-def _run_api(client: Client, body: Mapping[str, Any]) -> Timing:
+def _run_api(ask: Callable[[Mapping[str, Any]], dict[str, Any]], body: Mapping[str, Any]) -> Timing:
+    """The whole as the client sees it, decoding by the server's clock."""
     start = time.perf_counter()
-    answer = client.generate(body)
+    answer = ask(body)
     whole = time.perf_counter() - start
-    decode = _checked(answer, body)["details"]["decode_seconds"]
-    return Timing(whole, decode, answer["generated_text"], None)
-
-
-def _run_stream(client: Client, body: Mapping[str, Any]) -> Timing:
-    """Times as the client sees them; the first event carries the first token."""
-    start = time.perf_counter()
-    stream = client.stream(body)
-    whole = time.perf_counter() - start
-    answer = _checked(stream.answer, body)
-    decode = stream.last_event_at - stream.first_event_at
-    return Timing(whole, decode, answer["generated_text"], None)
-
-
-def _checked(answer: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
     if answer["generated_tokens"] != body["max_new_tokens"]:
         raise RuntimeError(f"the API did not generate {body['max_new_tokens']} tokens: {answer}")
-    return answer
+    return Timing(whole, answer["details"]["decode_seconds"], answer["generated_text"], None)
 
 
 def _outside_target_ms(engine: Engine, new_tokens: int) -> float:

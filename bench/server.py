@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 _REQUEST_SECONDS = 600.0
 _EVENT = b"data: "
-_DONE = b"[DONE]"
+_DONE = b"data: [DONE]\n"
 
 
 class ServerError(RuntimeError):
@@ -42,17 +42,8 @@ def environment(settings: Settings) -> dict[str, str]:
     return variables
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A streamed answer: its last event, and when events came, in `time.perf_counter()` seconds."""
-
-    answer: dict[str, Any]
-    first_event_at: float
-    last_event_at: float  # of the events that brought tokens
-
-
 class Client:
-    """One connection, kept open between requests."""
+    """One connection, kept open between requests as long as the server keeps it."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection(_HOST, port, timeout=_REQUEST_SECONDS)
@@ -60,6 +51,18 @@ class Client:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+    def reconnect(self) -> None:
+        """Make sure that the next request finds the connection open, and used before.
+
+        Servers close connections that were idle for a few seconds.
+
+        Raises:
+            ServerError: the server is not ready any more.
+        """
+        self._connection.close()
+        if not self.ready():
+            raise ServerError("the server is not ready any more")
 
     def ready(self) -> bool:
         """Whether `GET /health` says so.
@@ -84,21 +87,19 @@ class Client:
         answer: dict[str, Any] = json.loads(self._post(body).read())
         return answer
 
-    def stream(self, body: Mapping[str, Any]) -> Stream:
-        """`POST /generate`, streaming, every event timed as it comes.
+    def stream(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """`POST /generate`, streaming, every event read as it comes; the answer at the end.
 
         Raises:
             ServerError: the status is not 200, or the stream ended early.
         """
         response = self._post({**body, "stream": True})
-        events: list[tuple[float, bytes]] = []
-        while line := response.readline():
-            if line.startswith(_EVENT):
-                events.append((time.perf_counter(), line.removeprefix(_EVENT).strip()))
+        events = [line for line in iter(response.readline, b"") if line.startswith(_EVENT)]
         # Tokens, then the answer, then the mark of the end.
-        if len(events) < 3 or events[-1][1] != _DONE:
+        if len(events) < 3 or events[-1] != _DONE:
             raise ServerError(f"the stream ended early: {events[-1:]}")
-        return Stream(json.loads(events[-2][1]), events[0][0], events[-3][0])
+        answer: dict[str, Any] = json.loads(events[-2].removeprefix(_EVENT))
+        return answer
 
     def _post(self, body: Mapping[str, Any]) -> http.client.HTTPResponse:
         headers = {"Content-Type": "application/json"}

@@ -74,3 +74,11 @@ def test_speculation_is_measured_and_lossless(model: Path, tmp_path: Path) -> No
         ("ngram", 1),
         ("ngram", 4),
     ]
+
+
+@pytest.mark.e2e
+def test_a_missing_model_is_said_in_a_line(tmp_path: Path) -> None:
+    done = bench(tmp_path / "nowhere", tmp_path, "speculation")
+    assert done.returncode == 2
+    assert "nowhere holds no model" in done.stderr
+    assert "Traceback" not in done.stderr
