@@ -93,7 +93,7 @@ def _speculation(options: argparse.Namespace, machine: Machine) -> bool:
     measured = speculation.measure(model, plan, _progress, prompts)
     result = speculation.result(model, measured, plan)
     _publish(options, machine, "speculation", result, [speculation.table(model, measured, plan)])
-    return speculation.lossless(measured)
+    return speculation.lossless(measured) is not False
 
 
 def _publish(

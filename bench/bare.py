@@ -39,10 +39,18 @@ class BareLoop:
         prepacked: ONNX Runtime has optimized and saved it before; a second time would undo that.
         prompt_tokens: tokens per prompt.
         new_tokens: tokens to generate, at least 1.
+        align: the prompt's pass is filled up to a multiple of it with spare tokens, which later
+            ones overwrite. With the engine's own figure both compute the same to the last bit.
     """
 
     def __init__(
-        self, graph: Path, *, prepacked: bool, prompt_tokens: int, new_tokens: int
+        self,
+        graph: Path,
+        *,
+        prepacked: bool,
+        prompt_tokens: int,
+        new_tokens: int,
+        align: int = 1,
     ) -> None:
         options = ort.SessionOptions()
         # Within a process all sessions share a pool or none does; the engine's choice is to share.
@@ -54,8 +62,7 @@ class BareLoop:
             str(graph), options, providers=["CPUExecutionProvider"]
         )
         self._prompt_tokens, self._new_tokens = prompt_tokens, new_tokens
-        # The kernels compute rows in pairs: an odd prompt gets a spare token, overwritten later.
-        self._width = width = prompt_tokens + prompt_tokens % 2
+        self._width = width = prompt_tokens + -prompt_tokens % align
         # One mask as wide as the whole sequence: its length never changes, its ones do.
         self._mask = np.zeros((1, width + new_tokens), np.int64)
         self._ids = np.zeros(width, np.int64)

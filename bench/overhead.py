@@ -105,7 +105,13 @@ def _measure_load(measured: Measured, plan: Plan, progress: Progress) -> None:
     prompt = engine.encode(_PROMPT)
     measured.prompt_tokens = len(prompt)
     graph, prepacked = model.graph()
-    bare = BareLoop(graph, prepacked=prepacked, prompt_tokens=len(prompt), new_tokens=new_tokens)
+    bare = BareLoop(
+        graph,
+        prepacked=prepacked,
+        prompt_tokens=len(prompt),
+        new_tokens=new_tokens,
+        align=engine.info.exact_align or 1,
+    )
     with _server(model) as server:
         sides = _sides(bare, engine, server, new_tokens)
         _round(sides, 0, server, measured)  # allocates, binds, faults pages in: not counted

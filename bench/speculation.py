@@ -27,7 +27,9 @@ DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured. Exact mode is checked on the first `exact_prompts`."""
+    """How much is measured. Exact mode, where this processor has it, is checked on the first
+    `exact_prompts`.
+    """
 
     prompts: int
     exact_prompts: int
@@ -155,7 +157,7 @@ def measure(
         for config in rotated(configs, number):
             run = _run(engine, text, config, plan.new_tokens, exact=False)
             measured[config].default.append(run)
-        if number < plan.exact_prompts:
+        if number < plan.exact_prompts and engine.info.exact_align is not None:
             for config in configs:
                 run = _run(engine, text, config, plan.new_tokens, exact=True)
                 measured[config].exact.append(run)
@@ -185,15 +187,19 @@ def rows(measured: Measured) -> list[Row]:
     return [Row.of(config, runs, measured[PLAIN]) for config, runs in measured.items()]
 
 
-def lossless(measured: Measured) -> bool:
-    """In exact mode every configuration's output is plain decoding's."""
+def lossless(measured: Measured) -> bool | None:
+    """In exact mode every configuration's output is plain decoding's; None without such runs."""
     plain = measured[PLAIN].exact
+    if not plain:
+        return None
     return all(_equal(runs.exact, plain) == len(plain) for runs in measured.values())
 
 
 def table(model: BenchModel, measured: Measured, plan: Plan) -> Table:
     """A row per configuration."""
     prompts, exact = len(measured[PLAIN].default), len(measured[PLAIN].exact)
+    proven = lossless(measured)
+    verdict = "not promised on this processor" if proven is None else yes(proven)
     lines = [
         (
             row.drafter if row.k else "plain",
@@ -207,7 +213,7 @@ def table(model: BenchModel, measured: Measured, plan: Plan) -> Table:
             f"{row.total_speedup:.2f}" if row.k else "",
             f"{row.request_speedup:.2f}" if row.k else "",
             f"{row.equal}/{prompts}",
-            f"{row.exact_equal}/{exact}",
+            f"{row.exact_equal}/{exact}" if exact else "",
         )
         for row in rows(measured)
     ]
@@ -223,7 +229,7 @@ def table(model: BenchModel, measured: Measured, plan: Plan) -> Table:
         "accepted: of the guessed tokens; misses: steps for which the drafter had no guess; "
         "tok/jump: tokens per step, misses included; accept. length: 1 + accepted per draft",
         "equal: prompts whose output is token by token that of plain decoding in the same mode; "
-        f"exact mode lossless: {yes(lossless(measured))}",
+        f"exact mode lossless: {verdict}",
     )
     return Table(f"Speculation: {model.title}", columns, lines, notes)
 

@@ -34,7 +34,13 @@ def test_the_bare_loop_and_the_engine_generate_the_same(
     engine: Engine, tiny_settings: Settings, length: int
 ) -> None:
     graph, prepacked = BenchModel("tiny", "tiny", tiny_settings, large=False).graph()
-    bare = BareLoop(graph, prepacked=prepacked, prompt_tokens=length, new_tokens=NEW_TOKENS)
+    bare = BareLoop(
+        graph,
+        prepacked=prepacked,
+        prompt_tokens=length,
+        new_tokens=NEW_TOKENS,
+        align=engine.info.exact_align or 1,
+    )
     for first in (3, 70):  # the second run meets the first one's keys and values
         prompt = tuple(range(first, first + length))
         run = bare.run(prompt)
