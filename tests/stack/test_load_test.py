@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,11 +59,19 @@ class StandIn(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class Server(ThreadingHTTPServer):
+    """Takes it in its stride that Locust cuts its connections at the end."""
+
+    def handle_error(self, *arguments: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(*arguments)  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where a stand-in listens; `request.param` is what every third request gets."""
     handler = type("Handler", (StandIn,), {"odd_one": request.param, "served": 0})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with Server(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

@@ -1,0 +1,171 @@
+"""Draws a dashboard as a picture from a real Prometheus: for the README, and where Grafana is not.
+
+    python grafana/picture.py [--dashboard healthy] [--prometheus URL] [--minutes 10] [--output PNG]
+
+The panels, their places, queries and units are those of the generated JSON; only the drawing is
+matplotlib's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+FOLDER = Path(__file__).parent
+STEP = 5  # seconds, as often as Prometheus scrapes
+RATE_INTERVAL = f"{4 * STEP}s"  # what Grafana makes of $__rate_interval at this step
+COLUMNS, INCHES_PER_COLUMN, INCHES_PER_ROW = 24, 0.68, 0.42
+BACKGROUND, PANEL, TEXT, FAINT = "#111217", "#181b1f", "#ccccdc", "#2c3235"
+COLOURS = ("#73bf69", "#5794f2", "#f2cc0c", "#ff780a", "#b877d9", "#8ab8ff")
+STATE_COLOURS = {"green": "#73bf69", "yellow": "#f2cc0c", "red": "#f2495c"}
+
+Series = tuple[str, list[float], list[float]]  # legend, minutes before now, values
+
+
+def query(prometheus: str, expr: str, legend: str, minutes: float) -> list[Series]:
+    """The series of one query over the last `minutes`."""
+    now = time.time()
+    parameters = {
+        "query": expr.replace("$__rate_interval", RATE_INTERVAL),
+        "start": str(now - minutes * 60),
+        "end": str(now),
+        "step": str(STEP),
+    }
+    url = f"{prometheus}/api/v1/query_range?{urllib.parse.urlencode(parameters)}"
+    with urllib.request.urlopen(url, timeout=30) as response:  # noqa: S310
+        result = json.load(response)["data"]["result"]
+    found = []
+    for series in result:
+        labels = series["metric"]
+        name = re.sub(r"\{\{(\w+)\}\}", lambda match, of=labels: of.get(match[1], ""), legend)
+        times, values = zip(*series["values"], strict=True)
+        found.append((name or "value", [(t - now) / 60 for t in times], [float(v) for v in values]))
+    return found
+
+
+def show(unit: str) -> Callable[[float], str]:
+    """How Grafana writes values of a unit."""
+
+    def seconds(value: float) -> str:
+        return f"{value:.3g} s" if value >= 1 or value == 0 else f"{value * 1000:.3g} ms"
+
+    def size(value: float) -> str:
+        return (
+            f"{value / (1 << 30):.3g} GiB" if value >= 1 << 30 else f"{value / (1 << 20):.3g} MiB"
+        )
+
+    writers = {
+        "s": seconds,
+        "bytes": size,
+        "percentunit": lambda value: f"{value * 100:.3g} %",
+        "reqps": lambda value: f"{value:.3g} req/s",
+    }
+    return writers.get(unit, lambda value: f"{value:.3g}" if value < 1000 else f"{value:,.0f}")
+
+
+def draw_number(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
+    """A large number (or name), in the colour of its threshold, over its curve."""
+    defaults = panel["fieldConfig"]["defaults"]
+    axes.set_axis_off()
+    text, colour = defaults["noValue"], STATE_COLOURS["green"]
+    alive = [series for series in found if series[1][-1] > -2 * STEP / 60]
+    if alive:
+        name, times, values = alive[0]
+        text = show(defaults["unit"])(values[-1])
+        for step in defaults.get("thresholds", {}).get("steps", []):
+            if step["value"] is None or values[-1] >= step["value"]:
+                colour = STATE_COLOURS[step["color"]]
+        if panel["options"]["textMode"] == "name":
+            text = name
+        else:
+            axes.fill_between(times, values, color=colour, alpha=0.15, linewidth=0)
+            axes.set_ylim(0, max(*values, 1e-9) * 2.5)
+    axes.text(0.5, 0.45, text, transform=axes.transAxes, ha="center", fontsize=19, color=colour)
+
+
+def draw_curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
+    """Lines over time, stacked where the panel says so, limits dashed in red."""
+    field = panel["fieldConfig"]
+    limits = {override["matcher"]["options"] for override in field["overrides"]}
+    stacked = "stacking" in field["defaults"]["custom"]
+    base: list[float] | None = None
+    for number, (name, times, values) in enumerate(found):
+        if name in limits:
+            axes.plot(times, values, "--", color=STATE_COLOURS["red"], linewidth=1, label=name)
+            continue
+        colour = COLOURS[number % len(COLOURS)]
+        floor = base if stacked and base and len(base) == len(values) else [0.0] * len(values)
+        top = [low + value for low, value in zip(floor, values, strict=True)]
+        axes.plot(times, top, color=colour, linewidth=1.2, label=name)
+        axes.fill_between(times, floor, top, color=colour, alpha=0.25 if stacked else 0.08)
+        base = top
+    axes.set_ylim(bottom=0, top=field["defaults"].get("max"))
+    if axes.get_ylim()[1] < 1e-6:
+        axes.set_ylim(0, 1)
+    write = show(field["defaults"]["unit"])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g} min"))
+    axes.tick_params(colors=TEXT, labelsize=7, length=0)
+    axes.grid(color=FAINT, linewidth=0.6)
+    if found:
+        axes.legend(fontsize=6.5, ncols=3, frameon=False, labelcolor=TEXT, loc="upper left")
+
+
+def draw(board: dict[str, Any], prometheus: str, minutes: float) -> Figure:
+    """The whole dashboard."""
+    height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
+    figure = plt.figure(
+        figsize=(COLUMNS * INCHES_PER_COLUMN, height * INCHES_PER_ROW), facecolor=BACKGROUND
+    )
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        left, top = place["x"] / COLUMNS, 1 - place["y"] / height
+        wide, high = place["w"] / COLUMNS, place["h"] / height
+        if panel["type"] == "row":
+            figure.text(left + 0.005, top - high * 0.8, panel["title"], color=TEXT, fontsize=12)
+            continue
+        margin = 0.004 if panel["type"] == "stat" else 0.034
+        axes = figure.add_axes(
+            (left + margin, top - high + 0.013, wide - margin - 0.006, high - 0.03), facecolor=PANEL
+        )
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        axes.set_title(panel["title"], color=TEXT, fontsize=9, loc="left", pad=4)
+        found = [
+            series
+            for target in panel["targets"]
+            for series in query(prometheus, target["expr"], target["legendFormat"], minutes)
+        ]
+        (draw_number if panel["type"] == "stat" else draw_curves)(axes, panel, found)
+    return figure
+
+
+def main() -> None:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dashboard", default="healthy")
+    parser.add_argument("--prometheus", default="http://127.0.0.1:9090", metavar="URL")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--output", type=Path, default=Path("dashboard.png"))
+    options = parser.parse_args()
+    board = json.loads((FOLDER / "dashboards" / f"{options.dashboard}.json").read_text())
+    draw(board, options.prometheus, options.minutes).savefig(options.output, dpi=80)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The drawing of a dashboard: every query is asked, and values read as Grafana writes them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
+
+import pytest
+
+from tests.stack import queries
+from tests.stack.support import ROOT
+
+pytest.importorskip("matplotlib")
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """A Prometheus that has two series for everything."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        parameters = urllib.parse.parse_qs(urllib.parse.urlparse(self.path).query)
+        self.asked.append(parameters["query"][0])
+        values = [[time.time() - second, str(second / 10)] for second in (10, 5, 0)]
+        series = [{"metric": {"kind": kind}, "values": values} for kind in ("one", "two")]
+        body = json.dumps({"status": "success", "data": {"result": series}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def prometheus() -> Iterator[str]:
+    StandIn.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), StandIn) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def picture(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT / "grafana"))
+    yield importlib.import_module("picture")
+    sys.modules.pop("picture")
+
+
+@pytest.mark.parametrize("path", queries.DASHBOARDS, ids=lambda path: path.stem)
+def test_every_query_is_asked_and_every_panel_drawn(
+    path: Path, picture: ModuleType, prometheus: str
+) -> None:
+    board = json.loads(path.read_text())
+    figure = picture.draw(board, prometheus, minutes=1)
+    titles = {panel["title"] for panel in board["panels"] if panel["type"] != "row"}
+    assert {axes.get_title(loc="left") for axes in figure.axes} == titles
+    expected = [
+        target["expr"].replace("$__rate_interval", "20s")
+        for panel in board["panels"]
+        for target in panel.get("targets", [])
+    ]
+    assert expected == StandIn.asked
+
+
+def test_labels_take_their_place_in_the_legend(picture: ModuleType, prometheus: str) -> None:
+    found = picture.query(prometheus, "up", "{{kind}} of {{nothing}}", minutes=1)
+    assert [name for name, _, _ in found] == ["one of ", "two of "]
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "text"),
+    [
+        ("s", 0.0123, "12.3 ms"),
+        ("s", 1.5, "1.5 s"),
+        ("bytes", 4 << 30, "4 GiB"),
+        ("bytes", 3 << 20, "3 MiB"),
+        ("percentunit", 0.5, "50 %"),
+        ("short", 12_345.0, "12,345"),
+        ("reqps", 2.0, "2 req/s"),
+    ],
+)
+def test_values_are_written_in_their_unit(
+    unit: str, value: float, text: str, picture: ModuleType
+) -> None:
+    assert picture.show(unit)(value) == text
