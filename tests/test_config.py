@@ -14,6 +14,7 @@ CHANGED = {
     "target": ("/m/target", "/m/target"),
     "draft": ("none", "none"),
     "quant": ("int4-32", "int4-32"),
+    "draft_quant": ("fp32", "fp32"),
     "models_dir": ("/models", Path("/models")),
     "cache_dir": ("/cache", Path("/cache")),
     "prepack": ("0", False),

@@ -20,11 +20,11 @@ LAYERS = [
     {"metrics"},
     {"engine"},
     {"models", "scheduler", "weight_cache", "prepack"},
-    {"speculation", "exactness"},
+    {"speculation", "exactness", "hub", "download", "layout"},
     {"drafters", "verify", "sequence"},
     {"sampling", "decoder", "text_stream"},
     {"kv_cache", "tokenizer", "session"},
-    {"config", "request", "cpus", "memory", "logs"},
+    {"config", "request", "cpus", "memory", "logs", "model_folder", "presets", "state_dict"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
@@ -87,6 +87,7 @@ def test_outside_libraries_stay_behind_one_door() -> None:
     assert importers("onnxruntime") == {"decoder", "session", "prepack"}
     assert importers("prometheus_client") == {"metrics"}
     assert importers("tokenizers") == {"tokenizer"}
+    assert importers("huggingface_hub") == {"download"}
     assert {name.split("/")[0] for name in importers("onnx")} <= {"export", "prepack"}
     assert importers("torch") == set()
 
@@ -96,4 +97,5 @@ def test_serving_imports_no_heavy_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "specops.service" in loaded
-    assert not loaded & {"torch", "transformers", "onnx", "specops.export", "specops.prepack"}
+    assert not loaded & {"torch", "transformers", "onnx", "huggingface_hub", "specops.export"}
+    assert "specops.prepack" not in loaded

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 from specops.config import PREFIX, ConfigError, Settings
 
 if TYPE_CHECKING:
-    from specops.engine import Engine, ModelState
+    from specops.engine import Download, Engine, ModelState
     from specops.request import GenerationStats, Output
 
 _MODEL_FLAGS = ("model", "target", "draft", "quant", "context", "threads")
@@ -167,7 +167,8 @@ def _load(settings: Settings) -> Engine | None:
     """Load the engine; None, with the reason said, where it cannot be loaded."""
     from specops.engine import Engine  # noqa: PLC0415
 
-    def report(state: ModelState, detail: str) -> None:
+    def report(state: ModelState, detail: str, download: Download | None = None) -> None:
+        del download  # its figures are in the detail
         if sys.stderr.isatty():
             print(f"{state}: {detail}", file=sys.stderr)
 
@@ -236,7 +237,7 @@ def _progress(done: int, total: int) -> None:
 
 def _info(options: argparse.Namespace) -> int:
     from specops.memory import read_memory  # noqa: PLC0415
-    from specops.models import choose, prepare  # noqa: PLC0415
+    from specops.models import Source, choose, prepare  # noqa: PLC0415
 
     settings = _settings(options)
     engine = _load(settings)
@@ -244,10 +245,11 @@ def _info(options: argparse.Namespace) -> int:
         return 1
     info, choice, memory = engine.info, choose(settings), read_memory()
 
-    def weights(path: Path, quant: str, parameters: int) -> str:
-        folder = prepare(path, quant, name="", cache_dir=settings.cache_dir, report=_ignore)
+    def weights(source: Source, quant: str, parameters: int) -> str:
+        folder = prepare(source, quant, name="", cache_dir=settings.cache_dir, report=_ignore)
         size = _megabytes(_size(folder.graph.parent))
-        return f"{parameters / 1e6:.1f} M parameters, {folder.quant}, {size}, {folder.path}"
+        count = f"{parameters / 1e6:.1f} M" if parameters else "unknown number of"
+        return f"{count} parameters, {folder.quant}, {size}, {folder.path}"
 
     lines = {
         "model": info.name,

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from specops.presets import presets
+
 PREFIX = "SPECOPS_"
 _MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
+_WEIGHTS = ("int4", "int4-32", "int4-128", "int8", "int8-32", "int8-128", "fp32")
 _CACHE_DIR = Path.home() / ".cache" / "specops"
 
 
@@ -78,15 +81,16 @@ class Settings:
     """The service's settings; field `x` is read from `SPECOPS_X`."""
 
     model: str = _knob("demo", _text, "preset that names target, draft and weights")
-    target: str = _knob("", _text, "folder of the target model; empty: the preset's")
-    draft: str = _knob("", _text, "folder of the draft; empty: the preset's; `none`: no draft")
-    quant: str = _knob(
-        "",
-        _choice("", "int4", "int4-32", "int4-128", "int8", "int8-32", "int8-128", "fp32"),
-        "weights of the target; empty: the preset's",
+    target: str = _knob(
+        "", _text, "target: a folder, a `.pt` file or `org/name@revision`; empty: the preset's"
+    )
+    draft: str = _knob("", _text, "draft, likewise; empty: the preset's; `none`: no draft")
+    quant: str = _knob("", _choice("", *_WEIGHTS), "weights of the target; empty: the preset's")
+    draft_quant: str = _knob(
+        "", _choice("", *_WEIGHTS), "weights of the draft; empty: the preset's"
     )
     models_dir: Path = _knob(_MODELS_DIR, Path, "folder of bundled models")
-    cache_dir: Path = _knob(_CACHE_DIR, Path, "folder for converted models")
+    cache_dir: Path = _knob(_CACHE_DIR, Path, "folder for downloaded and converted models")
     prepack: bool = _knob(
         True, _flag, "keep weights on disk as the processor wants them, mapped instead of copied"
     )
@@ -131,7 +135,9 @@ class Settings:
         """
         environ = os.environ if environ is None else environ
         known = {PREFIX + item.name.upper(): item for item in fields(cls)}
-        values: dict[str, Any] = {}
+        # A preset's own defaults: how many rows of which context fit beside its weights.
+        preset = presets().get(environ.get(f"{PREFIX}MODEL") or cls().model)
+        values: dict[str, Any] = dict(preset.settings) if preset else {}
         for name, text in environ.items():
             if not name.startswith(PREFIX):
                 continue

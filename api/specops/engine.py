@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
 from specops.config import ConfigError, Settings
 from specops.cpus import available_threads
@@ -37,7 +38,20 @@ class ModelState(StrEnum):
     FAILED = "failed"
 
 
-Report = Callable[[ModelState, str], None]
+@dataclass(frozen=True, slots=True)
+class Download:
+    """How far a download is, in bytes; `model` is `target` or `draft`."""
+
+    model: str
+    done: int
+    total: int
+
+
+class Report(Protocol):
+    """Told what is being done; with `download` while weights come in."""
+
+    def __call__(self, state: ModelState, detail: str, download: Download | None = None) -> None:
+        """Take notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +105,7 @@ class Engine:
         Raises:
             ConfigError, ModelError, ModelLoadError, TokenizerError: the message says what to do.
         """
-        report = report or (lambda state, detail: None)
+        report = report or (lambda state, detail, download=None: None)
         choice = choose(settings)
         converting = lambda detail: report(ModelState.CONVERTING, detail)  # noqa: E731
         target = prepare(
@@ -100,6 +114,7 @@ class Engine:
             name=choice.name,
             cache_dir=settings.cache_dir,
             report=converting,
+            downloading=_downloading("target", report),
         )
         draft = None
         if choice.draft is not None:
@@ -109,6 +124,7 @@ class Engine:
                 name=f"{choice.name}-draft",
                 cache_dir=settings.cache_dir,
                 report=converting,
+                downloading=_downloading("draft", report),
             )
         report(ModelState.LOADING, f"loading {target.graph}")
         return _assemble(settings, target, draft, lambda text: report(ModelState.LOADING, text))
@@ -142,6 +158,13 @@ class Engine:
             if self.scheduler.busy:
                 self.scheduler.cancel(request.request_id)
                 self.scheduler.step()
+
+
+def _downloading(model: str, report: Report) -> Callable[[str, int, int], None]:
+    def tell(detail: str, done: int, total: int) -> None:
+        report(ModelState.DOWNLOADING, detail, Download(model, done, total))
+
+    return tell
 
 
 def _assemble(

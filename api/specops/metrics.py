@@ -33,6 +33,7 @@ from specops.request import FinishReason, GenerationStats, StepKind, StepResult,
 
 NAMESPACE = "specops"
 DRAFTERS = ("draft", "ngram")
+MODELS = ("target", "draft")
 REJECTIONS = ("queue_full", "not_ready", "prompt_too_long", "invalid", "too_large")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
 WINDOW_SECONDS = 60
@@ -246,6 +247,17 @@ class Metrics:
         for name in STATES:
             self._model_state.labels(name).set(name == state)
 
+    def set_download(self, model: str, done: int, total: int) -> None:
+        """Show how much of a model's files is here, in bytes; `model` is one of `MODELS`.
+
+        Raises:
+            ValueError: another model, which would make the label unbounded.
+        """
+        if model not in MODELS:
+            raise ValueError(f"no such model: {model!r}")
+        self._download.labels(model).set(done)
+        self._download_total.labels(model).set(total)
+
     def set_model(self, fields: Mapping[str, str]) -> None:
         """Show what is served: name, weights, drafters and so on, as labels."""
         self._model.info(dict(fields))
@@ -335,6 +347,14 @@ class Metrics:
         self._kv_capacity = gauge(
             "kv_capacity_tokens", "Tokens that the target's KV cache can hold."
         )
+        self._download = gauge(
+            "download_bytes", "Bytes of a model's files that are here; 0: no download.", ["model"]
+        )
+        self._download_total = gauge(
+            "download_total_bytes", "Bytes of a model's files in all; 0: no download.", ["model"]
+        )
+        for model in MODELS:
+            self.set_download(model, 0, 0)
         self._model = Info("model", "What is served.", namespace=NAMESPACE, registry=self.registry)
         self._model.info({"name": "not loaded"})
         self._model_state = gauge("model_state", "1 for the state the model is in.", ["state"])

@@ -1,4 +1,4 @@
-"""From a model's name to folders with graphs: presets, bundled exports, conversions.
+"""From a model's name to folders with graphs: presets, downloads, conversions.
 
 A conversion runs in a process of its own: its memory goes back when it ends, and the serving
 process never imports the converter.
@@ -7,73 +7,40 @@ process never imports the converter.
 from __future__ import annotations
 
 import hashlib
-import json
-import subprocess  # nosec B404: runs only our own converter
+import shutil
+import subprocess  # nosec B404: runs only our own modules
 import sys
-import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from specops.config import ConfigError, Settings
+from specops.hub import HubModel, fetch, locked
+from specops.layout import LayoutError, Parts, parts_of
+from specops.model_folder import GENAI_CONFIG, MANIFEST, ModelError, ModelFolder
+from specops.presets import presets
 
-MANIFEST = "specops.json"
-_PRESETS = Path(__file__).with_name("presets.toml")
+__all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
+
 _DEFAULT_BLOCK = "-128"
+_BUNDLED = "./"  # how presets.toml begins the name of a folder below SPECOPS_MODELS_DIR
 
+Source = Path | HubModel
+"""A checkpoint or an exported model: a folder or a file of torch here, or a model on the hub."""
 
-class ModelError(RuntimeError):
-    """A model that cannot be prepared; the message says what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """An exported model: a graph, a tokenizer, and what its manifest says of them."""
-
-    path: Path
-    name: str
-    graph: Path
-    quant: str
-    vocab_size: int
-    context_length: int
-    parameters: int
-    bos_token: int | None
-    end_tokens: frozenset[int]
-
-    @classmethod
-    def read(cls, path: Path, name: str) -> ModelFolder:
-        """Read a folder's manifest.
-
-        Raises:
-            ModelError: the manifest is missing or does not say what it must.
-        """
-        try:
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            return cls(
-                path=path,
-                name=name,
-                graph=path / manifest["onnx_file"],
-                quant=manifest["quantization"]["name"],
-                vocab_size=manifest["vocab_size"],
-                context_length=manifest["context_length"],
-                parameters=manifest["num_parameters"],
-                bos_token=manifest["bos_token_id"],
-                end_tokens=frozenset(manifest["eos_token_ids"]),
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(
-                f"{path / MANIFEST} cannot be used ({error!r}): export the model again"
-            ) from error
+Downloading = Callable[[str, int, int], None]
+"""Told what is downloaded, the bytes that are here and the bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """What to load: checkpoint or exported folders, and the weights they are wanted in."""
+    """What to load, and the weights that it is wanted in."""
 
     name: str
-    target: Path
+    target: Source
     target_quant: str
-    draft: Path | None
+    draft: Source | None
     draft_quant: str
 
 
@@ -81,73 +48,134 @@ def choose(settings: Settings) -> ModelChoice:
     """Apply the settings' overrides to their preset.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: there is no such preset, or it has no target and none is given.
     """
-    presets = tomllib.loads(_PRESETS.read_text(encoding="utf-8"))
-    preset = presets.get(settings.model)
+    preset = presets().get(settings.model)
     if preset is None:
-        raise ConfigError(f"SPECOPS_MODEL takes one of {', '.join(presets)}, not {settings.model}")
-    target = Path(settings.target or settings.models_dir / preset["target"])
+        names = ", ".join(presets())
+        raise ConfigError(f"SPECOPS_MODEL takes one of {names}, not {settings.model}")
+    target = settings.target or preset.target
+    if not target:
+        raise ConfigError(
+            f"SPECOPS_TARGET takes a folder, a .pt file or org/name; {settings.model} needs one"
+        )
     # A preset's draft fits the preset's target; another target needs to be given its own.
-    bundled_draft = "" if settings.target else str(settings.models_dir / preset["draft"])
-    draft = settings.draft or bundled_draft or "none"
+    draft = settings.draft or ("none" if settings.target else preset.draft)
+    source = _source(target, settings.models_dir)
     return ModelChoice(
-        name=target.resolve().name if settings.target else settings.model,
-        target=target,
-        target_quant=_with_block(settings.quant or preset["quant"]),
-        draft=None if draft == "none" else Path(draft),
-        draft_quant=preset["draft_quant"],
+        name=_name(source) if settings.target else settings.model,
+        target=source,
+        target_quant=_with_block(settings.quant or preset.quant),
+        draft=None if draft == "none" else _source(draft, settings.models_dir),
+        draft_quant=_with_block(settings.draft_quant or preset.draft_quant),
     )
 
 
 def prepare(
-    source: Path, quant: str, *, name: str, cache_dir: Path, report: Callable[[str], None]
+    source: Source,
+    quant: str,
+    *,
+    name: str,
+    cache_dir: Path,
+    report: Callable[[str], None],
+    downloading: Downloading | None = None,
 ) -> ModelFolder:
     """Find a model's exported form, or make it.
 
     Args:
-        source: an exported folder, or a checkpoint in the Hugging Face layout, which may carry
-            exports in `onnx/<quant>`.
+        source: an exported folder, one in onnxruntime-genai's layout, a checkpoint in the Hugging
+            Face layout (which may carry exports in `onnx/<quant>`), a state dict that torch saved
+            with its configuration, or a model on the hub that is one of these.
         quant: the weights wanted, such as `int8-128`; an exported folder keeps its own.
         name: the model's name in messages and metrics.
-        cache_dir: where conversions are kept.
+        cache_dir: where downloads and conversions are kept.
         report: told when a conversion begins.
+        downloading: told how a download goes.
 
     Raises:
-        ModelError: the folder is missing or cannot be converted.
+        ModelError: the model is missing, cannot be downloaded or cannot be converted.
     """
-    if (source / MANIFEST).is_file():
-        return ModelFolder.read(source, name)
-    bundled = source / "onnx" / quant
+    if isinstance(source, HubModel):
+        path = fetch(source, cache_dir, _progress(source, downloading))
+    else:
+        path = source
+    if (path / MANIFEST).is_file():
+        return ModelFolder.read(path, name)
+    bundled = path / "onnx" / quant
     if (bundled / MANIFEST).is_file():
         return ModelFolder.read(bundled, name)
-    if not (source / "config.json").is_file():
-        raise ModelError(f"{source} holds no model: neither {MANIFEST} nor config.json is there")
-    converted = cache_dir / f"{source.resolve().name}-{_fingerprint(source)}-{quant}"
+    if (path / GENAI_CONFIG).is_file():
+        return ModelFolder.read_genai(path, name)
+    try:
+        parts = parts_of(path)
+    except LayoutError as error:
+        raise ModelError(str(error)) from error
+    converted = cache_dir / f"{_name(source)}-{_fingerprint(path, parts)}-{quant}"
     if not (converted / MANIFEST).is_file():
         report(f"converting {source} to {quant}")
-        _convert(source, converted, quant)
+        with _in_order(path, parts, converted.with_name(f".{converted.name}.layout")) as checkpoint:
+            _run("specops.export", str(checkpoint), str(converted), "--quant", quant)
     return ModelFolder.read(converted, name)
+
+
+def _source(text: str, models_dir: Path) -> Source:
+    """A preset's bundled folder, whatever exists here, or else what may be on the hub."""
+    if text.startswith(_BUNDLED) and (models_dir / text).is_dir():
+        return models_dir / text
+    path = Path(text)
+    hub = None if path.exists() else HubModel.parse(text)
+    return hub or path
+
+
+def _name(source: Source) -> str:
+    if isinstance(source, HubModel):
+        return source.name
+    return source.stem if source.is_file() else source.resolve().name
 
 
 def _with_block(quant: str) -> str:
     return quant + _DEFAULT_BLOCK if quant in ("int4", "int8") else quant
 
 
-def _fingerprint(source: Path) -> str:
+def _progress(model: HubModel, downloading: Downloading | None) -> Callable[[int, int], None]:
+    def tell(done: int, total: int) -> None:
+        if downloading is not None:
+            downloading(f"{model}: {done / 1e6:,.1f} of {total / 1e6:,.1f} MB", done, total)
+
+    return tell
+
+
+def _fingerprint(path: Path, parts: Parts) -> str:
     """Changes whenever a file of the checkpoint does, without reading gigabytes."""
-    digest = hashlib.sha256(str(source.resolve()).encode())
-    for path in sorted(item for item in source.iterdir() if item.is_file()):
-        status = path.stat()
-        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    digest = hashlib.sha256(str(path.resolve()).encode())
+    for file in sorted(item for item in parts.folder.iterdir() if item.is_file()):
+        status = file.stat()
+        digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:16]
 
 
-def _convert(source: Path, destination: Path, quant: str) -> None:
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "specops.export", str(source), str(destination)]
+@contextmanager
+def _in_order(path: Path, parts: Parts, copy: Path) -> Iterator[Path]:
+    """The checkpoint in the layout of the converter: itself, or a `copy` that lasts as long."""
+    if parts.in_order:
+        yield path
+        return
+    with locked(copy):
+        try:
+            _run("specops.layout", str(path), str(copy))
+            yield copy
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+
+
+def _run(module: str, *arguments: str) -> None:
+    """Run one of our modules in a process of its own.
+
+    Raises:
+        ModelError: it failed; the message is what it said.
+    """
     done = subprocess.run(  # noqa: S603 # nosec B603: our own module, paths as arguments
-        [*command, "--quant", quant], capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise ModelError(f"{source} cannot be converted: {done.stderr.strip()}")
+        raise ModelError(f"{arguments[0]} cannot be converted: {done.stderr.strip()}")

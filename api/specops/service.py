@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from specops.config import Settings
-from specops.engine import Engine, ModelInfo, ModelState, Report
+from specops.engine import Download, Engine, ModelInfo, ModelState, Report
 from specops.metrics import Metrics
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, StepResult
 
@@ -250,12 +250,19 @@ class Service:
             raise RuntimeError("start() was not called")
         self._loop.call_soon_threadsafe(call)
 
-    def _on_loop_report(self, state: ModelState, detail: str) -> None:
-        self._on_loop(lambda: self._progress(state, detail))
+    def _on_loop_report(
+        self, state: ModelState, detail: str, download: Download | None = None
+    ) -> None:
+        self._on_loop(lambda: self._progress(state, detail, download))
 
     # On the event loop.
 
-    def _progress(self, state: ModelState, detail: str) -> None:
+    def _progress(self, state: ModelState, detail: str, download: Download | None = None) -> None:
+        if download is not None:
+            self._metrics.set_download(download.model, download.done, download.total)
+            if state is self.state:  # every half second: not a line of the log each
+                self.detail = detail
+                return
         if self.state is not ModelState.DRAINING:
             self._set_state(state, detail)
 

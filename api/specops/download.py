@@ -1,0 +1,341 @@
+"""Downloads a model's files from the hub: what is needed, resumable, checked, with progress.
+
+huggingface_hub lists the repository and opens the connections (endpoint, token, proxy, waiting on
+rate limits). The bytes are written here, because its own download starts a file over after a
+restart, compares no checksum, and keeps the last megabytes of a cut connection to itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn, TypeVar
+
+import httpx
+from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    build_hf_headers,
+    hf_raise_for_status,
+    http_stream_backoff,
+)
+
+from specops.hub import MANIFEST, HubModel, Progress
+from specops.model_folder import GENAI_CONFIG, ModelError
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_ATTEMPTS = 6  # in a row without one new byte
+_WAIT_SECONDS = 1.0  # before the second attempt; doubles each time
+_TIMEOUT = httpx.Timeout(30.0)
+_PROGRESS_SECONDS = 0.5
+_LOG_SECONDS = 15.0
+
+_CONFIGS = ("config.json", "generation_config.json")
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.jinja"),
+)
+_SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+_STATE_DICTS = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
+_ONNX = re.compile(r".+\.onnx([._]data)?")
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file to download. The hub knows a sha256 for large files and a git id for small ones."""
+
+    name: str
+    size: int
+    sha256: str | None
+    git_id: str | None
+
+
+def snapshot(model: HubModel, folder: Path, progress: Progress) -> None:
+    """Make `folder` hold the model's files, and say so in its manifest at the very end.
+
+    Files that an earlier attempt left there, whole or in part, are checked and not fetched again.
+
+    Raises:
+        ModelError: the model cannot be had; the message says why and what to do.
+    """
+    (folder / MANIFEST).unlink(missing_ok=True)
+    try:
+        commit, files = _listing(model)
+        meter = _Meter(model, sum(file.size for file in files), progress)
+        _check_room(folder, files)
+        for file in files:
+            _obtain(model, commit, file, folder, meter)
+        meter.end()
+        manifest = {
+            "model": asdict(model),
+            "commit": commit,
+            "files": {file.name: asdict(file) for file in files},
+        }
+        partial = folder / f"{MANIFEST}.part"
+        partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        partial.replace(folder / MANIFEST)
+    except HfHubHTTPError as error:
+        _refuse(model, error)
+    except httpx.HTTPError as error:
+        raise ModelError(
+            f"the hub cannot be reached for {model} ({error or type(error).__name__}): check the "
+            "connection and HF_ENDPOINT, then start again; what is here already is kept"
+        ) from error
+    except OSError as error:
+        raise ModelError(_disk_trouble(folder, error)) from error
+
+
+def choose_files(names: set[str]) -> list[str]:
+    """The names that are needed to load a model, of all that lie beside each other.
+
+    Raises:
+        ValueError: no form of weights that can be used is among them.
+    """
+    common = [name for name in (*_CONFIGS, *_TOKENIZER) if name in names]
+    if GENAI_CONFIG in names:
+        return [*common, GENAI_CONFIG, *sorted(filter(_ONNX.fullmatch, names))]
+    for kind in (_SAFETENSORS, _STATE_DICTS):
+        weights = sorted(filter(kind.fullmatch, names))
+        index = [name for name in weights if name.endswith(".index.json")]
+        single = [name for name in weights if "-of-" not in name and name not in index]
+        chosen = single or ([name for name in weights if name not in single] if index else [])
+        if chosen and "config.json" in names:
+            return [*common, *chosen]
+    raise ValueError("neither safetensors nor PyTorch weights with a config.json")
+
+
+# -- what there is -------------------------------------------------------------------------------
+
+
+def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
+    """The commit that the revision stands for, and the files to download."""
+    api = HfApi(endpoint=_endpoint())
+    info = _patiently(
+        lambda: api.model_info(model.repo, revision=model.revision, files_metadata=True)
+    )
+    folder = PurePosixPath(model.subfolder)
+    beside = {
+        path.name: item
+        for item in info.siblings or []
+        if (path := PurePosixPath(item.rfilename)).parent == folder
+    }
+    try:
+        names = choose_files(set(beside))
+    except ValueError as error:
+        raise ModelError(_nothing_usable(model, str(error), info.siblings or [])) from error
+    files = []
+    for name in names:
+        item = beside[name]
+        size = item.lfs.size if item.lfs else item.size
+        if info.sha is None or size is None:
+            raise ModelError(f"the hub at HF_ENDPOINT does not tell the size of {name} in {model}")
+        files.append(HubFile(name, size, item.lfs.sha256 if item.lfs else None, item.blob_id))
+    return str(info.sha), files
+
+
+def _nothing_usable(model: HubModel, reason: str, siblings: list[Any]) -> str:
+    paths = [PurePosixPath(item.rfilename) for item in siblings]
+    graphs = sorted({str(path.parent) for path in paths if path.name == GENAI_CONFIG})
+    advice = (
+        f"choose one of its folders, as in {model.repo}@{model.revision}:{graphs[0]}; there are "
+        + ", ".join(graphs)
+        if graphs
+        else "choose a repository with safetensors"
+    )
+    return f"{model} holds {reason}: {advice}"
+
+
+def _endpoint() -> str | None:
+    """Where the hub is; None: where huggingface_hub says."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+
+
+# -- getting it ----------------------------------------------------------------------------------
+
+
+def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _Meter) -> None:
+    """Make `folder` hold one file, whole and checked."""
+    done, part = folder / file.name, folder / f"{file.name}.part"
+    if done.exists():
+        if _is_intact(done, file):
+            meter.add(file.size)
+            return
+        done.unlink()  # of another commit
+    url = hf_hub_url(
+        model.repo,
+        file.name,
+        subfolder=model.subfolder or None,
+        revision=commit,
+        endpoint=_endpoint(),
+    )
+    before = meter.done
+    _patiently(lambda: _stream(url, file, part, meter, before), lambda: _size(part))
+    if not _is_intact(part, file):
+        part.unlink()
+        raise ModelError(
+            f"{file.name} of {model} has another checksum than the hub tells: it was damaged on "
+            "the way and is not kept. Start again; if it stays so, check HF_ENDPOINT and proxies"
+        )
+    part.replace(done)
+
+
+def _stream(url: str, file: HubFile, part: Path, meter: _Meter, before: int) -> None:
+    """Append to `part` what is missing of a file.
+
+    Raises:
+        httpx.HTTPError: the connection or the hub failed; what came is in `part`.
+        OSError: it cannot be written.
+    """
+    have = _size(part)
+    if have > file.size:
+        part.unlink()
+        have = 0
+    if have == file.size and part.exists():
+        meter.set(before + have)
+        return
+    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    with http_stream_backoff(
+        "GET", url, headers=headers, timeout=_TIMEOUT, retry_on_exceptions=()
+    ) as response:
+        hf_raise_for_status(response)
+        resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
+        meter.set(before + have if resumed else before)
+        with part.open("ab" if resumed else "wb") as out:
+            for piece in response.iter_raw():
+                out.write(piece)
+                meter.add(len(piece))
+    if _size(part) < file.size:
+        raise httpx.RemoteProtocolError(f"{file.name} ended after {_size(part)} bytes")
+
+
+def _patiently(call: Callable[[], _T], progress: Callable[[], int] = lambda: 0) -> _T:
+    """The result of `call`, made again while the connection fails and then brings something.
+
+    Raises:
+        httpx.TransportError: no new byte came in `_ATTEMPTS` attempts.
+    """
+    failures = 0
+    while True:
+        before = progress()
+        try:
+            return call()
+        except httpx.TransportError as error:
+            failures = 1 if progress() > before else failures + 1
+            if failures == _ATTEMPTS:
+                raise
+            log.warning("the connection to the hub failed (%s): going on", error)
+            time.sleep(_WAIT_SECONDS * 2 ** (failures - 1))
+
+
+def _is_intact(path: Path, file: HubFile) -> bool:
+    """The file's size and digest are those that the hub told."""
+    if path.stat().st_size != file.size:
+        return False
+    if file.sha256 is not None:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest() == file.sha256
+    if file.git_id is not None:  # a blob of git: small, so it may be read whole
+        blob = b"blob %d\0" % file.size + path.read_bytes()
+        return hashlib.sha1(blob, usedforsecurity=False).hexdigest() == file.git_id
+    return True
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _check_room(folder: Path, files: list[HubFile]) -> None:
+    """Raise ModelError where the disk cannot take what is still missing."""
+    here = sum(_size(folder / file.name) + _size(folder / f"{file.name}.part") for file in files)
+    missing = sum(file.size for file in files) - here
+    free = shutil.disk_usage(folder).free
+    if missing > free:
+        raise ModelError(
+            f"{folder} has room for {free / 1e9:.2f} GB, the download needs {missing / 1e9:.2f} "
+            "GB: free some, or set SPECOPS_CACHE_DIR to a larger disk"
+        )
+
+
+# -- telling how it goes -------------------------------------------------------------------------
+
+
+class _Meter:
+    """Counts bytes and tells of them, not more often than anyone can read."""
+
+    def __init__(self, model: HubModel, total: int, progress: Progress) -> None:
+        self.done = 0
+        self._model = model
+        self._total = total
+        self._progress = progress
+        self._told = self._logged = time.monotonic()
+        log.info("downloading %s: %.1f MB", model, total / 1e6)
+        progress(0, total)
+
+    def add(self, count: int) -> None:
+        """`count` more bytes are here."""
+        self.set(self.done + count)
+
+    def set(self, done: int) -> None:
+        """`done` bytes are here."""
+        self.done = done
+        now = time.monotonic()
+        if now - self._told >= _PROGRESS_SECONDS:
+            self._told = now
+            self._progress(done, self._total)
+        if now - self._logged >= _LOG_SECONDS:
+            self._logged = now
+            log.info("downloading %s: %.1f of %.1f MB", self._model, done / 1e6, self._total / 1e6)
+
+    def end(self) -> None:
+        """Everything is here."""
+        self._progress(self._total, self._total)
+        log.info("downloaded %s", self._model)
+
+
+def _refuse(model: HubModel, error: HfHubHTTPError) -> NoReturn:
+    """Say what the hub's refusal means and what to do about it."""
+    status = error.response.status_code
+    if isinstance(error, GatedRepoError) or status == httpx.codes.FORBIDDEN:
+        problem = (
+            f"the hub refuses {model.repo} ({status}): accept its terms on its page, and set "
+            "HF_TOKEN to a token that may read it"
+        )
+    elif status == httpx.codes.UNAUTHORIZED:
+        problem = (
+            f"the hub wants a login for {model.repo} ({status}): it is private, or there is no "
+            "such repository; check the name, and set HF_TOKEN to a token that may read it"
+        )
+    elif isinstance(error, RevisionNotFoundError):
+        problem = f"{model.repo} has no revision {model.revision} ({status}): check the revision"
+    elif isinstance(error, RepositoryNotFoundError) or status == httpx.codes.NOT_FOUND:
+        problem = f"the hub has no {model} ({status}): check repository, revision and HF_ENDPOINT"
+    else:
+        problem = f"the hub fails for {model} ({status}): start again later, or check HF_ENDPOINT"
+    raise ModelError(problem) from error
+
+
+def _disk_trouble(folder: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk of {folder} is full: free some, or set SPECOPS_CACHE_DIR to a larger disk; "
+            "what is here already is kept, and the next start goes on from there"
+        )
+    return f"{folder} cannot be written ({error}): check the disk, or set SPECOPS_CACHE_DIR"

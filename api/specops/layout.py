@@ -1,0 +1,218 @@
+"""Brings a checkpoint into the layout that the converter reads, for what comes in another one.
+
+`python -m specops.layout SOURCE DEST`: weights saved by torch become safetensors, a configuration
+beside them becomes config.json, and a tokenizer of vocabulary and merges becomes tokenizer.json.
+Runs in a process of its own, whose memory goes back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from specops.state_dict import StateDictError, Tensor, read_state_dict
+
+_SUFFIXES = (".pt", ".pth", ".bin")
+_HUB_WEIGHTS = "pytorch_model.bin"
+_SAFETENSORS = "model*.safetensors*"
+_TOKENIZER = "tokenizer.json"
+_PIECE = 1 << 24  # elements copied at a time
+_KINDS = {
+    np.dtype(np.float32): "F32",
+    np.dtype(np.float16): "F16",
+    np.dtype(ml_dtypes.bfloat16): "BF16",
+}
+_ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "opt": "OPTForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
+
+
+class LayoutError(Exception):
+    """A checkpoint that cannot be understood; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a checkpoint is made of.
+
+    `state_dicts` is empty where the weights are safetensors already.
+    """
+
+    folder: Path
+    config: Path
+    state_dicts: tuple[Path, ...]
+
+    @property
+    def in_order(self) -> bool:
+        """The converter can read the folder as it is."""
+        return not self.state_dicts and (self.folder / _TOKENIZER).is_file()
+
+
+def parts_of(source: Path) -> Parts:
+    """Find weights, configuration and tokenizer.
+
+    Args:
+        source: a checkpoint's folder, or a file that torch saved; `name.pt` goes with `name.json`
+            or `config.json`.
+
+    Raises:
+        LayoutError: something is missing or ambiguous.
+    """
+    if source.is_file() and source.suffix in _SUFFIXES:
+        found = Parts(source.parent, _config_of(source), (source,))
+    elif any(source.glob(_SAFETENSORS)):
+        found = Parts(source, source / "config.json", ())
+    else:
+        files = _state_dicts(source)
+        found = Parts(source, _config_of(files[0]), files)
+    if not found.config.is_file():
+        raise LayoutError(f"{source} has no configuration: {found.config} is missing")
+    folder = found.folder
+    if not any((folder / name).is_file() for name in (_TOKENIZER, "vocab.json")):
+        raise LayoutError(f"{folder} has no tokenizer: put the model's tokenizer.json there")
+    return found
+
+
+def arrange(source: Path, destination: Path) -> None:
+    """Fill the folder `destination` with what the converter reads; weights are streamed.
+
+    Raises:
+        LayoutError, StateDictError: the checkpoint cannot be understood.
+    """
+    parts = parts_of(source)
+    destination.mkdir(parents=True, exist_ok=True)
+    for file in parts.folder.iterdir():
+        if file.is_file() and file.suffix in (".json", ".jinja", ".txt"):
+            shutil.copyfile(file, destination / file.name)
+    (destination / "config.json").write_text(json.dumps(_config(parts.config), indent=2))
+    if parts.state_dicts:
+        (destination / "pytorch_model.bin.index.json").unlink(missing_ok=True)
+        tensors: dict[str, Tensor] = {}
+        for file in parts.state_dicts:
+            tensors |= read_state_dict(file)
+        write_safetensors(destination / "model.safetensors", tensors)
+    else:
+        for file in parts.folder.glob(_SAFETENSORS):
+            if not (destination / file.name).exists():
+                (destination / file.name).symlink_to(file.resolve())
+    if not (destination / _TOKENIZER).is_file():
+        _make_tokenizer(destination)
+
+
+def write_safetensors(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write floating-point tensors, float64 as float32; integer buffers are no weights.
+
+    The layout: 8 bytes of header length, a JSON header, the tensors one after another.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    chosen: list[tuple[Tensor, np.dtype[Any]]] = []
+    end = 0
+    for name, tensor in tensors.items():
+        dtype = np.dtype(np.float32) if tensor.dtype == np.float64 else tensor.dtype
+        if dtype not in _KINDS:
+            continue
+        start, end = end, end + math.prod(tensor.shape) * dtype.itemsize
+        header[name] = {
+            "dtype": _KINDS[dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        chosen.append((tensor, dtype))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for tensor, dtype in chosen:
+            for piece in _pieces(tensor):
+                stream.write(np.ascontiguousarray(piece, dtype).view(np.uint8).data)
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensor in order, in pieces small enough to copy."""
+    if tensor.ndim == 0:
+        yield tensor.reshape(1)
+        return
+    step = max(1, _PIECE // max(1, math.prod(tensor.shape[1:])))
+    for start in range(0, len(tensor), step):
+        yield tensor[start : start + step]
+
+
+def _config_of(weights: Path) -> Path:
+    own = weights.with_suffix(".json")
+    return own if own.is_file() else weights.with_name("config.json")
+
+
+def _state_dicts(folder: Path) -> tuple[Path, ...]:
+    index = folder / f"{_HUB_WEIGHTS}.index.json"
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise LayoutError(f"{index} cannot be read ({error!r})") from error
+        return tuple(folder / Path(name).name for name in sorted(names))
+    if (folder / _HUB_WEIGHTS).is_file():
+        return (folder / _HUB_WEIGHTS,)
+    found = [path for path in sorted(folder.glob("*")) if path.suffix in (".pt", ".pth")]
+    if not found:
+        raise LayoutError(
+            f"{folder} holds no model: no specops.json, no genai_config.json, and no config.json "
+            "with safetensors or a `.pt` file"
+        )
+    if len(found) > 1:
+        listed = ", ".join(path.name for path in found)
+        raise LayoutError(f"{folder} holds several state dicts ({listed}): name the file itself")
+    return (found[0],)
+
+
+def _config(file: Path) -> dict[str, Any]:
+    """The configuration, with the architecture named."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LayoutError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise LayoutError(f"{file} must hold a JSON object")
+    if not config.get("architectures"):
+        kind = config.get("model_type")
+        if kind not in _ARCHITECTURES:
+            raise LayoutError(
+                f"{file}: key 'model_type' must be one of {', '.join(_ARCHITECTURES)}, is {kind!r}"
+            )
+        config["architectures"] = [_ARCHITECTURES[kind]]
+    return config
+
+
+def _make_tokenizer(folder: Path) -> None:
+    """Write tokenizer.json from vocab.json and merges.txt, as transformers reads them."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - heavy
+
+    load: Callable[[str], Any] = AutoTokenizer.from_pretrained
+    load(str(folder)).backend_tokenizer.save(str(folder / _TOKENIZER))
+
+
+def main(arguments: list[str]) -> int:
+    """Arrange `arguments[0]` in `arguments[1]`; returns the exit status."""
+    source, destination = map(Path, arguments)
+    try:
+        arrange(source, destination)
+    except (LayoutError, StateDictError, OSError) as error:
+        print(f"specops.layout: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
