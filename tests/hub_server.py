@@ -1,0 +1,177 @@
+"""A hub on the loopback: enough of the protocol for huggingface_hub, with faults on request.
+
+Serves `/api/models/{repo}/revision/{revision}` and `/{repo}/resolve/{revision}/{file}`; large
+files redirect to `/storage/{sha256}`, as on the real one, which is a host of its own there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = (".safetensors", ".bin", ".onnx", ".data")  # kept apart, with a sha256
+_API = re.compile(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)")
+_RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+
+
+@dataclass
+class Hub:
+    """What the server has, what it does wrong, and what it was asked.
+
+    Attributes:
+        repos: repository → path of a file in it → content.
+        revisions: revisions that every repository has, beside `COMMIT`.
+        token: what a client must send; empty: nothing.
+        status: answer every request with this status; 0: do not.
+        cuts: bytes after which the next downloads of large files end, one each.
+        damage: bytes of large files are changed on the way.
+        requests: method, path and range of every request, in order.
+    """
+
+    repos: dict[str, dict[str, bytes]]
+    revisions: tuple[str, ...] = ("main",)
+    token: str = ""
+    status: int = 0
+    cuts: list[int] = field(default_factory=list)
+    damage: bool = False
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
+    url: str = ""
+
+    def storage(self) -> dict[str, bytes]:
+        """The large files by sha256."""
+        return {
+            hashlib.sha256(content).hexdigest(): content
+            for files in self.repos.values()
+            for path, content in files.items()
+            if path.endswith(LARGE)
+        }
+
+    def ranges(self) -> list[str]:
+        """Ranges asked for of large files, in order; empty for a whole one."""
+        return [part for _, path, part in self.requests if path.startswith("/storage/")]
+
+
+def folder_files(folder: Path, prefix: str = "") -> dict[str, bytes]:
+    """The files of a folder as a repository's."""
+    return {
+        prefix + path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    """Serve `hub` on a free port of the loopback; `hub.url` says where."""
+
+    class Handler(_Handler):
+        content = hub
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    content: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments: object) -> None:
+        """Keep quiet; `Hub.requests` has it."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        hub, path = self.content, unquote(urlsplit(self.path).path)
+        hub.requests.append((self.command, path, self.headers.get("Range", "")))
+        if hub.status:
+            self._answer(hub.status, b"{}")
+        elif path.startswith("/storage/"):
+            self._storage(hub.storage()[path.removeprefix("/storage/")])
+        elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
+            self._answer(401, b"{}", {"X-Error-Message": "Invalid username or password."})
+        elif match := _API.fullmatch(path):
+            self._info(*match.groups())
+        elif match := _RESOLVE.fullmatch(path):
+            self._resolve(*match.groups())
+        else:
+            self._answer(404, b"{}")
+
+    def _info(self, repo: str, revision: str) -> None:
+        files = self.content.repos.get(repo)
+        if files is None:
+            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            return
+        if revision not in (*self.content.revisions, COMMIT):
+            self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            return
+        siblings = [_sibling(path, content) for path, content in files.items()]
+        body = {"id": repo, "modelId": repo, "sha": COMMIT, "private": False, "tags": []}
+        self._answer(200, json.dumps({**body, "siblings": siblings}).encode())
+
+    def _resolve(self, repo: str, revision: str, file: str) -> None:
+        content = self.content.repos.get(repo, {}).get(file)
+        if content is None or revision != COMMIT:
+            self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+        elif file.endswith(LARGE):
+            digest = hashlib.sha256(content).hexdigest()
+            headers = {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{digest}"'}
+            self._answer(302, b"", {**headers, "Location": f"/storage/{digest}"})
+        else:
+            self._answer(200, content, {"ETag": f'"{_git_id(content)}"'})
+
+    def _storage(self, content: bytes) -> None:
+        """A large file or the rest of it, cut or damaged if so wished."""
+        hub = self.content
+        if hub.damage:
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        body = content[start:]
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(body)))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.end_headers()
+        if hub.cuts:
+            body = body[: hub.cuts.pop(0)]
+            self.close_connection = True
+        self.wfile.write(body)
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "X-Repo-Commit": COMMIT}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _git_id(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _sibling(path: str, content: bytes) -> dict[str, object]:
+    entry: dict[str, object] = {"rfilename": path, "size": len(content)}
+    if not path.endswith(LARGE):
+        return {**entry, "blobId": _git_id(content)}
+    digest = hashlib.sha256(content).hexdigest()
+    lfs = {"sha256": digest, "size": len(content), "pointerSize": 134}
+    return {**entry, "blobId": _git_id(b"pointer"), "lfs": lfs}
