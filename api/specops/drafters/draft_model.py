@@ -15,6 +15,8 @@ from specops.drafters.base import NO_DRAFT, Draft
 from specops.request import SamplingParams
 from specops.sampling import Floats, draw, filtered_probs
 
+_UNKNOWN = 0  # stands for the target's tokens that the draft has no embedding for
+
 
 class DraftModelDrafter:
     """Runs the draft model token by token.
@@ -91,8 +93,9 @@ class DraftModelDrafter:
     def _feed(self, row: int, tokens: Sequence[int]) -> Floats:
         """Append tokens to the cache, return the logits [V] after the last."""
         logits: Floats = np.empty((0, 0), np.float32)
-        for start in range(0, len(tokens), self._decoder.max_width):
-            logits = self._decoder.extend(row, tokens[start : start + self._decoder.max_width])
+        known = [token if token < self._decoder.vocab_size else _UNKNOWN for token in tokens]
+        for start in range(0, len(known), self._decoder.max_width):
+            logits = self._decoder.extend(row, known[start : start + self._decoder.max_width])
         self._fed.setdefault(row, []).extend(tokens)
         return logits[-1, : self._vocab] if len(tokens) else logits
 

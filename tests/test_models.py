@@ -1,0 +1,219 @@
+"""From a name to a folder: presets are data that holds, and every layout loads."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from specops.config import ConfigError, Settings
+from specops.engine import Engine
+from specops.hub import HubModel
+from specops.models import ModelError, ModelFolder, choose, prepare
+from specops.presets import Preset, presets
+from specops.request import GenerationRequest, SamplingParams
+from tests.checkpoints import make_llama_checkpoint
+
+ALL = sorted(presets().items())
+every_preset = pytest.mark.parametrize(("name", "preset"), ALL, ids=[name for name, _ in ALL])
+
+
+def sources(preset: Preset) -> list[str]:
+    return [text for text in (preset.target, preset.draft) if text not in ("", "none")]
+
+
+@every_preset
+def test_a_presets_models_are_bundled_or_pinned_to_a_commit(name: str, preset: Preset) -> None:
+    for text in sources(preset):
+        hub = HubModel.parse(text)
+        if hub is None:
+            assert (Settings().models_dir / text).resolve().is_relative_to(Settings().models_dir)
+        else:
+            assert re.fullmatch(r"[0-9a-f]{40}", hub.revision), text
+            assert str(hub) == text
+    assert sources(preset) or name == "custom"
+
+
+@every_preset
+def test_a_presets_settings_are_settings(name: str, preset: Preset) -> None:
+    assert set(preset.settings) <= {"rows", "context"}
+    variables = {f"SPECOPS_{key.upper()}": str(value) for key, value in preset.settings.items()}
+    weights = {"SPECOPS_QUANT": preset.quant, "SPECOPS_DRAFT_QUANT": preset.draft_quant}
+    settings = Settings.from_env({**variables, **weights, "SPECOPS_MODEL": name})
+    assert {key: getattr(settings, key) for key in preset.settings} == preset.settings
+
+
+def test_the_same_model_is_pinned_to_the_same_commit_everywhere() -> None:
+    hubs = [HubModel.parse(text) for _, preset in ALL for text in sources(preset)]
+    pinned = {(hub.repo, hub.revision) for hub in hubs if hub is not None}
+    assert len(pinned) == len({repo for repo, _ in pinned})
+
+
+def test_a_presets_settings_give_way_to_the_environment() -> None:
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3"}).rows == 1
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_ROWS": "2"}).rows == 2
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_ROWS": ""}).rows == 1
+    assert {item.name for item in fields(Settings)} >= {"rows", "context"}
+
+
+def test_every_part_of_a_preset_can_be_overridden() -> None:
+    choice = choose(Settings(model="tinyllama"))
+    assert isinstance(choice.target, HubModel)
+    assert choice.target.repo == "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
+    assert choice.name == "tinyllama"
+    changed = choose(
+        Settings(model="tinyllama", target="a/b@c", draft="d/e", quant="int8", draft_quant="fp32")
+    )
+    assert changed.name == "b"
+    assert (changed.target, changed.draft) == (HubModel("a/b", "c"), HubModel("d/e"))
+    assert (changed.target_quant, changed.draft_quant) == ("int8-128", "fp32")
+    assert choose(Settings(model="tinyllama", draft="none")).draft is None
+    assert choose(Settings(model="tinyllama", target="a/b")).draft is None
+
+
+def test_the_custom_preset_wants_a_target() -> None:
+    with pytest.raises(ConfigError, match=r"SPECOPS_TARGET takes .* custom needs one"):
+        choose(Settings(model="custom"))
+    assert choose(Settings(model="custom", target="a/b")).target == HubModel("a/b")
+
+
+def test_a_folder_that_exists_wins_over_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert choose(Settings(target="org/name")).target == HubModel("org/name")
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert choose(Settings(target="org/name")).target == Path("org/name")
+
+
+# -- layouts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def genai(tiny_pair: Path, tmp_path: Path) -> Path:
+    """The tiny target as onnxruntime-genai's model builder lays it out."""
+    folder = tmp_path / "published-int4"
+    folder.mkdir()
+    export = tiny_pair / "target" / "onnx" / "int4-32"
+    for name in ("model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(export / name, folder / name)
+    model = {
+        "type": "llama",
+        "bos_token_id": 1,
+        "eos_token_id": [0, 7],
+        "context_length": 128,
+        "vocab_size": 320,
+        "decoder": {"filename": "model.onnx", "num_hidden_layers": 2},
+    }
+    (folder / "genai_config.json").write_text(json.dumps({"model": model, "search": {}}))
+    return folder
+
+
+def get(source: Path, cache: Path, quant: str = "int4-32") -> ModelFolder:
+    return prepare(source, quant, name="x", cache_dir=cache, report=lambda detail: None)
+
+
+def test_a_published_graph_is_used_as_it_is(genai: Path, tmp_path: Path) -> None:
+    folder = get(genai, tmp_path / "cache")
+    assert folder.path == genai
+    assert folder.graph == genai / "model.onnx"
+    assert (folder.bos_token, folder.end_tokens) == (1, {0, 7})
+    assert (folder.vocab_size, folder.context_length, folder.parameters) == (320, 128, 0)
+    assert not (tmp_path / "cache").exists()
+
+
+def tokens_of(settings: Settings, target: Path) -> list[int]:
+    engine = Engine.load(replace(settings, target=str(target), draft="none"))
+    request = GenerationRequest(
+        request_id="x", prompt_tokens=(5, 6, 7), max_new_tokens=8, ignore_eos=True, drafter="none"
+    )
+    outputs = engine.generate(request)
+    return [piece.token for output in outputs for piece in output.pieces]
+
+
+def test_a_published_graph_says_what_its_export_says(
+    genai: Path, tiny_pair: Path, tiny_settings: Settings
+) -> None:
+    export = tiny_pair / "target" / "onnx" / "int4-32"
+    assert tokens_of(tiny_settings, genai) == tokens_of(tiny_settings, export)
+
+
+@pytest.mark.parametrize(
+    ("eos", "file", "expected", "weights"),
+    [
+        (3, "phi3-mini-cpu-int4-rtn-block-32.onnx", {3}, "int4"),
+        ([3, 4], "model.onnx", {3, 4}, "onnx"),
+    ],
+)
+def test_the_description_of_a_published_graph_is_read(
+    genai: Path, eos: object, file: str, expected: set[int], weights: str
+) -> None:
+    config = json.loads((genai / "genai_config.json").read_text())
+    config["model"]["eos_token_id"] = eos
+    config["model"]["decoder"]["filename"] = file
+    (genai / "genai_config.json").write_text(json.dumps(config))
+    (genai / file).touch()
+    folder = ModelFolder.read_genai(genai, "x")
+    assert (folder.end_tokens, folder.quant) == (expected, weights)
+
+
+@pytest.mark.parametrize("missing", ["model.onnx", "tokenizer.json"])
+def test_a_published_folder_that_lacks_a_file_is_refused(
+    genai: Path, tmp_path: Path, missing: str
+) -> None:
+    (genai / missing).unlink()
+    with pytest.raises(ModelError, match=f"lacks {missing}"):
+        get(genai, tmp_path)
+
+
+def test_a_description_that_says_too_little_is_refused(genai: Path, tmp_path: Path) -> None:
+    (genai / "genai_config.json").write_text('{"model": {"decoder": {}}}')
+    with pytest.raises(ModelError, match=r"genai_config\.json cannot be used.*filename"):
+        get(genai, tmp_path)
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused_before_it_is_converted(
+    tmp_path: Path,
+) -> None:
+    source = make_llama_checkpoint(tmp_path / "source")
+    (source / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        get(source, tmp_path / "cache")
+
+
+# -- a draft that knows fewer tokens -------------------------------------------------------------
+
+
+@pytest.fixture
+def narrow_draft(tmp_path: Path) -> Path:
+    """A draft whose vocabulary is the first 300 of the target's 320 entries."""
+    return make_llama_checkpoint(tmp_path / "narrow", hidden=128, layers=1, ffn=256, vocab=300)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8-128"])
+def test_a_draft_may_lack_the_targets_last_ids(
+    narrow_draft: Path, tiny_settings: Settings, weights: str
+) -> None:
+    settings = replace(tiny_settings, draft=str(narrow_draft), draft_quant=weights)
+    engine = Engine.load(settings)
+    assert engine.info.vocab_size == 320
+    drafted: set[int] = set()
+    for number in range(20):
+        request = GenerationRequest(
+            request_id="x",
+            prompt_tokens=(5, 319, 300 + number, 6),  # a chat's markers are such ids
+            max_new_tokens=12,
+            ignore_eos=True,
+            drafter="draft",
+            k_draft=4,
+            sampling=SamplingParams(temperature=2.0, seed=number),
+        )
+        pieces = [piece for output in engine.generate(request) for piece in output.pieces]
+        assert len(pieces) == 12
+        drafted |= {piece.token for piece in pieces if piece.origin == "draft"}
+    assert drafted
+    assert max(drafted) < 300
