@@ -78,12 +78,13 @@ def _overhead(options: argparse.Namespace, machine: Machine) -> bool:
     models = [(configured(), _OVERHEAD_SMALL)]
     if not options.skip_tinyllama:
         models.append((tinyllama(_progress), _OVERHEAD_LARGE))
-    measured = [
-        overhead.measure(model, _OVERHEAD_QUICK if options.quick else plan, _progress)
-        for model, plan in models
-    ]
+    measured, tables = [], []
+    for model, plan in models:
+        found = overhead.measure(model, _OVERHEAD_QUICK if options.quick else plan, _progress)
+        measured.append(found)
+        tables.append(_shown(overhead.table(found)))
     results = {"models": [overhead.result(item) for item in measured]}
-    _publish(options, machine, "overhead", results, [overhead.table(item) for item in measured])
+    _publish(options, machine, "overhead", results, tables)
     return all(item.outputs_equal for item in measured)
 
 
@@ -92,7 +93,9 @@ def _speculation(options: argparse.Namespace, machine: Machine) -> bool:
     prompts = speculation.read_prompts(options.prompts) if options.prompts else None
     measured = speculation.measure(model, plan, _progress, prompts)
     result = speculation.result(model, measured, plan)
-    _publish(options, machine, "speculation", result, [speculation.table(model, measured, plan)])
+    _publish(
+        options, machine, "speculation", result, [_shown(speculation.table(model, measured, plan))]
+    )
     return speculation.lossless(measured) is not False
 
 
@@ -103,13 +106,17 @@ def _publish(
     result: Mapping[str, object],
     tables: list[Table],
 ) -> None:
-    for item in tables:
-        print(item.text())
     print(f"{machine.line}\n", flush=True)
     document = {"quick": options.quick, "machine": asdict(machine), **result}
     signed = [*tables[:-1], tables[-1].noting(f"measured on {machine.line}")]
     for path in write(options.results, name, document, signed):
         _progress(f"wrote {path}")
+
+
+def _shown(table: Table) -> Table:
+    """Print a table at once: what is measured next may take minutes."""
+    print(table.text(), flush=True)
+    return table
 
 
 def _progress(text: str) -> None:
