@@ -1,0 +1,300 @@
+"""State dicts: what torch saved is read as torch would, and nothing in the file is ever run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specops.layout import LayoutError, arrange, parts_of
+from specops.models import ModelError, prepare
+from specops.state_dict import StateDictError, read_state_dict
+from tests.checkpoints import make_llama_checkpoint
+
+WEIGHTS = np.arange(12, dtype=np.float32)
+
+
+class Named:
+    """Pickles as a call of `module.name`, which this process need not have."""
+
+    def __init__(self, name: str, *arguments: object) -> None:
+        self.name = name
+        self.arguments = arguments
+
+
+class Global:
+    """Pickles as the name alone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the one in Python can be extended
+    """Writes the description of an archive as torch does, without torch."""
+
+    dispatch = pickle._Pickler.dispatch.copy()  # type: ignore[attr-defined]
+
+    def persistent_id(self, thing: object) -> object:
+        return thing.arguments if isinstance(thing, Named) and thing.name == "storage" else None
+
+    def save_name(self, thing: Global) -> None:
+        module, _, name = thing.name.rpartition(".")
+        self.write(pickle.GLOBAL + f"{module}\n{name}\n".encode())
+
+    def save_call(self, thing: Named) -> None:
+        self.save_name(Global(thing.name))
+        self.save(thing.arguments)
+        self.write(pickle.REDUCE)
+
+    dispatch[Global] = save_name
+    dispatch[Named] = save_call
+
+
+def storage(key: str = "0", count: int = 12, kind: str = "torch.FloatStorage") -> Named:
+    return Named("storage", "storage", Global(kind), key, "cpu", count)
+
+
+def tensor(of: Named, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Named:
+    nothing: OrderedDict[str, object] = OrderedDict()
+    return Named("torch._utils._rebuild_tensor_v2", of, offset, shape, stride, False, nothing)
+
+
+def archive(
+    file: Path,
+    content: object,
+    data: bytes = WEIGHTS.tobytes(),
+    *,
+    order: bytes = b"little",
+    compression: int = zipfile.ZIP_STORED,
+) -> Path:
+    with zipfile.ZipFile(file, "w", compression) as out:
+        with out.open("archive/data.pkl", "w") as stream:
+            Pickler(stream, 2).dump(content)
+        out.writestr("archive/byteorder", order)
+        out.writestr("archive/data/0", data)
+    return file
+
+
+def test_a_tensor_is_a_view_into_its_storage(tmp_path: Path) -> None:
+    content = {
+        "whole": tensor(storage(), (3, 4), (4, 1)),
+        "transposed": tensor(storage(), (4, 3), (1, 4)),
+        "part": tensor(storage(), (2, 2), (4, 1), offset=5),
+        "number": tensor(storage(), (), (), offset=11),
+        "nothing": tensor(storage(), (0, 4), (4, 1)),
+        "epoch": 3,
+    }
+    read = read_state_dict(archive(tmp_path / "a.pt", content))
+    matrix = WEIGHTS.reshape(3, 4)
+    assert set(read) == {"whole", "transposed", "part", "number", "nothing"}
+    np.testing.assert_array_equal(read["whole"], matrix)
+    np.testing.assert_array_equal(read["transposed"], matrix.T)
+    np.testing.assert_array_equal(read["part"], matrix[1:3, 1:3])
+    assert read["number"] == 11
+    assert read["nothing"].shape == (0, 4)
+
+
+def test_tensors_stay_in_the_file(tmp_path: Path) -> None:
+    read = read_state_dict(archive(tmp_path / "a.pt", {"w": tensor(storage(), (12,), (1,))}))
+    base: Any = read["w"]
+    while not isinstance(base, np.memmap) and base.base is not None:
+        base = base.base
+    assert isinstance(base, np.memmap)
+
+
+@pytest.mark.parametrize("key", ["model", "state_dict", "model_state_dict"])
+def test_the_state_dict_of_a_training_checkpoint_is_found(tmp_path: Path, key: str) -> None:
+    content = {key: {"module._orig_mod.w": tensor(storage(), (12,), (1,))}, "step": 7}
+    assert list(read_state_dict(archive(tmp_path / "a.pt", content))) == ["w"]
+
+
+@pytest.mark.parametrize(
+    "name", ["posix.system", "builtins.eval", "torch.load", "collections.Counter", "os.getcwd"]
+)
+def test_no_name_but_those_of_tensors_is_resolved(tmp_path: Path, name: str) -> None:
+    witness = tmp_path / "run"
+    content = {"w": Named(name, f"touch {witness}")}
+    with pytest.raises(StateDictError, match=f"needs {name}, .*state_dict"):
+        read_state_dict(archive(tmp_path / "a.pt", content))
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        tensor(storage(), (3, 5), (5, 1)),
+        tensor(storage(), (3, 4), (4, 1), offset=1),
+        tensor(storage(), (3, 4), (4, -1)),
+        tensor(storage(), (3,), (4, 1)),
+        tensor(storage(), (2,), (1,), offset=-1),
+        tensor(storage(count=13), (13,), (1,)),
+        tensor(storage(key="1"), (12,), (1,)),
+    ],
+)
+def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path, content: Named) -> None:
+    with pytest.raises(StateDictError, match=r"torch\.save"):
+        read_state_dict(archive(tmp_path / "a.pt", {"w": content}))
+
+
+def test_a_file_that_holds_no_state_dict_is_refused(tmp_path: Path) -> None:
+    for content in ({"step": 3}, [1, 2], "text"):
+        with pytest.raises(StateDictError, match="holds no state dict"):
+            read_state_dict(archive(tmp_path / "a.pt", content))
+
+
+def test_what_is_no_archive_of_torch_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "old.pt"
+    file.write_bytes(pickle.dumps({"w": 1}))
+    with pytest.raises(StateDictError, match=r"older than PyTorch 1\.6"):
+        read_state_dict(file)
+    whole = archive(tmp_path / "a.pt", {"w": tensor(storage(), (12,), (1,))})
+    cut = tmp_path / "cut.pt"
+    cut.write_bytes(whole.read_bytes()[:-30])
+    with pytest.raises(StateDictError, match=r"cut\.pt"):
+        read_state_dict(cut)
+    with pytest.raises(StateDictError, match="big-endian"):
+        read_state_dict(archive(tmp_path / "b.pt", {}, order=b"big"))
+    packed = archive(
+        tmp_path / "c.pt",
+        {"w": tensor(storage(), (12,), (1,))},
+        compression=zipfile.ZIP_DEFLATED,
+    )
+    with pytest.raises(StateDictError, match="compressed"):
+        read_state_dict(packed)
+
+
+# -- layouts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A folder with `net.pt` (of one tensor), its configuration and a tokenizer."""
+    source = make_llama_checkpoint(tmp_path / "source")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    archive(folder / "net.pt", {"w": tensor(storage(), (3, 4), (4, 1))})
+    (folder / "net.json").write_text('{"model_type": "llama", "hidden_size": 4}')
+    shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
+    return folder
+
+
+def test_a_state_dict_goes_with_its_configuration(mine: Path) -> None:
+    for source in (mine, mine / "net.pt"):
+        parts = parts_of(source)
+        assert (parts.folder, parts.config) == (mine, mine / "net.json")
+        assert parts.state_dicts == (mine / "net.pt",)
+    (mine / "net.json").rename(mine / "config.json")
+    assert parts_of(mine).config == mine / "config.json"
+
+
+def test_the_architecture_follows_from_the_kind_of_model(mine: Path, tmp_path: Path) -> None:
+    arrange(mine, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config == {
+        "model_type": "llama",
+        "hidden_size": 4,
+        "architectures": ["LlamaForCausalLM"],
+    }
+    (mine / "net.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(LayoutError, match=r"model_type.*llama.*'mamba'"):
+        arrange(mine, tmp_path / "other")
+
+
+def test_what_is_missing_is_named(mine: Path) -> None:
+    shutil.copyfile(mine / "net.pt", mine / "other.pt")
+    with pytest.raises(LayoutError, match=r"several state dicts \(net\.pt, other\.pt\)"):
+        parts_of(mine)
+    (mine / "net.json").unlink()
+    with pytest.raises(LayoutError, match=r"config\.json is missing"):
+        parts_of(mine / "net.pt")
+    for file in mine.glob("*.pt"):
+        file.unlink()
+    with pytest.raises(LayoutError, match="holds no model"):
+        parts_of(mine)
+
+
+def test_the_error_of_the_other_process_reaches_the_caller(mine: Path, tmp_path: Path) -> None:
+    archive(mine / "net.pt", {"w": Named("posix.system", "true")})
+    with pytest.raises(ModelError, match=r"needs posix\.system"):
+        prepare(mine, "int8-32", name="x", cache_dir=tmp_path / "cache", report=lambda text: None)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+# -- against torch -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small Llama as safetensors, and as a state dict that torch saved."""
+    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
+    from safetensors.torch import load_file  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("saved")
+    original = make_llama_checkpoint(folder / "original", dtype="bfloat16")
+    mine = folder / "mine"
+    mine.mkdir()
+    state = load_file(original / "model.safetensors")
+    state["model.rotary_emb.inv_freq"] = torch.arange(8)  # a buffer of integers
+    name = "model.layers.0.mlp.gate_proj.weight"
+    state[name] = state[name].t().contiguous().t()  # the same values, other strides
+    parameters = {
+        key: torch.nn.Parameter(value, value.is_floating_point()) for key, value in state.items()
+    }
+    torch.save(OrderedDict(parameters), mine / "net.pt")
+    shutil.copyfile(original / "config.json", mine / "net.json")
+    shutil.copyfile(original / "tokenizer.json", mine / "tokenizer.json")
+    return original, mine
+
+
+@pytest.mark.reference
+def test_what_torch_saved_is_what_is_read(saved: tuple[Path, Path]) -> None:
+    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
+    _, mine = saved
+    expected = torch.load(mine / "net.pt", weights_only=True)
+    read = read_state_dict(mine / "net.pt")
+    assert list(read) == list(expected)
+    for name, values in expected.items():
+        assert read[name].shape == tuple(values.shape)
+        as_read = torch.from_numpy(read[name].astype(np.float32))
+        assert torch.equal(as_read, values.detach().float()), name
+
+
+@pytest.mark.reference
+def test_a_state_dict_converts_to_the_same_graph(saved: tuple[Path, Path], tmp_path: Path) -> None:
+    original, mine = saved
+    graphs = []
+    for source in (original, mine / "net.pt"):
+        folder = prepare(
+            source, "int8-32", name="x", cache_dir=tmp_path, report=lambda detail: None
+        )
+        graphs.append((folder.path / "model.onnx.data").read_bytes())
+    assert graphs[0] == graphs[1]
+    assert len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_every_kind_of_float_is_written(tmp_path: Path, dtype: str) -> None:
+    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
+    from safetensors.torch import load_file  # noqa: PLC0415
+
+    source = make_llama_checkpoint(tmp_path / "source")
+    (source / "model.safetensors").unlink()
+    values = torch.randn(5, 3).to(getattr(torch, dtype))
+    torch.save(
+        {"w": values, "v": values[1:, ::2], "buffer": torch.ones(2, dtype=bool)}, source / "a.pt"
+    )
+    arrange(source, tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(written) == {"w", "v"}
+    kept = values.float() if dtype == "float64" else values
+    assert torch.equal(written["w"], kept)
+    assert torch.equal(written["v"], kept[1:, ::2])
