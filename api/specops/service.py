@@ -13,6 +13,7 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
@@ -127,6 +128,8 @@ class Service:
         self._load = load
         self._engine: Engine | None = None
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._results: deque[StepResult] = deque()
+        self._waking = False  # a callback that will look at the results is on its way
         self._tickets: dict[str, Ticket] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -243,7 +246,11 @@ class Service:
                 self._publish(scheduler.step())
 
     def _publish(self, result: StepResult) -> None:
-        self._on_loop(lambda: self._deliver(result))
+        """Hand a step over; while the loop is busy, steps gather and wake it once."""
+        self._results.append(result)
+        if not self._waking:
+            self._waking = True
+            self._on_loop(self._deliver_all)
 
     def _on_loop(self, call: Callable[[], None]) -> None:
         if self._loop is None:
@@ -279,6 +286,11 @@ class Service:
             output = Output(ticket.request_id, finish=FinishReason.ERROR, error=message)
             self._finish(ticket, output)
         self.running = self.waiting = 0
+
+    def _deliver_all(self) -> None:
+        self._waking = False  # before looking: a step that comes now wakes the loop again
+        while self._results:
+            self._deliver(self._results.popleft())
 
     def _deliver(self, result: StepResult) -> None:
         now = time.monotonic()
