@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
 from specops.export import ExportedModel
+from specops.session import share_threads
+from tests.conftest import THREADS
 
 Float = NDArray[np.float32]
 
@@ -18,7 +19,7 @@ class Runner:
     """One row of an exported model; `past` is the number of tokens that its cache holds."""
 
     def __init__(self, model: ExportedModel, capacity: int = 256) -> None:
-        self.session = _session(model.graph_file)
+        self.session = open_model(str(model.graph_file))
         self.vocab = model.shape.vocab_size
         self.past = 0
         cache = (1, model.shape.num_kv_heads, capacity, model.shape.head_dim)
@@ -53,7 +54,9 @@ class Runner:
         self.past = past
 
 
-def _session(graph: Path) -> onnxruntime.InferenceSession:
+def open_model(model: str | bytes) -> onnxruntime.InferenceSession:
+    """A session for a graph's path or content, on the one pool of threads of this process."""
+    share_threads(THREADS)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    options.use_per_session_threads = False
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

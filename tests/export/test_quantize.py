@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from specops.export.quantize import QuantizedWeight, dequantize_blockwise, quantize_blockwise
+from tests.export.runner import open_model
 
 Float = NDArray[np.float32]
 
@@ -126,10 +126,7 @@ def run_kernel(
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    result: Float = session.run(None, {"x": feeds})[0]
+    result: Float = open_model(model.SerializeToString()).run(None, {"x": feeds})[0]
     return result
 
 
