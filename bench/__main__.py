@@ -7,10 +7,12 @@ output, JSON and Markdown into the results folder.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 
 from bench import overhead, speculation
 from bench.machine import Machine, describe
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0; 1 where output differed that must be equal; 2 where something could not be run.
     """
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _leave)
     machine = describe()
     equal = True
     try:
@@ -47,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _progress(str(error))
         return _FAILED
     return 0 if equal else _DIFFERENT_OUTPUT
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End through every `finally`: the server that is being measured must not stay behind."""
+    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
