@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,10 +17,12 @@ import pytest
 
 from specops import download
 from specops.config import Settings
-from specops.engine import Download, Engine, ModelState
+from specops.engine import Download, Engine, ModelState, Report
 from specops.hub import HubModel, fetch, is_complete
+from specops.metrics import Metrics
 from specops.models import ModelError, prepare
 from specops.request import GenerationRequest
+from specops.service import Service
 from tests.checkpoints import make_llama_checkpoint
 from tests.hub_server import COMMIT, Hub, folder_files, serving
 
@@ -324,6 +328,55 @@ def test_a_cache_that_cannot_be_written_is_said(hub: Hub, tmp_path: Path) -> Non
     (tmp_path / "hub").write_text("a file where a folder should be")
     with pytest.raises(ModelError, match="SPECOPS_CACHE_DIR"):
         fetch(MODEL, tmp_path, ignore)
+
+
+def test_a_repository_with_weights_of_torch_alone_is_taken(hub: Hub, tmp_path: Path) -> None:
+    files = {
+        "config.json": b"{}",
+        "vocab.json": b"{}",
+        "merges.txt": b"#",
+        "pytorch_model.bin": b"x",
+    }
+    hub.repos["someone/old"] = {**files, "tf_model.h5": b"x", "flax_model.msgpack": b"x"}
+    assert names(fetch(HubModel("someone/old"), tmp_path, ignore)) == {*files, "download.json"}
+
+
+# -- what can be seen of it ----------------------------------------------------------------------
+
+
+def test_a_download_shows_in_health_and_in_the_metrics(tiny_settings: Settings) -> None:
+    go_on = threading.Event()
+
+    def load(settings: Settings, report: Report) -> Engine:
+        for done in (0, 600, 2000):
+            report(ModelState.DOWNLOADING, f"{done} bytes", Download("draft", done, 2000))
+        assert go_on.wait(30)
+        return Engine.load(settings, report)
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        service = Service(tiny_settings, metrics, load)
+        service.start()
+        async with asyncio.timeout(60):
+            while service.detail != "2000 bytes":
+                await asyncio.sleep(0.001)
+            assert service.state is ModelState.DOWNLOADING
+            value = metrics.registry.get_sample_value
+            for name in ("specops_download_bytes", "specops_download_total_bytes"):
+                assert value(name, {"model": "draft"}) == 2000
+                assert value(name, {"model": "target"}) == 0
+            assert value("specops_model_state", {"state": "downloading"}) == 1
+            go_on.set()
+            while service.state is not ModelState.READY:
+                await asyncio.sleep(0.001)
+        await service.stop()
+
+    asyncio.run(scenario())
+
+
+def test_bytes_of_an_unknown_model_are_refused() -> None:
+    with pytest.raises(ValueError, match="no such model"):
+        Metrics().set_download("another", 1, 2)
 
 
 # -- from the hub to tokens --------------------------------------------------------------------

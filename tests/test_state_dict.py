@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from tokenizers import ByteLevelBPETokenizer
 
 from specops.layout import LayoutError, arrange, parts_of
 from specops.models import ModelError, prepare
 from specops.state_dict import StateDictError, read_state_dict
+from specops.tokenizer import Tokenizer
 from tests.checkpoints import make_llama_checkpoint
 
 WEIGHTS = np.arange(12, dtype=np.float32)
@@ -181,7 +184,7 @@ def mine(tmp_path: Path) -> Path:
     folder = tmp_path / "mine"
     folder.mkdir()
     archive(folder / "net.pt", {"w": tensor(storage(), (3, 4), (4, 1))})
-    (folder / "net.json").write_text('{"model_type": "llama", "hidden_size": 4}')
+    (folder / "net.json").write_text('{"model_type": "llama", "hidden_size": 64}')
     shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
     return folder
 
@@ -200,7 +203,7 @@ def test_the_architecture_follows_from_the_kind_of_model(mine: Path, tmp_path: P
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config == {
         "model_type": "llama",
-        "hidden_size": 4,
+        "hidden_size": 64,
         "architectures": ["LlamaForCausalLM"],
     }
     (mine / "net.json").write_text('{"model_type": "mamba"}')
@@ -226,6 +229,61 @@ def test_the_error_of_the_other_process_reaches_the_caller(mine: Path, tmp_path:
     with pytest.raises(ModelError, match=r"needs posix\.system"):
         prepare(mine, "int8-32", name="x", cache_dir=tmp_path / "cache", report=lambda text: None)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def vocabulary_and_merges(folder: Path) -> list[int]:
+    """Put OPT's kind of tokenizer there, without a tokenizer.json; tokens of `add a`."""
+    tokenizer = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    tokenizer.train_from_iterator(
+        ["add a to b"], vocab_size=300, special_tokens=special, show_progress=False
+    )
+    tokenizer.save_model(str(folder))
+    settings = {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "bos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return [special.index("</s>"), *tokenizer.encode("add a").ids]
+
+
+def test_a_tokenizer_is_made_of_vocabulary_and_merges(mine: Path, tmp_path: Path) -> None:
+    (mine / "tokenizer.json").unlink()
+    expected = vocabulary_and_merges(mine)
+    arrange(mine, tmp_path / "out")
+    made = Tokenizer.load(tmp_path / "out")
+    assert list(made.encode("add a")) == expected
+    assert made.decode(expected) == "add a"
+
+
+def test_a_tokenizer_that_cannot_be_made_is_said(mine: Path, tmp_path: Path) -> None:
+    (mine / "tokenizer.json").unlink()
+    (mine / "vocab.json").write_text("[]")
+    with pytest.raises(LayoutError, match=r"tokenizer\.json"):
+        arrange(mine, tmp_path / "out")
+
+
+def test_weights_that_are_in_order_are_not_copied(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", shards=2)
+    (source / "tokenizer.json").unlink()
+    vocabulary_and_merges(source)
+    folder = prepare(source, "int8-32", name="x", cache_dir=tmp_path, report=lambda text: None)
+    assert Tokenizer.load(folder.path).encode("add a")
+    arrange(source, tmp_path / "out")
+    shards = sorted((tmp_path / "out").glob("model-*.safetensors"))
+    assert [shard.resolve().parent for shard in shards] == [source, source]
+    assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
+
+
+def test_state_dicts_in_shards_become_one(mine: Path, tmp_path: Path) -> None:
+    names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    archive(mine / names[0], {"a": tensor(storage(), (3, 4), (4, 1))})
+    archive(mine / names[1], {"b": tensor(storage(), (2,), (1,), offset=6)})
+    index = {"weight_map": {"a": names[0], "b": names[1]}}
+    (mine / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (mine / "net.json").rename(mine / "config.json")
+    arrange(mine, tmp_path / "out")
+    with safe_open(tmp_path / "out" / "model.safetensors", "np") as written:
+        np.testing.assert_array_equal(written.get_tensor("a"), WEIGHTS.reshape(3, 4))
+        np.testing.assert_array_equal(written.get_tensor("b"), WEIGHTS[6:8])
+    assert not (tmp_path / "out" / "pytorch_model.bin.index.json").exists()
 
 
 # -- against torch -----------------------------------------------------------------------------

@@ -200,7 +200,12 @@ def _make_tokenizer(folder: Path) -> None:
     from transformers import AutoTokenizer  # noqa: PLC0415 - heavy
 
     load: Callable[[str], Any] = AutoTokenizer.from_pretrained
-    load(str(folder)).backend_tokenizer.save(str(folder / _TOKENIZER))
+    try:
+        load(str(folder)).backend_tokenizer.save(str(folder / _TOKENIZER))
+    except Exception as error:  # transformers raises whatever its readers do
+        raise LayoutError(
+            f"no {_TOKENIZER} can be made of the tokenizer's files ({error}): put one beside them"
+        ) from error
 
 
 def main(arguments: list[str]) -> int:
