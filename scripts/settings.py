@@ -1,7 +1,8 @@
 """Carries the service's settings to where they are repeated: `python scripts/settings.py`.
 
-.env.example, the table in README.md and the API's environment in compose.yaml come from
-api/specops/config.py. `--check` writes nothing and fails where one of them has fallen behind.
+.env.example, the tables in README.md and the API's environment in compose.yaml come from
+api/specops/config.py and presets.toml. `--check` writes nothing and fails where one of them has
+fallen behind.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from specops.config import PREFIX, Settings
+from specops.hub import HubModel
+from specops.presets import presets
 
 ROOT = Path(__file__).resolve().parents[1]
 ENV_EXAMPLE = ROOT / ".env.example"
 README = ROOT / "README.md"
 COMPOSE = ROOT / "compose.yaml"
-BEGIN, END = "settings: begin", "settings: end"  # in the lines around what is written here
+SETTINGS, MODELS = "settings", "models"  # their tables lie between `NAME: begin` and `NAME: end`
 IN_CONTAINER = {"SPECOPS_HOST", "SPECOPS_PORT", "SPECOPS_MODELS_DIR", "SPECOPS_CACHE_DIR"}
 
 HEADER = """\
@@ -26,6 +29,13 @@ HEADER = """\
 # read it; an empty value means the default, which is what stands here.
 
 """
+
+# What huggingface_hub reads in the service's process: name, default, meaning.
+HUB = (
+    ("HF_TOKEN", "", "token for private and gated models on the hub"),
+    ("HF_ENDPOINT", "", "address of the hub; empty: the public one"),
+    ("HF_HUB_OFFLINE", "", "1: download nothing, use what is in SPECOPS_CACHE_DIR"),
+)
 
 # What compose.yaml and scripts/ read, not the service itself: name, default, meaning.
 STACK = (
@@ -61,31 +71,53 @@ def service_rows() -> list[tuple[str, str, str]]:
 
 def env_example() -> str:
     """The text of .env.example."""
-    rows = [*service_rows(), *STACK]
+    rows = [*service_rows(), *HUB, *STACK]
     return HEADER + "\n".join(
         f"# {meaning}\n#{name}={default}\n" for name, default, meaning in rows
     )
 
 
 def readme() -> str:
-    """README.md with the current table."""
+    """README.md with the current tables."""
+    text = replaced(README.read_text(), MODELS, model_rows())
     lines = ["| variable | default | meaning |", "|---|---|---|"]
-    for name, default, meaning in (*service_rows(), *STACK):
+    for name, default, meaning in (*service_rows(), *HUB, *STACK):
         lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {meaning} |")
-    return replaced(README.read_text(), lines)
+    return replaced(text, SETTINGS, lines)
+
+
+def model_rows() -> list[str]:
+    """The table of presets: what each is made of, without the commits."""
+    lines = ["| `SPECOPS_MODEL` | what it is | target | weights | draft | weights |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, preset in presets().items():
+        draft = "" if preset.draft == "none" else source(preset.draft)
+        draft_quant = f"`{preset.draft_quant}`" if draft else ""
+        lines.append(
+            f"| `{name}` | {preset.about} | {source(preset.target)} | `{preset.quant}` "
+            f"| {draft or 'n-gram'} | {draft_quant} |"
+        )
+    return lines
+
+
+def source(text: str) -> str:
+    """A preset's model as the table names it."""
+    hub = HubModel.parse(text)
+    return f"`{hub.repo}`" if hub else "bundled" if text else ""
 
 
 def compose() -> str:
     """compose.yaml with every setting passed on, except what only the container decides."""
-    names = [name for name, _, _ in service_rows() if name not in IN_CONTAINER]
-    return replaced(COMPOSE.read_text(), [f"      {name}: ${{{name}:-}}" for name in names])
+    names = [name for name, _, _ in (*service_rows(), *HUB) if name not in IN_CONTAINER]
+    lines = [f"      {name}: ${{{name}:-}}" for name in names]
+    return replaced(COMPOSE.read_text(), SETTINGS, lines)
 
 
-def replaced(text: str, lines: list[str]) -> str:
-    """`text` with `lines` between its two marked lines."""
+def replaced(text: str, name: str, lines: list[str]) -> str:
+    """`text` with `lines` between its two lines that are marked with `name`."""
     old = text.splitlines()
-    (first,) = (number for number, line in enumerate(old) if BEGIN in line)
-    (last,) = (number for number, line in enumerate(old) if END in line)
+    (first,) = (number for number, line in enumerate(old) if f"{name}: begin" in line)
+    (last,) = (number for number, line in enumerate(old) if f"{name}: end" in line)
     return "\n".join([*old[: first + 1], *lines, *old[last:]]) + "\n"
 
 

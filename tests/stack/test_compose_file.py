@@ -85,6 +85,7 @@ def test_the_api_gets_four_gigabytes_and_twelve_of_swap() -> None:
 def test_every_setting_can_be_passed_on() -> None:
     environment = SERVICES["api"]["environment"]
     names = {PREFIX + item.name.upper() for item in fields(Settings)}
+    names |= {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}  # read by huggingface_hub
     assert set(environment) == names
     text = (ROOT / "compose.yaml").read_text()
     assert {name for name in names if f"${{{name}:-" not in text} == set()
