@@ -14,15 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.checkpoints import make_llama_checkpoint
 from tokenizers import ByteLevelBPETokenizer
-from training.corpus import load_corpus
 
 from specops import export
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
 from specops.models import choose, prepare
 from specops.weight_cache import prepacked_graph
+from tests.checkpoints import make_llama_checkpoint
+from training.corpus import load_corpus
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
 _TINYLLAMA_VOCAB = 32_000

@@ -13,14 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.corpus import read_prompts as shipped_prompts
-
 from bench.models import BenchModel, Progress
 from bench.quiet import settle
 from bench.report import Table, spread, yes
 from bench.stats import Summary, ratios, rotated
 from specops.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, GenerationStats
+from training.corpus import read_prompts as shipped_prompts
 
 DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8)
 

@@ -23,6 +23,7 @@ from specops.presets import presets
 
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
+_CONVERTER = Path(__file__).with_name("export")
 _DEFAULT_BLOCK = "-128"
 _BUNDLED = "./"  # how presets.toml begins the name of a folder below SPECOPS_MODELS_DIR
 
@@ -54,19 +55,18 @@ def choose(settings: Settings) -> ModelChoice:
     if preset is None:
         names = ", ".join(presets())
         raise ConfigError(f"SPECOPS_MODEL takes one of {names}, not {settings.model}")
-    target = settings.target or preset.target
-    if not target:
+    if not (settings.target or preset.target):
         raise ConfigError(
             f"SPECOPS_TARGET takes a folder, a .pt file or org/name; {settings.model} needs one"
         )
     # A preset's draft fits the preset's target; another target needs to be given its own.
     draft = settings.draft or ("none" if settings.target else preset.draft)
-    source = _source(target, settings.models_dir)
+    target = _source(settings.target, preset.target, settings.models_dir)
     return ModelChoice(
-        name=_name(source) if settings.target else settings.model,
-        target=source,
+        name=_name(target) if settings.target else settings.model,
+        target=target,
         target_quant=_with_block(settings.quant or preset.quant),
-        draft=None if draft == "none" else _source(draft, settings.models_dir),
+        draft=None if draft == "none" else _source(settings.draft, draft, settings.models_dir),
         draft_quant=_with_block(settings.draft_quant or preset.draft_quant),
     )
 
@@ -118,12 +118,12 @@ def prepare(
     return ModelFolder.read(converted, name)
 
 
-def _source(text: str, models_dir: Path) -> Source:
-    """A preset's bundled folder, whatever exists here, or else what may be on the hub."""
-    if text.startswith(_BUNDLED) and (models_dir / text).is_dir():
-        return models_dir / text
-    path = Path(text)
-    hub = None if path.exists() else HubModel.parse(text)
+def _source(given: str, preset: str, models_dir: Path) -> Source:
+    """What is given: a path that exists, a name on the hub, or a path; else what a preset says."""
+    if not given and preset.startswith(_BUNDLED):
+        return models_dir / preset
+    path = Path(given or preset)
+    hub = HubModel.parse(given or preset) if not (given and path.exists()) else None
     return hub or path
 
 
@@ -146,8 +146,10 @@ def _progress(model: HubModel, downloading: Downloading | None) -> Callable[[int
 
 
 def _fingerprint(path: Path, parts: Parts) -> str:
-    """Changes whenever a file of the checkpoint does, without reading gigabytes."""
+    """Changes whenever a file of the checkpoint or of the converter does; reads no weights."""
     digest = hashlib.sha256(str(path.resolve()).encode())
+    for file in sorted(_CONVERTER.rglob("*.py")):
+        digest.update(file.read_bytes())
     for file in sorted(item for item in parts.folder.iterdir() if item.is_file()):
         status = file.stat()
         digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())

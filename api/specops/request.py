@@ -59,6 +59,7 @@ class GenerationRequest:
     exact: bool = False
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stream: bool = True  # each step's output is wanted at once, not only the last one's
     arrival: float = 0.0
     deadline: float = float("inf")
 
@@ -121,13 +122,17 @@ class GenerationStats:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step brought for one request; `finish` is set on its last output, with `stats`."""
+    """What one step brought for one request; `finish` is set on its last output, with `stats`.
+
+    Somebody waits for an `urgent` output; the others may be handed over together.
+    """
 
     request_id: str
     pieces: tuple[Piece, ...] = ()
     finish: FinishReason | None = None
     stats: GenerationStats | None = None
     error: str | None = None
+    urgent: bool = True
 
     @property
     def text(self) -> str:

@@ -131,7 +131,8 @@ class Sequence:
             return None
         pieces, self._pieces = tuple(self._pieces), []
         stats = self._stats() if self.finish else None
-        return Output(self.request.request_id, pieces, self.finish, stats)
+        urgent = self.request.stream or self.finish is not None
+        return Output(self.request.request_id, pieces, self.finish, stats, urgent=urgent)
 
     def _stats(self) -> GenerationStats:
         now = self._clock()

@@ -23,6 +23,8 @@ from specops.service import Service
 
 # After the service has stopped, responses only have to leave the socket's buffer.
 _FLUSH_SECONDS = 5
+# Longer than the minute after which load balancers drop idle connections: they go first.
+_KEEP_ALIVE_SECONDS = 75
 log = logging.getLogger(__name__)
 
 
@@ -72,6 +74,7 @@ def make_server(app: FastAPI, settings: Settings) -> DrainingServer:
         log_config=None,
         access_log=False,  # the middleware's lines say more
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_FLUSH_SECONDS,
     )
     return DrainingServer(config, state.service)

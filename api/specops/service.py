@@ -54,6 +54,7 @@ class QueueFull(Exception):  # noqa: N818 - a state, not a fault
         self.retry_after = retry_after
 
 
+_GATHER_SECONDS = 0.02  # how long steps that nobody waits for are kept together
 _JOIN_SECONDS = 10.0  # longer than any step, shorter than the patience of `docker stop`
 _REASONS: dict[type[Exception], str] = {
     NotReady: "not_ready",
@@ -128,7 +129,8 @@ class Service:
         self._load = load
         self._engine: Engine | None = None
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._results: deque[StepResult] = deque()
+        self._results: deque[tuple[float, StepResult]] = deque()  # with the time of each step
+        self._woken = 0.0
         self._waking = False  # a callback that will look at the results is on its way
         self._tickets: dict[str, Ticket] = {}
         self._idle = asyncio.Event()
@@ -246,10 +248,15 @@ class Service:
                 self._publish(scheduler.step())
 
     def _publish(self, result: StepResult) -> None:
-        """Hand a step over; while the loop is busy, steps gather and wake it once."""
-        self._results.append(result)
-        if not self._waking:
-            self._waking = True
+        """Hand a step over. The loop is woken at once where somebody waits, or else now and then.
+
+        A wake-up costs 50 microseconds on the cores that compute, a step of a small model 350.
+        """
+        now = time.monotonic()
+        self._results.append((now, result))
+        urgent = any(output.urgent for output in result.outputs)
+        if not self._waking and (urgent or now - self._woken >= _GATHER_SECONDS):
+            self._waking, self._woken = True, now
             self._on_loop(self._deliver_all)
 
     def _on_loop(self, call: Callable[[], None]) -> None:
@@ -290,10 +297,9 @@ class Service:
     def _deliver_all(self) -> None:
         self._waking = False  # before looking: a step that comes now wakes the loop again
         while self._results:
-            self._deliver(self._results.popleft())
+            self._deliver(*self._results.popleft())
 
-    def _deliver(self, result: StepResult) -> None:
-        now = time.monotonic()
+    def _deliver(self, now: float, result: StepResult) -> None:
         for output in result.outputs:
             ticket = self._tickets[output.request_id]
             if output.pieces:

@@ -50,6 +50,9 @@ class TextStream:
         return pieces
 
     def _release(self) -> list[Piece]:
+        if not self._stop and not self._detokenizer.incomplete:
+            pieces, self._held = self._held, []
+            return pieces
         text = "".join(piece.text for piece in self._held)
         found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
         if found:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 _REPLACEMENT = "\ufffd"
 _CHARACTER_TOKENS = 4  # a UTF-8 character has at most 4 bytes, so at most 4 tokens
+_WINDOW_TOKENS = 16  # decoded again for each token; cut back when longer
 _CONTEXT_TOKENS = 6  # prompt tokens that tell how the first generated token is spelled
 
 
@@ -54,7 +55,7 @@ class IncrementalDetokenizer:
     """Text of a growing sequence, token by token, never half a UTF-8 character.
 
     How a token is spelled can depend on those before it (a leading space, a character of several
-    byte tokens), so each step decodes a short window twice, without and with the new token.
+    byte tokens), so each step decodes a short window that ends with the new token and shows what is new.
 
     Args:
         tokenizer: the model's.
@@ -87,7 +88,9 @@ class IncrementalDetokenizer:
 
     def _show(self, text: str) -> str:
         new = text[len(self._shown_text) :]
-        del self._window[: self._shown]
+        if len(self._window) > _WINDOW_TOKENS:
+            del self._window[: self._shown]
+            text = self._tokenizer.decode(self._window)
         self._shown = len(self._window)
-        self._shown_text = self._tokenizer.decode(self._window)
+        self._shown_text = text
         return new

@@ -21,6 +21,7 @@ from specops import session
 
 log = logging.getLogger(__name__)
 
+_FORMAT = 1  # counts up when `prepack` writes something else than before
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
 _PIECE = 16 << 20
@@ -61,8 +62,8 @@ def prepacked_graph(
 
 
 def _key(graph: Path) -> str:
-    """Differs where the graph, the processor or ONNX Runtime does."""
-    digest = hashlib.sha256(f"{session.VERSION}\0{_processor()}\0".encode())
+    """Differs where the graph, the processor, ONNX Runtime or the format does."""
+    digest = hashlib.sha256(f"{_FORMAT}\0{session.VERSION}\0{_processor()}\0".encode())
     digest.update(graph.read_bytes())  # a few hundred kilobytes: the weights lie beside it
     for path in sorted(graph.parent.glob(f"{graph.name}*")):
         status = path.stat()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from bench.bare import BareLoop
 from bench.models import BenchModel
-
 from specops.config import Settings
 from specops.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest

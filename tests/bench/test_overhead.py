@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from bench.models import BenchModel
-from bench.overhead import API, BARE, ENGINE, STREAM, Measured, Timing
 
 from bench import overhead
+from bench.models import BenchModel
+from bench.overhead import API, BARE, ENGINE, STREAM, Measured, Timing
 from specops.config import Settings
 
 MODEL = BenchModel("made-up", "Made-up model", Settings(), large=True)

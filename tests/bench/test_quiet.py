@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from bench.quiet import cpu_seconds, settle
 
 _SPIN_UNTIL_TOLD = """

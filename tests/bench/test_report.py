@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from bench.report import SCHEMA_VERSION, Table, spread, write
 from bench.stats import Summary
 

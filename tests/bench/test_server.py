@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from bench.server import Client, ServerError, environment, serving
 
+from bench.server import Client, ServerError, environment, serving
 from specops.config import Settings
 
 SETTINGS = [

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.models import BenchModel
-from bench.speculation import PLAIN, Config, Plan, Run, Runs
 
 from bench import speculation
+from bench.models import BenchModel
+from bench.speculation import PLAIN, Config, Plan, Run, Runs
 from specops.config import Settings
 from specops.request import GenerationStats
 

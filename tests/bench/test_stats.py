@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from bench.stats import Summary, ratios, rotated
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bench.stats import Summary, ratios, rotated
 
 rates = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=30)
 

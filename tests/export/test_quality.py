@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from training.corpus import DEMO_DIR, read_held_out
 
 from specops.export import Quantization, export_checkpoint
 from tests.export.runner import Runner
+from training.corpus import DEMO_DIR, read_held_out
 
 TARGET = DEMO_DIR / "target"
 WINDOW = 256  # tokens of context at most; each window starts afresh

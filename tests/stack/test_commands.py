@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from scripts import native
 
+from scripts import native
 from tests.stack.support import ROOT, run
 
 TARGETS = ("up", "down", "test", "lint", "load", "bench", "check", "train", "clean")

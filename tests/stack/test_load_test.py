@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from loadtest.shapes import SHAPES, Stage, stage_at
 
+from loadtest.shapes import SHAPES, Stage, stage_at
 from tests.stack.support import ROOT, run, tool
 
 ANSWER = {"generated_text": "abc", "generated_tokens": 3, "finish_reason": "length"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scripts import native
 
+from scripts import native
 from tests.stack import queries
 from tests.stack.support import ROOT, Finished, run, tool
 

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from training.corpus import (
     HELD_OUT,
     Corpus,

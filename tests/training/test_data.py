@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from training.data import Sampler, rows_of_tests
 
 LENGTH = 8

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+
 from training.corpus import Document
 from training.evaluate import (
     STRIDE,

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
 from training.corpus import read_held_out
 from training.tokenizer import END_OF_TEXT, VOCAB_SIZE, save_tokenizer, train_tokenizer
-from transformers import AutoTokenizer
 
 
 @pytest.fixture(scope="module")

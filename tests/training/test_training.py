@@ -8,6 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.reference
 
+from transformers import AutoModelForCausalLM  # noqa: E402
+
 from training.checkpoint import load_model, save_model  # noqa: E402
 from training.data import Sampler  # noqa: E402
 from training.distill import Distillation  # noqa: E402
@@ -17,7 +19,6 @@ from training.presets import PRESETS, Preset  # noqa: E402
 from training.pretrain import Target  # noqa: E402
 from training.runtime import Budget  # noqa: E402
 from training.tokenizer import train_tokenizer  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
 
 TINY = ModelConfig(64, 128, 2, 4, 2, head_dim=16, vocab_size=300, max_position_embeddings=64)
 PRESET = Preset(TINY, TINY, target_tokens=16 * 8 * 30, draft_tokens=16 * 8 * 30,

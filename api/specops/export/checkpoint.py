@@ -118,9 +118,17 @@ class Checkpoint:
         """A one-dimensional tensor as float32."""
         return np.asarray(self._view(name), dtype=np.float32)
 
+    def vectors(self, *names: str) -> Float:
+        """One-dimensional tensors one after another, as float32."""
+        return np.concatenate([self.vector(name) for name in names])
+
     def matrix(self, *names: str) -> Matrix:
         """Tensors [N_i, K] stacked to one [sum N_i, K]."""
         return Matrix(" + ".join(names), tuple(self._view(name) for name in names))
+
+    def matrix_rows(self, name: str, start: int, stop: int) -> Matrix:
+        """Rows [start, stop) of a tensor [N, K], where one tensor holds what is drawn apart."""
+        return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
 
     def digest(self) -> str:
         """`sha256:` over config.json and the weight files: equal digests, equal models.

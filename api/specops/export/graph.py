@@ -66,9 +66,12 @@ class DecoderGraph:
             quantize_axis=1,
         )
 
-    def linear(self, name: str, x: str, matrix: Matrix) -> str:
-        """x [batch, sequence, K] times the transpose of `matrix` [N, K]."""
-        return self._linear(name, x, matrix, self.quantization.bits)
+    def linear(
+        self, name: str, x: str, matrix: Matrix, bias: NDArray[np.float32] | None = None
+    ) -> str:
+        """x [batch, sequence, K] times the transpose of `matrix` [N, K], plus `bias` [N]."""
+        added = None if bias is None else self._weights.vector(f"{name}.bias", bias)
+        return self._linear(name, x, matrix, self.quantization.bits, added)
 
     def head(self, x: str, matrix: Matrix) -> None:
         """The graph's output `logits`: x times the transpose of `matrix` [vocab, hidden]."""
@@ -103,10 +106,18 @@ class DecoderGraph:
         """Stores cos and sin [positions, head / 2] once for all layers."""
         return self._weights.constant("cos_cache", cos), self._weights.constant("sin_cache", sin)
 
-    def attention(self, layer: int, qkv: str, rotary: tuple[str, str]) -> str:
+    def attention(
+        self,
+        layer: int,
+        qkv: str,
+        rotary: tuple[str, str] | None = None,
+        window: int | None = None,
+    ) -> str:
         """Causal grouped-query attention over the past and `qkv`, q, k and v side by side.
 
-        Adds the layer's past inputs and present outputs. Rotates q and k by the halves of a head.
+        Adds the layer's past inputs and present outputs. Rotates q and k, where a table is given,
+        by the halves of what it covers of a head. A position sees itself and the `window - 1`
+        before it, or all where none is given.
         """
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
@@ -118,14 +129,15 @@ class DecoderGraph:
         self._nodes.append(
             helper.make_node(
                 "GroupQueryAttention",
-                [qkv, "", "", *past, *lengths, *rotary],
+                [qkv, "", "", *past, *lengths, *(rotary or ())],
                 [name, *present],
                 name=name,
                 domain=_MICROSOFT,
                 num_heads=self.shape.num_heads,
                 kv_num_heads=self.shape.num_kv_heads,
-                do_rotary=1,
+                do_rotary=int(rotary is not None),
                 rotary_interleaved=0,
+                local_window_size=window or -1,
             )
         )
         return name
@@ -160,16 +172,19 @@ class DecoderGraph:
         width = self._node("Gather", [size, last], "mask_width", axis=0)
         self._node("Cast", [width], "total_length", to=TensorProto.INT32)
 
-    def _linear(self, name: str, x: str, matrix: Matrix, bits: int) -> str:
+    def _linear(self, name: str, x: str, matrix: Matrix, bits: int, bias: str | None = None) -> str:
         if bits == 32:
             weight = self._weights.dense_transposed(f"{name}.weight", matrix)
-            return self._node("MatMul", [x, weight], name)
+            if bias is None:
+                return self._node("MatMul", [x, weight], name)
+            product = self._node("MatMul", [x, weight], f"{name}.product")
+            return self._node("Add", [product, bias], name)
         features, inputs = matrix.shape
         block = self.quantization.block
         codes, scales = self._weights.matmul_blocks(name, matrix, bits, block)
         return self._node(
             "MatMulNBits",
-            [x, codes, scales],
+            [x, codes, scales] if bias is None else [x, codes, scales, "", "", bias],
             name,
             domain=_MICROSOFT,
             K=inputs,

@@ -112,6 +112,7 @@ async def _submit(body: GenerateRequest, request: Request, state: AppState) -> _
         sampling=body.sampling,
         stop=body.stops,
         ignore_eos=body.ignore_eos,
+        stream=body.stream,
         arrival=arrival,
         deadline=arrival + state.settings.request_timeout,
         **checked,

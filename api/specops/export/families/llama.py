@@ -1,11 +1,15 @@
 """The Llama family: RMS norm, rotary grouped-query attention, SiLU-gated feed-forward, no biases.
 
-Tensor names are those of transformers' LlamaForCausalLM.
+Tensor names are those of transformers' LlamaForCausalLM. Families that differ in what is stored,
+not in how a block is drawn, override `layer_tensors`, `_qkv` and `_gate_and_up`.
 """
 
 from __future__ import annotations
 
-from specops.export.checkpoint import Checkpoint
+import numpy as np
+from numpy.typing import NDArray
+
+from specops.export.checkpoint import Checkpoint, Matrix
 from specops.export.families.family import Family
 from specops.export.graph import DecoderGraph
 from specops.export.model_config import ModelConfig, ModelShape
@@ -20,6 +24,8 @@ class Llama(Family):
     """Llama 1 to 3, TinyLlama, SmolLM and what else calls itself LlamaForCausalLM."""
 
     name = "llama"
+    default_context_length = 2048
+    window: int | None = None  # positions that one sees, itself included; None: all before it
 
     def __init__(self, config: ModelConfig) -> None:
         for key in ("attention_bias", "mlp_bias"):
@@ -36,42 +42,54 @@ class Llama(Family):
             num_kv_heads=config.integer("num_key_value_heads", heads),
             head_dim=config.integer("head_dim", hidden // heads),
             vocab_size=config.integer("vocab_size"),
-            context_length=config.integer("max_position_embeddings", 2048),
+            context_length=config.integer("max_position_embeddings", self.default_context_length),
         )
         if heads % self.shape.num_kv_heads:
             raise config.error("num_key_value_heads", f"must divide num_attention_heads, {heads}")
-        self._feed_forward = config.integer("intermediate_size")
+        self.feed_forward_size = config.integer("intermediate_size")
         self._epsilon = config.number("rms_norm_eps", 1e-6)
         self._tied = config.flag("tie_word_embeddings", False)
         self._rotary = rotary_table(config, self.shape.head_dim, self.shape.context_length)
         # old checkpoints store the rotary frequencies, and a tied head is sometimes stored twice
         self.ignored_tensors = ("rotary_emb.inv_freq", *([_HEAD] if self._tied else []))
 
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Embedding, final norm, head unless tied, and nine tensors a layer."""
-        hidden, wide = self.shape.hidden_size, self._feed_forward
-        queries = self.shape.num_heads * self.shape.head_dim
-        keys = self.shape.num_kv_heads * self.shape.head_dim
-        layer = {
-            "input_layernorm": (hidden,),
-            "self_attn.q_proj": (queries, hidden),
-            "self_attn.k_proj": (keys, hidden),
-            "self_attn.v_proj": (keys, hidden),
-            "self_attn.o_proj": (hidden, queries),
-            "post_attention_layernorm": (hidden,),
-            "mlp.gate_proj": (wide, hidden),
-            "mlp.up_proj": (wide, hidden),
-            "mlp.down_proj": (hidden, wide),
+    @property
+    def query_size(self) -> int:
+        """Outputs of the query projection."""
+        return self.shape.num_heads * self.shape.head_dim
+
+    @property
+    def key_size(self) -> int:
+        """Outputs of the key projection, and of the value projection."""
+        return self.shape.num_kv_heads * self.shape.head_dim
+
+    def layer_tensors(self) -> dict[str, tuple[int, ...]]:
+        """The tensors of one layer, named below `model.layers.{index}.`."""
+        hidden, wide = self.shape.hidden_size, self.feed_forward_size
+        return {
+            "input_layernorm.weight": (hidden,),
+            "self_attn.q_proj.weight": (self.query_size, hidden),
+            "self_attn.k_proj.weight": (self.key_size, hidden),
+            "self_attn.v_proj.weight": (self.key_size, hidden),
+            "self_attn.o_proj.weight": (hidden, self.query_size),
+            "post_attention_layernorm.weight": (hidden,),
+            "mlp.gate_proj.weight": (wide, hidden),
+            "mlp.up_proj.weight": (wide, hidden),
+            "mlp.down_proj.weight": (hidden, wide),
         }
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Embedding, final norm, head unless tied, and those of every layer."""
+        table = (self.shape.vocab_size, self.shape.hidden_size)
         shapes: dict[str, tuple[int, ...]] = {
-            _EMBEDDING: (self.shape.vocab_size, hidden),
-            _FINAL_NORM: (hidden,),
+            _EMBEDDING: table,
+            _FINAL_NORM: (self.shape.hidden_size,),
         }
         if not self._tied:
-            shapes[_HEAD] = (self.shape.vocab_size, hidden)
+            shapes[_HEAD] = table
         for index in range(self.shape.num_layers):
-            for part, shape in layer.items():
-                shapes[f"model.layers.{index}.{part}.weight"] = shape
+            for part, shape in self.layer_tensors().items():
+                shapes[f"model.layers.{index}.{part}"] = shape
         return shapes
 
     def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
@@ -87,7 +105,7 @@ class Llama(Family):
             x, residual = graph.add_rms_norm(
                 f"layers.{index}.feed_forward_norm", x, residual, norm, self._epsilon
             )
-            x = self._feed_forward_block(graph, checkpoint, index, x)
+            x = self._feed_forward(graph, checkpoint, index, x)
             last = index + 1 == self.shape.num_layers
             next_norm = _FINAL_NORM if last else f"model.layers.{index + 1}.input_layernorm.weight"
             next_name = "final_norm" if last else f"layers.{index + 1}.input_norm"
@@ -105,17 +123,28 @@ class Llama(Family):
         rotary: tuple[str, str],
     ) -> str:
         name, stored = f"layers.{index}", f"model.layers.{index}.self_attn"
-        heads = checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv"))
-        x = graph.attention(index, graph.linear(f"{name}.qkv", x, heads), rotary)
+        qkv = graph.linear(f"{name}.qkv", x, *self._qkv(checkpoint, stored))
+        x = graph.attention(index, qkv, rotary, self.window)
         output = checkpoint.matrix(f"{stored}.o_proj.weight")
         return graph.linear(f"{name}.attention_output", x, output)
 
-    def _feed_forward_block(
-        self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str
-    ) -> str:
+    def _feed_forward(self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str) -> str:
         # gate and up apart: side by side in one product, splitting its result costs more
         name, stored = f"layers.{index}", f"model.layers.{index}.mlp"
-        gate = graph.linear(f"{name}.gate", x, checkpoint.matrix(f"{stored}.gate_proj.weight"))
-        up = graph.linear(f"{name}.up", x, checkpoint.matrix(f"{stored}.up_proj.weight"))
+        gate_weight, up_weight = self._gate_and_up(checkpoint, stored)
+        gate = graph.linear(f"{name}.gate", x, gate_weight)
+        up = graph.linear(f"{name}.up", x, up_weight)
         x = graph.gated_silu(f"{name}.gated", gate, up)
         return graph.linear(f"{name}.down", x, checkpoint.matrix(f"{stored}.down_proj.weight"))
+
+    def _qkv(
+        self, checkpoint: Checkpoint, stored: str
+    ) -> tuple[Matrix, NDArray[np.float32] | None]:
+        """Query, key and value projection on top of each other, and their biases if any."""
+        return checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv")), None
+
+    def _gate_and_up(self, checkpoint: Checkpoint, stored: str) -> tuple[Matrix, Matrix]:
+        return (
+            checkpoint.matrix(f"{stored}.gate_proj.weight"),
+            checkpoint.matrix(f"{stored}.up_proj.weight"),
+        )
