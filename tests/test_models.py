@@ -13,7 +13,7 @@ import pytest
 from specops.config import ConfigError, Settings
 from specops.engine import Engine
 from specops.hub import HubModel
-from specops.models import ModelError, ModelFolder, choose, prepare
+from specops.models import ModelError, ModelFolder, Source, choose, prepare
 from specops.presets import Preset, presets
 from specops.request import GenerationRequest, SamplingParams
 from tests.checkpoints import make_llama_checkpoint
@@ -90,6 +90,15 @@ def test_a_folder_that_exists_wins_over_the_hub(
     assert choose(Settings(target="org/name")).target == Path("org/name")
 
 
+def test_a_bundled_model_is_below_the_folder_of_models(tmp_path: Path) -> None:
+    choice = choose(Settings(models_dir=tmp_path))
+    assert (choice.target, choice.draft) == (tmp_path / "demo/target", tmp_path / "demo/draft")
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        get(choice.target, tmp_path)
+    given = choose(Settings(models_dir=tmp_path, target="./demo/target"))
+    assert given.target == Path("demo/target")
+
+
 # -- layouts -----------------------------------------------------------------------------------
 
 
@@ -113,7 +122,7 @@ def genai(tiny_pair: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def get(source: Path, cache: Path, quant: str = "int4-32") -> ModelFolder:
+def get(source: Source, cache: Path, quant: str = "int4-32") -> ModelFolder:
     return prepare(source, quant, name="x", cache_dir=cache, report=lambda detail: None)
 
 

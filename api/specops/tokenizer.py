@@ -55,7 +55,8 @@ class IncrementalDetokenizer:
     """Text of a growing sequence, token by token, never half a UTF-8 character.
 
     How a token is spelled can depend on those before it (a leading space, a character of several
-    byte tokens), so each step decodes a short window that ends with the new token and shows what is new.
+    byte tokens), so each step decodes a short window that ends with the new token, and shows what
+    was not there before.
 
     Args:
         tokenizer: the model's.

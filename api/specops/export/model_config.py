@@ -13,7 +13,8 @@ from specops.export.errors import ExportError
 class ModelShape:
     """The sizes of a decoder that its KV cache and its graph inputs follow from.
 
-    `context_length` is in tokens: the rows of the rotary table, so no position beyond it exists.
+    `context_length` is in tokens: the rows of the rotary table, or of that of the learned
+    positions, so no position beyond it exists.
     """
 
     hidden_size: int
@@ -39,6 +40,10 @@ class ModelConfig:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(key, f"must be a positive integer, is {value!r}")
         return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """A positive integer; None where the key is absent or null."""
+        return None if self._values.get(key) is None else self.integer(key)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number; `default` where the key is absent or null."""

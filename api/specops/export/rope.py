@@ -14,10 +14,13 @@ Float = NDArray[np.float32]
 _HEAD_DIM_MULTIPLE = 16  # GroupQueryAttention's own limit when it rotates
 
 
-def rotary_table(config: ModelConfig, head_dim: int, positions: int) -> tuple[Float, Float]:
-    """cos and sin, each [positions, head_dim / 2] float32, for halves rotated against each other.
+def rotary_table(
+    config: ModelConfig, head_dim: int, positions: int, *, partial: bool = False
+) -> tuple[Float, Float]:
+    """cos and sin, each [positions, rotated / 2] float32, for halves rotated against each other.
 
     Reads transformers 5's `rope_parameters` or the older `rope_theta` with `rope_scaling`.
+    `rotated` is all of a head, or, where the family is `partial`, `partial_rotary_factor` of it.
     Raises ExportError for a scaling other than default, linear and llama3, and for heads
     that the operator cannot rotate.
     """
@@ -27,15 +30,32 @@ def rotary_table(config: ModelConfig, head_dim: int, positions: int) -> tuple[Fl
     theta = config.number("rope_theta", 10_000.0)
     if scaling is not None:
         theta = scaling.number("rope_theta", theta)
-        if scaling.number("partial_rotary_factor", 1.0) != 1:
-            raise scaling.error("partial_rotary_factor", "must be 1 to be exported")
+    rotated = _rotated(config, scaling, head_dim, partial)
     # float32 throughout, in the order in which transformers computes it
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
     frequencies = np.float32(1) / np.float32(theta) ** exponents
     if scaling is not None:
         frequencies = _scaled(frequencies, scaling, config)
     angles = np.outer(np.arange(positions, dtype=np.float32), frequencies)
     return np.cos(angles), np.sin(angles)
+
+
+def _rotated(
+    config: ModelConfig, scaling: ModelConfig | None, head_dim: int, partial: bool
+) -> int:
+    """How many of a head's values are rotated, from the first one on."""
+    key = "partial_rotary_factor"
+    factor = config.number(key, 1.0)
+    if scaling is not None:
+        factor = scaling.number(key, factor)
+    if factor != 1 and not partial:
+        raise (scaling or config).error(key, "must be 1 to be exported")
+    rotated = int(head_dim * factor)
+    if rotated % _HEAD_DIM_MULTIPLE or not rotated <= head_dim:
+        raise (scaling or config).error(
+            key, f"is {factor}, {rotated} of {head_dim}; rotary attention needs a multiple of 16"
+        )
+    return rotated
 
 
 def _scaled(frequencies: Float, scaling: ModelConfig, config: ModelConfig) -> Float:

@@ -25,6 +25,7 @@ class Llama(Family):
 
     name = "llama"
     default_context_length = 2048
+    partial_rotary = False  # whether the family may rotate a part of each head
     window: int | None = None  # positions that one sees, itself included; None: all before it
 
     def __init__(self, config: ModelConfig) -> None:
@@ -49,7 +50,9 @@ class Llama(Family):
         self.feed_forward_size = config.integer("intermediate_size")
         self._epsilon = config.number("rms_norm_eps", 1e-6)
         self._tied = config.flag("tie_word_embeddings", False)
-        self._rotary = rotary_table(config, self.shape.head_dim, self.shape.context_length)
+        self._rotary = rotary_table(
+            config, self.shape.head_dim, self.shape.context_length, partial=self.partial_rotary
+        )
         # old checkpoints store the rotary frequencies, and a tied head is sometimes stored twice
         self.ignored_tensors = ("rotary_emb.inv_freq", *([_HEAD] if self._tied else []))
 
