@@ -1,0 +1,1 @@
+"""The stack on a real Docker Engine: what compose.yaml promises, kept by a kernel."""

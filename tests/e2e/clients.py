@@ -1,0 +1,58 @@
+"""Clients of the API as the tests of the stack need them: one answer, or a stream to watch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+PROMPT = "def add(a, b):\n"
+TIMEOUT = 120.0  # silence counts as an error after this many seconds
+
+
+def generate(url: str, **fields: Any) -> dict[str, Any]:
+    """The answer to a request for exactly `max_new_tokens` tokens."""
+    body = {"prompt": PROMPT, "ignore_eos": True, **fields}
+    response = httpx.post(f"{url}/generate", json=body, timeout=TIMEOUT)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+@dataclass
+class Stream:
+    """A streamed answer without speculation, which takes its time."""
+
+    url: str
+    max_new_tokens: int
+    events: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = False
+
+    @property
+    def generated_tokens(self) -> int:
+        """What the last event says."""
+        return int(self.events[-1]["generated_tokens"])
+
+    def follow(self) -> None:
+        """Read it to its end.
+
+        Raises:
+            httpx.TransportError: the connection broke, or nothing came for a long time.
+        """
+        body = {
+            "prompt": PROMPT,
+            "max_new_tokens": self.max_new_tokens,
+            "ignore_eos": True,
+            "drafter": "none",
+            "stream": True,
+        }
+        request = httpx.stream("POST", f"{self.url}/generate", json=body, timeout=TIMEOUT)
+        with request as response:
+            assert response.status_code == 200
+            for line in response.iter_lines():
+                if line == "data: [DONE]":
+                    self.complete = True
+                elif line.startswith("data: "):
+                    self.events.append(json.loads(line.removeprefix("data: ")))

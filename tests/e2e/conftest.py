@@ -1,0 +1,49 @@
+"""One stack for all tests, and a summary of what was measured on it at the end of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.e2e.engine import running_engine
+from tests.e2e.stack import Stack, running_stack
+
+Tell = Callable[[str], None]
+_facts: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def tell() -> Tell:
+    """Puts a line into the summary, whether tests pass or fail."""
+    return _facts.append
+
+
+@pytest.fixture(scope="module")
+def started(
+    tmp_path_factory: pytest.TempPathFactory, tell: Callable[[str], None]
+) -> Iterator[Stack]:
+    """The stack on an engine; ended and removed after the last test."""
+    with running_engine() as engine:
+        version = "{{.ServerVersion}}, {{.Driver}}, cgroup v{{.CgroupVersion}}, {{.NCPU}} CPUs"
+        tell(f"engine: {engine.info(version)}, {'found' if not engine.address else 'started here'}")
+        with running_stack(engine, tmp_path_factory.mktemp("e2e")) as stack:
+            tell(f"services: {', '.join(stack.services)}")
+            if "grafana" not in stack.services:
+                tell("GRAFANA WAS NOT TESTED: its image cannot be pulled here")
+            yield stack
+
+
+@pytest.fixture
+def stack(started: Stack) -> Stack:
+    """The stack, all of it healthy whatever the test before has done to it."""
+    started.up()
+    return started
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what the tests told."""
+    if _facts:
+        terminalreporter.section("the stack on a Docker Engine")
+        for fact in _facts:
+            terminalreporter.line(fact)
