@@ -1,7 +1,7 @@
 """A hub on the loopback: enough of the protocol for huggingface_hub, with faults on request.
 
 Serves `/api/models/{repo}/revision/{revision}` and `/{repo}/resolve/{revision}/{file}`; large
-files redirect to `/storage/{sha256}`, as on the real one, which is a host of its own there.
+files redirect to `/storage/{sha256}` on another host, which must not see the token.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Hub:
         cuts: bytes after which the next downloads of large files end, one each.
         damage: bytes of large files are changed on the way.
         requests: method, path and range of every request, in order.
+        leaked: tokens that came to the storage.
     """
 
     repos: dict[str, dict[str, bytes]]
@@ -44,6 +45,7 @@ class Hub:
     cuts: list[int] = field(default_factory=list)
     damage: bool = False
     requests: list[tuple[str, str, str]] = field(default_factory=list)
+    leaked: list[str] = field(default_factory=list)
     url: str = ""
 
     def storage(self) -> dict[str, bytes]:
@@ -133,13 +135,16 @@ class _Handler(BaseHTTPRequestHandler):
         elif file.endswith(LARGE):
             digest = hashlib.sha256(content).hexdigest()
             headers = {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{digest}"'}
-            self._answer(302, b"", {**headers, "Location": f"/storage/{digest}"})
+            storage = self.content.url.replace("127.0.0.1", "localhost")
+            self._answer(302, b"", {**headers, "Location": f"{storage}/storage/{digest}"})
         else:
             self._answer(200, content, {"ETag": f'"{_git_id(content)}"'})
 
     def _storage(self, content: bytes) -> None:
         """A large file or the rest of it, cut or damaged if so wished."""
         hub = self.content
+        if token := self.headers.get("Authorization"):
+            hub.leaked.append(token)
         if hub.damage:
             content = content[:-1] + bytes([content[-1] ^ 1])
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))

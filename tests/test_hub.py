@@ -9,6 +9,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,13 @@ def test_a_file_that_shrank_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
     assert is_complete(fetch(MODEL, tmp_path, ignore), MODEL)
 
 
+def test_two_that_want_the_same_model_fetch_it_once(hub: Hub, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        folders = list(pool.map(lambda _: fetch(MODEL, tmp_path, ignore), range(2)))
+    assert folders[0] == folders[1]
+    assert len(hub.ranges()) == 1
+
+
 def test_a_private_model_needs_a_token(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +226,8 @@ def test_a_private_model_needs_a_token(
         fetch(MODEL, tmp_path, ignore)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert is_complete(fetch(MODEL, tmp_path, ignore), MODEL)
+    assert len(hub.ranges()) == 1
+    assert hub.leaked == []
 
 
 def test_terms_that_are_not_accepted_are_said(hub: Hub, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from specops.presets import presets
 
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
-_CONVERTER = Path(__file__).with_name("export")
+_CONVERTER = ("export/**/*.py", "layout.py", "state_dict.py")
 _DEFAULT_BLOCK = "-128"
 _BUNDLED = "./"  # how presets.toml begins the name of a folder below SPECOPS_MODELS_DIR
 
@@ -148,7 +148,8 @@ def _progress(model: HubModel, downloading: Downloading | None) -> Callable[[int
 def _fingerprint(path: Path, parts: Parts) -> str:
     """Changes whenever a file of the checkpoint or of the converter does; reads no weights."""
     digest = hashlib.sha256(str(path.resolve()).encode())
-    for file in sorted(_CONVERTER.rglob("*.py")):
+    here = Path(__file__).parent
+    for file in sorted(file for pattern in _CONVERTER for file in here.glob(pattern)):
         digest.update(file.read_bytes())
     for file in sorted(item for item in parts.folder.iterdir() if item.is_file()):
         status = file.stat()
