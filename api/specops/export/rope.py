@@ -40,9 +40,7 @@ def rotary_table(
     return np.cos(angles), np.sin(angles)
 
 
-def _rotated(
-    config: ModelConfig, scaling: ModelConfig | None, head_dim: int, partial: bool
-) -> int:
+def _rotated(config: ModelConfig, scaling: ModelConfig | None, head_dim: int, partial: bool) -> int:
     """How many of a head's values are rotated, from the first one on."""
     key = "partial_rotary_factor"
     factor = config.number(key, 1.0)

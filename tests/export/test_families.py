@@ -1,0 +1,148 @@
+"""Every family computes what transformers computes, in every form the decoder runs it.
+
+Checkpoints have random weights and the true architecture's proportions, in small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specops.decoder import Decoder
+from specops.export import ExportedModel, Quantization, export_checkpoint
+from specops.session import open_session, share_threads
+from tests.checkpoints import make_phi3_checkpoint, make_qwen2_checkpoint
+from tests.conftest import THREADS
+
+VOCAB = 320
+CAPACITY = 192
+TOKENS = [int(token) for token in np.random.default_rng(2).integers(0, VOCAB, 150)]
+OTHER_TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 60)]
+
+Make = Callable[..., Path]
+Float = NDArray[np.float32]
+
+
+class Case(NamedTuple):
+    """A maker of checkpoints and what it is asked for."""
+
+    make: Make
+    options: dict[str, Any]
+
+
+CASES = {
+    "qwen2": Case(make_qwen2_checkpoint, {}),
+    "qwen2 0.5b": Case(
+        make_qwen2_checkpoint, {"hidden": 112, "heads": 7, "kv_heads": 1, "ffn": 152}
+    ),
+    "qwen2 untied": Case(make_qwen2_checkpoint, {"tie": False, "dtype": "bfloat16"}),
+    "phi3 mini": Case(make_phi3_checkpoint, {"hidden": 96, "heads": 1, "kv_heads": 1, "ffn": 256}),
+    "phi3 medium": Case(make_phi3_checkpoint, {"heads": 4, "kv_heads": 2, "dtype": "bfloat16"}),
+    "phi3 no window": Case(make_phi3_checkpoint, {"window": None}),
+    "phi3 window of 40": Case(make_phi3_checkpoint, {"window": 40}),
+    "phi3 window of 1": Case(make_phi3_checkpoint, {"window": 1}),
+    "phi3 partial rotary": Case(
+        make_phi3_checkpoint,
+        {"hidden": 128, "heads": 2, "kv_heads": 2, "config": {"partial_rotary_factor": 0.75}},
+    ),
+}
+
+
+def export(case: Case, folder: Path, quantization: str) -> ExportedModel:
+    source = folder / "source"
+    if not source.is_dir():
+        case.make(source, vocab=VOCAB, **case.options)
+    quant = Quantization.parse(quantization)
+    return export_checkpoint(source, folder / quantization, quantization=quant)
+
+
+def open_decoder(model: ExportedModel, rows: int = 3) -> Decoder:
+    share_threads(THREADS)
+    session = open_session(model.graph_file)
+    return Decoder(session, rows=rows, capacity=CAPACITY, max_width=len(TOKENS))
+
+
+def transformers_logits(source: Path, tokens: list[int]) -> Float:
+    """Logits [tokens, vocab] of transformers in float32."""
+    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415  (takes seconds to import)
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits: Float = model(torch.tensor([tokens])).logits[0].numpy()
+    return logits
+
+
+def assert_same(actual: Float, expected: Float) -> None:
+    """Equal within 1e-4 of the largest logit."""
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+class Reference(NamedTuple):
+    """An fp32 export and what transformers says about both texts."""
+
+    model: ExportedModel
+    logits: Float
+    other_logits: Float
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "-"))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose `source` is the case's checkpoint."""
+    path = tmp_path_factory.mktemp("family")
+    case = CASES[request.param]
+    case.make(path / "source", vocab=VOCAB, **case.options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    source = folder / "source"
+    model = export_checkpoint(source, folder / "fp32", quantization=Quantization.parse("fp32"))
+    texts = (TOKENS, OTHER_TOKENS)
+    return Reference(model, *(transformers_logits(source, tokens) for tokens in texts))
+
+
+@pytest.mark.reference
+def test_one_pass_gives_transformers_logits(reference: Reference) -> None:
+    assert_same(open_decoder(reference.model).extend(0, TOKENS), reference.logits)
+
+
+@pytest.mark.reference
+def test_chunks_then_single_tokens_give_transformers_logits(reference: Reference) -> None:
+    decoder = open_decoder(reference.model)
+    steps = [decoder.extend(1, TOKENS[start : start + 32]).copy() for start in range(0, 128, 32)]
+    steps += [decoder.decode(1, [token]).copy() for token in TOKENS[128:140]]
+    steps.append(decoder.extend(1, TOKENS[140:]).copy())
+    assert_same(np.concatenate(steps), reference.logits)
+
+
+@pytest.mark.reference
+def test_ragged_rows_give_transformers_logits(reference: Reference) -> None:
+    """Rows of 100, 3 and 50 tokens go on together, one token each."""
+    decoder = open_decoder(reference.model)
+    starts = (100, 3, 50)
+    texts = (TOKENS, TOKENS, OTHER_TOKENS)
+    expected = (reference.logits, reference.logits, reference.other_logits)
+    for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
+        decoder.extend(row, text[:start])
+    for step in range(8):
+        tokens = [text[start + step] for text, start in zip(texts, starts, strict=True)]
+        logits = decoder.decode(0, tokens)
+        for row, start in enumerate(starts):
+            assert_same(logits[row], expected[row][start + step])
+
+
+@pytest.mark.reference
+def test_a_rejected_guess_leaves_no_trace(reference: Reference) -> None:
+    decoder = open_decoder(reference.model)
+    decoder.extend(0, TOKENS[:100])
+    decoder.extend(0, [(token + 1) % VOCAB for token in TOKENS[100:108]])
+    decoder.cache.truncate(0, 100)
+    assert_same(decoder.extend(0, TOKENS[100:108]), reference.logits[100:108])
