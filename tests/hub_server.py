@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from specops import download
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".bin", ".onnx", ".data")  # kept apart, with a sha256
@@ -88,6 +93,15 @@ def serving(hub: Hub) -> Iterator[Hub]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def download_from(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process download from `hub`, as nobody, without waiting between attempts."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN_PATH", os.devnull)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setattr(download, "_WAIT_SECONDS", 0.0)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from specops.models import ModelError, prepare
 from specops.request import GenerationRequest
 from specops.service import Service
 from tests.checkpoints import make_llama_checkpoint
-from tests.hub_server import COMMIT, Hub, folder_files, serving
+from tests.hub_server import COMMIT, Hub, download_from, folder_files, serving
 
 REPO = "someone/tiny"
 MODEL = HubModel(REPO)
@@ -45,12 +44,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with the tiny Llama; this process downloads from it."""
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_TOKEN_PATH", os.devnull)
-    monkeypatch.setattr(download, "_WAIT_SECONDS", 0.0)
     with serving(Hub({REPO: folder_files(checkpoint)})) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        download_from(running, monkeypatch)
         yield running
 
 
