@@ -37,6 +37,8 @@ class Hub:
         revisions: revisions that every repository has, beside `COMMIT`.
         token: what a client must send; empty: nothing.
         status: answer every request with this status; 0: do not.
+        busy: answers of 503 that are still to come.
+        gone: a file that is listed and not there.
         cuts: bytes after which the next downloads of large files end, one each.
         damage: bytes of large files are changed on the way.
         requests: method, path and range of every request, in order.
@@ -47,6 +49,8 @@ class Hub:
     revisions: tuple[str, ...] = ("main",)
     token: str = ""
     status: int = 0
+    busy: int = 0
+    gone: str = ""
     cuts: list[int] = field(default_factory=list)
     damage: bool = False
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -119,6 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
         hub.requests.append((self.command, path, self.headers.get("Range", "")))
         if hub.status:
             self._answer(hub.status, b"{}")
+        elif hub.busy:
+            hub.busy -= 1
+            self._answer(503, b"{}")
         elif path.startswith("/storage/"):
             self._storage(hub.storage()[path.removeprefix("/storage/")])
         elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
@@ -144,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _resolve(self, repo: str, revision: str, file: str) -> None:
         content = self.content.repos.get(repo, {}).get(file)
-        if content is None or revision != COMMIT:
+        if content is None or revision != COMMIT or file == self.content.gone:
             self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
         elif file.endswith(LARGE):
             digest = hashlib.sha256(content).hexdigest()

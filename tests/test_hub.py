@@ -241,10 +241,30 @@ def test_a_missing_revision_is_named(hub: Hub, tmp_path: Path) -> None:
         fetch(HubModel(REPO, "v9"), tmp_path, ignore)
 
 
+def test_a_file_that_is_listed_but_not_there_is_an_error(hub: Hub, tmp_path: Path) -> None:
+    hub.gone = "tokenizer.json"
+    with pytest.raises(ModelError, match=r"someone/tiny@main \(404\)"):
+        fetch(MODEL, tmp_path, ignore)
+    assert not is_complete(MODEL.folder(tmp_path), MODEL)
+
+
 def test_a_failing_hub_is_said(hub: Hub, tmp_path: Path) -> None:
     hub.status = 500
     with pytest.raises(ModelError, match=r"\(500\): start again later"):
         fetch(MODEL, tmp_path, ignore)
+    assert len(hub.requests) == 6
+
+
+def test_a_hub_that_is_busy_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+    hub.busy = 3
+    assert is_complete(fetch(MODEL, tmp_path, ignore), MODEL)
+    assert [path for _, path, _ in hub.requests[:4]] == [hub.requests[0][1]] * 4
+
+
+def test_a_refusal_is_not_asked_again(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(ModelError):
+        fetch(HubModel("no/model"), tmp_path, ignore)
+    assert len(hub.requests) == 1
 
 
 def test_a_hub_that_is_not_there_is_said(

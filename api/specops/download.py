@@ -1,7 +1,7 @@
 """Downloads a model's files from the hub: what is needed, resumable, checked, with progress.
 
-huggingface_hub lists the repository and opens the connections (endpoint, token, proxy, waiting on
-rate limits). The bytes are written here, because its own download starts a file over after a
+huggingface_hub lists the repository and opens the connections (endpoint, token, proxy, meaning of
+refusals). The bytes are written here, because its own download starts a file over after a
 restart, compares no checksum, and keeps the last megabytes of a cut connection to itself.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar
 
 import httpx
-from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub import HfApi, get_session, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -31,7 +31,6 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import (  # type: ignore[attr-defined]
     build_hf_headers,
     hf_raise_for_status,
-    http_stream_backoff,
 )
 
 from specops.hub import MANIFEST, HubModel, Progress
@@ -40,6 +39,7 @@ from specops.model_folder import GENAI_CONFIG, ModelError
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+_BUSY = (408, 429, 500, 502, 503, 504)  # answers after which it makes sense to ask again
 _ATTEMPTS = 6  # in a row without one new byte
 _WAIT_SECONDS = 1.0  # before the second attempt; doubles each time
 _TIMEOUT = httpx.Timeout(30.0)
@@ -212,9 +212,7 @@ def _stream(url: str, file: HubFile, part: Path, meter: _Meter, before: int) -> 
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
-    with http_stream_backoff(
-        "GET", url, headers=headers, timeout=_TIMEOUT, retry_on_exceptions=()
-    ) as response:
+    with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT) as response:
         hf_raise_for_status(response)
         resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
         meter.set(before + have if resumed else before)
@@ -222,26 +220,30 @@ def _stream(url: str, file: HubFile, part: Path, meter: _Meter, before: int) -> 
             for piece in response.iter_raw():
                 out.write(piece)
                 meter.add(len(piece))
+            out.flush()
+            os.fsync(out.fileno())  # before it gets its name: that must mean it is on the disk
     if _size(part) < file.size:
         raise httpx.RemoteProtocolError(f"{file.name} ended after {_size(part)} bytes")
 
 
 def _patiently(call: Callable[[], _T], progress: Callable[[], int] = lambda: 0) -> _T:
-    """The result of `call`, made again while the connection fails and then brings something.
+    """The result of `call`, made again while connection or hub fail and then bring something.
 
     Raises:
-        httpx.TransportError: no new byte came in `_ATTEMPTS` attempts.
+        httpx.HTTPError: no new byte came in `_ATTEMPTS` attempts, or the hub refuses.
     """
     failures = 0
     while True:
         before = progress()
         try:
             return call()
-        except httpx.TransportError as error:
+        except (httpx.TransportError, HfHubHTTPError) as error:
+            if isinstance(error, HfHubHTTPError) and error.response.status_code not in _BUSY:
+                raise
             failures = 1 if progress() > before else failures + 1
             if failures == _ATTEMPTS:
                 raise
-            log.warning("the connection to the hub failed (%s): going on", error)
+            log.warning("the hub failed (%s): going on", str(error).strip().splitlines()[:1])
             time.sleep(_WAIT_SECONDS * 2 ** (failures - 1))
 
 
