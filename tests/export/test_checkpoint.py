@@ -116,7 +116,32 @@ def test_a_truncated_file_is_refused_before_any_tensor_is_read(tmp_path: Path, k
 def test_an_already_quantized_tensor_is_named(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, {"codes": np.zeros((2, 2), np.int8)})
     with pytest.raises(ExportError, match="tensor codes has dtype I8"):
-        Checkpoint(folder)
+        Checkpoint(folder).expect({"codes": (2, 2)})
+
+
+def test_tensors_that_nobody_reads_may_have_any_type(tmp_path: Path) -> None:
+    """Old GPT-2 checkpoints carry their causal masks as bytes."""
+    folder = folder_with(tmp_path, {"h.attn.bias": np.ones((2, 2), np.uint8), "m": VALUES})
+    Checkpoint(folder).expect({"m": VALUES.shape}, ignored=(".attn.bias",))
+
+
+def test_a_checkpoint_without_a_head_is_named_as_with_one(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(folder_with(tmp_path, {"h.0.m": VALUES}))
+    checkpoint.expect({"transformer.h.0.m": VALUES.shape})
+    np.testing.assert_array_equal(checkpoint.matrix("transformer.h.0.m").columns(0, 10), VALUES)
+
+
+def test_a_transposed_tensor_reads_as_its_transpose(tmp_path: Path) -> None:
+    matrix = Checkpoint(folder_with(tmp_path, {"m": VALUES})).matrix("m", transposed=True)
+    assert matrix.shape == (10, 6)
+    np.testing.assert_array_equal(np.concatenate(list(matrix.rows(3))), VALUES.T)
+    np.testing.assert_array_equal(matrix.columns(1, 4), VALUES.T[:, 1:4])
+
+
+def test_rows_of_a_tensor_read_as_a_matrix(tmp_path: Path) -> None:
+    matrix = Checkpoint(folder_with(tmp_path, {"m": VALUES})).matrix_rows("m", 2, 5)
+    np.testing.assert_array_equal(matrix.columns(0, 10), VALUES[2:5])
+    assert matrix.name == "m[2:5]"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,13 @@ from numpy.typing import NDArray
 from specops.decoder import Decoder
 from specops.export import ExportedModel, Quantization, export_checkpoint
 from specops.session import open_session, share_threads
-from tests.checkpoints import make_phi3_checkpoint, make_qwen2_checkpoint
 from tests.conftest import THREADS
+from tests.family_checkpoints import (
+    make_gpt2_checkpoint,
+    make_opt_checkpoint,
+    make_phi3_checkpoint,
+    make_qwen2_checkpoint,
+)
 
 VOCAB = 320
 CAPACITY = 192
@@ -50,6 +55,18 @@ CASES = {
         make_phi3_checkpoint,
         {"hidden": 128, "heads": 2, "kv_heads": 2, "config": {"partial_rotary_factor": 0.75}},
     ),
+    "opt 125m": Case(make_opt_checkpoint, {}),
+    "opt 350m": Case(make_opt_checkpoint, {"projection": 32, "norm_before": False}),
+    "opt norms last": Case(make_opt_checkpoint, {"norm_before": False}),
+    "opt 1.3b": Case(
+        make_opt_checkpoint, {"hidden": 96, "heads": 3, "ffn": 384, "dtype": "float16"}
+    ),
+    "gpt2": Case(make_gpt2_checkpoint, {}),
+    "gpt2 with its head": Case(make_gpt2_checkpoint, {"prefix": "transformer."}),
+    "gpt2 odd widths": Case(
+        make_gpt2_checkpoint, {"hidden": 80, "heads": 5, "config": {"n_inner": 147}}
+    ),
+    "distilgpt2": Case(make_gpt2_checkpoint, {"layers": 1, "dtype": "float16"}),
 }
 
 

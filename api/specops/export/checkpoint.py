@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,16 @@ class Checkpoint:
         """Checks the stored tensors against `shapes`, both ways, before any work is done.
 
         A tensor that nobody draws would make a silently wrong graph, so it is an error too,
-        unless its name ends in one of `ignored`.
+        unless its name ends in one of `ignored`. Checkpoints that were saved without a head lack
+        the first part of every name (`transformer.h.0…` is `h.0…`); they get it here.
         """
+        self._complete_names(shapes.keys())
+        for tensor in self.tensors.values():
+            if tensor.dtype not in _DTYPES and not tensor.name.endswith(ignored):
+                raise ExportError(
+                    f"{tensor.file}: tensor {tensor.name} has dtype {tensor.dtype}; only F32, F16 "
+                    "and BF16 checkpoints can be exported, not already quantized ones"
+                )
         for name, shape in shapes.items():
             stored = self._find(name)
             if stored.shape != shape:
@@ -122,11 +130,13 @@ class Checkpoint:
         """One-dimensional tensors one after another, as float32."""
         return np.concatenate([self.vector(name) for name in names])
 
-    def matrix(self, *names: str) -> Matrix:
-        """Tensors [N_i, K] stacked to one [sum N_i, K]."""
-        return Matrix(" + ".join(names), tuple(self._view(name) for name in names))
+    def matrix(self, *names: str, transposed: bool = False) -> Matrix:
+        """Tensors [N_i, K], or [K, N_i] if stored `transposed`, stacked to one [sum N_i, K]."""
+        views = (self._view(name) for name in names)
+        parts = (view.T if transposed else view for view in views)
+        return Matrix(" + ".join(names), tuple(parts))
 
-    def matrix_rows(self, name: str, start: int, stop: int) -> Matrix:
+    def matrix_rows(self, name: str, start: int, stop: int | None = None) -> Matrix:
         """Rows [start, stop) of a tensor [N, K], where one tensor holds what is drawn apart."""
         return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
 
@@ -140,6 +150,12 @@ class Checkpoint:
             with file.open("rb") as stream:
                 total.update(hashlib.file_digest(stream, "sha256").digest())
         return f"sha256:{total.hexdigest()}"
+
+    def _complete_names(self, names: Iterable[str]) -> None:
+        for name in names:
+            _, _, bare = name.partition(".")
+            if name not in self.tensors and bare in self.tensors:
+                self.tensors[name] = replace(self.tensors.pop(bare), name=name)
 
     def _find(self, name: str) -> StoredTensor:
         if name not in self.tensors:
@@ -215,12 +231,9 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def _check(tensor: StoredTensor, file_size: int) -> None:
-    if tensor.dtype not in _DTYPES:
-        raise ExportError(
-            f"{tensor.file}: tensor {tensor.name} has dtype {tensor.dtype}; only F32, F16 and "
-            "BF16 checkpoints can be exported, not already quantized ones"
-        )
-    needed = tensor.num_elements * _DTYPES[tensor.dtype].itemsize
+    needed = tensor.nbytes
+    if tensor.dtype in _DTYPES:  # others may be there as long as nobody reads them: masks
+        needed = tensor.num_elements * _DTYPES[tensor.dtype].itemsize
     if tensor.nbytes != needed or tensor.offset + needed > file_size:
         raise ExportError(
             f"{tensor.file} is truncated: tensor {tensor.name} needs {needed} bytes that are not "

@@ -3,7 +3,8 @@
 A family calls these methods in the order of its forward pass; each weight is quantized and
 written the moment it is drawn, so that no more than a slab of it is ever in memory.
 
-Inputs: `input_ids` [batch, sequence] int64, `attention_mask` [batch, total] int64,
+Inputs: `input_ids` [batch, sequence] int64, `attention_mask` [batch, total] int64, where positions
+are learned `position_ids` [batch, sequence] int64, and
 `past_key_values.{l}.key|value` [batch, kv_heads, capacity, head] float32. Outputs: `logits`
 [batch, sequence, vocab] float32, `present.{l}.key|value`, meant to be bound to the past's buffers.
 The mask may be padded with zeros on the right, to keep its shape the same between steps.
@@ -11,7 +12,7 @@ The mask may be padded with zeros on the right, to keep its shape the same betwe
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -27,6 +28,14 @@ _MICROSOFT = "com.microsoft"
 _OPSET = 17
 _IR_VERSION = 10  # onnxruntime refuses an IR newer than it knows; 10 is ample for this opset
 _INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: activations quantized to int8 per block
+
+
+class LayerNorm(NamedTuple):
+    """(x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis."""
+
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    epsilon: float
 
 
 class DecoderGraph:
@@ -66,6 +75,12 @@ class DecoderGraph:
             quantize_axis=1,
         )
 
+    def learned_positions(self, matrix: Matrix) -> str:
+        """The rows of `matrix` [context, hidden] at the positions, which become an input."""
+        self._inputs.append(_value("position_ids", TensorProto.INT64, ["batch", "sequence"]))
+        table = self._weights.dense_table("positions.weight", matrix)
+        return self._node("Gather", [table, "position_ids"], "positions", axis=0)
+
     def linear(
         self, name: str, x: str, matrix: Matrix, bias: NDArray[np.float32] | None = None
     ) -> str:
@@ -98,6 +113,23 @@ class DecoderGraph:
                 name=name,
                 domain=_MICROSOFT,
                 epsilon=epsilon,
+            )
+        )
+        return name, total
+
+    def add_layer_norm(self, name: str, x: str, residual: str, norm: LayerNorm) -> tuple[str, str]:
+        """The sum of x and `residual` normalized, and the sum itself."""
+        scale = self._weights.vector(f"{name}.weight", norm.weight)
+        shift = self._weights.vector(f"{name}.bias", norm.bias)
+        total = f"{name}.residual"
+        self._nodes.append(
+            helper.make_node(
+                "SkipLayerNormalization",
+                [x, residual, scale, shift],
+                [name, "", "", total],
+                name=name,
+                domain=_MICROSOFT,
+                epsilon=norm.epsilon,
             )
         )
         return name, total
@@ -147,6 +179,18 @@ class DecoderGraph:
         # QuickGelu is x * sigmoid(alpha * x): at alpha = 1 the fused kernel of SiLU.
         silu = self._node("QuickGelu", [gate], f"{name}.silu", domain=_MICROSOFT, alpha=1.0)
         return self._node("Mul", [silu, up], name)
+
+    def add(self, name: str, x: str, y: str) -> str:
+        """x + y, element by element."""
+        return self._node("Add", [x, y], name)
+
+    def relu(self, name: str, x: str) -> str:
+        """max(x, 0), element by element."""
+        return self._node("Relu", [x], name)
+
+    def gelu_tanh(self, name: str, x: str) -> str:
+        """GELU by the approximation with tanh, element by element."""
+        return self._node("FastGelu", [x], name, domain=_MICROSOFT)
 
     def finish(self, name: str) -> onnx.ModelProto:
         """The drawn model, its large initializers pointing into the weight file."""

@@ -66,6 +66,11 @@ class ModelConfig:
             raise self.error(key, f"must be true or false, is {value!r}")
         return value
 
+    def require_flag(self, key: str, needed: bool) -> None:
+        """An error unless the key is absent, null or the boolean that an export needs."""
+        if self.flag(key, needed) != needed:
+            raise self.error(key, f"must be {str(needed).lower()} to be exported for this family")
+
     def first_text(self, key: str) -> str:
         """The first of a list of strings."""
         values = self._get(key, None)

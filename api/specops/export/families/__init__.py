@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from specops.export.families.family import Family
+from specops.export.families.gpt2 import GPT2
 from specops.export.families.llama import Llama
+from specops.export.families.opt import OPT
 from specops.export.families.phi3 import Phi3
 from specops.export.families.qwen2 import Qwen2
 from specops.export.model_config import ModelConfig
 
 _FAMILIES: dict[str, type[Family]] = {
+    "GPT2LMHeadModel": GPT2,
     "LlamaForCausalLM": Llama,
+    "OPTForCausalLM": OPT,
     "Phi3ForCausalLM": Phi3,
     "Qwen2ForCausalLM": Qwen2,
 }

@@ -20,8 +20,7 @@ class Qwen2(Llama):
     default_context_length = 32768
 
     def __init__(self, config: ModelConfig) -> None:
-        if config.flag("use_sliding_window", False):
-            raise config.error("use_sliding_window", "must be false to be exported")
+        config.require_flag("use_sliding_window", False)
         super().__init__(config)
 
     def layer_tensors(self) -> dict[str, tuple[int, ...]]:
