@@ -86,8 +86,11 @@ def test_a_folder_that_exists_wins_over_the_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert choose(Settings(target="org/name")).target == HubModel("org/name")
+    (tmp_path / "models" / "org" / "name").mkdir(parents=True)
+    settings = Settings(target="org/name", models_dir=tmp_path / "models")
+    assert choose(settings).target == tmp_path / "models" / "org" / "name"
     (tmp_path / "org" / "name").mkdir(parents=True)
-    assert choose(Settings(target="org/name")).target == Path("org/name")
+    assert choose(settings).target == Path("org/name")
 
 
 def test_a_bundled_model_is_below_the_folder_of_models(tmp_path: Path) -> None:
@@ -95,8 +98,8 @@ def test_a_bundled_model_is_below_the_folder_of_models(tmp_path: Path) -> None:
     assert (choice.target, choice.draft) == (tmp_path / "demo/target", tmp_path / "demo/draft")
     with pytest.raises(ModelError, match=str(tmp_path)):
         get(choice.target, tmp_path)
-    given = choose(Settings(models_dir=tmp_path, target="./demo/target"))
-    assert given.target == Path("demo/target")
+    given = choose(Settings(models_dir=tmp_path, target="./nowhere"))
+    assert given.target == Path("nowhere")
 
 
 # -- layouts -----------------------------------------------------------------------------------

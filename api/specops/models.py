@@ -120,11 +120,13 @@ def prepare(
 
 def _source(given: str, preset: str, models_dir: Path) -> Source:
     """What is given: a path that exists, a name on the hub, or a path; else what a preset says."""
-    if not given and preset.startswith(_BUNDLED):
+    if given:
+        for path in (Path(given), models_dir / given):
+            if path.exists():
+                return path
+    elif preset.startswith(_BUNDLED):
         return models_dir / preset
-    path = Path(given or preset)
-    hub = HubModel.parse(given or preset) if not (given and path.exists()) else None
-    return hub or path
+    return HubModel.parse(given or preset) or Path(given)
 
 
 def _name(source: Source) -> str:
