@@ -119,12 +119,17 @@ def make_opt_checkpoint(
     vocab: int = 320,
     projection: int | None = None,
     norm_before: bool = True,
+    tie: bool = True,
+    prefix: str = "model.",
     seed: int = 0,
     context: int = 256,
     dtype: str = "float32",
     config: dict[str, Any] | None = None,
 ) -> Path:
-    """Writes an OPT checkpoint; with a `projection` and not `norm_before` it is like the 350m."""
+    """Writes an OPT checkpoint; with a `projection` and not `norm_before` it is like the 350m.
+
+    `prefix` is empty in the oldest checkpoints.
+    """
     settings = {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",
@@ -142,20 +147,23 @@ def make_opt_checkpoint(
         "eos_token_id": 0,
         "pad_token_id": 1,
         "prefix": "</s>",
+        "tie_word_embeddings": tie,
         "dtype": dtype,
         **(config or {}),
     }
     shapes: dict[str, tuple[int, ...]] = {
-        "model.decoder.embed_tokens.weight": (vocab, projection or hidden),
-        "model.decoder.embed_positions.weight": (context + 2, hidden),
+        f"{prefix}decoder.embed_tokens.weight": (vocab, projection or hidden),
+        f"{prefix}decoder.embed_positions.weight": (context + 2, hidden),
     }
     if projection:
-        shapes["model.decoder.project_in.weight"] = (hidden, projection)
-        shapes["model.decoder.project_out.weight"] = (projection, hidden)
+        shapes[f"{prefix}decoder.project_in.weight"] = (hidden, projection)
+        shapes[f"{prefix}decoder.project_out.weight"] = (projection, hidden)
+    if not tie:
+        shapes["lm_head.weight"] = (vocab, projection or hidden)
     if norm_before:
-        shapes |= _with_bias("model.decoder.final_layer_norm", (hidden,))
+        shapes |= _with_bias(f"{prefix}decoder.final_layer_norm", (hidden,))
     for layer in range(layers):
-        stored = f"model.decoder.layers.{layer}"
+        stored = f"{prefix}decoder.layers.{layer}"
         for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
             shapes |= _with_bias(f"{stored}.self_attn.{part}", (hidden, hidden))
         shapes |= _with_bias(f"{stored}.self_attn_layer_norm", (hidden,))
@@ -175,6 +183,7 @@ def make_gpt2_checkpoint(
     seed: int = 0,
     context: int = 256,
     dtype: str = "float32",
+    tie: bool = True,
     prefix: str = "",
     config: dict[str, Any] | None = None,
 ) -> Path:
@@ -193,6 +202,7 @@ def make_gpt2_checkpoint(
         "vocab_size": vocab,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": tie,
         "bos_token_id": 0,
         "eos_token_id": 0,
         "dtype": dtype,
@@ -204,6 +214,8 @@ def make_gpt2_checkpoint(
         f"{prefix}wpe.weight": (context, hidden),
         **_with_bias(f"{prefix}ln_f", (hidden,)),
     }
+    if not tie:
+        shapes["lm_head.weight"] = (vocab, hidden)
     for layer in range(layers):
         stored = f"{prefix}h.{layer}"
         shapes[f"{stored}.attn.bias"] = (1, 1, context, context)

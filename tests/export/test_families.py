@@ -6,14 +6,17 @@ Checkpoints have random weights and the true architecture's proportions, in smal
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
 from specops.decoder import Decoder
+from specops.exactness import exact_align
 from specops.export import ExportedModel, Quantization, export_checkpoint
 from specops.session import open_session, share_threads
 from tests.conftest import THREADS
@@ -61,21 +64,22 @@ CASES = {
     "opt 1.3b": Case(
         make_opt_checkpoint, {"hidden": 96, "heads": 3, "ffn": 384, "dtype": "float16"}
     ),
+    "opt untied": Case(make_opt_checkpoint, {"tie": False}),
+    "opt without prefix": Case(make_opt_checkpoint, {"prefix": ""}),
+    "gpt2 untied": Case(make_gpt2_checkpoint, {"tie": False, "prefix": "transformer."}),
     "gpt2": Case(make_gpt2_checkpoint, {}),
     "gpt2 with its head": Case(make_gpt2_checkpoint, {"prefix": "transformer."}),
     "gpt2 odd widths": Case(
         make_gpt2_checkpoint, {"hidden": 80, "heads": 5, "config": {"n_inner": 147}}
     ),
-    "distilgpt2": Case(make_gpt2_checkpoint, {"layers": 1, "dtype": "float16"}),
+    "distilgpt2": Case(make_gpt2_checkpoint, {"layers": 3, "dtype": "float16"}),
 }
 
 
-def export(case: Case, folder: Path, quantization: str) -> ExportedModel:
-    source = folder / "source"
-    if not source.is_dir():
-        case.make(source, vocab=VOCAB, **case.options)
+def export(folder: Path, quantization: str) -> ExportedModel:
+    """Exports the checkpoint `source` in a folder to its neighbour."""
     quant = Quantization.parse(quantization)
-    return export_checkpoint(source, folder / quantization, quantization=quant)
+    return export_checkpoint(folder / "source", folder / quantization, quantization=quant)
 
 
 def open_decoder(model: ExportedModel, rows: int = 3) -> Decoder:
@@ -119,11 +123,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    source = folder / "source"
-    model = export_checkpoint(source, folder / "fp32", quantization=Quantization.parse("fp32"))
+def fp32(folder: Path) -> ExportedModel:
+    return export(folder, "fp32")
+
+
+@pytest.fixture(scope="module")
+def reference(fp32: ExportedModel, folder: Path) -> Reference:
     texts = (TOKENS, OTHER_TOKENS)
-    return Reference(model, *(transformers_logits(source, tokens) for tokens in texts))
+    return Reference(fp32, *(transformers_logits(folder / "source", text) for text in texts))
 
 
 @pytest.mark.reference
@@ -163,3 +170,57 @@ def test_a_rejected_guess_leaves_no_trace(reference: Reference) -> None:
     decoder.extend(0, [(token + 1) % VOCAB for token in TOKENS[100:108]])
     decoder.cache.truncate(0, 100)
     assert_same(decoder.extend(0, TOKENS[100:108]), reference.logits[100:108])
+
+
+@pytest.mark.parametrize(
+    ("quantization", "tolerance"),
+    [("int8-32", 0.05), ("int8-128", 0.05), ("int4-32", 0.4), ("int4-128", 0.4)],
+)
+def test_quantized_logits_stay_close_to_fp32(
+    fp32: ExportedModel, folder: Path, quantization: str, tolerance: float
+) -> None:
+    expected = open_decoder(fp32).extend(0, TOKENS)
+    actual = open_decoder(export(folder, quantization)).extend(0, TOKENS)
+    assert np.linalg.norm(actual - expected) < tolerance * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("quantization", ["int8-128", "int4-128", "int4-32"])
+def test_logits_have_the_same_bits_however_passes_are_cut(folder: Path, quantization: str) -> None:
+    """What exact speculation rests on, also where a window has moved past the first tokens."""
+    decoder = open_decoder(export(folder, quantization))
+    align = exact_align(decoder)
+    if align is None:
+        pytest.skip("this processor's kernels round differently")
+    tokens = TOKENS[:96]
+    whole = decoder.extend(0, tokens).copy()
+    parts, start = [], 0
+    for width in cycle((align, 3 * align, 1, 2 * align, 5)):
+        parts.append(decoder.extend(1, tokens[start : start + width], align=align).copy())
+        start += width
+        if start >= len(tokens):
+            break
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("make", [make_gpt2_checkpoint, make_opt_checkpoint])
+def test_learned_positions_are_an_input_and_a_layer_is_eight_nodes(
+    tmp_path: Path, make: Make
+) -> None:
+    source = make(tmp_path / "source")
+    model = export_checkpoint(source, tmp_path / "onnx", quantization=Quantization.parse("int8-32"))
+    graph = onnx.load(model.graph_file, load_external_data=False).graph
+    inputs = [value.name for value in graph.input if not value.name.startswith("past_")]
+    assert inputs == ["input_ids", "attention_mask", "position_ids"]
+    nodes = [node.op_type for node in graph.node]
+    block = [
+        "SkipLayerNormalization",
+        "MatMulNBits",
+        "GroupQueryAttention",
+        "MatMulNBits",
+        "SkipLayerNormalization",
+        "MatMulNBits",
+        "FastGelu" if make is make_gpt2_checkpoint else "Relu",
+        "MatMulNBits",
+    ]
+    end = [*block, *block, "SkipLayerNormalization", "MatMulNBits"]
+    assert nodes[-len(end) :] == end
