@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from specops import models
 from specops.config import ConfigError, Settings
 from specops.engine import Engine
 from specops.hub import HubModel
@@ -195,6 +196,19 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_before_it_is_converted(
     (source / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match="has no tokenizer"):
         get(source, tmp_path / "cache")
+
+
+def test_a_conversion_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_REPORT_SECONDS", 0.0)
+    source = make_llama_checkpoint(tmp_path / "source")
+    said: list[str] = []
+    prepare(source, "int8-32", name="x", cache_dir=tmp_path / "cache", report=said.append)
+    beginning = f"converting {source} to int8-32"
+    percents = [int(text.removeprefix(f"{beginning}: ").removesuffix(" %")) for text in said[1:]]
+    assert said[0] == beginning
+    assert percents == sorted(set(percents))
+    assert len(percents) > 2
+    assert percents[-1] == 100
 
 
 # -- a draft that knows fewer tokens -------------------------------------------------------------

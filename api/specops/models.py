@@ -10,6 +10,8 @@ import hashlib
 import shutil
 import subprocess  # nosec B404: runs only our own modules
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prep
 
 _CONVERTER = ("export/**/*.py", "layout.py", "state_dict.py")
 _DEFAULT_BLOCK = "-128"
+_REPORT_SECONDS = 5.0
 _BUNDLED = "./"  # how presets.toml begins the name of a folder below SPECOPS_MODELS_DIR
 
 Source = Path | HubModel
@@ -89,7 +92,7 @@ def prepare(
         quant: the weights wanted, such as `int8-128`; an exported folder keeps its own.
         name: the model's name in messages and metrics.
         cache_dir: where downloads and conversions are kept.
-        report: told when a conversion begins.
+        report: told when a conversion begins, and how far it is.
         downloading: told how a download goes.
 
     Raises:
@@ -112,9 +115,11 @@ def prepare(
         raise ModelError(str(error)) from error
     converted = cache_dir / f"{_name(source)}-{_fingerprint(path, parts)}-{quant}"
     if not (converted / MANIFEST).is_file():
-        report(f"converting {source} to {quant}")
+        conversion = f"converting {source} to {quant}"
+        report(conversion)
         with _in_order(path, parts, converted.with_name(f".{converted.name}.layout")) as checkpoint:
-            _run("specops.export", str(checkpoint), str(converted), "--quant", quant)
+            options = (str(checkpoint), str(converted), "--quant", quant)
+            _run("specops.export", *options, tell=_percents(conversion, report))
     return ModelFolder.read(converted, name)
 
 
@@ -173,14 +178,35 @@ def _in_order(path: Path, parts: Parts, copy: Path) -> Iterator[Path]:
             shutil.rmtree(copy, ignore_errors=True)
 
 
-def _run(module: str, *arguments: str) -> None:
-    """Run one of our modules in a process of its own.
+def _percents(work: str, report: Callable[[str], None]) -> Callable[[str], None]:
+    """Passes on the converter's percentages, with what is being done, now and then."""
+    told = time.monotonic()
+
+    def tell(line: str) -> None:
+        nonlocal told
+        if line.endswith(" %") and time.monotonic() - told >= _REPORT_SECONDS:
+            told = time.monotonic()
+            report(f"{work}: {line}")
+
+    return tell
+
+
+def _run(module: str, *arguments: str, tell: Callable[[str], None] | None = None) -> None:
+    """Run one of our modules in a process of its own; `tell` gets the lines that it prints.
 
     Raises:
         ModelError: it failed; the message is what it said.
     """
-    done = subprocess.run(  # noqa: S603 # nosec B603: our own module, paths as arguments
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise ModelError(f"{arguments[0]} cannot be converted: {done.stderr.strip()}")
+    command = [sys.executable, "-m", module, *arguments]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(  # noqa: S603 # nosec B603: our own module, paths as arguments
+            command, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        for line in process.stdout or ():
+            if tell is not None:
+                tell(line.strip())
+        if process.wait():
+            errors.seek(0)
+            raise ModelError(f"{arguments[0]} cannot be converted: {errors.read().strip()}")

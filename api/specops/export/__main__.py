@@ -9,10 +9,22 @@ from pathlib import Path
 from specops.export import ExportError, Quantization, export_checkpoint
 
 
-def _percent(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        print(f"\r{100 * done // total:3d} %", end=end, file=sys.stderr)
+class _Percents:
+    """Prints each new percentage: in place on a terminal, or else a line for a program to read."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        percent = 100 * done // total
+        if percent == self._last:
+            return
+        self._last = percent
+        if sys.stderr.isatty():
+            end = "\n" if done == total else ""
+            print(f"\r{percent:3d} %", end=end, file=sys.stderr)
+        else:
+            print(f"{percent} %", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         quantization = Quantization.parse(options.quant)
         model = export_checkpoint(
-            options.source, options.destination, quantization=quantization, progress=_percent
+            options.source, options.destination, quantization=quantization, progress=_Percents()
         )
     except (ExportError, ValueError) as error:
         print(f"specops.export: {error}", file=sys.stderr)
