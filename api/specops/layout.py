@@ -11,10 +11,11 @@ import json
 import math
 import shutil
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -115,29 +116,37 @@ def arrange(source: Path, destination: Path) -> None:
 def write_safetensors(file: Path, tensors: dict[str, Tensor]) -> None:
     """Write floating-point tensors, float64 as float32; integer buffers are no weights.
 
-    The layout: 8 bytes of header length, a JSON header, the tensors one after another.
+    `tensors` is empty afterwards: each is unmapped once it is written, so that one at a time is
+    in memory. The layout: 8 bytes of header length, a JSON header, the tensors one after another.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    chosen: list[tuple[Tensor, np.dtype[Any]]] = []
+    header, waiting = _header(tensors)
+    tensors.clear()
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        while waiting:
+            _write(stream, *waiting.popleft())
+
+
+def _header(tensors: dict[str, Tensor]) -> tuple[bytes, deque[tuple[Tensor, np.dtype[Any]]]]:
+    """The header's bytes, and the tensors in its order with the dtypes that it gives them."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    waiting: deque[tuple[Tensor, np.dtype[Any]]] = deque()
     end = 0
     for name, tensor in tensors.items():
         dtype = np.dtype(np.float32) if tensor.dtype == np.float64 else tensor.dtype
         if dtype not in _KINDS:
             continue
         start, end = end, end + math.prod(tensor.shape) * dtype.itemsize
-        header[name] = {
-            "dtype": _KINDS[dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-        chosen.append((tensor, dtype))
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for tensor, dtype in chosen:
-            for piece in _pieces(tensor):
-                stream.write(np.ascontiguousarray(piece, dtype).view(np.uint8).data)
+        shape = list(tensor.shape)
+        entries[name] = {"dtype": _KINDS[dtype], "shape": shape, "data_offsets": [start, end]}
+        waiting.append((tensor, dtype))
+    text = json.dumps(entries).encode()
+    return text + b" " * (-len(text) % 8), waiting
+
+
+def _write(stream: BinaryIO, tensor: Tensor, dtype: np.dtype[Any]) -> None:
+    for piece in _pieces(tensor):
+        stream.write(np.ascontiguousarray(piece, dtype).view(np.uint8).data)
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
