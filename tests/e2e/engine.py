@@ -15,6 +15,7 @@ from tests.stack.support import Finished, run, tool
 
 CANNOT_RUN = 3  # exit status of scripts/docker-engine
 START_SECONDS = 300  # packages are downloaded first
+STOP_SECONDS = 300  # tens of thousands of files are removed
 COMMAND_SECONDS = 600
 OLDEST_COMPOSE = 2
 
@@ -60,7 +61,7 @@ def running_engine() -> Iterator[Engine]:
     try:
         yield Engine(started.stdout.strip(), compose)
     finally:
-        stopped = run("scripts/docker-engine", "stop")
+        stopped = run("scripts/docker-engine", "stop", timeout=STOP_SECONDS)
         assert stopped.returncode == 0, stopped.stderr
 
 

@@ -23,6 +23,8 @@ from tests.e2e.engine import COMMAND_SECONDS, Engine
 from tests.stack.support import ROOT, Finished, run
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+DOCKERFILE = ROOT / "api" / "Dockerfile"
+UP = ("up", "--detach", "--wait", "--wait-timeout", "180")
 PORTS = {
     "api": "SPECOPS_PORT",
     "prometheus": "PROMETHEUS_PORT",
@@ -60,7 +62,7 @@ class Stack:
 
     def up(self) -> None:
         """Bring up what a plain `docker compose up --detach --wait` does, and wait as it does."""
-        self.compose("up", "--detach", "--wait", *(set(self.services) - {"locust"}))
+        self.compose(*UP, *(set(self.services) - {"locust"}))
 
     def container(self, service: str) -> str:
         return self.compose("ps", "--all", "--quiet", service).stdout.strip()
@@ -123,7 +125,8 @@ def running_stack(engine: Engine, folder: Path) -> Iterator[Stack]:
         if "build" in content
     }
     services = tuple(COMPOSE["services"])
-    if not stand_ins.can_be_had(engine, "python:3.11-slim"):
+    (base,) = re.findall(r"^ARG PYTHON_IMAGE=(\S+)", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    if not stand_ins.can_be_had(engine, base):
         stand_ins.make_python(engine)
         env["PYTHON_IMAGE"] = stand_ins.PYTHON
     if not stand_ins.can_be_had(engine, COMPOSE["services"]["prometheus"]["image"]):

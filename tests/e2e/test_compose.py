@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e import clients
 from tests.e2e.clients import PROMPT, Stream
-from tests.e2e.stack import COMPOSE, Stack, wait
+from tests.e2e.stack import COMPOSE, UP, Stack, wait
 from tests.stack import queries
 
 pytestmark = pytest.mark.e2e
@@ -48,14 +48,14 @@ def container(stack: Stack, service: str) -> str:
     """The container of a service, running."""
     if service not in stack.services:
         pytest.skip(f"{service.upper()} WAS NOT TESTED: its image cannot be pulled here")
-    stack.compose("up", "--detach", "--wait", service)
+    stack.compose(*UP, service)
     return stack.container(service)
 
 
 @pytest.fixture(scope="module")
 def load(started: Stack, tell: Tell) -> dict[str, Any]:
     """What Locust's page says after a load that was started there."""
-    started.compose("up", "--detach", "--wait", "locust")
+    started.compose(*UP, "locust")
     page = started.url("locust")
     httpx.post(f"{page}/swarm", data={"time_scale": "0.5"}).raise_for_status()
 
@@ -66,7 +66,9 @@ def load(started: Stack, tell: Tell) -> dict[str, Any]:
     wait("the load ends", lambda: figures()["state"] == "stopped", 180)
     total = figures()
     for row in total["stats"]:
-        tell(f"load: {row['method']:5} {row['name']:20} {row['num_requests']:6} times")
+        if row["method"] == "POST":
+            counts = f"{row['num_requests']} times, {row['num_failures']} failed"
+            tell(f"load from its container: {row['name']} {counts}")
     return total
 
 
