@@ -19,8 +19,8 @@ from tokenizers import ByteLevelBPETokenizer
 from specops import export
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
-from specops.models import choose, prepare
-from specops.weight_cache import prepacked_graph
+from specops.models.prepare import choose, prepare
+from specops.models.weight_cache import prepacked_graph
 from tests.checkpoints import make_llama_checkpoint
 from training.corpus import load_corpus
 

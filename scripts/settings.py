@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specops.config import PREFIX, Settings
-from specops.hub import HubModel
+from specops.models.hub import HubModel
 from specops.presets import presets
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ import pytest
 
 from specops.config import ConfigError, Settings
 from specops.engine import Engine, ModelState
-from specops.models import ModelError, choose, prepare
+from specops.models.prepare import ModelError, choose, prepare
 from specops.request import GenerationRequest, PromptTooLong
 
 

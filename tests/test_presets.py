@@ -20,13 +20,13 @@ from specops.app import create_app
 from specops.config import Settings
 from specops.engine import ModelState
 from specops.export.families import _FAMILIES
-from specops.hub import HubModel
 from specops.metrics import Metrics
-from specops.models import choose
+from specops.models.hub import HubModel
+from specops.models.prepare import choose
 from specops.presets import presets
 from specops.service import Service
 from tests.checkpoints import make_llama_checkpoint
-from tests.hub_server import Hub, download_from, folder_files, serving
+from tests.models.hub_server import Hub, download_from, folder_files, serving
 
 pytestmark = pytest.mark.reference
 

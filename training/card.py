@@ -83,11 +83,10 @@ terms.
 ## Limits
 
 - It imitates; what it writes mostly looks like code and mostly does not run.
-- It has seen few comments in other languages than English and next to no other programming
-  language; both cost it several times the bits.
+- It was trained on Python and English alone.
 - It has seen no position beyond {context:,}; requests must stay within that.
-- Greedy output soon repeats itself, and repetition is easy to draft. The acceptance above is that
-  of greedy output on code; sampled output at temperature 1 is accepted less often.
+- The acceptance above is that of greedy output on code. Sampled output and other text were not
+  measured here; expect less of both.
 """
 
 

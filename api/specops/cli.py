@@ -237,7 +237,7 @@ def _progress(done: int, total: int) -> None:
 
 def _info(options: argparse.Namespace) -> int:
     from specops.memory import read_memory  # noqa: PLC0415
-    from specops.models import Source, choose, prepare  # noqa: PLC0415
+    from specops.models.prepare import Source, choose, prepare  # noqa: PLC0415
 
     settings = _settings(options)
     engine = _load(settings)

@@ -15,12 +15,12 @@ from specops.drafters.base import Drafter
 from specops.drafters.draft_model import DraftModelDrafter
 from specops.drafters.ngram import NgramDrafter
 from specops.exactness import exact_align
-from specops.models import ModelError, ModelFolder, choose, prepare
+from specops.models.prepare import ModelError, ModelFolder, choose, prepare
+from specops.models.weight_cache import prepacked_graph
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.scheduler import Scheduler
 from specops.session import open_session, share_threads
 from specops.tokenizer import Tokenizer
-from specops.weight_cache import prepacked_graph
 
 NO_DRAFTER = "none"
 _LEAST_WIDTH = 16  # what the check for exactness needs

@@ -34,7 +34,7 @@ def open_session(graph: Path, *, prepacked: bool = False) -> ort.InferenceSessio
 
     Args:
         graph: the graph; its weights lie beside it.
-        prepacked: it was written by `specops.prepack` and is optimized already.
+        prepacked: it was written by `specops.models.prepack` and is optimized already.
 
     Raises:
         ModelLoadError: the file is missing or ONNX Runtime refuses it.

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from specops import download
 from specops.config import Settings
 from specops.engine import Download, Engine, ModelState, Report
-from specops.hub import HubModel, fetch, is_complete
 from specops.metrics import Metrics
-from specops.models import ModelError, prepare
+from specops.models import download
+from specops.models.hub import HubModel, fetch, is_complete
+from specops.models.prepare import ModelError, prepare
 from specops.request import GenerationRequest
 from specops.service import Service
 from tests.checkpoints import make_llama_checkpoint
-from tests.hub_server import COMMIT, Hub, download_from, folder_files, serving
+from tests.models.hub_server import COMMIT, Hub, download_from, folder_files, serving
 
 REPO = "someone/tiny"
 MODEL = HubModel(REPO)

@@ -109,7 +109,7 @@ def _make(graph: Path, folder: Path) -> None:
     temporary.mkdir(parents=True)
     try:
         subprocess.run(  # noqa: S603 # nosec B603: our own module, paths as arguments
-            [sys.executable, "-m", "specops.prepack", str(graph), str(temporary / _GRAPH)],
+            [sys.executable, "-m", "specops.models.prepack", str(graph), str(temporary / _GRAPH)],
             capture_output=True,
             text=True,
             check=True,

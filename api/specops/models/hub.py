@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from specops.model_folder import ModelError
+from specops.models.folder import ModelError
 
 MANIFEST = "download.json"
 _NAME = r"[A-Za-z0-9][\w.-]*"
@@ -84,7 +84,7 @@ def fetch(model: HubModel, cache_dir: Path, progress: Progress) -> Path:
         )
     if not os.environ.get("HF_ENDPOINT"):  # Compose passes unset variables on as empty ones,
         os.environ.pop("HF_ENDPOINT", None)  # which huggingface_hub takes for an address
-    from specops import download  # noqa: PLC0415 - heavy, and only needed here
+    from specops.models import download  # noqa: PLC0415 - heavy, and only needed here
 
     try:
         with locked(folder):

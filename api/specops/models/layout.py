@@ -1,8 +1,8 @@
 """Brings a checkpoint into the layout that the converter reads, for what comes in another one.
 
-`python -m specops.layout SOURCE DEST`: weights saved by torch become safetensors, a configuration
-beside them becomes config.json, and a tokenizer of vocabulary and merges becomes tokenizer.json.
-Runs in a process of its own, whose memory goes back.
+Weights saved by torch become safetensors, a configuration beside them becomes config.json, and a
+tokenizer of vocabulary and merges becomes tokenizer.json. Runs in a process of its own, whose
+memory goes back: `python -m specops.models.layout SOURCE DEST`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from specops.state_dict import StateDictError, Tensor, read_state_dict
+from specops.models.state_dict import StateDictError, Tensor, read_state_dict
 
 _SUFFIXES = (".pt", ".pth", ".bin")
 _HUB_WEIGHTS = "pytorch_model.bin"
@@ -223,7 +223,7 @@ def main(arguments: list[str]) -> int:
     try:
         arrange(source, destination)
     except (LayoutError, StateDictError, OSError) as error:
-        print(f"specops.layout: {error}", file=sys.stderr)
+        print(f"specops.models.layout: {error}", file=sys.stderr)
         return 1
     return 0
 

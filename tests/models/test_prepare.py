@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from specops import models
 from specops.config import ConfigError, Settings
 from specops.engine import Engine
-from specops.hub import HubModel
-from specops.models import ModelError, ModelFolder, Source, choose, prepare
+from specops.models import prepare as preparing
+from specops.models.hub import HubModel
+from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.presets import Preset, presets
 from specops.request import GenerationRequest, SamplingParams
 from tests.checkpoints import make_llama_checkpoint
@@ -199,7 +199,7 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_before_it_is_converted(
 
 
 def test_a_conversion_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(preparing, "_REPORT_SECONDS", 0.0)
     source = make_llama_checkpoint(tmp_path / "source")
     said: list[str] = []
     prepare(source, "int8-32", name="x", cache_dir=tmp_path / "cache", report=said.append)

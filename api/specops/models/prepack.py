@@ -8,7 +8,7 @@ multiple of 64 come back as garbage. Here each starts on a page.
 
 The result is compared with the original, to the bit, before anyone can use it. Runs in a process
 of its own, since it takes the memory of an ordinary load:
-`python -m specops.prepack GRAPH PREPACKED_GRAPH`.
+`python -m specops.models.prepack GRAPH PREPACKED_GRAPH`.
 """
 
 from __future__ import annotations

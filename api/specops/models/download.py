@@ -33,8 +33,8 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     hf_raise_for_status,
 )
 
-from specops.hub import MANIFEST, HubModel, Progress
-from specops.model_folder import GENAI_CONFIG, ModelError
+from specops.models.folder import GENAI_CONFIG, ModelError
+from specops.models.hub import MANIFEST, HubModel, Progress
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import pytest
 
-from specops import weight_cache
 from specops.decoder import Decoder
+from specops.models import weight_cache
+from specops.models.weight_cache import prepacked_graph
 from specops.session import open_session, share_threads
-from specops.weight_cache import prepacked_graph
 
 
 def logits(graph: Path, *, prepacked: bool) -> np.ndarray:

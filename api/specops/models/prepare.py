@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specops.config import ConfigError, Settings
-from specops.hub import HubModel, fetch, locked
-from specops.layout import LayoutError, Parts, parts_of
-from specops.model_folder import GENAI_CONFIG, MANIFEST, ModelError, ModelFolder
+from specops.models.folder import GENAI_CONFIG, MANIFEST, ModelError, ModelFolder
+from specops.models.hub import HubModel, fetch, locked
+from specops.models.layout import LayoutError, Parts, parts_of
 from specops.presets import presets
 
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
-_CONVERTER = ("export/**/*.py", "layout.py", "state_dict.py")
+_CONVERTER = ("export/**/*.py", "models/layout.py", "models/state_dict.py")
 _DEFAULT_BLOCK = "-128"
 _REPORT_SECONDS = 5.0
 _BUNDLED = "./"  # how presets.toml begins the name of a folder below SPECOPS_MODELS_DIR
@@ -155,7 +155,7 @@ def _progress(model: HubModel, downloading: Downloading | None) -> Callable[[int
 def _fingerprint(path: Path, parts: Parts) -> str:
     """Changes whenever a file of the checkpoint or of the converter does; reads no weights."""
     digest = hashlib.sha256(str(path.resolve()).encode())
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     for file in sorted(file for pattern in _CONVERTER for file in here.glob(pattern)):
         digest.update(file.read_bytes())
     for file in sorted(item for item in parts.folder.iterdir() if item.is_file()):
@@ -172,7 +172,7 @@ def _in_order(path: Path, parts: Parts, copy: Path) -> Iterator[Path]:
         return
     with locked(copy):
         try:
-            _run("specops.layout", str(path), str(copy))
+            _run("specops.models.layout", str(path), str(copy))
             yield copy
         finally:
             shutil.rmtree(copy, ignore_errors=True)

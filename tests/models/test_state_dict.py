@@ -16,9 +16,9 @@ import pytest
 from safetensors import safe_open
 from tokenizers import ByteLevelBPETokenizer
 
-from specops.layout import LayoutError, arrange, parts_of
-from specops.models import ModelError, prepare
-from specops.state_dict import StateDictError, read_state_dict
+from specops.models.layout import LayoutError, arrange, parts_of
+from specops.models.prepare import ModelError, prepare
+from specops.models.state_dict import StateDictError, read_state_dict
 from specops.tokenizer import Tokenizer
 from tests.checkpoints import make_llama_checkpoint
 

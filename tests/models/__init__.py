@@ -1,0 +1,1 @@
+"""Finding, downloading, converting and laying out models."""
