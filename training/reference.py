@@ -30,7 +30,7 @@ def sample(folder: Path) -> list[Document]:
 
 def transformers_forward(folder: Path) -> Forward:
     """The forward pass of transformers' own implementation, in float32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()  # nosec B615
 
     def forward(tokens: Sequence[int]) -> NDArray[np.float32]:
         with torch.inference_mode():

@@ -23,7 +23,7 @@ def sample_target(folder: Path, library: Tokens, tokens: int, *, file: Path, see
     model = None
     while sum(len(row) for row in rows) * (PROMPT + CONTINUATION) < tokens:
         if model is None:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)  # nosec B615
             model = model.to(device()).eval()
         number = sum(len(row) for row in rows) // _BATCH
         rng = np.random.default_rng([seed, number])
