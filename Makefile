@@ -1,6 +1,7 @@
 # One line a target; the work is in scripts/. ARGS is passed on: make load ARGS="--shape ramp"
 .PHONY: up down test lint load bench check train clean
 .NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
 
 up: ; @scripts/up $(ARGS)
 down: ; @scripts/down
