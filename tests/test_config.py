@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specops.config import PREFIX, ConfigError, Settings
+from specops.presets import presets
 
 CHANGED = {
     "model": ("demo2", "demo2"),
@@ -37,7 +38,14 @@ CHANGED = {
 
 
 def test_empty_environment_gives_the_defaults() -> None:
-    assert Settings.from_env({}) == Settings()
+    own = presets()["demo"].settings
+    assert Settings.from_env({}) == Settings(**own)  # type: ignore[arg-type]
+
+
+def test_another_target_gets_none_of_the_presets_settings() -> None:
+    assert Settings.from_env({"SPECOPS_TARGET": "mine"}).drafter == ""
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3"}).rows == 1
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_TARGET": "mine"}).rows == 4
 
 
 def test_every_setting_has_a_case_here() -> None:
@@ -85,11 +93,11 @@ def test_misspelt_variable_is_refused() -> None:
 
 
 def test_variables_of_others_are_ignored() -> None:
-    assert Settings.from_env({"PORT": "x", "OTHER_SPECOPS_PORT": "x"}) == Settings()
+    assert Settings.from_env({"PORT": "x", "OTHER_SPECOPS_PORT": "x"}) == Settings.from_env({})
 
 
 def test_empty_variable_is_as_good_as_none() -> None:
-    assert Settings.from_env({"SPECOPS_PORT": "", "SPECOPS_EXACT": ""}) == Settings()
+    assert Settings.from_env({"SPECOPS_PORT": "", "SPECOPS_EXACT": ""}) == Settings.from_env({})
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", " on "])

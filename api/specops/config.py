@@ -135,9 +135,10 @@ class Settings:
         """
         environ = os.environ if environ is None else environ
         known = {PREFIX + item.name.upper(): item for item in fields(cls)}
-        # A preset's own defaults: how many rows of which context fit beside its weights.
+        # A preset's own defaults are for its own target: rows and context that fit, for example.
         preset = presets().get(environ.get(f"{PREFIX}MODEL") or cls().model)
-        values: dict[str, Any] = dict(preset.settings) if preset else {}
+        own = not environ.get(f"{PREFIX}TARGET")
+        values: dict[str, Any] = dict(preset.settings) if preset and own else {}
         for name, text in environ.items():
             if not name.startswith(PREFIX):
                 continue

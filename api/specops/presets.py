@@ -26,7 +26,7 @@ class Preset:
     draft: str
     quant: str
     draft_quant: str
-    settings: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, int | str] = field(default_factory=dict)
 
 
 @cache
