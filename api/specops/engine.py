@@ -15,7 +15,7 @@ from specops.drafters.base import Drafter
 from specops.drafters.draft_model import DraftModelDrafter
 from specops.drafters.ngram import NgramDrafter
 from specops.exactness import exact_align
-from specops.models.prepare import ModelError, ModelFolder, choose, prepare
+from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.models.weight_cache import prepacked_graph
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.scheduler import Scheduler
@@ -107,25 +107,21 @@ class Engine:
         """
         report = report or (lambda state, detail, download=None: None)
         choice = choose(settings)
-        converting = lambda detail: report(ModelState.CONVERTING, detail)  # noqa: E731
-        target = prepare(
-            choice.target,
-            choice.target_quant,
-            name=choice.name,
-            cache_dir=settings.cache_dir,
-            report=converting,
-            downloading=_downloading("target", report),
-        )
+
+        def prepared(model: str, source: Source, quant: str, name: str) -> ModelFolder:
+            return prepare(
+                source,
+                quant,
+                name=name,
+                cache_dir=settings.cache_dir,
+                report=lambda detail: report(ModelState.CONVERTING, detail),
+                downloading=_downloading(model, report),
+            )
+
+        target = prepared("target", choice.target, choice.target_quant, choice.name)
         draft = None
         if choice.draft is not None:
-            draft = prepare(
-                choice.draft,
-                choice.draft_quant,
-                name=f"{choice.name}-draft",
-                cache_dir=settings.cache_dir,
-                report=converting,
-                downloading=_downloading("draft", report),
-            )
+            draft = prepared("draft", choice.draft, choice.draft_quant, f"{choice.name}-draft")
         report(ModelState.LOADING, f"loading {target.graph}")
         return _assemble(settings, target, draft, lambda text: report(ModelState.LOADING, text))
 
