@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest
 from bench.server import Client, ServerError, environment, serving
 from specops.config import Settings
 
+BARE = Settings.from_env({})
 SETTINGS = [
-    Settings(),
+    BARE,
     Settings(target="/models/a", draft="none", rows=1, context=512, threads=2),
-    Settings(exact=True, prepack=False, drain_timeout=2.5, cache_dir=Path("/var/cache/x")),
+    replace(BARE, exact=True, prepack=False, drain_timeout=2.5, cache_dir=Path("/var/cache/x")),
+    replace(Settings.from_env({"SPECOPS_MODEL": "phi3"}), rows=2, drafter="ngram"),
 ]
 
 
@@ -27,7 +30,7 @@ def test_settings_survive_the_way_through_the_environment(settings: Settings) ->
 
 
 def test_a_setting_at_its_default_is_not_passed_on() -> None:
-    assert environment(Settings()) == {}
+    assert environment(BARE) == {"SPECOPS_MODEL": "demo"}
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
