@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from specops.memory import MemoryReading, Pressure, read_memory, read_pressure
+from specops.memory import (
+    MemoryReading,
+    Pressure,
+    page_cache_room,
+    read_memory,
+    read_pressure,
+)
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -177,3 +183,19 @@ def test_this_machine_is_read_and_touched_memory_is_seen() -> None:
     after = read_memory()
     assert after.anon - before.anon > 48 * MIB
     assert 0 < after.anon < after.limit
+
+
+def test_room_for_files_is_the_limit_without_anonymous_memory(machine: Machine) -> None:
+    write_version2(machine, limit=str(GIB), swap="max")
+    assert page_cache_room(machine.proc, machine.root) == GIB - 3 * MIB
+
+
+def test_there_is_no_more_room_for_files_than_the_machine_has_available(machine: Machine) -> None:
+    assert page_cache_room(machine.proc, machine.root) == 8 * GIB - 100 * KIB
+    machine.write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 7 kB\nSwapTotal: 0 kB\n")
+    assert page_cache_room(machine.proc, machine.root) == 7 * KIB
+
+
+def test_there_is_no_room_where_anonymous_memory_has_reached_the_limit(machine: Machine) -> None:
+    write_version2(machine, limit=str(MIB), swap="max")
+    assert page_cache_room(machine.proc, machine.root) == 0

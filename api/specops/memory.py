@@ -108,6 +108,20 @@ def _read_process(proc: Path, memory_total: int, swap_total: int) -> MemoryReadi
     )
 
 
+def page_cache_room(proc: Path = PROC, root: Path = CGROUP_ROOT) -> int:
+    """Bytes of files that can stay in memory: the limit less what is held anonymously.
+
+    At most what the machine has available, which others may have taken.
+
+    Raises:
+        OSError: procfs is not readable.
+    """
+    reading = read_memory(proc, root)
+    room = max(0, reading.limit - reading.anon)
+    available = _fields_kib(proc / "meminfo").get("MemAvailable")  # old kernels do not say
+    return room if available is None else min(room, available)
+
+
 def read_pressure(proc: Path = PROC, root: Path = CGROUP_ROOT) -> Pressure | None:
     """Read the memory pressure of this process's cgroup, or else of the machine.
 

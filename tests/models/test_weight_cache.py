@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +64,7 @@ def test_it_is_made_once(graph: Path, tmp_path: Path) -> None:
     changed = first.stat().st_mtime_ns
     assert prepacked_graph(graph, "tiny", tmp_path, said.append) == first
     assert first.stat().st_mtime_ns == changed
-    assert len(said) == 2
+    assert [text.split()[0] for text in said] == ["laying", "reading"]
     assert not list((tmp_path / "prepacked").glob("*.part"))
 
 
@@ -81,7 +83,7 @@ def test_a_damaged_cache_is_made_again(
     assert "is damaged" in caplog.text
     assert again is not None
     digests = json.loads(again.with_name("prepacked.json").read_text())
-    assert weight_cache._digests(again.parent) == digests
+    assert weight_cache._digests(again.parent, 1 << 40, lambda done: None) == digests
     assert np.array_equal(logits(again, prepacked=True), logits(graph, prepacked=False))
 
 
@@ -94,6 +96,113 @@ def test_another_processor_or_runtime_gets_its_own(
     monkeypatch.setattr(weight_cache.session, "VERSION", "0.0")
     keys.add(weight_cache._key(graph))
     assert len(keys) == 3
+
+
+def test_reading_ahead_tells_how_far_it_is(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_cache, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(weight_cache, "_PIECE", 1 << 14)
+    prepacked = prepacked_graph(graph, "tiny", tmp_path, print)
+    assert prepacked is not None
+    said: list[str] = []
+    assert prepacked_graph(graph, "tiny", tmp_path, said.append) == prepacked
+    percents = [int(text.removeprefix(f"reading {prepacked.parent}: ")[:-2]) for text in said]
+    assert percents == sorted(percents)
+    assert percents[0] == 0
+    assert percents[-1] >= 90
+    assert len(percents) > 10
+
+
+@pytest.mark.parametrize("room", [0, 200_000, 1 << 40])
+def test_what_has_no_room_is_checked_and_let_go(
+    graph: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    room: int,
+) -> None:
+    monkeypatch.setattr(weight_cache, "_PIECE", 1 << 14)
+    prepacked = prepacked_graph(graph, "tiny", tmp_path, print)
+    assert prepacked is not None
+    sizes = [path.stat().st_size for path in sorted(prepacked.parent.glob("model.onnx*"))]
+    assert sum(sizes) > 300_000
+    let_go: list[int] = []
+
+    def advise(handle: int, start: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        let_go.append(length)
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(weight_cache, "page_cache_room", lambda: room)
+    assert prepacked_graph(graph, "tiny", tmp_path, print) == prepacked
+    beyond = max(0, sum(sizes) - room)
+    assert beyond <= sum(let_go) <= beyond + (1 << 14)
+    assert ("has room for" in caplog.text) == (beyond > 0)
+    with prepacked.with_name("model.onnx.data").open("r+b") as file:  # in the last piece
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 0xFF]))
+    assert prepacked_graph(graph, "tiny", tmp_path, print) == prepacked
+    assert "is damaged" in caplog.text
+
+
+def test_an_export_and_a_copy_or_link_of_it_share_one(graph: Path, tmp_path: Path) -> None:
+    first = prepacked_graph(graph, "target", tmp_path, print)
+    for name, place in (("link", os.link), ("copy", shutil.copy2)):
+        other = tmp_path / name
+        shutil.copytree(graph.parent, other, copy_function=place)
+        assert prepacked_graph(other / graph.name, name, tmp_path, print) == first
+    assert len(list((tmp_path / "prepacked").iterdir())) == 1
+
+
+def test_exports_of_other_weights_never_share_one(graph: Path, tmp_path: Path) -> None:
+    """Not even where the graph, the sizes and the times are equal, as images normalize them."""
+    other = tmp_path / "other"
+    shutil.copytree(graph.parent, other)
+    manifest = json.loads((other / "specops.json").read_text())
+    (other / "specops.json").write_text(json.dumps({**manifest, "source_digest": "sha256:0"}))
+    assert weight_cache._key(other / graph.name) != weight_cache._key(graph)
+
+
+def test_graphs_without_a_manifest_are_told_apart_by_their_path(
+    graph: Path, tmp_path: Path
+) -> None:
+    keys = set()
+    for name in ("one", "two"):
+        shutil.copytree(graph.parent, tmp_path / name)
+        (tmp_path / name / "specops.json").unlink()
+        keys.add(weight_cache._key(tmp_path / name / graph.name))
+    assert len(keys) == 2
+
+
+def test_outdated_ones_and_leftovers_are_removed(
+    tiny_pair: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    graph = tiny_pair / "draft" / "onnx" / "int8-128" / "model.onnx"
+    other = prepacked_graph(graph, "tiny-draft", tmp_path, print)
+    assert other is not None
+    leftover = tmp_path / "prepacked" / "tiny-0123456789abcdef.part"
+    leftover.mkdir()
+    (leftover / "model.onnx").touch()
+    made = []
+    for age, processor in enumerate(("first", "second", "third")):
+        monkeypatch.setattr(weight_cache, "_processor", lambda text=processor: text)
+        path = prepacked_graph(graph, "tiny", tmp_path, print)
+        assert path is not None
+        os.utime(path.parent, (age, age))
+        made.append(path)
+    with caplog.at_level(logging.INFO):
+        monkeypatch.setattr(weight_cache, "_processor", lambda: "fourth")
+        assert prepacked_graph(graph, "tiny", tmp_path, print) is not None
+    assert [path.exists() for path in made] == [False, False, True]
+    assert f"removing {made[1].parent}" in caplog.text
+    assert other.exists()
+    assert not leftover.exists()
 
 
 def test_where_nothing_can_be_written_the_graph_itself_serves(

@@ -1,9 +1,10 @@
 """Weights in the form that this machine's kernels use, kept on disk so that they can be mapped.
 
 A prepacked graph fits one processor and one version of ONNX Runtime. It is a cache: named after
-both and the graph it was made from, checked against its own digest at every start, and made again
+both and the graph it was made from, checked against its own digests at every start, and made again
 when anything differs. Checking it reads it once from front to back, which is also what brings it
-into the page cache before the first request needs it.
+into the page cache before the first request needs it; what the memory cap has no room for is
+checked all the same, but let go of at once, so that it does not push out what was read before it.
 """
 
 from __future__ import annotations
@@ -11,20 +12,33 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import shutil
 import subprocess  # nosec B404: runs only our own module
 import sys
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 
 from specops import session
+from specops.cpus import available_threads
+from specops.memory import page_cache_room
+from specops.models import folder as model_folder
+from specops.models.hub import locked
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1  # counts up when `prepack` writes something else than before
+_FORMAT = 2  # counts up when what is written here or by `prepack` changes
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
-_PIECE = 16 << 20
+_PARTIAL = ".part"
+_PIECE = 4 << 20  # bytes that are read, and have a digest, at a time
+_KEPT = 2  # prepacked graphs of one name: models of one name may take turns
+_REPORT_SECONDS = 1.0
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -43,15 +57,20 @@ def prepacked_graph(
         The prepacked graph, its weights read ahead; None where none could be made: the disk is
         full or read-only, or memory ran out. The reason is logged; the graph itself still works.
     """
-    folder = cache_dir / "prepacked" / f"{name}-{_key(graph)}"
-    if folder.exists():
-        report(f"reading {folder}")
-        if _intact(folder):
-            return folder / _GRAPH
-        log.warning("%s is damaged and is made again", folder)
-    report(f"laying out the weights of {name} for this processor")
+    root, key = cache_dir / "prepacked", _key(graph)
     try:
-        _make(graph, folder)
+        with locked(root):  # another process may be at the same graph, or at another one
+            # One folder per graph: a draft that is the target's own file goes by another name.
+            folder = next(root.glob(f"*-{key}"), root / f"{name}-{key}")
+            if folder.exists():
+                if _intact(folder, report):
+                    with suppress(OSError):  # a cache that cannot be written needs no order
+                        folder.touch()
+                    return folder / _GRAPH
+                log.warning("%s is damaged and is made again", folder)
+            _clear(root, name)
+            report(f"laying out the weights of {name} for this processor")
+            _make(graph, folder)
     except (OSError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or error
         log.warning(
@@ -62,12 +81,20 @@ def prepacked_graph(
 
 
 def _key(graph: Path) -> str:
-    """Differs where the graph, the processor, ONNX Runtime or the format does."""
+    """Differs where the graph, the processor, ONNX Runtime or the format does.
+
+    An export's manifest names its source by digest, so copies of an export and links to it have
+    the same key; of a graph without one the path counts.
+    """
     digest = hashlib.sha256(f"{_FORMAT}\0{session.VERSION}\0{_processor()}\0".encode())
     digest.update(graph.read_bytes())  # a few hundred kilobytes: the weights lie beside it
+    manifest = graph.with_name(model_folder.MANIFEST)
+    digest.update(
+        manifest.read_bytes() if manifest.is_file() else str(graph.resolve()).encode() + b"\0"
+    )
     for path in sorted(graph.parent.glob(f"{graph.name}*")):
         status = path.stat()
-        digest.update(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:16]
 
 
@@ -81,30 +108,97 @@ def _processor() -> str:
     return "\n".join(line for line in lines if line.startswith(wanted))
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    """Digest per file. Reads them whole, in order."""
-    found = {}
-    for path in sorted(folder.glob(f"{_GRAPH}*")):
-        digest = hashlib.sha256()
-        with path.open("rb", buffering=0) as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
-        found[path.name] = digest.hexdigest()
-    return found
-
-
-def _intact(folder: Path) -> bool:
+def _intact(folder: Path, report: Callable[[str], None]) -> bool:
+    """Read a prepacked graph whole and compare its digests; tells how far it is."""
     try:
         expected = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return bool(expected) and _digests(folder) == expected
+    total, room = sum(path.stat().st_size for path in _files(folder)), page_cache_room()
+    if room < total:
+        log.warning(
+            "%s holds %.0f MB and memory has room for %.0f: the rest is read from disk for "
+            "every token; raise the memory limit, or take smaller weights",
+            *(folder, total / 1e6, room / 1e6),
+        )
+    return bool(expected) and _digests(folder, room, _percents(folder, total, report)) == expected
+
+
+def _percents(folder: Path, total: int, report: Callable[[str], None]) -> Callable[[int], None]:
+    """Passes on bytes read as a percentage, at once and then now and then."""
+    told = float("-inf")
+
+    def tell(done: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _REPORT_SECONDS:
+            told = time.monotonic()
+            report(f"reading {folder}: {100 * done // max(total, 1)} %")
+
+    return tell
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{_GRAPH}*"))
+
+
+def _digests(folder: Path, room: int, tell: Callable[[int], None]) -> dict[str, list[str]]:
+    """The digest of every piece of every file.
+
+    Reads them in order, with one thread: the page cache then holds them in large folios. Pieces
+    are hashed beside that on all processors, since one hashes slower than memory is read.
+
+    Args:
+        folder: where they are.
+        room: bytes that may stay in the page cache.
+        tell: told the bytes that were read.
+    """
+    found: dict[str, list[str]] = {}
+    done = 0
+    threads = available_threads()
+    with ThreadPoolExecutor(threads) as pool:
+        for path in _files(folder):
+            pending: deque[Future[str]] = deque()
+            found[path.name] = digests = []
+            for piece in _pieces(path, room - done):
+                tell(done)
+                done += len(piece)
+                pending.append(pool.submit(_sha256, piece))
+                if len(pending) > threads:
+                    digests.append(pending.popleft().result())
+            digests.extend(future.result() for future in pending)
+    return found
+
+
+def _pieces(path: Path, room: int) -> Iterator[bytes]:
+    """A file's content in order; what lies beyond `room` bytes leaves the page cache again."""
+    with path.open("rb", buffering=0) as file:
+        start = 0
+        while piece := file.read(_PIECE):
+            end = start + len(piece)
+            if end > room:
+                os.posix_fadvise(file.fileno(), start, len(piece), os.POSIX_FADV_DONTNEED)
+            yield piece
+            start = end
+
+
+def _sha256(piece: bytes) -> str:
+    return hashlib.sha256(piece).hexdigest()
+
+
+def _clear(root: Path, name: str) -> None:
+    """Remove what killed attempts left, and the oldest of too many graphs of one name."""
+    for leftover in root.glob(f"*{_PARTIAL}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    own = [path for path in root.glob(f"{escape(name)}-*") if len(path.name) == len(name) + 17]
+    own.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for outdated in own[_KEPT - 1 :]:
+        log.info("removing %s, which was made for another graph or runtime", outdated)
+        shutil.rmtree(outdated, ignore_errors=True)
 
 
 def _make(graph: Path, folder: Path) -> None:
     """Prepack in a process of its own, whose memory goes back; the folder appears when complete."""
-    temporary = folder.with_name(folder.name + ".part")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = folder.with_name(folder.name + _PARTIAL)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -114,7 +208,8 @@ def _make(graph: Path, folder: Path) -> None:
             text=True,
             check=True,
         )
-        manifest = json.dumps(_digests(temporary), indent=2)
+        digests = _digests(temporary, page_cache_room(), lambda done: None)
+        manifest = json.dumps(digests, indent=2)
         (temporary / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
         temporary.rename(folder)
     except BaseException:
