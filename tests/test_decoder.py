@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from specops.decoder import Decoder, Logits
@@ -49,8 +50,8 @@ def test_kernels_that_never_agree_promise_nothing(decoder: Decoder) -> None:
     """Noise in the last bits of every pass, as from sums in an order that depends on its width."""
     extend = decoder.extend
 
-    def noisy(row: int, tokens: list[int], *, align: int = 1) -> Logits:
-        return extend(row, tokens, align=align) * np.float32(1 + len(tokens) * 1e-6)
+    def noisy(row: int, tokens: list[int], *, align: int = 1, logits: int | None = None) -> Logits:
+        return extend(row, tokens, align=align, logits=logits) * np.float32(1 + len(tokens) * 1e-6)
 
     decoder.extend = noisy  # type: ignore[method-assign, assignment]
     assert exact_align(decoder) is None
@@ -92,6 +93,34 @@ def test_spare_tokens_are_rolled_back(decoder: Decoder) -> None:
     logits = decoder.extend(0, TOKENS[:3], align=2)
     assert logits.shape == (3, decoder.vocab_size)
     assert decoder.cache.lengths[0] == 3
+
+
+@pytest.mark.parametrize("asked", [1, 2, 7, 31, 40])
+@pytest.mark.parametrize("width", [31, 32])
+def test_the_last_tokens_logits_have_the_same_bits_alone(
+    decoder: Decoder, asked: int, width: int
+) -> None:
+    """What prefill asks for: the head and the last feed-forward see these tokens alone."""
+    align = exact_align(decoder)
+    assert align is not None
+    tokens = TOKENS[:width]
+    whole = decoder.extend(0, tokens, align=align).copy()
+    assert np.array_equal(decoder.extend(1, tokens, align=align, logits=asked), whole[-asked:])
+    assert decoder.cache.lengths[:2] == [width, width]
+    after = decoder.extend(0, TOKENS[40:44]).copy()
+    assert np.array_equal(decoder.extend(1, TOKENS[40:44]), after)
+
+
+def test_a_graph_that_knows_no_cut_computes_all_logits(tiny_pair: Path, tmp_path: Path) -> None:
+    """Graphs that others published have no `logits_start`."""
+    share_threads(2)
+    model = onnx.load(tiny_pair / "target" / "onnx" / "int8-128" / "model.onnx")
+    names = [value.name for value in model.graph.input]
+    del model.graph.input[names.index("logits_start")]
+    onnx.save(model, tmp_path / "model.onnx")
+    uncut = Decoder(open_session(tmp_path / "model.onnx"), rows=2, capacity=32, max_width=32)
+    whole = uncut.extend(0, TOKENS[:20]).copy()
+    assert np.array_equal(uncut.extend(1, TOKENS[:20], logits=3), whole[-3:])
 
 
 def test_a_row_takes_its_capacity_and_no_more(decoder: Decoder) -> None:

@@ -126,9 +126,9 @@ def test_draft_model_feeds_only_what_is_new(draft_decoder: Decoder) -> None:
     fed: list[int] = []
     extend = draft_decoder.extend
 
-    def counting(row: int, new: list[int]) -> object:
+    def counting(row: int, new: list[int], *, logits: int) -> object:
         fed.append(len(new))
-        return extend(row, new)
+        return extend(row, new, logits=logits)
 
     draft_decoder.extend = counting  # type: ignore[method-assign, assignment]
     propose(drafter, [*tokens, *guesses, 9], 2)

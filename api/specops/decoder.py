@@ -23,6 +23,8 @@ Logits = npt.NDArray[np.float32]
 MASK_BUCKET = 64
 _KEPT_BINDINGS = 256
 
+_LOGITS_START = "logits_start"  # what `specops.export` calls the first position with logits
+
 WIDEST_ALIGN = 8  # spare tokens round a pass up to a multiple of at most this
 
 
@@ -70,12 +72,15 @@ class Decoder:
         self.vocab_size = int(session.get_outputs()[0].shape[-1])
         names = {item.name for item in session.get_inputs()}
         self._position_ids = "position_ids" in names
+        optional = {item.name for item in session.get_overridable_initializers()}
+        self._cuts_logits = _LOGITS_START in optional  # published graphs do not
         most = max(rows, max_width + -max_width % WIDEST_ALIGN)
         self._ids = np.zeros(most, np.int64)
         self._positions = np.zeros(most, np.int64)
         self._mask = np.zeros(rows * capacity, np.int64)
+        self._logits_start = np.zeros(1, np.int64)
         self._logits: Logits = np.zeros((most, self.vocab_size), np.float32)
-        self._bindings: OrderedDict[tuple[int, int, int], _Binding] = OrderedDict()
+        self._bindings: OrderedDict[tuple[int, int, int, int], _Binding] = OrderedDict()
 
     def decode(self, first_row: int, tokens: Sequence[int]) -> Logits:
         """Feed one token to each of the rows from `first_row` on.
@@ -92,12 +97,14 @@ class Decoder:
         """
         batch = len(tokens)
         lengths = self.cache.lengths[first_row : first_row + batch]
-        logits = self._run(first_row, batch, 1, tokens, lengths)
+        logits = self._run(first_row, tokens, lengths)
         for row in range(first_row, first_row + batch):
             self.cache.lengths[row] += 1
         return logits
 
-    def extend(self, row: int, tokens: Sequence[int], *, align: int = 1) -> Logits:
+    def extend(
+        self, row: int, tokens: Sequence[int], *, align: int = 1, logits: int | None = None
+    ) -> Logits:
         """Feed several tokens to one row.
 
         Args:
@@ -105,29 +112,40 @@ class Decoder:
             tokens: [S] the row's next tokens.
             align: the pass's width is rounded up to a multiple of it with spare tokens, whose
                 keys and values are rolled back. See `exactness`.
+            logits: how many tokens need logits, counted from the last; None: all. The graph's head
+                is computed for no more than these, rounded up to `align`, where it can be.
 
         Returns:
-            [S, V] logits, valid until the next pass.
+            [S, V] logits, or as many as were asked for, valid until the next pass.
 
         Raises:
             ValueError: the tokens do not fit into the row or the pass.
         """
         spare = -len(tokens) % align
         padded = [*tokens, *([tokens[-1]] * spare)]
+        first = 0 if logits is None else max(0, len(tokens) - logits)
+        # Those before it in its group of `align` stay: kernels that pair tokens pair the same ones.
+        start = first // align * align if self._cuts_logits else 0
         length = self.cache.lengths[row]
-        logits = self._run(row, 1, len(padded), padded, [length])
+        found = self._run(row, padded, [length], start)
         self.cache.lengths[row] = length + len(tokens)
-        return logits[: len(tokens)]
+        return found[first - start : len(tokens) - start]
 
     def _run(
-        self, first: int, batch: int, width: int, tokens: Sequence[int], lengths: Sequence[int]
+        self, first: int, tokens: Sequence[int], lengths: Sequence[int], start: int = 0
     ) -> Logits:
+        """Feed the rows from `first` on, equally many tokens to each of the lengths.
+
+        Returns:
+            [batch * (width - start), V] logits, of each row's tokens from `start` on.
+        """
+        count, batch = len(tokens), len(lengths)
+        width = count // batch
         longest = max(lengths) + width
         if longest > self.cache.capacity:
             raise ValueError(f"{longest} tokens do not fit into {self.cache.capacity}")
-        if batch * width > len(self._ids):
-            raise ValueError(f"a pass takes at most {len(self._ids)} tokens, not {batch * width}")
-        count = batch * width
+        if count > len(self._ids):
+            raise ValueError(f"a pass takes at most {len(self._ids)} tokens, not {count}")
         self._ids[:count] = tokens
         mask_width = self._mask_width(longest)
         mask = self._mask[: batch * mask_width].reshape(batch, mask_width)
@@ -135,39 +153,43 @@ class Decoder:
         for index, length in enumerate(lengths):
             mask[index, : length + width] = 1
             if self._position_ids:
-                start = index * width
-                self._positions[start : start + width] = range(length, length + width)
-        binding = self._binding(first, batch, width)
+                place = index * width
+                self._positions[place : place + width] = range(length, length + width)
+        self._logits_start[0] = start
+        binding = self._binding(first, batch, width, width - start)
         if binding.mask_width != mask_width:
             binding.io.bind_input(
                 "attention_mask", "cpu", 0, np.int64, mask.shape, self._mask.ctypes.data
             )
             binding.mask_width = mask_width
         self._session.run_with_iobinding(binding.io)
-        return self._logits[:count]
+        return self._logits[: count - batch * start]
 
     def _mask_width(self, tokens: int) -> int:
         rounded = -(-tokens // MASK_BUCKET) * MASK_BUCKET
         return min(rounded, self.cache.capacity)
 
-    def _binding(self, first: int, batch: int, width: int) -> _Binding:
-        key = (first, batch, width)
+    def _binding(self, first: int, batch: int, width: int, with_logits: int) -> _Binding:
+        key = (first, batch, width, with_logits)
         binding = self._bindings.get(key)
         if binding is not None:
             self._bindings.move_to_end(key)
             return binding
-        binding = self._bindings[key] = _Binding(self._bind(first, batch, width))
+        binding = self._bindings[key] = _Binding(self._bind(*key))
         if len(self._bindings) > _KEPT_BINDINGS:
             self._bindings.popitem(last=False)
         return binding
 
-    def _bind(self, first: int, batch: int, width: int) -> ort.IOBinding:
+    def _bind(self, first: int, batch: int, width: int, with_logits: int) -> ort.IOBinding:
         """Bind everything but the mask, whose length changes."""
         io = self._session.io_binding()
         tokens = (batch, width)
         io.bind_input("input_ids", "cpu", 0, np.int64, tokens, self._ids.ctypes.data)
         if self._position_ids:
             io.bind_input("position_ids", "cpu", 0, np.int64, tokens, self._positions.ctypes.data)
+        if self._cuts_logits:
+            address = self._logits_start.ctypes.data
+            io.bind_input(_LOGITS_START, "cpu", 0, np.int64, (1,), address)
         for layer, buffers in enumerate(self.cache.buffers):
             for part, buffer in zip(("key", "value"), buffers, strict=True):
                 shape = (batch, *buffer.shape[1:])
@@ -176,6 +198,6 @@ class Decoder:
                 past, present = f"past_key_values.{layer}.{part}", f"present.{layer}.{part}"
                 io.bind_input(past, "cpu", 0, buffer.dtype, shape, address)
                 io.bind_output(present, "cpu", 0, buffer.dtype, shape, address)
-        shape = (batch, width, self.vocab_size)
+        shape = (batch, with_logits, self.vocab_size)
         io.bind_output("logits", "cpu", 0, np.float32, shape, self._logits.ctypes.data)
         return io

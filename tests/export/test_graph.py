@@ -37,7 +37,8 @@ def test_inputs_and_outputs_are_those_of_the_contract(model: ExportedModel) -> N
     assert shapes == {
         "input_ids": ["batch", "sequence"],
         "attention_mask": ["batch", "total"],
-        "logits": ["batch", "sequence", 320],
+        "logits_start": [1],
+        "logits": ["batch", "with_logits", 320],
         **{f"past_key_values.{kind}": cache for kind in kinds},
         **{f"present.{kind}": cache for kind in kinds},
     }
@@ -88,6 +89,13 @@ def test_chunks_then_single_tokens_equal_one_pass(model: ExportedModel) -> None:
     tolerance = 1e-5 if model.quantization.bits == 32 else 0.03
     error = np.abs(np.concatenate(pieces[2:]) - singles).max()
     assert error <= tolerance * np.abs(singles).max()
+
+
+def test_logits_start_has_a_default(model: ExportedModel) -> None:
+    """Whoever runs the contract as it is published, without this input, gets all logits."""
+    session = Runner(model).session
+    assert "logits_start" not in {item.name for item in session.get_inputs()}
+    assert [item.name for item in session.get_overridable_initializers()] == ["logits_start"]
 
 
 def test_a_mask_padded_on_the_right_changes_no_bit(model: ExportedModel) -> None:

@@ -95,7 +95,8 @@ class DraftModelDrafter:
         logits: Floats = np.empty((0, 0), np.float32)
         known = [token if token < self._decoder.vocab_size else _UNKNOWN for token in tokens]
         for start in range(0, len(known), self._decoder.max_width):
-            logits = self._decoder.extend(row, known[start : start + self._decoder.max_width])
+            chunk = known[start : start + self._decoder.max_width]
+            logits = self._decoder.extend(row, chunk, logits=1)
         self._fed.setdefault(row, []).extend(tokens)
         return logits[-1, : self._vocab] if len(tokens) else logits
 

@@ -8,6 +8,10 @@ are learned `position_ids` [batch, sequence] int64, and
 `past_key_values.{l}.key|value` [batch, kv_heads, capacity, head] float32. Outputs: `logits`
 [batch, sequence, vocab] float32, `present.{l}.key|value`, meant to be bound to the past's buffers.
 The mask may be padded with zeros on the right, to keep its shape the same between steps.
+
+One input may be left out: `logits_start` [1] int64, 0 by default, is the first position of the pass
+that gets logits. What only they need is not computed for the others: the head, and the last layer
+behind its attention. Who does not know of it gets all logits.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from specops.export.weights import WeightStore
 _MICROSOFT = "com.microsoft"
 _OPSET = 17
 _IR_VERSION = 10  # onnxruntime refuses an IR newer than it knows; 10 is ample for this opset
+_LOGITS_START = "logits_start"  # `specops.decoder` knows it by this name
+_END = np.iinfo(np.int64).max  # a slice's end: as far as it goes
 _INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: activations quantized to int8 per block
 
 
@@ -51,9 +57,10 @@ class DecoderGraph:
             _value("attention_mask", TensorProto.INT64, ["batch", "total"]),
         ]
         self._outputs = [
-            _value("logits", TensorProto.FLOAT, ["batch", "sequence", shape.vocab_size])
+            _value("logits", TensorProto.FLOAT, ["batch", "with_logits", shape.vocab_size])
         ]
         self._draw_lengths()
+        self._draw_slice()
 
     # -- the pieces of a forward pass ---------------------------------------------------------
 
@@ -174,6 +181,10 @@ class DecoderGraph:
         )
         return name
 
+    def with_logits(self, name: str, x: str) -> str:
+        """The positions of x [batch, sequence, K] from `logits_start` on."""
+        return self._node("Slice", [x, _LOGITS_START, "slice_end", "axis_1"], name)
+
     def gated_silu(self, name: str, gate: str, up: str) -> str:
         """silu(gate) * up, element by element."""
         # QuickGelu is x * sigmoid(alpha * x): at alpha = 1 the fused kernel of SiLU.
@@ -215,6 +226,12 @@ class DecoderGraph:
         size = self._node("Shape", ["attention_mask"], "mask_shape")
         width = self._node("Gather", [size, last], "mask_width", axis=0)
         self._node("Cast", [width], "total_length", to=TensorProto.INT32)
+
+    def _draw_slice(self) -> None:
+        """An initializer that is an input as well is the input's default."""
+        self._weights.constant("slice_end", np.array([_END], np.int64))
+        self._weights.constant(_LOGITS_START, np.array([0], np.int64))
+        self._inputs.append(_value(_LOGITS_START, TensorProto.INT64, [1]))
 
     def _linear(self, name: str, x: str, matrix: Matrix, bits: int, bias: str | None = None) -> str:
         if bits == 32:

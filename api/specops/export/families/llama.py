@@ -103,13 +103,15 @@ class Llama(Family):
         x = graph.rms_norm("layers.0.input_norm", residual, first_norm, self._epsilon)
         for index in range(self.shape.num_layers):
             stored = f"model.layers.{index}"
+            last = index + 1 == self.shape.num_layers
             x = self._attention(graph, checkpoint, index, x, rotary)
+            if last:
+                residual = graph.with_logits("residual_with_logits", residual)
             norm = checkpoint.vector(f"{stored}.post_attention_layernorm.weight")
             x, residual = graph.add_rms_norm(
                 f"layers.{index}.feed_forward_norm", x, residual, norm, self._epsilon
             )
             x = self._feed_forward(graph, checkpoint, index, x)
-            last = index + 1 == self.shape.num_layers
             next_norm = _FINAL_NORM if last else f"model.layers.{index + 1}.input_layernorm.weight"
             next_name = "final_norm" if last else f"layers.{index + 1}.input_norm"
             x, residual = graph.add_rms_norm(
@@ -128,6 +130,8 @@ class Llama(Family):
         name, stored = f"layers.{index}", f"model.layers.{index}.self_attn"
         qkv = graph.linear(f"{name}.qkv", x, *self._qkv(checkpoint, stored))
         x = graph.attention(index, qkv, rotary, self.window)
+        if index + 1 == self.shape.num_layers:  # behind it nobody looks at other positions
+            x = graph.with_logits("attention_with_logits", x)
         output = checkpoint.matrix(f"{stored}.o_proj.weight")
         return graph.linear(f"{name}.attention_output", x, output)
 
