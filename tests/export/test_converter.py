@@ -46,6 +46,7 @@ def test_the_manifest_says_what_a_decoder_needs(tmp_path: Path) -> None:
             "block": 32,
             "head_bits": 8,
             "embedding_bits": 8,
+            "method": "search",
         },
         "hidden_size": 96,
         "num_layers": 2,
@@ -236,6 +237,9 @@ def test_the_command_fails_with_a_sentence_and_no_traceback(
         ("int8-32", 8, 32, "int8-32"),
         ("int4", 4, 128, "int4-128"),
         ("int4-32", 4, 32, "int4-32"),
+        ("int4-rtn", 4, 128, "int4-128-rtn"),
+        ("int4-64-zp", 4, 64, "int4-64-zp"),
+        ("int4-256-search", 4, 256, "int4-256"),
     ],
 )
 def test_quantization_texts(text: str, bits: int, block: int, name: str) -> None:
@@ -244,7 +248,21 @@ def test_quantization_texts(text: str, bits: int, block: int, name: str) -> None
     assert Quantization.parse(name) == quantization
 
 
-@pytest.mark.parametrize("text", ["", "int4-", "int4-33", "int4-x", "fp32-32", "int2", "INT4"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "int4-",
+        "int4-33",
+        "int4-x",
+        "fp32-32",
+        "int2",
+        "INT4",
+        "int8-128-zp",
+        "int4-zp-32",
+        "int4-128-hqq",
+    ],
+)
 def test_unknown_quantizations_are_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match=r"use fp32|block must be"):
         Quantization.parse(text)

@@ -174,7 +174,13 @@ def test_a_rejected_guess_leaves_no_trace(reference: Reference) -> None:
 
 @pytest.mark.parametrize(
     ("quantization", "tolerance"),
-    [("int8-32", 0.05), ("int8-128", 0.05), ("int4-32", 0.4), ("int4-128", 0.4)],
+    [
+        ("int8-32", 0.05),
+        ("int8-128", 0.05),
+        ("int4-32", 0.4),
+        ("int4-128", 0.4),
+        ("int4-32-zp", 0.4),
+    ],
 )
 def test_quantized_logits_stay_close_to_fp32(
     fp32: ExportedModel, folder: Path, quantization: str, tolerance: float
@@ -184,7 +190,7 @@ def test_quantized_logits_stay_close_to_fp32(
     assert np.linalg.norm(actual - expected) < tolerance * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("quantization", ["int8-128", "int4-128", "int4-32"])
+@pytest.mark.parametrize("quantization", ["int8-128", "int4-128", "int4-32", "int4-128-zp"])
 def test_logits_have_the_same_bits_however_passes_are_cut(folder: Path, quantization: str) -> None:
     """What exact speculation rests on, also where a window has moved past the first tokens."""
     decoder = open_decoder(export(folder, quantization))

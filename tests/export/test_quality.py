@@ -57,7 +57,13 @@ def exact(windows: list[list[int]], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.parametrize(
     ("quantization", "tolerance"),
-    [("int8-32", 0.01), ("int8-128", 0.01), ("int4-32", 0.05), ("int4-128", 0.05)],
+    [
+        ("int8-32", 0.01),
+        ("int8-128", 0.01),
+        ("int4-32", 0.05),
+        ("int4-128", 0.05),
+        ("int4-128-zp", 0.05),
+    ],
 )
 def test_perplexity_on_held_out_text_stays_close_to_fp32(
     windows: list[list[int]], exact: float, tmp_path: Path, quantization: str, tolerance: float

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m specops.export", description=__doc__)
     parser.add_argument("source", type=Path, help="Hugging Face checkpoint folder")
     parser.add_argument("destination", type=Path, help="folder to write the ONNX model to")
-    parser.add_argument("--quant", default="int4", help="fp32, int8[-BLOCK] or int4[-BLOCK]")
+    parser.add_argument("--quant", default="int4", help="fp32, int8[-BLOCK], int4[-BLOCK][-METHOD]")
     options = parser.parse_args(arguments)
     try:
         quantization = Quantization.parse(options.quant)

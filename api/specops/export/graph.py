@@ -69,15 +69,15 @@ class DecoderGraph:
         if self.quantization.bits == 32:
             table = self._weights.dense_table("embedding.weight", matrix)
             return self._node("Gather", [table, "input_ids"], "embedding", axis=0)
-        bits, block = self.quantization.embedding_bits, self.quantization.block
-        codes, scales = self._weights.table_blocks("embedding", matrix, bits, block)
+        stored = self.quantization.blocks(self.quantization.embedding_bits)
+        codes, scales, zero_points = self._weights.table_blocks("embedding", matrix, stored)
         return self._node(
             "GatherBlockQuantized",
-            [codes, "input_ids", scales],
+            [codes, "input_ids", scales, *([zero_points] if zero_points else [])],
             "embedding",
             domain=_MICROSOFT,
-            bits=bits,
-            block_size=block,
+            bits=stored.bits,
+            block_size=stored.block,
             gather_axis=0,
             quantize_axis=1,
         )
@@ -241,17 +241,19 @@ class DecoderGraph:
             product = self._node("MatMul", [x, weight], f"{name}.product")
             return self._node("Add", [product, bias], name)
         features, inputs = matrix.shape
-        block = self.quantization.block
-        codes, scales = self._weights.matmul_blocks(name, matrix, bits, block)
+        stored = self.quantization.blocks(bits)
+        operands = [x, *self._weights.matmul_blocks(name, matrix, stored), "", bias or ""]
+        while not operands[-1]:  # an absent input at the end is left out
+            operands.pop()
         return self._node(
             "MatMulNBits",
-            [x, codes, scales] if bias is None else [x, codes, scales, "", "", bias],
+            operands,
             name,
             domain=_MICROSOFT,
             K=inputs,
             N=features,
             bits=bits,
-            block_size=block,
+            block_size=stored.block,
             accuracy_level=_INT8_ACTIVATIONS,
         )
 

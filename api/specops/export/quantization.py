@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from specops.export.quantize import Method
 
 _DEFAULT_BLOCK = 128
+_DEFAULT_METHOD = Method.SEARCH
 _BLOCKS = (16, 32, 64, 128, 256)
 _BITS = (4, 8)
+
+
+class BlockFormat(NamedTuple):
+    """How one weight is stored: bits per weight, weights per scale, and how scales are found."""
+
+    bits: int
+    block: int
+    method: Method
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,7 @@ class Quantization:
     block: int = _DEFAULT_BLOCK
     head_bits: int = 8
     embedding_bits: int = 8
+    method: Method = _DEFAULT_METHOD
 
     def __post_init__(self) -> None:
         if self.bits == 32:
@@ -37,22 +50,36 @@ class Quantization:
 
     @classmethod
     def parse(cls, text: str) -> Quantization:
-        """Reads `fp32`, `int8`, `int4`, or one of the last two with a block: `int4-32`.
+        """Reads `fp32`, `int8`, `int4`, one of the last two with a block and int4 with a method.
 
-        Without a block it is 128. Raises ValueError naming the text for anything else.
+        Such as `int4-32` or `int4-128-rtn`; without a block it is 128. Raises ValueError naming
+        the text for anything else.
         """
         if text == "fp32":
             return cls(bits=32, head_bits=32, embedding_bits=32)
-        match = re.fullmatch(r"int(4|8)(?:-(\d+))?", text)
-        if match is None:
+        methods = "|".join(Method)
+        match = re.fullmatch(rf"int(4|8)(?:-(\d+))?(?:-({methods}))?", text)
+        if match is None or (match[1] == "8" and match[3]):
             raise ValueError(
                 f"unknown quantization {text!r}: use fp32, int8, int4, or a block size with "
-                f"one of them such as int8-32 or int4-{_DEFAULT_BLOCK}"
+                f"one of them such as int8-32 or int4-{_DEFAULT_BLOCK}, and for int4 one of "
+                f"{', '.join(Method)}, such as int4-{_DEFAULT_BLOCK}-{Method.ROUND}"
             )
-        bits, block = match.groups()
-        return cls(bits=int(bits), block=int(block or _DEFAULT_BLOCK))
+        bits, block, method = match.groups()
+        return cls(
+            bits=int(bits),
+            block=int(block or _DEFAULT_BLOCK),
+            method=Method(method or _DEFAULT_METHOD),
+        )
 
     @property
     def name(self) -> str:
-        """The text `parse` reads, block always included."""
-        return "fp32" if self.bits == 32 else f"int{self.bits}-{self.block}"
+        """The text `parse` reads: the block always included, the method unless it is default."""
+        if self.bits == 32:
+            return "fp32"
+        method = "" if self.method is _DEFAULT_METHOD else f"-{self.method}"
+        return f"int{self.bits}-{self.block}{method}"
+
+    def blocks(self, bits: int) -> BlockFormat:
+        """The format of a weight of `bits`: that of the layers, of the head, of the embedding."""
+        return BlockFormat(bits, self.block, self.method)

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from specops.export.checkpoint import Matrix
 from specops.export.errors import ExportError
+from specops.export.quantization import BlockFormat
 from specops.export.quantize import QuantizedWeight, quantize_blockwise
 from specops.export.writer import Extent, WeightFile
 
@@ -27,15 +28,17 @@ _INLINE_BYTES = 1024  # below it a tensor is kept in the graph file itself
 
 
 class BlockNames(NamedTuple):
-    """The initializers of a quantized weight."""
+    """The initializers of a quantized weight; `zero_points` is empty where there are none."""
 
     codes: str
     scales: str
+    zero_points: str
 
 
 class _Written(NamedTuple):
     codes: Extent
     scales: Extent
+    zero_points: Extent | None
 
 
 class WeightStore:
@@ -46,7 +49,7 @@ class WeightStore:
         self.initializers: list[onnx.TensorProto] = []
         self._file = file
         self._on_read = on_read
-        self._written: dict[tuple[str, int, int, bool], _Written] = {}
+        self._written: dict[tuple[str, BlockFormat, bool], _Written] = {}
         self._workers = len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="quantize")
 
@@ -86,47 +89,53 @@ class WeightStore:
         extent = self._file.write(self._transposed(matrix))
         return self._point(name, TensorProto.FLOAT, (inputs, features), extent)
 
-    def matmul_blocks(self, name: str, matrix: Matrix, bits: int, block: int) -> BlockNames:
+    def matmul_blocks(self, name: str, matrix: Matrix, stored: BlockFormat) -> BlockNames:
         """`matrix` [N, K] as MatMulNBits reads it: codes [N, blocks, bytes of a block]."""
         features, inputs = matrix.shape
-        blocks = -(-inputs // block)
-        written = self._quantized(matrix, bits, block, pad=True)
-        return self._point_blocks(name, written, (features, blocks, block * bits // 8), blocks)
+        blocks = -(-inputs // stored.block)
+        written = self._quantized(matrix, stored, pad=True)
+        shape = (features, blocks, stored.block * stored.bits // 8)
+        return self._point_blocks(name, written, shape, blocks)
 
-    def table_blocks(self, name: str, matrix: Matrix, bits: int, block: int) -> BlockNames:
+    def table_blocks(self, name: str, matrix: Matrix, stored: BlockFormat) -> BlockNames:
         """`matrix` [N, K] as GatherBlockQuantized reads it: codes [N, bytes of a row].
 
         Where K is whole blocks these are the bytes of `matmul_blocks`, so a head tied to the
         embedding and stored alike shares them in the file.
         """
         features, inputs = matrix.shape
-        written = self._quantized(matrix, bits, block, pad=inputs % block == 0)
-        return self._point_blocks(
-            name, written, (features, inputs * bits // 8), -(-inputs // block)
-        )
+        written = self._quantized(matrix, stored, pad=inputs % stored.block == 0)
+        shape = (features, inputs * stored.bits // 8)
+        return self._point_blocks(name, written, shape, -(-inputs // stored.block))
 
     # -----------------------------------------------------------------------------------------
 
-    def _quantized(self, matrix: Matrix, bits: int, block: int, *, pad: bool) -> _Written:
-        key = (matrix.name, bits, block, pad)
+    def _quantized(self, matrix: Matrix, stored: BlockFormat, *, pad: bool) -> _Written:
+        key = (matrix.name, stored, pad)
         if key not in self._written:
             scales: list[NDArray[np.float32]] = []
-            row_bytes = None if pad else matrix.shape[1] * bits // 8
+            zero_points: list[NDArray[np.uint8]] = []
+            row_bytes = None if pad else matrix.shape[1] * stored.bits // 8
 
             def codes() -> Iterator[NDArray[np.uint8]]:
-                for quantized in self._quantize(matrix, bits, block):
+                for quantized in self._quantize(matrix, stored):
                     scales.append(quantized.scales)
+                    if quantized.zero_points is not None:
+                        zero_points.append(quantized.zero_points)
                     yield quantized.packed.reshape(len(quantized.packed), -1)[:, :row_bytes]
 
-            extent = self._file.write(codes())
-            self._written[key] = _Written(extent, self._file.write(scales))
+            self._written[key] = _Written(
+                self._file.write(codes()),
+                self._file.write(scales),
+                self._file.write(zero_points) if zero_points else None,
+            )
         return self._written[key]
 
-    def _quantize(self, matrix: Matrix, bits: int, block: int) -> Iterator[QuantizedWeight]:
+    def _quantize(self, matrix: Matrix, stored: BlockFormat) -> Iterator[QuantizedWeight]:
         """Quantized slabs in order, as many at a time as there are processors."""
 
         def work(slab: NDArray[Any]) -> QuantizedWeight:
-            return quantize_blockwise(np.asarray(slab, np.float32), bits, block)
+            return quantize_blockwise(np.asarray(slab, np.float32), *stored)
 
         pending: list[NDArray[Any]] = []
         slabs = self._slabs(matrix, _SLAB_WEIGHTS)
@@ -161,7 +170,13 @@ class WeightStore:
         codes = self._point(f"{name}.codes", TensorProto.UINT8, codes_shape, written.codes)
         scales_shape = (codes_shape[0], blocks)
         scales = self._point(f"{name}.scales", TensorProto.FLOAT, scales_shape, written.scales)
-        return BlockNames(codes, scales)
+        zero_points = ""
+        if written.zero_points is not None:
+            shape = (codes_shape[0], -(-blocks // 2))
+            zero_points = self._point(
+                f"{name}.zero_points", TensorProto.UINT8, shape, written.zero_points
+            )
+        return BlockNames(codes, scales, zero_points)
 
     def _point(self, name: str, kind: int, shape: tuple[int, ...], extent: Extent) -> str:
         tensor = onnx.TensorProto(
