@@ -1,7 +1,7 @@
 """`python -m bench`: measure this project on this machine and keep the results.
 
-Without arguments everything is measured. Progress goes to standard error, tables to standard
-output, JSON and Markdown into the results folder.
+Without arguments everything that needs no network is measured. Progress goes to standard error,
+tables to standard output, JSON and Markdown into the results folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from types import FrameType
 
 from bench import overhead, speculation
 from bench.machine import Machine, describe
-from bench.models import configured, tinyllama
+from bench.models import TINYLLAMA_VOCAB, configured, tinyllama
+from bench.peers import compare
+from bench.peers.environment import install
+from bench.peers.models import peer_models
 from bench.report import Table, write
 from specops.config import ConfigError
 
@@ -28,6 +31,9 @@ _SPECULATION = speculation.Plan(prompts=40, exact_prompts=20, new_tokens=96)
 _SPECULATION_QUICK = speculation.Plan(
     prompts=3, exact_prompts=3, new_tokens=24, draft_lengths=(1, 4)
 )
+_PEERS = compare.Plan(loads=3, rounds=4, passes=9)
+_PEERS_QUICK = compare.Plan(loads=1, rounds=2, passes=3)
+_PEERS_THREADS = 2
 _DIFFERENT_OUTPUT, _FAILED = 1, 2
 
 
@@ -46,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             equal &= _overhead(options, machine)
         if options.benchmark in ("speculation", "all"):
             equal &= _speculation(options, machine)
+        if options.benchmark == "peers":
+            _peers(options, machine)
     except (ConfigError, RuntimeError, OSError) as error:  # no model, no server, no prompts
         _progress(str(error))
         return _FAILED
@@ -60,12 +68,17 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure the layers' overhead and what speculation gains.",
+        description="Measure the layers' overhead, what speculation gains, and the alternatives.",
         epilog="The model is the one that the service would serve: SPECOPS_MODEL, "
         "SPECOPS_TARGET and the other settings apply.",
     )
     parser.add_argument(
-        "benchmark", nargs="?", choices=("overhead", "speculation", "all"), default="all"
+        "benchmark",
+        nargs="?",
+        choices=("overhead", "speculation", "peers", "all"),
+        default="all",
+        help="all (default): the first two; peers: against llama.cpp and OpenVINO, which are "
+        "downloaded and compiled first",
     )
     parser.add_argument("--quick", action="store_true", help="show that it works, in seconds")
     parser.add_argument(
@@ -105,6 +118,20 @@ def _speculation(options: argparse.Namespace, machine: Machine) -> bool:
         options, machine, "speculation", result, [_shown(speculation.table(model, measured, plan))]
     )
     return speculation.lossless(measured) is not False
+
+
+def _peers(options: argparse.Namespace, machine: Machine) -> None:
+    python = install(_progress)
+    files, model = peer_models(python, _progress), tinyllama(_progress)
+    measured = compare.measure(
+        compare.sides(model, _PEERS_THREADS, python, files),
+        _PEERS_QUICK if options.quick else _PEERS,
+        threads=_PEERS_THREADS,
+        vocab=TINYLLAMA_VOCAB,
+        progress=_progress,
+    )
+    result = compare.result(measured)
+    _publish(options, machine, "peers", result, [_shown(compare.table(model.title, measured))])
 
 
 def _publish(

@@ -25,7 +25,7 @@ from tests.checkpoints import make_llama_checkpoint
 from training.corpus import load_corpus
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
-_TINYLLAMA_VOCAB = 32_000
+TINYLLAMA_VOCAB = 32_000
 _TINYLLAMA_QUANT = "int4-128"
 _CONTEXT = 512  # of the random model: enough for a benchmark, and a small KV cache
 
@@ -111,21 +111,26 @@ def _exporter_digest() -> str:
     return digest.hexdigest()[:12]
 
 
+def tinyllama_checkpoint(path: Path, dtype: str = "bfloat16") -> None:
+    """Write TinyLlama-1.1B's architecture with the same random weights every time (2.2 GB)."""
+    make_llama_checkpoint(
+        path,
+        hidden=2048,
+        layers=22,
+        heads=32,
+        kv_heads=4,
+        ffn=5632,
+        vocab=TINYLLAMA_VOCAB,
+        context=2048,
+        dtype=dtype,
+    )
+
+
 def _build_tinyllama(checkpoint: Path, folder: Path, progress: Progress) -> None:
     try:
         progress(f"writing a random checkpoint of 1.1 B parameters to {checkpoint}")
-        make_llama_checkpoint(
-            checkpoint,
-            hidden=2048,
-            layers=22,
-            heads=32,
-            kv_heads=4,
-            ffn=5632,
-            vocab=_TINYLLAMA_VOCAB,
-            context=2048,
-            dtype="bfloat16",
-        )
-        progress(f"training its tokenizer of {_TINYLLAMA_VOCAB} entries")
+        tinyllama_checkpoint(checkpoint)
+        progress(f"training its tokenizer of {TINYLLAMA_VOCAB} entries")
         _write_tokenizer(checkpoint / "tokenizer.json")
         progress(f"exporting it to {folder}")
         _export(checkpoint, folder)
@@ -138,7 +143,7 @@ def _write_tokenizer(path: Path) -> None:
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
         (document.text for document in load_corpus().library),
-        vocab_size=_TINYLLAMA_VOCAB,
+        vocab_size=TINYLLAMA_VOCAB,
         special_tokens=["<|endoftext|>"],
         show_progress=False,
     )

@@ -1,0 +1,273 @@
+"""The decoder against llama.cpp and OpenVINO: the same shape, the same passes, one run.
+
+All sides are up at once and take turns, case by case: one computes while the others are seen to
+be idle. Ratios are taken round by round, so that whatever the machine does meets every side.
+Several starts are measured, since how weights fall into memory pages moves single-token passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.models import BenchModel, Progress
+from bench.peers.models import LLAMA_CPP, OPENVINO
+from bench.peers.protocol import prompt
+from bench.peers.worker import Worker, WorkerError
+from bench.quiet import cpu_seconds, settle
+from bench.report import Table, spread, yes
+from bench.server import environment
+from bench.stats import Summary, ratios, rotated
+
+OURS = "specops"
+_PAST = 200
+_ROWS = 8
+_CAPACITY = 640  # tokens per row: the longest case and some room
+_AGREEMENT = 0.8  # least correlation of logits: quantized differently, but the same model
+_AGREEMENT_TOKENS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kind of pass: `rows` rows take `tokens` tokens each, or a prompt of `tokens` tokens.
+
+    `wanted` is how many times as fast as the fastest of `against` ours is to be.
+    """
+
+    title: str
+    rows: int = 1
+    tokens: int = 1
+    prefill: bool = False
+    wanted: float | None = None
+    against: tuple[str, ...] = (LLAMA_CPP, OPENVINO)
+
+    def ask(self, worker: Worker, passes: int, vocab: int) -> list[float]:
+        """Seconds of each pass."""
+        if self.prefill:
+            answer = worker.ask("prefill", tokens=prompt(self.tokens, vocab), passes=1)
+        else:
+            answer = worker.ask(
+                "measure", rows=self.rows, tokens=self.tokens, past=_PAST, passes=passes
+            )
+        return [float(seconds) for seconds in answer["seconds"]]
+
+
+CASES = (
+    Case("1 token", wanted=1.2),
+    Case("2 tokens", tokens=2),
+    Case("3 tokens", tokens=3, wanted=1.3),
+    Case("4 tokens", tokens=4),
+    Case("8 tokens", tokens=8),
+    Case("4 rows x 1 token", rows=4, wanted=1.0),
+    Case("8 rows x 1 token", rows=8, wanted=0.9),
+    Case("prefill 512", tokens=512, prefill=True, wanted=0.9, against=(OPENVINO,)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: `rounds` of every case after each of `loads` starts."""
+
+    loads: int
+    rounds: int
+    passes: int  # of a side in a round; its time is their median
+    cases: tuple[Case, ...] = CASES
+
+
+@dataclass(frozen=True, slots=True)
+class SideProcess:
+    """How a side is started and what it loads."""
+
+    command: tuple[str, ...]
+    model: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Measured:
+    """All rounds in the order in which they ran."""
+
+    plan: Plan
+    threads: int
+    runs_on: dict[str, str] = field(default_factory=dict)
+    agreement: dict[str, float] = field(default_factory=dict)  # correlation with our logits
+    ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # case -> side -> rounds
+    idle_share: float = 0.0  # most CPU that an idle side took, as a share of one core
+
+
+def sides(
+    model: BenchModel, threads: int, python: Path, files: Mapping[str, Path]
+) -> dict[str, SideProcess]:
+    """Ours and the peers, ready to be started."""
+    settings = replace(model.settings, rows=_ROWS, context=_CAPACITY, threads=threads)
+    ours = (sys.executable, "-m", "bench.peers.ours_worker")
+    found = {OURS: SideProcess(ours, settings.target, environment(settings))}
+    for peer, module in ((LLAMA_CPP, "llama_worker"), (OPENVINO, "openvino_worker")):
+        command = (str(python), "-m", f"bench.peers.{module}")
+        found[peer] = SideProcess(command, str(files[peer]))
+    return found
+
+
+def measure(
+    processes: Mapping[str, SideProcess],
+    plan: Plan,
+    *,
+    threads: int,
+    vocab: int,
+    progress: Progress,
+) -> Measured:
+    """Time every case on every side.
+
+    Raises:
+        WorkerError: a side died, or computes something else than the others.
+    """
+    measured = Measured(plan, threads)
+    for load in range(plan.loads):
+        progress(f"starting all sides, {load + 1} of {plan.loads}")
+        with _started(processes) as workers:
+            _load(workers, processes, measured, vocab)
+            for number in range(-1, plan.rounds):  # the first allocates and is not counted
+                for case in plan.cases:
+                    found = _round(workers, case, number, measured, vocab)
+                    if number < 0:
+                        continue
+                    for side, seconds in found.items():
+                        of_case = measured.ms.setdefault(case.title, {})
+                        of_case.setdefault(side, []).append(1000 * Summary.of(seconds).median)
+                if number >= 0:
+                    progress(f"round {number + 1} of {plan.rounds}")
+    return measured
+
+
+@contextlib.contextmanager
+def _started(processes: Mapping[str, SideProcess]) -> Iterator[dict[str, Worker]]:
+    with contextlib.ExitStack() as stack:
+        yield {
+            name: stack.enter_context(Worker(name, side.command, side.environment))
+            for name, side in processes.items()
+        }
+
+
+def _load(
+    workers: Mapping[str, Worker],
+    processes: Mapping[str, SideProcess],
+    measured: Measured,
+    vocab: int,
+) -> None:
+    """Load every model and see that all compute the same, as far as their weights allow."""
+    logits: dict[str, list[float]] = {}
+    for name, worker in workers.items():
+        answer = worker.ask(
+            "load",
+            model=processes[name].model,
+            threads=measured.threads,
+            rows=_ROWS,
+            capacity=_CAPACITY,
+        )
+        measured.runs_on[name] = answer["runs_on"]
+        logits[name] = worker.ask("logits", tokens=prompt(_AGREEMENT_TOKENS, vocab))["logits"]
+    for name, theirs in logits.items():
+        measured.agreement[name] = agreement = correlation(logits[OURS], theirs)
+        if not agreement >= _AGREEMENT:
+            raise WorkerError(
+                f"{name} computes something else: its logits agree by {agreement:.2f}"
+            )
+
+
+def correlation(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Pearson's correlation of two vectors of logits."""
+    return float(np.corrcoef(ours, theirs)[0, 1])
+
+
+def _round(
+    workers: Mapping[str, Worker], case: Case, number: int, measured: Measured, vocab: int
+) -> dict[str, list[float]]:
+    """Run a case on every side, whoever is not running seen to be idle."""
+    found = {}
+    for name in rotated(list(workers), number):
+        settle(*(worker.pid for worker in workers.values()))
+        idle = [worker.pid for other, worker in workers.items() if other != name]
+        before, start = [cpu_seconds(pid) for pid in idle], time.monotonic()
+        found[name] = case.ask(workers[name], measured.plan.passes, vocab)
+        passed = time.monotonic() - start
+        for pid, old in zip(idle, before, strict=True):
+            share = (cpu_seconds(pid) - old) / passed
+            measured.idle_share = max(measured.idle_share, share)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A case's result: how many times as fast we are as `rival`, the fastest that counts."""
+
+    rival: str
+    ratio: Summary
+    met: bool | None  # None where nothing is wanted
+
+
+def verdict(case: Case, ms: Mapping[str, Sequence[float]]) -> Verdict:
+    """Hold our rounds of a case against those of the faster peer."""
+    rival = min(case.against, key=lambda peer: Summary.of(ms[peer]).median)
+    ratio = Summary.of(ratios(ms[rival], ms[OURS]))
+    return Verdict(rival, ratio, None if case.wanted is None else ratio.median >= case.wanted)
+
+
+def table(title: str, measured: Measured) -> Table:
+    """A row per case: milliseconds of every side, and ours against the better of the others."""
+    names = list(measured.runs_on)
+    rows = []
+    for case in measured.plan.cases:
+        ms = measured.ms[case.title]
+        found = verdict(case, ms)
+        rows.append(
+            (
+                case.title,
+                *(spread(Summary.of(ms[name]), 1) for name in names),
+                spread(found.ratio),
+                found.rival,
+                f"{case.wanted:.1f}" if case.wanted else "",
+                "" if found.met is None else yes(found.met),
+            )
+        )
+    columns = ("pass", *(f"{name}, ms" for name in names), "ratio", "against", "wanted", "met")
+    return Table(f"Against its peers: {title}", columns, rows, _notes(measured))
+
+
+def _notes(measured: Measured) -> tuple[str, ...]:
+    plan, runs_on = measured.plan, measured.runs_on
+    agreeing = ", ".join(
+        f"{name} {value:.3f}" for name, value in measured.agreement.items() if name != OURS
+    )
+    return (
+        "ratio: how many times as fast as the faster peer, round by round with quartiles; a pass "
+        f"has {_PAST} tokens of keys and values behind it, a prefill none",
+        "; ".join(f"{name}: {version}" for name, version in runs_on.items())
+        + f"; {measured.threads} threads each, everything else by default",
+        f"weights: {OURS} int4 in blocks of 128, head and embedding int8; {LLAMA_CPP} Q4_0, head "
+        f"Q6_K; {OPENVINO} int4 symmetric in groups of 128, head and embedding int8",
+        f"{plan.loads} starts x {plan.rounds} interleaved rounds; correlation with {OURS}'s "
+        f"logits: {agreeing}; an idle side took at most {measured.idle_share:.1%} of a core",
+    )
+
+
+def result(measured: Measured) -> dict[str, Any]:
+    """All of it, fit for JSON."""
+    cases = []
+    for case in measured.plan.cases:
+        ms = measured.ms[case.title]
+        cases.append({**asdict(case), **asdict(verdict(case, ms)), "milliseconds": ms})
+    return {
+        "threads": measured.threads,
+        "past_tokens": _PAST,
+        "runs_on": measured.runs_on,
+        "agreement": measured.agreement,
+        "idle_share": measured.idle_share,
+        "cases": cases,
+    }

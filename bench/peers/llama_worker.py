@@ -1,0 +1,94 @@
+"""llama.cpp as a side of the comparison, through its C interface: no Python between the passes.
+
+Runs in the peers' environment. Everything is as by default but the number of threads: repacked
+weights, float16 keys and values, flash attention where it thinks so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import llama_cpp
+
+from bench.peers.protocol import Pass, prompt, serve
+
+_DECODED = 0
+_LONGEST_BATCH = 2048
+
+
+class LlamaSide:
+    """A context with a sequence per row."""
+
+    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
+        """See `protocol.Side`."""
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(
+            model.encode(), llama_cpp.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {model}")
+        options = llama_cpp.llama_context_default_params()
+        options.n_ctx = rows * capacity
+        options.n_seq_max = rows
+        options.n_threads = options.n_threads_batch = threads
+        self._context = llama_cpp.llama_init_from_model(self._model, options)
+        if not self._context:
+            raise RuntimeError("llama.cpp cannot make a context")
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._rows = rows
+        self._batch = llama_cpp.llama_batch_init(_LONGEST_BATCH, 0, 1)
+        self._lengths = [0] * rows
+        return f"llama-cpp-python {llama_cpp.__version__}"
+
+    def hold(self, rows: int, length: int) -> None:
+        """See `protocol.Side`."""
+        kept = min(self._lengths[0], length)
+        llama_cpp.llama_memory_seq_rm(self._memory, 0, kept, -1)
+        self._lengths[0] = kept
+        if kept < length:
+            self._prepare([(0, prompt(length, self._vocab)[kept:])], every=False)()
+        for row in range(1, rows):
+            llama_cpp.llama_memory_seq_rm(self._memory, row, -1, -1)
+            llama_cpp.llama_memory_seq_cp(self._memory, 0, row, -1, -1)
+            self._lengths[row] = length
+
+    def step(self, rows: int, tokens: int) -> Pass:
+        """See `protocol.Side`."""
+        ids = prompt(tokens, self._vocab)
+        return self._prepare([(row, ids) for row in range(rows)], every=True)
+
+    def prefill(self, prompt: Sequence[int]) -> Pass:
+        """See `protocol.Side`."""
+        return self._prepare([(0, prompt)], every=False)
+
+    def logits(self) -> list[float]:
+        """See `protocol.Side`."""
+        row = llama_cpp.llama_get_logits_ith(self._context, -1)
+        return [row[index] for index in range(self._vocab)]
+
+    def _prepare(self, parts: Sequence[tuple[int, Sequence[int]]], *, every: bool) -> Pass:
+        """Fill the batch with tokens of rows; logits for every token or for each row's last."""
+        batch, count = self._batch, 0
+        for row, ids in parts:
+            for offset, token in enumerate(ids):
+                batch.token[count] = token
+                batch.pos[count] = self._lengths[row] + offset
+                batch.n_seq_id[count] = 1
+                batch.seq_id[count][0] = row
+                batch.logits[count] = every or offset == len(ids) - 1
+                count += 1
+            self._lengths[row] += len(ids)
+        batch.n_tokens = count
+
+        def run() -> None:
+            status = llama_cpp.llama_decode(self._context, batch)
+            if status != _DECODED:
+                raise RuntimeError(f"llama_decode failed with {status}")
+            llama_cpp.llama_synchronize(self._context)
+
+        return run
+
+
+if __name__ == "__main__":
+    serve(LlamaSide())

@@ -1,0 +1,70 @@
+"""The peers' model files: the same random checkpoint, in the form that each peer's users run."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.models import CACHE, BuildError, Progress, tinyllama_checkpoint
+from bench.peers.environment import PINNED
+
+_ROOT = Path(__file__).resolve().parents[2]
+LLAMA_CPP, OPENVINO = "llama.cpp", "OpenVINO"
+_WRITERS = {LLAMA_CPP: ("llama_model", "q4_0.gguf"), OPENVINO: ("openvino_model", "int4.xml")}
+
+
+def peer_models(
+    python: Path,
+    progress: Progress,
+    *,
+    write_checkpoint: Callable[[Path], object] | None = None,
+    cache: Path = CACHE,
+) -> dict[str, Path]:
+    """Each peer's model file, made at the first call (a few minutes, 5 GB of disk for a while).
+
+    Args:
+        python: the peers' interpreter.
+        progress: told what takes time.
+        write_checkpoint: writes the Llama checkpoint in float16; the TinyLlama shape by default.
+        cache: folder to keep them in.
+
+    Raises:
+        BuildError: a peer's own tools refused the checkpoint.
+    """
+    home = cache / f"peers-{_digest()}"
+    files = {peer: home / file for peer, (_, file) in _WRITERS.items()}
+    if home.is_dir():
+        return files
+    for outdated in cache.glob("peers-*"):
+        shutil.rmtree(outdated)
+    part = home.with_suffix(".part")
+    checkpoint = part / "checkpoint"
+    progress(f"writing the random checkpoint once more, for the peers, to {checkpoint}")
+    part.mkdir(parents=True)
+    if write_checkpoint is None:
+        tinyllama_checkpoint(checkpoint, dtype="float16")
+    else:
+        write_checkpoint(checkpoint)
+    for peer, (writer, file) in _WRITERS.items():
+        progress(f"making {peer}'s model of it")
+        _run([str(python), "-m", f"bench.peers.{writer}", str(checkpoint), str(part / file)])
+    shutil.rmtree(checkpoint)
+    part.rename(home)
+    return files
+
+
+def _digest() -> str:
+    """Changes with what writes the files and with the peers' versions."""
+    digest = hashlib.sha256("\n".join(PINNED).encode())
+    for writer, _ in _WRITERS.values():
+        digest.update((Path(__file__).parent / f"{writer}.py").read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{command[2]} failed: {done.stderr.strip()[-500:]}")

@@ -1,0 +1,229 @@
+"""Writes the random checkpoint as OpenVINO's users get theirs: int4, symmetric, groups of 128.
+
+Runs in the peers' environment: `python -m bench.peers.openvino_model CHECKPOINT MODEL_XML`. The
+graph is drawn with OpenVINO's own operations in the form that optimum-intel exports and that
+openvino-genai loads: a stateful cache of keys and values with `beam_idx`, scaled dot-product
+attention, compressed constants before the multiplications. The linear layers are int4 (ratio 1.0),
+the embedding and the output head int8 per row, which is what NNCF leaves them at; logits are made
+for the positions in `logit_positions` alone, as openvino-genai has it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+from openvino import opset13 as ops
+from openvino.op import Constant
+from openvino.op.util import Variable, VariableInfo
+from safetensors import safe_open
+
+Node = ov.Node
+Array = npt.NDArray[Any]
+_GROUP = 128
+_INT4_HIGHEST, _INT8_HIGHEST, _INT8_ZERO = 7, 255, 128
+_HIDDEN = np.float32(-65504.0)  # what a masked score becomes
+_END = np.iinfo(np.int64).max
+
+
+def _whole(value: int | list[int]) -> Node:
+    return ops.constant(np.array(value, np.int64))
+
+
+def packed_int4(weight: Array) -> tuple[Array, Array]:
+    """Round weights [N, K] to int4, symmetric, a scale per group of up to 128.
+
+    Returns:
+        [N, K] int8 from -8 to 7 and [N, K / group, 1] float16 scales.
+    """
+    rows, columns = weight.shape
+    groups = weight.astype(np.float32).reshape(rows, -1, min(_GROUP, columns))
+    # The largest magnitude gets -8, the one value more that the negative side has.
+    largest = np.take_along_axis(groups, np.abs(groups).argmax(2, keepdims=True), 2)
+    scales = (largest / -(_INT4_HIGHEST + 1)).astype(np.float16)
+    inverse = np.divide(1, scales, out=np.zeros(scales.shape, np.float32), where=scales != 0)
+    values = np.clip(np.rint(groups * inverse), -(_INT4_HIGHEST + 1), _INT4_HIGHEST)
+    return values.astype(np.int8).reshape(rows, columns), scales
+
+
+def packed_int8(weight: Array) -> tuple[Array, Array, Array]:
+    """Round weights [N, K] to uint8 with a scale and a zero point per row, each [N, 1]."""
+    wide = weight.astype(np.float32)
+    low, high = wide.min(1, keepdims=True), wide.max(1, keepdims=True)
+    scales = ((high - low) / _INT8_HIGHEST).astype(np.float16)
+    zeros = np.clip(np.rint(-low / scales.astype(np.float32)), 0, _INT8_HIGHEST)
+    values = np.clip(np.rint(wide / scales.astype(np.float32)) + zeros, 0, _INT8_HIGHEST)
+    return values.astype(np.uint8), scales, zeros.astype(np.uint8)
+
+
+def _int4(weight: Array) -> Node:
+    """The constant [N, K] as NNCF compresses it."""
+    values, scales = packed_int4(weight)
+    rows, groups, _ = scales.shape
+    nibbles = values.astype(np.uint8).reshape(-1, 2) & 0xF
+    tensor = ov.Tensor(
+        np.ascontiguousarray(nibbles[:, 0] | nibbles[:, 1] << 4),
+        ov.Shape([rows, groups, weight.shape[1] // groups]),
+        ov.Type.i4,
+    )
+    # Not `ops.constant`, which takes a tensor for an array of numbers.
+    wide = ops.convert(Constant(tensor, shared_memory=False), np.float16)
+    scaled = ops.multiply(wide, ops.constant(scales))
+    return ops.convert(ops.reshape(scaled, _whole(list(weight.shape)), False), np.float32)
+
+
+def _int8(weight: Array) -> Node:
+    values, scales, zeros = packed_int8(weight)
+    wide = ops.convert(ops.constant(values), np.float16)
+    shifted = ops.subtract(wide, ops.convert(ops.constant(zeros), np.float16))
+    return ops.convert(ops.multiply(shifted, ops.constant(scales)), np.float32)
+
+
+class _Llama:
+    """Draws the graph, layer by layer."""
+
+    def __init__(self, config: dict[str, Any], read: Callable[[str], Array]) -> None:
+        self._read = read
+        self._layers = config["num_hidden_layers"]
+        self._heads, self._kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        self._head = config["hidden_size"] // self._heads
+        self._epsilon, self._theta = config["rms_norm_eps"], config["rope_theta"]
+        self._ids = ops.parameter([-1, -1], np.int64, name="input_ids")
+        self._mask = ops.parameter([-1, -1], np.int64, name="attention_mask")
+        self._positions = ops.parameter([-1, -1], np.int64, name="position_ids")
+        self._beam = ops.parameter([-1], np.int32, name="beam_idx")
+        self._wanted = ops.parameter([-1], np.int64, name="logit_positions")
+        self._sinks: list[Node] = []
+
+    def model(self) -> ov.Model:
+        shape = ops.shape_of(self._ids)
+        self._batch, self._width = (
+            ops.gather(shape, _whole([place]), _whole(0)) for place in (0, 1)
+        )
+        table = _int8(self._read("model.embed_tokens.weight"))
+        hidden = ops.gather(table, ops.convert(self._ids, np.int32), _whole(0))
+        visible, rotation = self._visible(), self._rotation()
+        for layer in range(self._layers):
+            hidden = self._layer(f"model.layers.{layer}", layer, hidden, visible, rotation)
+        hidden = ops.gather(hidden, self._wanted, _whole(1))
+        hidden = self._norm("model.norm", hidden)
+        logits = ops.matmul(hidden, _int8(self._read("lm_head.weight")), False, True)
+        result = ops.result(logits, name="logits")
+        result.output(0).get_tensor().set_names({"logits"})
+        inputs = [self._ids, self._mask, self._positions, self._beam, self._wanted]
+        for item in inputs:
+            item.output(0).get_tensor().set_names({item.get_friendly_name()})
+        return ov.Model([result], self._sinks, inputs, "llama")
+
+    def _visible(self) -> Node:
+        """[B, 1, S, T] 0 where a token may look, a large negative number elsewhere."""
+        total = ops.gather(ops.shape_of(self._mask), _whole(1), _whole(0))
+        first = ops.subtract(total, ops.squeeze(self._width, _whole(0)))
+        keys = ops.range(_whole(0), total, _whole(1), "i64")
+        queries = ops.range(first, total, _whole(1), "i64")
+        causal = ops.less_equal(keys, ops.unsqueeze(queries, _whole(1)))
+        real = ops.not_equal(ops.unsqueeze(self._mask, _whole([1, 2])), _whole(0))
+        seen = ops.logical_and(causal, real)
+        return ops.select(seen, ops.constant(np.float32(0)), ops.constant(_HIDDEN))
+
+    def _rotation(self) -> tuple[Node, Node]:
+        """[B, 1, S, head] cosines and sines."""
+        steps = np.arange(0, self._head, 2, dtype=np.float32) / self._head
+        frequencies = (1 / self._theta**steps).astype(np.float32).reshape(1, -1, 1)
+        spread = ops.concat([self._batch, _whole([1, 1])], 0)
+        places = ops.convert(ops.unsqueeze(self._positions, _whole(1)), np.float32)
+        angles = ops.matmul(
+            ops.broadcast(ops.constant(frequencies), spread, broadcast_spec="BIDIRECTIONAL"),
+            places,
+            False,
+            False,
+        )
+        turned = ops.transpose(angles, _whole([0, 2, 1]))
+        both = ops.concat([turned, turned], -1)
+        return tuple(ops.unsqueeze(item, _whole(1)) for item in (ops.cos(both), ops.sin(both)))
+
+    def _norm(self, name: str, hidden: Node) -> Node:
+        squares = ops.power(hidden, ops.constant(np.float32([[[2]]])))
+        mean = ops.reduce_mean(squares, _whole([-1]), True)
+        root = ops.sqrt(ops.add(mean, ops.constant(np.float32([[[self._epsilon]]]))))
+        scaled = ops.multiply(hidden, ops.divide(ops.constant(np.float32([[[1]]])), root))
+        weight = self._read(f"{name}.weight").astype(np.float32).reshape(1, 1, -1)
+        return ops.multiply(ops.constant(weight), scaled)
+
+    def _linear(self, name: str, hidden: Node) -> Node:
+        return ops.matmul(hidden, _int4(self._read(f"{name}.weight")), False, True)
+
+    def _layer(
+        self, name: str, layer: int, hidden: Node, visible: Node, rotation: tuple[Node, Node]
+    ) -> Node:
+        normed = self._norm(f"{name}.input_layernorm", hidden)
+        attended = self._attention(f"{name}.self_attn", layer, normed, visible, rotation)
+        hidden = ops.add(hidden, self._linear(f"{name}.self_attn.o_proj", attended))
+        normed = self._norm(f"{name}.post_attention_layernorm", hidden)
+        gate = ops.swish(self._linear(f"{name}.mlp.gate_proj", normed))
+        product = ops.multiply(gate, self._linear(f"{name}.mlp.up_proj", normed))
+        return ops.add(hidden, self._linear(f"{name}.mlp.down_proj", product))
+
+    def _attention(
+        self, name: str, layer: int, hidden: Node, visible: Node, rotation: tuple[Node, Node]
+    ) -> Node:
+        def split(part: str, heads: int) -> Node:
+            flat = self._linear(f"{name}.{part}_proj", hidden)
+            shaped = ops.reshape(flat, _whole([0, 0, heads, self._head]), True)
+            return ops.transpose(shaped, _whole([0, 2, 1, 3]))
+
+        queries = self._rotated(split("q", self._heads), rotation)
+        keys = self._kept(layer, "key", self._rotated(split("k", self._kv_heads), rotation))
+        values = self._kept(layer, "value", split("v", self._kv_heads))
+        mixed = ops.scaled_dot_product_attention(queries, keys, values, visible)
+        rows = ops.transpose(mixed, _whole([0, 2, 1, 3]))
+        return ops.reshape(rows, _whole([0, 0, self._heads * self._head]), True)
+
+    def _rotated(self, vectors: Node, rotation: tuple[Node, Node]) -> Node:
+        cosines, sines = rotation
+        half, one, axis = self._head // 2, _whole([1]), _whole([3])
+        first = ops.slice(vectors, _whole([0]), _whole([half]), one, axis)
+        second = ops.slice(vectors, _whole([half]), _whole([_END]), one, axis)
+        negative = ops.multiply(second, ops.constant(np.float32([[[[-1]]]])))
+        turned = ops.concat([negative, first], -1)
+        return ops.add(ops.multiply(vectors, cosines), ops.multiply(turned, sines))
+
+    def _kept(self, layer: int, part: str, new: Node) -> Node:
+        """Append to the layer's state and give every query head its copy."""
+        info = VariableInfo()
+        info.data_shape = ov.PartialShape([-1, self._kv_heads, -1, self._head])
+        info.data_type = ov.Type.f32
+        info.variable_id = f"past_key_values.{layer}.{part}present.{layer}.{part}"
+        variable = Variable(info)
+        extent = ops.concat([self._batch, _whole([self._kv_heads, 0, self._head])], 0)
+        empty = ops.broadcast(ops.constant(np.float32(0)), extent)
+        past = ops.gather(ops.read_value(empty, variable), self._beam, _whole(0))
+        whole = ops.concat([past, new], 2)
+        self._sinks.append(ops.assign(whole, variable))
+        if self._heads == self._kv_heads:
+            return whole
+        shape = ops.shape_of(whole)
+        batch, length = (ops.gather(shape, _whole([place]), _whole(0)) for place in (0, 2))
+        copies = _whole([self._kv_heads, self._heads // self._kv_heads])
+        spread = ops.concat([batch, copies, length, _whole([self._head])], 0)
+        wide = ops.broadcast(
+            ops.unsqueeze(whole, _whole(2)), spread, broadcast_spec="BIDIRECTIONAL"
+        )
+        return ops.reshape(wide, _whole([0, self._heads, -1, self._head]), True)
+
+
+def main(checkpoint: Path, destination: Path) -> None:
+    """Write the model's two files."""
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    with safe_open(checkpoint / "model.safetensors", framework="np") as tensors:
+        ov.save_model(_Llama(config, tensors.get_tensor).model(), destination)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

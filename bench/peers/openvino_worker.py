@@ -1,0 +1,82 @@
+"""OpenVINO's CPU plugin as a side of the comparison: what openvino-genai drives, pass by pass.
+
+Runs in the peers' environment. Everything is as by default but the number of threads: dynamic
+quantization of activations, keys and values in int8, the precision that the processor suggests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from bench.peers.protocol import Pass, prompt, serve
+
+
+class OpenVinoSide:
+    """An inference request whose state holds the keys and values of all rows."""
+
+    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
+        """See `protocol.Side`."""
+        del rows, capacity  # its state grows by itself
+        compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
+        self._request = compiled.create_infer_request()
+        self._vocab = compiled.output("logits").get_partial_shape()[2].get_length()
+        self._filled: list[npt.NDArray[Any]] = []  # a row's keys and values, part by part
+        self._length = 0
+        return f"openvino {ov.__version__.split('-')[0]}"
+
+    def hold(self, rows: int, length: int) -> None:
+        """See `protocol.Side`.
+
+        The rows are copies of one that was computed. What is set has no room to grow, so the
+        first pass after it must not be timed.
+        """
+        if length and (not self._filled or self._filled[0].shape[2] < length):
+            self._fill(length)
+        self._request.reset_state()
+        self._length = length
+        if not length:
+            return
+        for state, filled in zip(self._request.query_state(), self._filled, strict=True):
+            state.state = ov.Tensor(np.repeat(filled[:, :, :length], rows, axis=0))
+
+    def _fill(self, length: int) -> None:
+        self._request.reset_state()
+        self._length = 0
+        self.prefill(prompt(length, self._vocab))()
+        self._filled = [np.array(state.state.data) for state in self._request.query_state()]
+
+    def step(self, rows: int, tokens: int) -> Pass:
+        """See `protocol.Side`."""
+        ids = np.tile(np.array(prompt(tokens, self._vocab), np.int64), (rows, 1))
+        return self._prepare(ids, np.arange(tokens, dtype=np.int64))
+
+    def prefill(self, prompt: Sequence[int]) -> Pass:
+        """See `protocol.Side`."""
+        return self._prepare(np.array([prompt], np.int64), np.array([len(prompt) - 1], np.int64))
+
+    def logits(self) -> list[float]:
+        """See `protocol.Side`."""
+        return [float(value) for value in self._request.get_tensor("logits").data[0, -1]]
+
+    def _prepare(self, ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> Pass:
+        rows, width = ids.shape
+        start, self._length = self._length, self._length + width
+        places = np.arange(start, self._length, dtype=np.int64)
+        for name, value in {
+            "input_ids": ids,
+            "attention_mask": np.ones((rows, self._length), np.int64),
+            "position_ids": np.tile(places, (rows, 1)),
+            "beam_idx": np.arange(rows, dtype=np.int32),
+            "logit_positions": wanted,
+        }.items():
+            self._request.set_tensor(name, ov.Tensor(value))
+        return self._request.infer
+
+
+if __name__ == "__main__":
+    serve(OpenVinoSide())

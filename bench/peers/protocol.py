@@ -1,0 +1,114 @@
+"""What the processes under comparison answer: a line of JSON for a line of JSON.
+
+Runs in the peers' environment too, so nothing but the standard library. Every side takes its times
+with the code below, around the same passes: none is measured in a way of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TextIO
+
+Pass = Callable[[], object]
+
+
+class Side(Protocol):
+    """One way to run the model. A row is a sequence with keys and values of its own."""
+
+    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
+        """Load a model for `rows` rows of `capacity` tokens; return what it runs on, in words."""
+
+    def hold(self, rows: int, length: int) -> None:
+        """Make each of the first rows hold exactly `length` tokens."""
+
+    def step(self, rows: int, tokens: int) -> Pass:
+        """Prepare a pass of `tokens` tokens in each of the first rows, with logits for all."""
+
+    def prefill(self, prompt: Sequence[int]) -> Pass:
+        """Prepare the passes of a prompt in row 0, which is empty, with its last logits."""
+
+    def logits(self) -> list[float]:
+        """[V] logits of the last token of the last pass."""
+
+
+def prompt(tokens: int, vocab: int) -> list[int]:
+    """Token ids without a pattern, the same on every side."""
+    return [1 + index * 7919 % (vocab - 1) for index in range(tokens)]
+
+
+def measure(side: Side, rows: int, tokens: int, past: int, passes: int) -> list[float]:
+    """Time passes that follow each other as in decoding, with `past` tokens held on average.
+
+    A first pass is not counted: what it allocates, the later ones have.
+
+    Args:
+        side: what runs them.
+        rows: rows per pass.
+        tokens: tokens per row and pass.
+        past: tokens that a row holds before the pass in the middle.
+        passes: how many are timed.
+
+    Returns:
+        Seconds per pass.
+    """
+    side.hold(rows, past - tokens * (passes // 2 + 1))
+    _timed(side.step(rows, tokens))
+    return [_timed(side.step(rows, tokens)) for _ in range(passes)]
+
+
+def measure_prefill(side: Side, tokens: Sequence[int], passes: int) -> list[float]:
+    """Time whole prompts, each from an empty row to its last token's logits, in seconds."""
+    seconds = []
+    for _ in range(passes):
+        side.hold(1, 0)
+        seconds.append(_timed(side.prefill(tokens)))
+    return seconds
+
+
+def _timed(run: Pass) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def answer(side: Side, request: dict[str, Any]) -> dict[str, Any]:
+    """Do what a request asks for.
+
+    Raises:
+        ValueError: it asks for something that there is not.
+    """
+    values = dict(request)
+    match values.pop("do", None):
+        case "load":
+            return {"runs_on": side.load(values.pop("model"), **values)}
+        case "measure":
+            return {"seconds": measure(side, **values)}
+        case "prefill":
+            return {"seconds": measure_prefill(side, **values)}
+        case "logits":
+            side.hold(1, 0)
+            side.prefill(values["tokens"])()
+            return {"logits": side.logits()}
+        case unknown:
+            raise ValueError(f"{unknown!r} is nothing that can be done")
+
+
+def serve(side: Side) -> None:
+    """Answer the requests on standard input until it ends.
+
+    What the libraries print goes to standard error: standard output carries answers alone. An
+    error ends the process, with the reason as its last line of standard error.
+    """
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    _serve(side, sys.stdin, answers)
+
+
+def _serve(side: Side, requests: TextIO, answers: TextIO) -> None:
+    for line in requests:
+        answers.write(json.dumps(answer(side, json.loads(line))) + "\n")
+        answers.flush()
