@@ -16,12 +16,19 @@ from specops.sampling import Floats
 class Draft:
     """Guessed tokens.
 
-    `probs` [k, V] is the distribution that each token was drawn from; None where the guesses
-    were certain (greedy, or looked up).
+    Attributes:
+        tokens: the guesses, [k].
+        probs: [k, V], the distribution that each token was drawn from; None where the guesses
+            were certain (greedy, or looked up).
+        origin: the drafter that made them, where that is not the one that was asked.
+        match_length: how many of the last tokens a lookup found again; 0 where nothing was looked
+            up. The longer the match, the more of the guesses are right.
     """
 
     tokens: tuple[int, ...] = ()
     probs: Floats | None = None
+    origin: str | None = None
+    match_length: int = 0
 
 
 NO_DRAFT = Draft()

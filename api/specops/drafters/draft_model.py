@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.random import Generator
 
 from specops.decoder import Decoder
 from specops.drafters.base import NO_DRAFT, Draft
@@ -24,14 +25,18 @@ class DraftModelDrafter:
     Args:
         decoder: the draft model over as many rows as the target has.
         vocab_size: the target's; the draft never guesses an id beyond it.
+        min_probability: stop where the draft's likeliest token has less than this, after the
+            request's own filters. It looks at the distribution, never at what was drawn from it:
+            so the guesses are distributed as they claim, and verification stays exact.
     """
 
     name = "draft"
 
-    def __init__(self, decoder: Decoder, *, vocab_size: int) -> None:
+    def __init__(self, decoder: Decoder, *, vocab_size: int, min_probability: float = 0.0) -> None:
         self._decoder = decoder
         self._vocab = min(vocab_size, decoder.vocab_size)
-        self._padding = vocab_size - self._vocab  # target ids that the draft does not know
+        self._target_vocab = vocab_size
+        self._min_probability = min_probability
         self._fed: dict[int, list[int]] = {}  # row: the tokens in its cache
         self._sure: dict[int, int] = {}  # row: how many of them are no guesses
 
@@ -47,24 +52,16 @@ class DraftModelDrafter:
         tokens: Sequence[int],
         count: int,
         sampling: SamplingParams,
-        rng: np.random.Generator,
+        rng: Generator,
     ) -> Draft:
         """Generate guesses; see `Drafter.propose`. Greedy requests get the likeliest tokens."""
         count = min(count, self._decoder.cache.capacity - len(tokens) + 1)
         if count < 1:
             return NO_DRAFT
         logits = self._catch_up(row, tokens)
-        guesses: list[int] = []
-        probs: list[Floats] = []
-        while True:
-            if sampling.temperature == 0:
-                guesses.append(int(logits.argmax()))
-            else:
-                probs.append(filtered_probs(logits[None], sampling)[0])
-                guesses.append(draw(probs[-1], rng))
-            if len(guesses) == count:
-                return Draft(tuple(guesses), self._stack(probs))
-            logits = self._feed(row, guesses[-1:])
+        if sampling.temperature == 0:
+            return self._greedy(row, logits, count)
+        return self._sampled(row, logits, count, sampling, rng)
 
     def release(self, row: int) -> None:
         """Forget a row."""
@@ -100,8 +97,33 @@ class DraftModelDrafter:
         self._fed.setdefault(row, []).extend(tokens)
         return logits[-1, : self._vocab] if len(tokens) else logits
 
-    def _stack(self, probs: list[Floats]) -> Floats | None:
-        """[k, V] in the target's vocabulary; None where no distribution was drawn from."""
-        if not probs:
-            return None
-        return np.pad(np.stack(probs), ((0, 0), (0, self._padding)))
+    def _greedy(self, row: int, logits: Floats, count: int) -> Draft:
+        guesses: list[int] = []
+        while self._likely(logits):
+            guesses.append(int(logits.argmax()))
+            if len(guesses) == count:
+                break
+            logits = self._feed(row, guesses[-1:])
+        return Draft(tuple(guesses)) if guesses else NO_DRAFT
+
+    def _sampled(
+        self, row: int, logits: Floats, count: int, sampling: SamplingParams, rng: Generator
+    ) -> Draft:
+        guesses: list[int] = []
+        # In the target's vocabulary: ids that the draft does not know have probability 0.
+        probs: Floats = np.zeros((count, self._target_vocab), np.float32)
+        while True:
+            known = filtered_probs(logits[None], sampling)[0]
+            if known.max() < self._min_probability:
+                break
+            probs[len(guesses), : self._vocab] = known
+            guesses.append(draw(known, rng))
+            if len(guesses) == count:
+                break
+            logits = self._feed(row, guesses[-1:])
+        return Draft(tuple(guesses), probs[: len(guesses)]) if guesses else NO_DRAFT
+
+    def _likely(self, logits: Floats) -> bool:
+        if not self._min_probability:
+            return True
+        return 1 / float(np.exp(logits - logits.max()).sum()) >= self._min_probability

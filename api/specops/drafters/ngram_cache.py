@@ -1,0 +1,133 @@
+"""Guesses from what other requests said after the same few tokens, where the own text has none.
+
+Users of one service ask alike and get alike answers. What is shared can be observed: a request
+that runs faster than expected tells that somebody else had the same words. So this is a drafter
+of its own, off by default; a request that asks for another one neither reads the table nor
+teaches it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from specops.drafters.base import NO_DRAFT, Draft
+from specops.drafters.ngram import NgramDrafter
+from specops.request import SamplingParams
+
+ORDER = 3
+_TOKEN_BITS = 32
+
+
+class NgramTable:
+    """The token that last followed each n-gram; the least recently used n-gram is forgotten.
+
+    Args:
+        entries: n-grams in memory, at least 1; about 0.25 KB each.
+        order: tokens per n-gram, at least 1.
+    """
+
+    def __init__(self, entries: int, *, order: int = ORDER) -> None:
+        if entries < 1 or order < 1:
+            raise ValueError(f"{entries} entries of {order} tokens: at least 1 of 1")
+        self.entries = entries
+        self.order = order
+        self._mask = (1 << _TOKEN_BITS * order) - 1
+        self._next: OrderedDict[int, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._next)
+
+    def learn(self, tokens: Sequence[int], start: int) -> None:
+        """Take in what followed what, for the tokens from index `start` on."""
+        start = max(start, self.order)
+        key = self._key(tokens[start - self.order : start])
+        following, mask = self._next, self._mask
+        for token in tokens[start:]:
+            following[key] = token
+            following.move_to_end(key)
+            key = (key << _TOKEN_BITS | token) & mask
+        while len(following) > self.entries:
+            following.popitem(last=False)
+
+    def follow(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
+        """Up to `count` tokens that may come after `tokens`, as far as the table goes."""
+        guesses: list[int] = []
+        if len(tokens) < self.order:
+            return ()
+        key = self._key(tokens[-self.order :])
+        while len(guesses) < count:
+            token = self._next.get(key)
+            if token is None:
+                break
+            self._next.move_to_end(key)
+            guesses.append(token)
+            key = (key << _TOKEN_BITS | token) & self._mask
+        return tuple(guesses)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._next.clear()
+
+    @staticmethod
+    def _key(tokens: Sequence[int]) -> int:
+        """The n-gram as one number: half the memory of a tuple, and it can be rolled on."""
+        key = 0
+        for token in tokens:
+            key = key << _TOKEN_BITS | token
+        return key
+
+
+class NgramCacheDrafter:
+    """Asks the request's own tokens first, then what all requests said.
+
+    Args:
+        own: looks up in the request itself; this drafter's alone, since it keeps its rows.
+        entries: see `NgramTable`.
+        order: likewise.
+    """
+
+    name = "ngram_cache"
+
+    def __init__(self, own: NgramDrafter, *, entries: int, order: int = ORDER) -> None:
+        self.table = NgramTable(entries, order=order)
+        self._own = own
+        self._taught: dict[int, int] = {}  # row: how many of its tokens the table has seen
+
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        """Nothing: tokens are taken in when guesses are asked for."""
+
+    def propose(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        count: int,
+        sampling: SamplingParams,
+        rng: np.random.Generator,
+    ) -> Draft:
+        """Look the last tokens up; see `Drafter.propose`. Teaches the table what is new."""
+        self.table.learn(tokens, self._taught.get(row, 0))
+        self._taught[row] = len(tokens)
+        draft = self._own.propose(row, tokens, count, sampling, rng)
+        if draft.tokens:
+            return Draft(draft.tokens, origin=self._own.name, match_length=draft.match_length)
+        guesses = self.table.follow(tokens, count)
+        return Draft(guesses, match_length=self.table.order) if guesses else NO_DRAFT
+
+    def release(self, row: int) -> None:
+        """Forget a row; what it taught stays."""
+        self._own.release(row)
+        self._taught.pop(row, None)
+
+    def move(self, source: int, destination: int) -> None:
+        """Take a row along."""
+        self._own.move(source, destination)
+        self._taught.pop(destination, None)
+        if source in self._taught:
+            self._taught[destination] = self._taught.pop(source)
+
+    def clear(self) -> None:
+        """Forget what the requests so far taught."""
+        self.table.clear()

@@ -1,0 +1,169 @@
+"""Guesses by a smaller model: computed as if nothing had ever been rejected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specops.decoder import Decoder
+from specops.drafters.base import NO_DRAFT
+from specops.drafters.draft_model import DraftModelDrafter
+from specops.request import SamplingParams
+from specops.sampling import filtered_probs
+from specops.session import open_session, share_threads
+from tests.drafters.ask import counted, propose
+
+RNG = np.random.default_rng(0)
+VOCAB = 320
+
+
+def test_guesses_its_own_greedy_continuation(draft_decoder: Decoder) -> None:
+    tokens = [5, 6, 7, 8]
+    guesses = propose(DraftModelDrafter(draft_decoder, vocab_size=VOCAB), tokens, 4).tokens
+    draft_decoder.cache.truncate(2, 0)
+    for guess in guesses:
+        logits = draft_decoder.extend(2, tokens)[-1]
+        assert int(logits.argmax()) == guess
+        draft_decoder.cache.truncate(2, 0)
+        tokens = [*tokens, guess]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(1, VOCAB - 1), st.integers(1, 4)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_goes_on_as_if_nothing_had_been_rejected(
+    tiny_pair: Path, jumps: list[tuple[int, int, int]]
+) -> None:
+    """After any accepted part and any correction its guesses are those of a fresh drafter."""
+    share_threads(2)
+    graph = tiny_pair / "draft" / "onnx" / "fp32" / "model.onnx"
+    decoder = Decoder(open_session(graph), rows=2, capacity=64, max_width=8)
+    drafter = DraftModelDrafter(decoder, vocab_size=VOCAB)
+    drafter.prefill(0, [5, 6, 7])
+    tokens = [5, 6, 7, 8]
+    guesses: tuple[int, ...] = ()
+    for accepted, correction, count in jumps:
+        tokens += [*guesses[:accepted], correction]
+        guesses = propose(drafter, tokens, count).tokens
+        assert decoder.cache.lengths[0] == len(tokens) + count - 1
+        fresh = propose(drafter, tokens, count, row=1).tokens
+        drafter.release(1)
+        assert guesses == fresh
+
+
+def test_feeds_only_what_is_new(draft_decoder: Decoder) -> None:
+    drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB)
+    tokens = [5, 6, 7, 8]
+    guesses = propose(drafter, tokens, 3).tokens
+    with counted(draft_decoder) as fed:
+        propose(drafter, [*tokens, *guesses, 9], 2)
+    # The last guess was never fed, so two tokens are new; then one guess is fed for the second.
+    assert fed == [2, 1]
+    with counted(draft_decoder) as fed:
+        propose(drafter, [*tokens, *guesses, 9, 300], 1)
+    assert fed == [1]
+
+
+@pytest.mark.parametrize("accepted", range(5))
+def test_no_token_is_computed_twice(draft_decoder: Decoder, accepted: int) -> None:
+    """Whatever part of the guesses stands: what is fed is what the cache does not hold."""
+    drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB)
+    tokens = [5, 6, 7, 8]
+    for _ in range(4):
+        guesses = propose(drafter, tokens, 4).tokens
+        wrong = (guesses[accepted] + 1) % VOCAB if accepted < 4 else 9
+        tokens = [*tokens, *guesses[:accepted], wrong]
+        with counted(draft_decoder) as fed:
+            propose(drafter, tokens, 1)
+        assert fed == [2 if accepted == 4 else 1]
+
+
+def test_stops_at_its_context(draft_decoder: Decoder) -> None:
+    drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB)
+    tokens = RNG.integers(1, VOCAB, 70).tolist()
+    drafter.prefill(0, tokens)
+    assert len(propose(drafter, tokens[:62], 8).tokens) == 3
+    assert len(propose(drafter, tokens[:64], 8).tokens) == 1
+    assert propose(drafter, tokens[:65], 8) is NO_DRAFT
+
+
+def test_draws_from_the_distribution_that_it_reports(draft_decoder: Decoder) -> None:
+    drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB + 5)
+    draft = propose(drafter, [5, 6, 7], 4, sampling=SamplingParams(1.0, top_k=3))
+    assert draft.probs is not None
+    assert draft.probs.shape == (4, VOCAB + 5)
+    assert np.allclose(draft.probs.sum(axis=-1), 1, atol=1e-5)
+    assert all(draft.probs[index, token] > 0 for index, token in enumerate(draft.tokens))
+    assert not draft.probs[:, VOCAB:].any()
+
+
+def test_rows_move(draft_decoder: Decoder) -> None:
+    drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB)
+    tokens = [5, 6, 7, 8]
+    expected = propose(drafter, tokens, 3, row=2)
+    drafter.move(2, 0)
+    assert propose(drafter, tokens, 3, row=0) == expected
+    assert draft_decoder.cache.lengths[2] == 0
+
+
+PROMPT = [5, 6, 7, 8]
+
+
+def likeliest(decoder: Decoder, tokens: list[int], sampling: SamplingParams | None) -> float:
+    """The largest probability that the draft gives to any token after `tokens`."""
+    logits = decoder.extend(2, tokens)[-1:].copy()
+    decoder.cache.truncate(2, 0)
+    return float(filtered_probs(logits, sampling or SamplingParams(1.0)).max())
+
+
+@pytest.mark.parametrize("sampling", [None, SamplingParams(0.7, top_k=20, top_p=0.9)])
+def test_stops_where_it_is_not_sure(
+    draft_decoder: Decoder, sampling: SamplingParams | None
+) -> None:
+    """It makes the guesses that it would make anyway, up to the first unsure position."""
+    asked = sampling or SamplingParams()
+    everything = propose(
+        DraftModelDrafter(draft_decoder, vocab_size=VOCAB), PROMPT, 4, sampling=asked
+    )
+    sure = [
+        likeliest(draft_decoder, [*PROMPT, *everything.tokens[:position]], sampling)
+        for position in range(4)
+    ]
+    for threshold in sorted(sure):
+        bound = threshold + 1e-6  # just more than one of the positions has
+        draft_decoder.cache.truncate(0, 0)
+        drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB, min_probability=bound)
+        draft = propose(drafter, PROMPT, 4, sampling=asked)
+        expected = next(position for position, value in enumerate(sure) if value < bound)
+        assert draft.tokens == everything.tokens[:expected]
+        if draft.probs is not None and everything.probs is not None:
+            assert np.array_equal(draft.probs, everything.probs[:expected])
+
+
+def test_an_unsure_position_is_computed_once(draft_decoder: Decoder) -> None:
+    drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB, min_probability=1.0)
+    assert propose(drafter, PROMPT, 4) is NO_DRAFT
+    with counted(draft_decoder) as fed:
+        assert propose(drafter, [*PROMPT, 9], 4) is NO_DRAFT
+    assert fed == [1]
+
+
+def test_whether_it_stops_does_not_depend_on_what_was_drawn(draft_decoder: Decoder) -> None:
+    """A stop at unlikely tokens would bend the distribution that verification relies on."""
+    sampling = SamplingParams(1.0)
+    threshold = likeliest(draft_decoder, PROMPT, sampling) - 1e-6
+    drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB, min_probability=threshold)
+    first: set[int] = set()
+    for seed in range(200):
+        draft = drafter.propose(0, PROMPT, 1, sampling, np.random.default_rng(seed))
+        assert len(draft.tokens) == 1
+        first.update(draft.tokens)
+    assert len(first) > 1

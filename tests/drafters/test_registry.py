@@ -1,0 +1,35 @@
+"""The drafters that the means allow, and their rows when requests come and go."""
+
+from __future__ import annotations
+
+from specops.decoder import Decoder
+from specops.drafters.registry import Means, make_drafters
+from tests.drafters.ask import propose
+
+VOCAB = 320
+
+
+def test_what_there_is_depends_on_the_means(draft_decoder: Decoder) -> None:
+    assert list(make_drafters(Means(VOCAB))) == ["ngram"]
+    assert list(make_drafters(Means(VOCAB, draft_decoder))) == ["draft", "ngram", "cascade"]
+    shared = make_drafters(Means(VOCAB, shared_ngrams=10))
+    assert list(shared) == ["ngram", "ngram_cache"]
+
+
+def test_every_drafter_is_filed_under_its_own_name(draft_decoder: Decoder) -> None:
+    drafters = make_drafters(Means(VOCAB, draft_decoder, shared_ngrams=10))
+    assert all(drafter.name == name for name, drafter in drafters.items())
+
+
+def test_a_row_that_moves_with_all_drafters_goes_on_as_before(draft_decoder: Decoder) -> None:
+    """The cascade shares its parts: a row must not be moved twice, nor released while in use."""
+    drafters = make_drafters(Means(VOCAB, draft_decoder))
+    tokens = [5, 6, 7, 8]
+    drafters["cascade"].prefill(1, tokens[:3])
+    expected = propose(drafters["cascade"], tokens, 3, row=1)
+    for drafter in drafters.values():
+        drafter.release(0)
+    for drafter in drafters.values():
+        drafter.move(1, 0)
+    assert draft_decoder.cache.lengths[:2] == [6, 0]
+    assert propose(drafters["cascade"], tokens, 3, row=0) == expected
