@@ -62,6 +62,11 @@ class SimulatedDrafter:
         self._rows: dict[int, _Script] = {}
         self._fed: dict[int, list[int]] = {}  # row: the tokens in the draft model's cache
 
+    @property
+    def runs_model(self) -> bool:
+        """Whether its guesses are paid for."""
+        return self._model is not None
+
     def know(self, prompt: Sequence[int], continuation: Sequence[int]) -> None:
         """Take in what the target makes of a prompt, greedily."""
         tokens = [*prompt, *continuation]
@@ -82,21 +87,17 @@ class SimulatedDrafter:
         rng: np.random.Generator,
     ) -> Draft:
         """What comes next, but for the mistakes; see `Drafter.propose`."""
-        script = self._script(row, tokens)
-        if script is None:
-            self.lost += 1
-            return NO_DRAFT
-        begin = len(tokens)
-        if self._model is not None:
-            count = min(count, self._model.cache.capacity - begin + 1)
-        end = min(begin + count, len(script.tokens))
-        guesses = tuple(
-            (script.tokens[position] + int(script.wrong[position])) % self._vocab_size
-            for position in range(begin, end)
-        )
-        if guesses and self._model is not None:
-            self._pay(self._model, row, tokens, guesses)
-        return Draft(guesses) if guesses else NO_DRAFT
+        return self._guess(row, tokens, count)
+
+    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+        """The guesses, if they cost nothing."""
+        return NO_DRAFT if self._model is not None else self._guess(row, tokens, count)
+
+    def backlog(self, row: int, length: int) -> int:
+        """Tokens that the model, if there is one, has not been fed."""
+        if self._model is None:
+            return 0
+        return max(1, length - len(self._fed.get(row, ())))
 
     def release(self, row: int) -> None:
         """Forget a row; the known continuations stay."""
@@ -113,6 +114,23 @@ class SimulatedDrafter:
         if self._model is not None:
             self._fed[destination] = self._fed.pop(source, [])
             self._model.cache.move(source, destination)
+
+    def _guess(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+        script = self._script(row, tokens)
+        if script is None:
+            self.lost += 1
+            return NO_DRAFT
+        begin = len(tokens)
+        if self._model is not None:
+            count = min(count, self._model.cache.capacity - begin + 1)
+        end = min(begin + count, len(script.tokens))
+        guesses = tuple(
+            (script.tokens[position] + int(script.wrong[position])) % self._vocab_size
+            for position in range(begin, end)
+        )
+        if guesses and self._model is not None:
+            self._pay(self._model, row, tokens, guesses)
+        return Draft(guesses) if guesses else NO_DRAFT
 
     def _script(self, row: int, tokens: Sequence[int]) -> _Script | None:
         """The known sequence that goes on from `tokens`."""

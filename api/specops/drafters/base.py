@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,8 +42,15 @@ class Drafter(Protocol):
     def name(self) -> str:
         """The name in requests, statistics and metrics."""
 
+    @property
+    def runs_model(self) -> bool:
+        """Whether `propose` may run forward passes; what `look_up` finds never costs one."""
+
     def prefill(self, row: int, tokens: Sequence[int]) -> None:
         """Take in prompt tokens of a row, after the target did; called once per chunk."""
+
+    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+        """Guess like `propose`, but only what costs no forward pass; maybe nothing."""
 
     def propose(
         self,
@@ -63,8 +71,49 @@ class Drafter(Protocol):
             rng: the request's random numbers, for guesses that are drawn.
         """
 
+    def backlog(self, row: int, length: int) -> int:
+        """Tokens of a sequence of `length` that a model has to take in before its first guess."""
+
     def release(self, row: int) -> None:
         """Forget a row."""
 
     def move(self, source: int, destination: int) -> None:
         """A row's sequence goes on in another row; the source is free."""
+
+
+class LookupDrafter(ABC):
+    """What all drafters have in common that run no model: they only have to look up.
+
+    One that keeps something per row overrides `release` and `move`, too.
+    """
+
+    name: str
+    runs_model = False
+
+    @abstractmethod
+    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+        """Guess up to `count` tokens that follow `tokens`; see `Drafter.look_up`."""
+
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:  # noqa: B027 - may do nothing
+        """Nothing: tokens are taken in when guesses are asked for."""
+
+    def propose(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        count: int,
+        sampling: SamplingParams,
+        rng: np.random.Generator,
+    ) -> Draft:
+        """What there is to find, however the target draws its tokens."""
+        return self.look_up(row, tokens, count)
+
+    def backlog(self, row: int, length: int) -> int:
+        """No model has to keep up."""
+        return 0
+
+    def release(self, row: int) -> None:  # noqa: B027
+        """Nothing is kept."""
+
+    def move(self, source: int, destination: int) -> None:  # noqa: B027
+        """Nothing is kept."""

@@ -35,6 +35,19 @@ class CascadeDrafter:
         for part in self._parts:
             part.prefill(row, tokens)
 
+    @property
+    def runs_model(self) -> bool:
+        """Whether a part does."""
+        return any(part.runs_model for part in self._parts)
+
+    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+        """The first guesses that cost no pass; see `Drafter.look_up`."""
+        for part in self._parts:
+            draft = part.look_up(row, tokens, count)
+            if draft.tokens:
+                return draft if draft.origin else replace(draft, origin=part.name)
+        return NO_DRAFT
+
     def propose(
         self,
         row: int,
@@ -49,6 +62,10 @@ class CascadeDrafter:
             if draft.tokens:
                 return draft if draft.origin else replace(draft, origin=part.name)
         return NO_DRAFT
+
+    def backlog(self, row: int, length: int) -> int:
+        """What the part that is furthest behind has to take in."""
+        return max(part.backlog(row, length) for part in self._parts)
 
     def release(self, row: int) -> None:
         """Nothing: the parts forget the row themselves."""

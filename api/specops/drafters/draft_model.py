@@ -31,6 +31,7 @@ class DraftModelDrafter:
     """
 
     name = "draft"
+    runs_model = True
 
     def __init__(self, decoder: Decoder, *, vocab_size: int, min_probability: float = 0.0) -> None:
         self._decoder = decoder
@@ -45,6 +46,10 @@ class DraftModelDrafter:
         room = self._decoder.cache.capacity - self._decoder.cache.lengths[row]
         self._feed(row, tokens[:room])
         self._sure[row] = len(self._fed.get(row, ()))
+
+    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+        """Nothing: every guess takes a pass."""
+        return NO_DRAFT
 
     def propose(
         self,
@@ -62,6 +67,10 @@ class DraftModelDrafter:
         if sampling.temperature == 0:
             return self._greedy(row, logits, count)
         return self._sampled(row, logits, count, sampling, rng)
+
+    def backlog(self, row: int, length: int) -> int:
+        """Tokens not fed yet; rejected guesses, which are fed anew, are taken for fed."""
+        return max(1, length - len(self._fed.get(row, ())))
 
     def release(self, row: int) -> None:
         """Forget a row."""

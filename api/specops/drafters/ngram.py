@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from specops.drafters.base import NO_DRAFT, Draft
+from specops.drafters.base import NO_DRAFT, Draft, LookupDrafter
 from specops.drafters.suffix_automaton import SuffixAutomaton
-from specops.request import SamplingParams
 
 MIN_MATCH = 2
 MAX_TOKENS = 8192
@@ -38,7 +35,7 @@ class _Row:
             append(token)
 
 
-class NgramDrafter:
+class NgramDrafter(LookupDrafter):
     """Continues the sequence as it went on after the latest place of its longest known suffix.
 
     Args:
@@ -55,18 +52,8 @@ class NgramDrafter:
         self._max_tokens = max_tokens
         self._rows: dict[int, _Row] = {}
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Nothing: the automaton grows when guesses are asked for."""
-
-    def propose(
-        self,
-        row: int,
-        tokens: Sequence[int],
-        count: int,
-        sampling: SamplingParams,
-        rng: np.random.Generator,
-    ) -> Draft:
-        """Look the last tokens up; see `Drafter.propose`."""
+    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+        """Look the last tokens up; see `Drafter.look_up`."""
         state = self._rows.get(row)
         if state is None:
             state = self._rows[row] = _Row()

@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import numpy as np
-
-from specops.drafters.base import NO_DRAFT, Draft
+from specops.drafters.base import NO_DRAFT, Draft, LookupDrafter
 from specops.drafters.ngram import NgramDrafter
-from specops.request import SamplingParams
 
 ORDER = 3
 _TOKEN_BITS = 32
@@ -80,7 +77,7 @@ class NgramTable:
         return key
 
 
-class NgramCacheDrafter:
+class NgramCacheDrafter(LookupDrafter):
     """Asks the request's own tokens first, then what all requests said.
 
     Args:
@@ -96,21 +93,11 @@ class NgramCacheDrafter:
         self._own = own
         self._taught: dict[int, int] = {}  # row: how many of its tokens the table has seen
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Nothing: tokens are taken in when guesses are asked for."""
-
-    def propose(
-        self,
-        row: int,
-        tokens: Sequence[int],
-        count: int,
-        sampling: SamplingParams,
-        rng: np.random.Generator,
-    ) -> Draft:
-        """Look the last tokens up; see `Drafter.propose`. Teaches the table what is new."""
+    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+        """Look the last tokens up; see `Drafter.look_up`. Teaches the table what is new."""
         self.table.learn(tokens, self._taught.get(row, 0))
         self._taught[row] = len(tokens)
-        draft = self._own.propose(row, tokens, count, sampling, rng)
+        draft = self._own.look_up(row, tokens, count)
         if draft.tokens:
             return Draft(draft.tokens, origin=self._own.name, match_length=draft.match_length)
         guesses = self.table.follow(tokens, count)
