@@ -1,135 +1,209 @@
 """Random-weight Hugging Face checkpoints of any size: tests need the format, not the talent.
 
-Torch-free. The folder that `make_llama_checkpoint` writes loads in transformers as well as in the
-exporter: config.json, model.safetensors (or shards with an index) and a byte-level
-tokenizer.json trained on the spot. Other families: `family_checkpoints`.
+Torch-free. A folder that is written here loads in transformers as well as in the exporter:
+config.json, model.safetensors (or shards with an index) and a byte-level tokenizer.json trained on
+the spot. Configurations carry the keys and tensors the names, order of axes and buffers of the
+published ones, so that what loads these loads those.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from tokenizers import ByteLevelBPETokenizer
 
+from tests.random_weights import RandomWeights, Shapes, write_safetensors
+
+Config = dict[str, Any]
+
 _CORPUS = ["def add(a, b):\n    return a + b\n", "The quick brown fox jumps over the lazy dog.\n"]
-_SAFETENSORS_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_TABLES = ("embed_tokens.weight", "embed_positions.weight", "wte.weight", "wpe.weight")
-_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 _MIN_VOCAB = 257  # 256 bytes and the end-of-text token
+_SIZES = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 320, "context": 256}
+
+
+# -- one function per family -----------------------------------------------------------------------
 
 
 def make_llama_checkpoint(
     path: Path,
     *,
-    hidden: int = 64,
-    layers: int = 2,
-    heads: int = 4,
-    kv_heads: int = 2,
-    ffn: int = 160,
-    vocab: int = 320,
     tie: bool = False,
     seed: int = 0,
-    context: int = 256,
     dtype: str = "float32",
     shards: int = 1,
-    config: dict[str, Any] | None = None,
+    config: Config | None = None,
+    **sizes: int,
 ) -> Path:
     """Writes a Llama checkpoint with random weights to the folder `path` and returns it.
 
-    `dtype` is float32, float16 or bfloat16; `config` overrides keys of config.json. Memory: one
-    tensor at a time. The scale of the weights gives logits spread enough to have clear winners.
+    `sizes` are hidden, layers, heads, kv_heads, ffn, vocab and context; `dtype` is float32,
+    float16 or bfloat16; `config` overrides keys of config.json. Memory: one tensor at a time. The
+    scale of the weights gives logits spread enough to have clear winners.
     """
     settings = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": ffn,
-        "vocab_size": vocab,
-        "max_position_embeddings": context,
+        **_gated_settings("llama", "LlamaForCausalLM", dtype, sizes),
         "tie_word_embeddings": tie,
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
+        **(config or {}),
+    }
+    return write_checkpoint(path, settings, llama_shapes(settings), seed=seed, shards=shards)
+
+
+def make_qwen2_checkpoint(
+    path: Path,
+    *,
+    tie: bool = True,
+    seed: int = 0,
+    dtype: str = "float32",
+    config: Config | None = None,
+    **sizes: int,
+) -> Path:
+    """Writes a Qwen2 checkpoint: Llama's tensors and biases on q, k and v."""
+    gated = _gated_settings("qwen2", "Qwen2ForCausalLM", dtype, sizes)
+    settings = {
+        **gated,
+        "tie_word_embeddings": tie,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "use_sliding_window": False,
+        "sliding_window": gated["max_position_embeddings"],
+        "max_window_layers": gated["num_hidden_layers"],
+        **(config or {}),
+    }
+    return write_checkpoint(path, settings, qwen2_shapes(settings), seed=seed)
+
+
+def make_phi3_checkpoint(
+    path: Path,
+    *,
+    window: int | None = 255,
+    seed: int = 0,
+    dtype: str = "float32",
+    shards: int = 1,
+    config: Config | None = None,
+    **sizes: int,
+) -> Path:
+    """Writes a Phi-3 checkpoint: q, k and v in one tensor, gate and up in one."""
+    gated = _gated_settings("phi3", "Phi3ForCausalLM", dtype, {"kv_heads": 4, **sizes})
+    settings = {
+        **gated,
+        "original_max_position_embeddings": gated["max_position_embeddings"],
+        "sliding_window": window,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "pad_token_id": 0,
+        **(config or {}),
+    }
+    return write_checkpoint(path, settings, phi3_shapes(settings), seed=seed, shards=shards)
+
+
+def make_opt_checkpoint(
+    path: Path,
+    *,
+    projection: int | None = None,
+    norm_before: bool = True,
+    tie: bool = True,
+    prefix: str = "model.",
+    seed: int = 0,
+    dtype: str = "float32",
+    config: Config | None = None,
+    **sizes: int,
+) -> Path:
+    """Writes an OPT checkpoint; with a `projection` and not `norm_before` it is like the 350m.
+
+    `prefix` is empty in the oldest checkpoints.
+    """
+    given = {**_SIZES, "ffn": 256, **sizes}
+    settings = {
+        **_settings("opt", "OPTForCausalLM", dtype, given),
+        "hidden_size": given["hidden"],
+        "num_hidden_layers": given["layers"],
+        "num_attention_heads": given["heads"],
+        "ffn_dim": given["ffn"],
+        "max_position_embeddings": given["context"],
+        "word_embed_proj_dim": projection or given["hidden"],
+        "do_layer_norm_before": norm_before,
+        "_remove_final_layer_norm": False,
+        "activation_function": "relu",
+        "pad_token_id": 1,
+        "prefix": "</s>",
+        "tie_word_embeddings": tie,
+        **(config or {}),
+    }
+    return write_checkpoint(path, settings, opt_shapes(settings, prefix), seed=seed)
+
+
+def make_gpt2_checkpoint(
+    path: Path,
+    *,
+    tie: bool = True,
+    prefix: str = "",
+    seed: int = 0,
+    dtype: str = "float32",
+    config: Config | None = None,
+    **sizes: int,
+) -> Path:
+    """Writes a GPT-2 checkpoint; `prefix` is `transformer.` where the head was saved along."""
+    given = {**_SIZES, **sizes}
+    settings = {
+        **_settings("gpt2", "GPT2LMHeadModel", dtype, given),
+        "n_embd": given["hidden"],
+        "n_layer": given["layers"],
+        "n_head": given["heads"],
+        "n_positions": given["context"],
+        "n_ctx": given["context"],
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": tie,
+        **(config or {}),
+    }
+    return write_checkpoint(path, settings, gpt2_shapes(settings, prefix), seed=seed)
+
+
+def _settings(kind: str, architecture: str, dtype: str, sizes: dict[str, int]) -> Config:
+    return {
+        "architectures": [architecture],
+        "model_type": kind,
+        "vocab_size": sizes["vocab"],
         "bos_token_id": 0,
         "eos_token_id": 0,
         "dtype": dtype,
-        **(config or {}),
     }
-    return write_checkpoint(
-        path, settings, llama_shapes(settings), seed=seed, dtype=dtype, shards=shards
-    )
 
 
-def write_safetensors(
-    file: Path,
-    shapes: dict[str, tuple[int, ...]],
-    dtype: str,
-    tensors: Iterator[np.ndarray[Any, Any]],
-) -> None:
-    """Writes `tensors`, in the order of `shapes`, as a safetensors file of one dtype."""
-    item = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + int(np.prod(shape)) * item.itemsize
-        header[name] = {
-            "dtype": _SAFETENSORS_NAMES[dtype],
-            "shape": shape,
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors:
-            stream.write(tensor.astype(item).tobytes())
+def _gated_settings(kind: str, architecture: str, dtype: str, sizes: dict[str, int]) -> Config:
+    """What Llama's relatives have in common."""
+    given = {**_SIZES, "kv_heads": 2, "ffn": 160, **sizes}
+    return {
+        **_settings(kind, architecture, dtype, given),
+        "hidden_size": given["hidden"],
+        "num_hidden_layers": given["layers"],
+        "num_attention_heads": given["heads"],
+        "num_key_value_heads": given["kv_heads"],
+        "intermediate_size": given["ffn"],
+        "max_position_embeddings": given["context"],
+        "hidden_act": "silu",
+    }
 
 
-def write_checkpoint(
-    path: Path,
-    settings: dict[str, Any],
-    shapes: dict[str, tuple[int, ...]],
-    *,
-    seed: int,
-    dtype: str,
-    shards: int = 1,
-) -> Path:
-    """Writes the folder: configuration, tokenizer and random weights of the shapes."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(settings, indent=2))
-    _write_tokenizer(path, settings["vocab_size"])
-    groups = np.array_split(np.array(list(shapes)), shards)
-    weight_map: dict[str, str] = {}
-    rng = np.random.default_rng(seed)
-    for number, names in enumerate(groups, start=1):
-        single = shards == 1
-        file = "model.safetensors" if single else f"model-{number:05d}-of-{shards:05d}.safetensors"
-        part = {str(name): shapes[str(name)] for name in names}
-        write_safetensors(path / file, part, dtype, _random_weights(part, rng))
-        weight_map.update(dict.fromkeys(part, file))
-    if shards > 1:
-        index = {"metadata": {}, "weight_map": weight_map}
-        (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    return path
+# -- what a config.json asks for -------------------------------------------------------------------
 
 
-def llama_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def llama_shapes(settings: Config) -> Shapes:
     """The tensors of a Llama checkpoint with this config.json."""
     hidden, wide = settings["hidden_size"], settings["intermediate_size"]
     head = settings.get("head_dim") or hidden // settings["num_attention_heads"]
     queries = head * settings["num_attention_heads"]
     keys = head * settings["num_key_value_heads"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (settings["vocab_size"], hidden)
-    }
+    shapes: Shapes = {"model.embed_tokens.weight": (settings["vocab_size"], hidden)}
     for layer in range(settings["num_hidden_layers"]):
         shapes |= {
             f"model.layers.{layer}.input_layernorm.weight": (hidden,),
@@ -148,22 +222,125 @@ def llama_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _random_weights(
-    shapes: dict[str, tuple[int, ...]], rng: np.random.Generator
-) -> Iterator[np.ndarray[Any, Any]]:
-    for name, shape in shapes.items():
-        if name.endswith(".bias") and len(shape) == 1:
-            yield 0.2 * rng.standard_normal(shape, np.float32)
-        elif len(shape) == 1:
-            yield 1 + 0.1 * rng.standard_normal(shape, np.float32)
-        elif name.endswith(_TABLES):
-            yield rng.standard_normal(shape, np.float32) * np.float32(0.3)
-        elif len(shape) == 4:
-            yield np.tril(np.ones(shape, np.float32))
-        elif name.endswith(_TRANSPOSED):
-            yield rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[0]))
-        else:
-            yield rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[1]))
+def qwen2_shapes(settings: Config) -> Shapes:
+    """Llama's, with biases on q, k and v."""
+    shapes = llama_shapes(settings)
+    for name, shape in list(shapes.items()):
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            shapes[name.replace(".weight", ".bias")] = shape[:1]
+    return shapes
+
+
+def phi3_shapes(settings: Config) -> Shapes:
+    """Llama's, with q, k and v on top of each other, and gate and up."""
+    shapes: Shapes = {}
+    for name, (*rows, columns) in llama_shapes(settings).items():
+        if name.endswith("q_proj.weight"):
+            heads, kv_heads = settings["num_attention_heads"], settings["num_key_value_heads"]
+            fused = rows[0] + 2 * kv_heads * rows[0] // heads
+            shapes[name.replace("q_proj", "qkv_proj")] = (fused, columns)
+        elif name.endswith("gate_proj.weight"):
+            shapes[name.replace("gate_proj", "gate_up_proj")] = (2 * rows[0], columns)
+        elif not name.endswith(("k_proj.weight", "v_proj.weight", "up_proj.weight")):
+            shapes[name] = (*rows, columns)
+    return shapes
+
+
+def opt_shapes(settings: Config, prefix: str = "model.") -> Shapes:
+    """The tensors of an OPT checkpoint; see `make_opt_checkpoint` for `prefix`."""
+    hidden, wide = settings["hidden_size"], settings["ffn_dim"]
+    vocab, projection = settings["vocab_size"], settings["word_embed_proj_dim"]
+    shapes: Shapes = {
+        f"{prefix}decoder.embed_tokens.weight": (vocab, projection),
+        f"{prefix}decoder.embed_positions.weight": (
+            settings["max_position_embeddings"] + 2,
+            hidden,
+        ),
+    }
+    if projection != hidden:
+        shapes[f"{prefix}decoder.project_in.weight"] = (hidden, projection)
+        shapes[f"{prefix}decoder.project_out.weight"] = (projection, hidden)
+    if not settings.get("tie_word_embeddings", True):
+        shapes["lm_head.weight"] = (vocab, projection)
+    if settings["do_layer_norm_before"]:
+        shapes |= _with_bias(f"{prefix}decoder.final_layer_norm", (hidden,))
+    for layer in range(settings["num_hidden_layers"]):
+        stored = f"{prefix}decoder.layers.{layer}"
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            shapes |= _with_bias(f"{stored}.self_attn.{part}", (hidden, hidden))
+        shapes |= _with_bias(f"{stored}.self_attn_layer_norm", (hidden,))
+        shapes |= _with_bias(f"{stored}.fc1", (wide, hidden))
+        shapes |= _with_bias(f"{stored}.fc2", (hidden, wide))
+        shapes |= _with_bias(f"{stored}.final_layer_norm", (hidden,))
+    return shapes
+
+
+def gpt2_shapes(settings: Config, prefix: str = "") -> Shapes:
+    """The tensors of a GPT-2 checkpoint; see `make_gpt2_checkpoint` for `prefix`.
+
+    Weights are stored [in, out], and every layer carries its causal mask, as on the hub.
+    """
+    hidden, context = settings["n_embd"], settings["n_positions"]
+    wide = settings.get("n_inner") or 4 * hidden
+    shapes: Shapes = {
+        f"{prefix}wte.weight": (settings["vocab_size"], hidden),
+        f"{prefix}wpe.weight": (context, hidden),
+        **_with_bias(f"{prefix}ln_f", (hidden,)),
+    }
+    if not settings.get("tie_word_embeddings", True):
+        shapes["lm_head.weight"] = (settings["vocab_size"], hidden)
+    for layer in range(settings["n_layer"]):
+        stored = f"{prefix}h.{layer}"
+        shapes[f"{stored}.attn.bias"] = (1, 1, context, context)
+        for part, inputs, outputs in (
+            ("attn.c_attn", hidden, 3 * hidden),
+            ("attn.c_proj", hidden, hidden),
+            ("mlp.c_fc", hidden, wide),
+            ("mlp.c_proj", wide, hidden),
+        ):
+            shapes[f"{stored}.{part}.weight"] = (inputs, outputs)
+            shapes[f"{stored}.{part}.bias"] = (outputs,)
+        shapes |= _with_bias(f"{stored}.ln_1", (hidden,))
+        shapes |= _with_bias(f"{stored}.ln_2", (hidden,))
+    return shapes
+
+
+def _with_bias(name: str, shape: tuple[int, ...]) -> Shapes:
+    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def write_checkpoint(
+    path: Path,
+    settings: Config,
+    shapes: Shapes,
+    *,
+    seed: int,
+    shards: int = 1,
+    tokenizer: Callable[[Path, int], None] | None = None,
+) -> Path:
+    """Writes the folder: configuration, tokenizer and random weights of the shapes.
+
+    `tokenizer` is given the folder and the size of the vocabulary; by default it trains one.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(settings, indent=2))
+    (tokenizer or _write_tokenizer)(path, settings["vocab_size"])
+    groups = np.array_split(np.array(list(shapes)), shards)
+    weight_map: dict[str, str] = {}
+    weights = RandomWeights(seed, settings["dtype"])
+    for number, names in enumerate(groups, start=1):
+        single = shards == 1
+        file = "model.safetensors" if single else f"model-{number:05d}-of-{shards:05d}.safetensors"
+        part = {str(name): shapes[str(name)] for name in names}
+        write_safetensors(path / file, part, settings["dtype"], weights.of(part))
+        weight_map.update(dict.fromkeys(part, file))
+    if shards > 1:
+        index = {"metadata": {}, "weight_map": weight_map}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
 
 
 def _write_tokenizer(path: Path, vocab: int) -> None:

@@ -19,13 +19,13 @@ from specops.decoder import Decoder
 from specops.exactness import exact_align
 from specops.export import ExportedModel, Quantization, export_checkpoint
 from specops.session import open_session, share_threads
-from tests.conftest import THREADS
-from tests.family_checkpoints import (
+from tests.checkpoints import (
     make_gpt2_checkpoint,
     make_opt_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
 )
+from tests.conftest import THREADS
 
 VOCAB = 320
 CAPACITY = 192

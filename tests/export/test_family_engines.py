@@ -13,13 +13,13 @@ import pytest
 from specops.config import Settings
 from specops.engine import Engine
 from specops.request import GenerationRequest, GenerationStats
-from tests.conftest import CONTEXT, ROWS, THREADS
-from tests.family_checkpoints import (
+from tests.checkpoints import (
     make_gpt2_checkpoint,
     make_opt_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
 )
+from tests.conftest import CONTEXT, ROWS, THREADS
 
 # What target and draft of each family are made with, beside their sizes.
 FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any]]] = {

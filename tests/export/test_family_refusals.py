@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specops.export import ExportError, Quantization, export_checkpoint
-from tests.family_checkpoints import (
+from tests.checkpoints import (
     make_gpt2_checkpoint,
     make_opt_checkpoint,
     make_phi3_checkpoint,
