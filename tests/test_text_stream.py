@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specops.request import TARGET, Piece
 from specops.text_stream import TextStream
-from tests.test_tokenizer import byte_level
+from tests.test_tokenizer import byte_level, straddling
 
 TOKENIZER = byte_level()
 
@@ -80,3 +80,12 @@ def test_half_a_character_at_the_end_belongs_to_its_token() -> None:
     shown = [piece for token in tokens for piece in result.push(token, TARGET)]
     assert [piece.text for piece in shown] == ["a", ""]
     assert [piece.text for piece in result.flush()] == ["\ufffd"]
+
+
+def test_a_whole_character_and_half_of_the_next_stay_together_at_the_end() -> None:
+    tokenizer = straddling()
+    vocabulary = tokenizer.vocabulary()
+    result = TextStream(tokenizer, (vocabulary["x"],), ())
+    shown = [result.push(vocabulary[token], TARGET) for token in ("Ã", "©Ã")]
+    assert [piece.text for pieces in shown for piece in pieces] == [""]
+    assert [piece.text for piece in result.flush()] == ["é\ufffd"]

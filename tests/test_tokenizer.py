@@ -24,6 +24,16 @@ def byte_level() -> Tokenizer:
     return Tokenizer(tokenizer)
 
 
+def straddling() -> Tokenizer:
+    """The byte-level one with one more token: the last byte of an é and the first of another."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = FastTokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate([*alphabet, "©Ã"])}, merges=[])
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return Tokenizer(tokenizer)
+
+
 def sentencepiece() -> Tokenizer:
     """Llama's kind: a marker for spaces, byte tokens for what the vocabulary lacks."""
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ö", "▁a"]
@@ -69,6 +79,32 @@ def test_a_character_comes_whole_with_its_last_byte() -> None:
     for token in tokenizer.encode("é🙂"):
         seen.append((detokenizer.push(token), detokenizer.incomplete))
     assert seen == [("", True), ("é", False), ("", True), ("", True), ("", True), ("🙂", False)]
+
+
+def test_a_token_may_end_one_character_and_begin_the_next() -> None:
+    tokenizer = straddling()
+    vocabulary = tokenizer.vocabulary()
+    first, both, last = (vocabulary[token] for token in ("Ã", "©Ã", "©"))
+    detokenizer = IncrementalDetokenizer(tokenizer, (vocabulary["x"],))
+    seen = [(detokenizer.push(token), detokenizer.incomplete) for token in (first, *[both] * 20)]
+    assert seen == [("", True), *[("é", True)] * 20]
+    assert (detokenizer.push(last), detokenizer.incomplete) == ("é", False)
+    assert detokenizer.flush() == ""
+
+
+def test_a_run_of_byte_tokens_in_the_prompt_is_not_cut_inside_a_character() -> None:
+    """Byte fallback spells a run of bytes as one: a broken start would break all that follows."""
+    tokenizer = KINDS["sentencepiece"]
+    detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("🙂🙂"))
+    assert "".join(map(detokenizer.push, tokenizer.encode("🙂")[1:])) == "🙂"
+
+
+def test_a_space_after_special_tokens_is_not_lost() -> None:
+    tokenizer = KINDS["sentencepiece"]
+    a, unknown = tokenizer.vocabulary()["▁a"], 10_000  # an id without an entry spells nothing
+    detokenizer = IncrementalDetokenizer(tokenizer, (a, *[unknown] * 20))
+    text = [detokenizer.push(token) for token in (a, *[unknown] * 40, a)]
+    assert (text[0], text[-1]) == (" a", " a")
 
 
 def test_an_unfinished_character_is_shown_at_the_end() -> None:

@@ -43,7 +43,7 @@ class TextStream:
         if self.stopped:
             return []
         if rest:  # its last token is still held
-            self._held[-1] = replace(self._held[-1], text=rest)
+            self._held[-1] = replace(self._held[-1], text=self._held[-1].text + rest)
         pieces = self._release()
         pieces += self._held
         self._held = []

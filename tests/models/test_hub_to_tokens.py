@@ -1,0 +1,106 @@
+"""From the hub to tokens: downloads are seen, conversions kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specops.config import Settings
+from specops.engine import Download, Engine, ModelState, Report
+from specops.metrics import Metrics
+from specops.models.prepare import prepare
+from specops.request import GenerationRequest
+from specops.service import Service
+from tests.models.hub_server import Hub
+from tests.models.tiny_repo import MODEL, REPO
+
+
+def test_a_download_shows_in_health_and_in_the_metrics(tiny_settings: Settings) -> None:
+    go_on = threading.Event()
+
+    def load(settings: Settings, report: Report) -> Engine:
+        for done in (0, 600, 2000):
+            report(ModelState.DOWNLOADING, f"{done} bytes", Download("draft", done, 2000))
+        assert go_on.wait(30)
+        return Engine.load(settings, report)
+
+    async def scenario() -> None:
+        metrics = Metrics()
+        service = Service(tiny_settings, metrics, load)
+        service.start()
+        async with asyncio.timeout(60):
+            while service.detail != "2000 bytes":
+                await asyncio.sleep(0.001)
+            assert service.state is ModelState.DOWNLOADING
+            value = metrics.registry.get_sample_value
+            for name in ("specops_download_bytes", "specops_download_total_bytes"):
+                assert value(name, {"model": "draft"}) == 2000
+                assert value(name, {"model": "target"}) == 0
+            assert value("specops_model_state", {"state": "downloading"}) == 1
+            go_on.set()
+            while service.state is not ModelState.READY:
+                await asyncio.sleep(0.001)
+        await service.stop()
+
+    asyncio.run(scenario())
+
+
+def test_bytes_of_an_unknown_model_are_refused() -> None:
+    with pytest.raises(ValueError, match="no such model"):
+        Metrics().set_download("another", 1, 2)
+
+
+def test_a_model_of_the_hub_is_converted_once_and_then_needs_nobody(
+    hub: Hub, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    told: list[tuple[str, int, int]] = []
+
+    def get() -> Path:
+        return prepare(
+            MODEL,
+            "int8-32",
+            name="tiny",
+            cache_dir=tmp_path,
+            report=said.append,
+            downloading=lambda *progress: told.append(progress),
+        ).path
+
+    first = get()
+    assert said == ["converting someone/tiny@main to int8-32"]
+    assert told[-1][1] == told[-1][2] > 0
+    assert "someone/tiny@main" in told[-1][0]
+    hub.requests.clear()
+    assert get() == first
+    assert hub.requests == []
+    assert len(said) == 1
+
+
+def test_from_the_hub_to_tokens(hub: Hub, tiny_settings: Settings, tmp_path: Path) -> None:
+    hub.repos["someone/draft"] = hub.repos[REPO]
+    settings = replace(
+        tiny_settings, target=REPO, draft="someone/draft@main", quant="int8-32", cache_dir=tmp_path
+    )
+    seen: list[tuple[ModelState, str | None]] = []
+
+    def report(state: ModelState, detail: str, download: Download | None = None) -> None:
+        seen.append((state, download.model if download else None))
+
+    engine = Engine.load(settings, report)
+    assert (engine.info.name, engine.info.drafters[0]) == ("tiny", "draft")
+    order = list(dict.fromkeys(seen))
+    assert order == [
+        (ModelState.DOWNLOADING, "target"),
+        (ModelState.CONVERTING, None),
+        (ModelState.DOWNLOADING, "draft"),
+        (ModelState.LOADING, None),
+    ]
+    request = GenerationRequest(
+        request_id="x", prompt_tokens=engine.encode("def add"), max_new_tokens=4, ignore_eos=True
+    )
+    pieces = [piece for output in engine.generate(request) for piece in output.pieces]
+    assert len(pieces) == 4

@@ -1,0 +1,19 @@
+"""The tiny model that the hub of these tests has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specops.models.hub import HubModel
+
+REPO = "someone/tiny"
+MODEL = HubModel(REPO)
+NEEDED = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def ignore(done: int, total: int) -> None:
+    """Take no notice of progress."""
