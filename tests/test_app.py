@@ -109,7 +109,7 @@ async def test_details_hold_every_figure_and_both_jumps() -> None:
 
 
 async def test_defaults_come_from_the_settings_and_the_model() -> None:
-    async with api(k_draft=2, exact=True, request_timeout=7.0) as here:
+    async with api(adaptive=False, k_draft=2, exact=True, request_timeout=7.0) as here:
         await here.generate()
     request = here.service.requests[0]
     assert request.prompt_tokens == (97, 98, 99)
@@ -118,6 +118,15 @@ async def test_defaults_come_from_the_settings_and_the_model() -> None:
     assert request.sampling.temperature == 0
     assert request.stop == ()
     assert request.deadline - request.arrival == pytest.approx(7.0)
+
+
+async def test_an_adaptive_request_may_guess_up_to_the_servers_most() -> None:
+    async with api(k_draft=2, max_k_draft=6) as here:
+        await here.generate()
+        await here.generate(k_draft=4)
+        await here.generate(adaptive=False)
+    asked = [(request.adaptive, request.k_draft) for request in here.service.requests]
+    assert asked == [(True, 6), (True, 4), (False, 2)]
 
 
 async def test_every_field_reaches_the_engine() -> None:

@@ -21,9 +21,11 @@ LAYERS = [
     {"engine"},
     {"models", "scheduler"},
     {"speculation", "exactness"},
+    {"controller"},
+    {"costs"},
     {"drafters", "verify", "sequence"},
     {"sampling", "decoder", "text_stream"},
-    {"kv_cache", "tokenizer", "session"},
+    {"kv_cache", "tokenizer", "session", "acceptance"},
     {"config", "request", "cpus", "memory", "logs", "presets"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

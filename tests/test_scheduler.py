@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from specops.config import Settings
-from specops.drafters.base import Draft
+from specops.drafters.base import NO_DRAFT, Draft
 from specops.engine import Engine
 from specops.request import (
     TARGET,
@@ -73,6 +73,7 @@ class Oracle:
     """Guesses a known continuation, with an error now and then."""
 
     name = "draft"
+    runs_model = True
 
     def __init__(self, known: list[int], wrong_every: int = 0) -> None:
         self._known = known
@@ -80,6 +81,12 @@ class Oracle:
 
     def prefill(self, row: int, tokens: Sequence[int]) -> None:
         pass
+
+    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+        return NO_DRAFT
+
+    def backlog(self, row: int, length: int) -> int:
+        return 1
 
     def release(self, row: int) -> None:
         pass

@@ -146,7 +146,8 @@ def _generate(options: argparse.Namespace) -> int:
         max_new_tokens=options.max_new_tokens,
         sampling=SamplingParams(temperature=options.temperature, seed=options.seed),
         drafter=engine.info.default_drafter,
-        k_draft=settings.k_draft,
+        k_draft=settings.max_k_draft if settings.adaptive else settings.k_draft,
+        adaptive=settings.adaptive,
         exact=settings.exact,
     )
     colours = _COLOURS if _wants_colour(options, sys.stdout) else {}

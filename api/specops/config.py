@@ -96,11 +96,16 @@ class Settings:
     )
     drafter: str = _knob(
         "",
-        _choice("", "draft", "ngram", "none"),
+        _choice("", "draft", "ngram", "ngram_cache", "cascade", "none"),
         "default source of guesses; empty: the best there is",
     )
-    k_draft: int = _knob(3, _integer(0, 16), "default number of tokens guessed per step")
-    max_k_draft: int = _knob(8, _integer(0, 16), "largest k_draft that a request may ask for")
+    adaptive: bool = _knob(
+        True, _flag, "guess only as many tokens as pay, by measured costs and past success"
+    )
+    k_draft: int = _knob(
+        3, _integer(0, 16), "tokens guessed per step where their number is not adaptive"
+    )
+    max_k_draft: int = _knob(8, _integer(0, 16), "most tokens guessed per step")
     exact: bool = _knob(
         False, _flag, "make speculative output bit-for-bit equal to plain output by default"
     )

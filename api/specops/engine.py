@@ -6,17 +6,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from specops.config import ConfigError, Settings
+from specops.controller import Controller
+from specops.costs import calibrate
 from specops.cpus import available_threads
 from specops.decoder import Decoder
 from specops.drafters.base import Drafter
-from specops.drafters.draft_model import DraftModelDrafter
-from specops.drafters.ngram import NgramDrafter
+from specops.drafters.registry import Means, make_drafters
 from specops.exactness import exact_align
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
-from specops.models.weight_cache import prepacked_graph
+from specops.models.weight_cache import graph_key, prepacked_graph
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.scheduler import Scheduler
 from specops.session import open_session, share_threads
@@ -180,14 +182,13 @@ def _assemble(
             "SPECOPS_EXACT cannot be kept: this processor's kernels round differently"
         )
     context -= max(0, (align or 1) - 2)  # room for the spare tokens of the last pass
-    drafters: dict[str, Drafter] = {}
     kv_bytes = decoder.cache.nbytes
+    draft_decoder = None
     if draft is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
         draft_decoder = _open(draft, settings, min(context, draft.context_length), report)
         kv_bytes += draft_decoder.cache.nbytes
-        drafters["draft"] = DraftModelDrafter(draft_decoder, vocab_size=decoder.vocab_size)
-    drafters["ngram"] = NgramDrafter()
+    drafters = make_drafters(Means(vocab_size=decoder.vocab_size, draft=draft_decoder))
     info = ModelInfo(
         name=target.name,
         quant=target.quant,
@@ -203,9 +204,17 @@ def _assemble(
         exact_align=align,
         threads=threads,
     )
+    report("measuring what passes cost")
+    costs = calibrate(
+        decoder,
+        draft_decoder,
+        widest=min(_widest(settings, align), decoder.cache.capacity),
+        saved=_costs_file(settings, target, draft, threads),
+    )
     scheduler = Scheduler(
         decoder,
         drafters,
+        Controller(costs, settings.max_k_draft),
         tokenizer,
         end_tokens=target.end_tokens,
         prefill_chunk=settings.prefill_chunk,
@@ -213,6 +222,20 @@ def _assemble(
     )
     begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
     return Engine(info, scheduler, tokenizer, empty_prompt=(begin,))
+
+
+def _widest(settings: Settings, align: int | None) -> int:
+    """Tokens of the widest pass that verifies."""
+    width = settings.max_k_draft + 1
+    return width + -width % (align or 1)
+
+
+def _costs_file(
+    settings: Settings, target: ModelFolder, draft: ModelFolder | None, threads: int
+) -> Path:
+    """Where the costs of these passes are kept: other models or threads have another file."""
+    key = "-".join(graph_key(folder.graph) for folder in (target, draft) if folder is not None)
+    return settings.cache_dir / "costs" / f"{target.name}-{key}-{threads}.json"
 
 
 def _open(

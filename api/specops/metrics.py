@@ -32,7 +32,7 @@ from specops.memory import MemoryReading, Pressure, read_memory, read_pressure
 from specops.request import FinishReason, GenerationStats, StepKind, StepResult, StepStats
 
 NAMESPACE = "specops"
-DRAFTERS = ("draft", "ngram")
+DRAFTERS = ("draft", "ngram", "ngram_cache", "cascade")
 MODELS = ("target", "draft")
 REJECTIONS = ("queue_full", "not_ready", "prompt_too_long", "invalid", "too_large")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -55,7 +56,8 @@ class GenerationRequest:
     max_new_tokens: int
     sampling: SamplingParams = SamplingParams()
     drafter: str = "none"
-    k_draft: int = 0
+    k_draft: int = 0  # most tokens guessed per step
+    adaptive: bool = False  # fewer of them, or none, where that is faster
     exact: bool = False
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -85,7 +87,8 @@ class GenerationStats:
     """What one request cost. Seconds of wall time; steps are the target's forward passes.
 
     The first token comes out of the prompt's own pass, so `generated_tokens - 1` tokens were
-    decoded, in `sequence_steps` steps.
+    decoded, in `sequence_steps` steps. `acceptance` is the controller's estimate, per drafter and
+    kind of draft, that the guess at a position is accepted where those before it were.
     """
 
     prompt_tokens: int = 0
@@ -99,6 +102,8 @@ class GenerationStats:
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # from leaving the queue to the first token
     decode_seconds: float = 0.0  # from the first token to the last
+    estimated_speedup: float = 1.0  # over plain decoding, by the measured costs of the passes
+    acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def tokens_per_jump(self) -> float:
@@ -106,6 +111,11 @@ class GenerationStats:
         if not self.sequence_steps:
             return 0.0
         return (self.generated_tokens - 1) / self.sequence_steps
+
+    @property
+    def draft_length(self) -> float:
+        """Guesses per sequence step, steps without a guess included; 0 without a step."""
+        return self.draft_tokens / self.sequence_steps if self.sequence_steps else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:

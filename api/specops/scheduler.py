@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 
+from specops.controller import Controller
 from specops.decoder import Decoder
 from specops.drafters.base import Drafter
 from specops.request import (
@@ -24,7 +25,7 @@ from specops.request import (
 )
 from specops.sampling import next_token
 from specops.sequence import Sequence
-from specops.speculation import Proposal, jump, propose
+from specops.speculation import Turn, jump, plan_round
 from specops.tokenizer import Tokenizer
 
 
@@ -34,6 +35,7 @@ class Scheduler:
     Args:
         target: the model that answers.
         drafters: sources of guesses by name.
+        controller: chooses how many guesses pay.
         tokenizer: the target's.
         end_tokens: tokens that end a text.
         prefill_chunk: prompt tokens per pass.
@@ -45,6 +47,7 @@ class Scheduler:
         self,
         target: Decoder,
         drafters: Mapping[str, Drafter],
+        controller: Controller,
         tokenizer: Tokenizer,
         *,
         end_tokens: frozenset[int],
@@ -54,6 +57,7 @@ class Scheduler:
     ) -> None:
         self.target = target
         self.drafters = drafters
+        self.controller = controller
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._tokenizer = tokenizer
@@ -155,7 +159,7 @@ class Scheduler:
         prompt = sequence.request.prompt_tokens
         chunk = prompt[sequence.prefilled : sequence.prefilled + self._prefill_chunk]
         start = time.perf_counter()
-        logits = self.target.extend(row, chunk, align=self._exact_align)
+        logits = self.target.extend(row, chunk, align=self._exact_align, logits=1)
         seconds = time.perf_counter() - start
         sequence.prefilled += len(chunk)
         emitted = 0
@@ -163,45 +167,56 @@ class Scheduler:
             token = next_token(logits[-1], sequence.request.sampling, sequence.rng)
             emitted = sequence.append([token], 0, None)
         drafter = self.drafters.get(sequence.request.drafter)
-        if drafter is not None and not sequence.finish:
+        if drafter is not None and not sequence.finish and self._worth_feeding(sequence):
             drafter.prefill(row, chunk)
         return StepStats(
             StepKind.PREFILL, seconds, 1, prompt_tokens=len(chunk), emitted_tokens=emitted
         )
 
+    def _worth_feeding(self, sequence: Sequence) -> bool:
+        """Whether a draft model should see the prompt before it is known to be asked."""
+        request = sequence.request
+        return request.k_draft > 0 and (
+            not request.adaptive or self.controller.pays(request.drafter)
+        )
+
     def _decode_round(self, skip: Sequence | None) -> Iterator[StepStats]:
         """One jump for every sequence that is past its prompt."""
-        shared: list[tuple[int, Proposal]] = []
-        for row, sequence in enumerate(self.running):
-            if sequence.prefilling or sequence.finish or sequence is skip:
-                continue
-            proposal = propose(row, sequence, self.drafters)
-            if proposal.draft.tokens or sequence.request.exact:
-                align = self._exact_align if sequence.request.exact else 1
-                yield jump(row, sequence, proposal, self.target, align=align)
+        active = [
+            (row, sequence)
+            for row, sequence in enumerate(self.running)
+            if not (sequence.prefilling or sequence.finish or sequence is skip)
+        ]
+        if not active:
+            return
+        shared: list[Turn] = []
+        for turn in plan_round(active, self.drafters, self.controller, self._exact_align):
+            if turn.draft.tokens or turn.candidate.alone:
+                yield jump(turn, self.target, self.controller)
             else:
-                shared.append((row, proposal))
+                shared.append(turn)
         # Adjacent rows have the same distance between row and place in the list.
-        for _, run in groupby(enumerate(shared), key=lambda item: item[1][0] - item[0]):
-            yield self._decode([item for _, item in run])
+        for _, run in groupby(enumerate(shared), key=lambda item: item[1].row - item[0]):
+            yield self._decode([turn for _, turn in run])
+        self.controller.round_ended(len(active))
 
-    def _decode(self, batch: list[tuple[int, Proposal]]) -> StepStats:
+    def _decode(self, turns: list[Turn]) -> StepStats:
         """One token for each of several adjacent rows, in one pass."""
-        rows = [row for row, _ in batch]
-        sequences = [self.running[row] for row in rows]
         start = time.perf_counter()
-        logits = self.target.decode(rows[0], [sequence.tokens[-1] for sequence in sequences])
+        logits = self.target.decode(turns[0].row, [turn.sequence.tokens[-1] for turn in turns])
         seconds = time.perf_counter() - start
         emitted = 0
-        for index, (sequence, (_, proposal)) in enumerate(zip(sequences, batch, strict=True)):
+        for index, turn in enumerate(turns):
+            sequence = turn.sequence
             token = next_token(logits[index], sequence.request.sampling, sequence.rng)
             emitted += sequence.append([token], 0, None)
-            sequence.count_step(asked=proposal.drafter is not None)
+            sequence.count_step(asked=turn.asked)
+        self.controller.decoded([turn.candidate for turn in turns], time.perf_counter() - start)
         return StepStats(
             StepKind.DECODE,
             seconds,
-            len(batch),
+            len(turns),
             emitted_tokens=emitted,
-            draft_seconds=sum(proposal.seconds for _, proposal in batch),
-            missed_drafters=tuple(item.drafter for _, item in batch if item.drafter),
+            draft_seconds=sum(turn.seconds for turn in turns),
+            missed_drafters=tuple(turn.drafter for turn in turns if turn.missed and turn.drafter),
         )

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from specops.request import GenerationStats, Output, Piece, SamplingParams
+from specops.request import GenerationRequest, GenerationStats, Output, Piece, SamplingParams
 
 
 def _encodable(text: str) -> str:
@@ -40,10 +40,17 @@ class GenerateRequest(BaseModel):
     prompt: Text = Field(description="may be empty")
     max_new_tokens: int = Field(50, ge=1)
     k_draft: int | None = Field(
-        None, ge=0, description="tokens guessed per step; default: the server's (3)"
+        None,
+        ge=0,
+        description="most tokens guessed per step; default: the server's (8; 3 where not adaptive)",
     )
-    drafter: Literal["draft", "ngram", "none"] | None = Field(
+    drafter: Literal["draft", "ngram", "ngram_cache", "cascade", "none"] | None = Field(
         None, description="where guesses come from; default: the server's"
+    )
+    adaptive: bool | None = Field(
+        None,
+        description="guess less than k_draft, or nothing, where that is faster; false: always "
+        "k_draft; default: the server's (true)",
     )
     exact: bool | None = Field(
         None,
@@ -93,20 +100,31 @@ class Details(BaseModel):
     mean_acceptance_length: float = Field(
         description="1 + accepted tokens per draft; passes without a guess do not count"
     )
+    draft_length: float = Field(description="tokens guessed per pass; passes without count as 0")
+    estimated_speedup: float = Field(
+        description="speed over plain decoding, as the measured costs of the passes have it"
+    )
+    acceptance: dict[str, list[float]] = Field(
+        description="adaptive: the controller's estimate per drafter and kind of draft that guess "
+        "i + 1 is accepted where those before it were"
+    )
     drafter: str
     k_draft: int
+    adaptive: bool
     exact: bool
 
     @classmethod
-    def of(cls, stats: GenerationStats, *, drafter: str, k_draft: int, exact: bool) -> Details:
+    def of(cls, stats: GenerationStats, request: GenerationRequest) -> Details:
         """Build from an engine's figures and what the request ran with."""
         return cls(
             **asdict(stats),
             tokens_per_jump=stats.tokens_per_jump,
             mean_acceptance_length=stats.mean_acceptance_length,
-            drafter=drafter,
-            k_draft=k_draft,
-            exact=exact,
+            draft_length=stats.draft_length,
+            drafter=request.drafter,
+            k_draft=request.k_draft,
+            adaptive=request.adaptive,
+            exact=request.exact,
         )
 
 

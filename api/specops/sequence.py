@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specops.acceptance import Outlook
 from specops.request import (
     TARGET,
     FinishReason,
@@ -36,6 +37,7 @@ class Sequence:
         tokens: prompt and generated tokens.
         prefilled: prompt tokens that the target's cache holds.
         finish: set once the request has ended.
+        outlook: what its guesses have been worth.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Sequence:
         self.tokens = list(request.prompt_tokens)
         self.prefilled = 0
         self.finish: FinishReason | None = None
+        self.outlook = Outlook()
         self.rng = np.random.default_rng(request.sampling.seed)
         self._end_tokens = frozenset() if request.ignore_eos else end_tokens
         self._text = TextStream(tokenizer, request.prompt_tokens, request.stop)
@@ -152,4 +155,9 @@ class Sequence:
             queue_seconds=started - self.request.arrival,
             prefill_seconds=first - started,
             decode_seconds=last - first,
+            estimated_speedup=self.outlook.speedup,
+            acceptance={
+                name: tuple(seen.rates[: self.request.k_draft])
+                for name, seen in self.outlook.named()
+            },
         )

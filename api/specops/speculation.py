@@ -1,4 +1,4 @@
-"""Draft, verify, accept: one jump of one sequence.
+"""Draft, verify, accept: the turns of one round, and one jump of one sequence.
 
 The target's pass takes the last token and all guesses at once, so its cache then also holds the
 rejected ones; forgetting them is a length change.
@@ -7,9 +7,10 @@ rejected ones; forgetting them is a length change.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
+from specops.controller import Candidate, Controller, kind_of_match
 from specops.decoder import Decoder
 from specops.drafters.base import NO_DRAFT, Draft, Drafter
 from specops.request import StepKind, StepStats
@@ -18,52 +19,133 @@ from specops.sequence import Sequence
 from specops.verify import verify_greedy, verify_sampled
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A drafter's answer. `drafter` is None where none was asked."""
+@dataclass(slots=True)
+class Turn:
+    """A sequence's part in a round.
 
+    Attributes:
+        row: the sequence's row of the cache.
+        sequence: past its prompt.
+        candidate: what the controller knows of it.
+        draft: guesses to verify, maybe none.
+        asked: a drafter was asked for guesses.
+        seconds: that guessing took.
+    """
+
+    row: int
+    sequence: Sequence
+    candidate: Candidate
     draft: Draft = NO_DRAFT
-    drafter: str | None = None
+    asked: bool = False
     seconds: float = 0.0
 
+    @property
+    def drafter(self) -> str | None:
+        """Who made the guesses; where there are none, who was asked; None where nobody was."""
+        return (self.draft.origin or self.sequence.request.drafter) if self.asked else None
 
-def propose(row: int, sequence: Sequence, drafters: Mapping[str, Drafter]) -> Proposal:
-    """Ask the request's drafter how the sequence goes on.
+    @property
+    def missed(self) -> bool:
+        """A drafter was asked and had nothing."""
+        return self.asked and not self.draft.tokens
 
-    The target adds a token of its own to the accepted guesses, so the last token that may be
-    generated is never guessed.
+
+def plan_round(
+    rows: Iterable[tuple[int, Sequence]],
+    drafters: Mapping[str, Drafter],
+    controller: Controller,
+    exact_align: int,
+) -> list[Turn]:
+    """Collect guesses as far as they pay.
+
+    Looking guesses up costs little, so that is done first, and how good they look decides how many
+    are verified; a draft model is asked only for as many as pay.
+
+    Args:
+        rows: the sequences that decode, by row.
+        drafters: by name.
+        controller: chooses how many guesses each gets.
+        exact_align: width of exact passes, see `exactness`.
     """
-    request = sequence.request
-    count = min(request.k_draft, sequence.remaining - 1)
-    drafter = drafters.get(request.drafter)
-    if drafter is None or count < 1:
-        return Proposal()
     start = time.perf_counter()
-    draft = drafter.propose(row, sequence.tokens, count, request.sampling, sequence.rng)
-    return Proposal(draft, drafter.name, time.perf_counter() - start)
+    turns = [
+        _look_up(row, sequence, drafters, controller, exact_align if sequence.request.exact else 1)
+        for row, sequence in rows
+    ]
+    lengths = controller.choose([turn.candidate for turn in turns])
+    asking = [turn for turn in turns if turn.asked and not turn.candidate.fixed]
+    if asking:
+        seconds = (time.perf_counter() - start) / len(asking)
+        for turn in asking:
+            controller.asked(turn.candidate.outlook, turn.sequence.request.drafter, seconds)
+    for turn, length in zip(turns, lengths, strict=True):
+        if turn.candidate.paid:
+            _propose(turn, length, drafters)
+        elif length < len(turn.draft.tokens):
+            turn.draft = replace(turn.draft, tokens=turn.draft.tokens[:length])
+            turn.asked = length > 0  # nothing was missing: it did not pay
+    return turns
 
 
-def jump(
-    row: int, sequence: Sequence, proposal: Proposal, target: Decoder, *, align: int
-) -> StepStats:
+def _look_up(
+    row: int,
+    sequence: Sequence,
+    drafters: Mapping[str, Drafter],
+    controller: Controller,
+    align: int,
+) -> Turn:
+    """Ask the request's drafter for what it has at hand."""
+    request, outlook = sequence.request, sequence.outlook
+    candidate = Candidate(outlook, align=align, alone=request.exact)
+    turn = Turn(row, sequence, candidate)
+    drafter = drafters.get(request.drafter)
+    # The target adds a token of its own to the accepted guesses: the last is never guessed.
+    most = min(request.k_draft, sequence.remaining - 1)
+    if drafter is None or most < 1:
+        return turn
+    candidate.drafter, candidate.fixed = drafter.name, not request.adaptive
+    if request.adaptive and not controller.asks(outlook, drafter.name):
+        return turn
+    turn.asked = True
+    start = time.perf_counter()
+    turn.draft = drafter.look_up(row, sequence.tokens, most)
+    turn.seconds = time.perf_counter() - start
+    candidate.most = len(turn.draft.tokens)
+    candidate.source = turn.draft.origin
+    candidate.kind = kind_of_match(turn.draft.match_length)
+    if not candidate.most and drafter.runs_model:
+        candidate.paid, candidate.most = True, most
+        candidate.backlog = drafter.backlog(row, len(sequence.tokens))
+    return turn
+
+
+def _propose(turn: Turn, length: int, drafters: Mapping[str, Drafter]) -> None:
+    """Let the draft model guess."""
+    if not length:
+        turn.asked = False
+        return
+    sequence = turn.sequence
+    drafter = drafters[sequence.request.drafter]
+    start = time.perf_counter()
+    turn.draft = drafter.propose(
+        turn.row, sequence.tokens, length, sequence.request.sampling, sequence.rng
+    )
+    turn.seconds += time.perf_counter() - start
+
+
+def jump(turn: Turn, target: Decoder, controller: Controller) -> StepStats:
     """Verify the guesses in one pass and append what stands, with the target's own token after it.
 
     Args:
-        row: the sequence's row; the target's cache holds all its tokens but the last.
-        sequence: is appended to.
-        proposal: guesses, maybe none.
+        turn: the target's cache holds all of the sequence's tokens but the last.
         target: runs one pass.
-        align: the pass's width is a multiple of it; see `exactness`.
+        controller: is told what came of it.
     """
-    request, draft = sequence.request, proposal.draft
-    guesses = len(draft.tokens)
+    row, sequence, draft = turn.row, turn.sequence, turn.draft
+    request, guesses = sequence.request, len(draft.tokens)
     held = target.cache.lengths[row]
     start = time.perf_counter()
-    logits = target.extend(
-        row,
-        [sequence.tokens[-1], *draft.tokens],
-        align=align,
-    )
+    logits = target.extend(row, [sequence.tokens[-1], *draft.tokens], align=turn.candidate.align)
     seconds = time.perf_counter() - start
     if request.sampling.temperature == 0:
         verdict = verify_greedy(logits, draft.tokens)
@@ -72,20 +154,22 @@ def jump(
         verdict = verify_sampled(target_probs, draft.tokens, draft.probs, sequence.rng)
     target.cache.truncate(row, held + 1 + verdict.accepted)
     tokens = [*draft.tokens[: verdict.accepted], verdict.next_token]
-    emitted = sequence.append(tokens, verdict.accepted, proposal.drafter)
+    emitted = sequence.append(tokens, verdict.accepted, turn.drafter)
     # A stop inside of the accepted guesses: what came after it never was output.
     accepted = min(verdict.accepted, emitted)
-    asked = proposal.drafter is not None
-    sequence.count_step(asked=asked, draft_tokens=guesses, accepted=accepted)
+    sequence.count_step(asked=turn.asked, draft_tokens=guesses, accepted=accepted)
+    controller.verified(
+        turn.candidate, guesses, verdict.accepted, time.perf_counter() - start, turn.seconds
+    )
     return StepStats(
         kind=StepKind.VERIFY if guesses else StepKind.DECODE,
         seconds=seconds,
         rows=1,
         emitted_tokens=emitted,
-        drafter=proposal.drafter,
-        draft_seconds=proposal.seconds,
+        drafter=turn.drafter,
+        draft_seconds=turn.seconds,
         draft_tokens=guesses,
         accepted_per_position=(1,) * accepted,
-        missed_drafters=(proposal.drafter,) if proposal.drafter and not guesses else (),
+        missed_drafters=(turn.drafter,) if turn.missed and turn.drafter else (),
         exact=request.exact,
     )

@@ -90,11 +90,11 @@ def test_a_damaged_cache_is_made_again(
 def test_another_processor_or_runtime_gets_its_own(
     graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {weight_cache._key(graph)}
+    keys = {weight_cache.graph_key(graph)}
     monkeypatch.setattr(weight_cache, "_processor", lambda: "another")
-    keys.add(weight_cache._key(graph))
+    keys.add(weight_cache.graph_key(graph))
     monkeypatch.setattr(weight_cache.session, "VERSION", "0.0")
-    keys.add(weight_cache._key(graph))
+    keys.add(weight_cache.graph_key(graph))
     assert len(keys) == 3
 
 
@@ -163,7 +163,7 @@ def test_exports_of_other_weights_never_share_one(graph: Path, tmp_path: Path) -
     shutil.copytree(graph.parent, other)
     manifest = json.loads((other / "specops.json").read_text())
     (other / "specops.json").write_text(json.dumps({**manifest, "source_digest": "sha256:0"}))
-    assert weight_cache._key(other / graph.name) != weight_cache._key(graph)
+    assert weight_cache.graph_key(other / graph.name) != weight_cache.graph_key(graph)
 
 
 def test_graphs_without_a_manifest_are_told_apart_by_their_path(
@@ -173,7 +173,7 @@ def test_graphs_without_a_manifest_are_told_apart_by_their_path(
     for name in ("one", "two"):
         shutil.copytree(graph.parent, tmp_path / name)
         (tmp_path / name / "specops.json").unlink()
-        keys.add(weight_cache._key(tmp_path / name / graph.name))
+        keys.add(weight_cache.graph_key(tmp_path / name / graph.name))
     assert len(keys) == 2
 
 

@@ -57,7 +57,7 @@ def prepacked_graph(
         The prepacked graph, its weights read ahead; None where none could be made: the disk is
         full or read-only, or memory ran out. The reason is logged; the graph itself still works.
     """
-    root, key = cache_dir / "prepacked", _key(graph)
+    root, key = cache_dir / "prepacked", graph_key(graph)
     try:
         with locked(root):  # another process may be at the same graph, or at another one
             # One folder per graph: a draft that is the target's own file goes by another name.
@@ -80,7 +80,7 @@ def prepacked_graph(
     return folder / _GRAPH
 
 
-def _key(graph: Path) -> str:
+def graph_key(graph: Path) -> str:
     """Differs where the graph, the processor, ONNX Runtime or the format does.
 
     An export's manifest names its source by digest, so copies of an export and links to it have

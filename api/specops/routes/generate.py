@@ -71,9 +71,7 @@ class _Job:
         if error := _failure(last, self.request):
             raise error
         request, stats = self.request, last.stats or GenerationStats()
-        details = Details.of(
-            stats, drafter=request.drafter, k_draft=request.k_draft, exact=request.exact
-        )
+        details = Details.of(stats, request)
         return GenerateResponse(
             generated_text=text,
             tokens_per_second=stats.tokens_per_second,
@@ -125,7 +123,9 @@ def _checked(body: GenerateRequest, settings: Settings, info: ModelInfo) -> dict
     given = body.model_fields_set
     if body.max_new_tokens > settings.max_new_tokens and "max_new_tokens" in given:
         raise _invalid("max_new_tokens", f"at most {settings.max_new_tokens} on this server")
-    k_draft = settings.k_draft if body.k_draft is None else body.k_draft
+    adaptive = settings.adaptive if body.adaptive is None else body.adaptive
+    default = settings.max_k_draft if adaptive else settings.k_draft
+    k_draft = default if body.k_draft is None else body.k_draft
     if k_draft > settings.max_k_draft:
         raise _invalid("k_draft", f"at most {settings.max_k_draft} on this server")
     drafter = body.drafter or info.default_drafter
@@ -139,6 +139,7 @@ def _checked(body: GenerateRequest, settings: Settings, info: ModelInfo) -> dict
         "max_new_tokens": min(body.max_new_tokens, settings.max_new_tokens),
         "k_draft": k_draft if drafter != "none" else 0,
         "drafter": drafter,
+        "adaptive": adaptive,
         "exact": exact,
     }
 

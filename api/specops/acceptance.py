@@ -1,0 +1,81 @@
+"""How often guesses come true: a decaying estimate per position, and what a request has seen.
+
+The chance that guess i is accepted, given that those before it were, is estimated from counts that
+fade, so that a text that changes is followed. A position that was rarely tried leans on the one
+before it: long drafts are neither believed nor ruled out before they were seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+_MEMORY = 0.98  # weight of a draft after each newer one: about the last 50 count
+_LEAN = 2.0  # drafts' worth of belief in the position before
+_FIRST_GUESS = 0.6  # belief before anything was seen
+_INHERITED = 6.0  # most drafts' worth of belief that a request takes over from those before it
+
+
+class Acceptance:
+    """Estimates from one kind of drafts.
+
+    Attributes:
+        rates: per position the chance that a guess is accepted, given that those before it were.
+    """
+
+    __slots__ = ("_accepted", "_tried", "rates")
+
+    def __init__(self, positions: int) -> None:
+        self._tried = [0.0] * positions
+        self._accepted = [0.0] * positions
+        self.rates = [_FIRST_GUESS] * positions
+
+    def observe(self, guesses: int, accepted: int) -> None:
+        """Take in one draft: how many guesses were verified, how many of them stand."""
+        tried, hits, rates = self._tried, self._accepted, self.rates
+        # What comes after the first rejected guess was not tried: its context was wrong.
+        reached = min(guesses, accepted + 1)
+        before = _FIRST_GUESS
+        for position in range(len(rates)):
+            count, hit = tried[position] * _MEMORY, hits[position] * _MEMORY
+            if position < reached:
+                count += 1.0
+                hit += position < accepted
+            tried[position], hits[position] = count, hit
+            before = rates[position] = (hit + _LEAN * before) / (count + _LEAN)
+
+    def heir(self) -> Acceptance:
+        """A copy that believes the same, less firmly: what a new request starts with."""
+        copy = Acceptance(len(self.rates))
+        for position, count in enumerate(self._tried):
+            share = min(1.0, _INHERITED / count) if count else 0.0
+            copy._tried[position] = count * share
+            copy._accepted[position] = self._accepted[position] * share
+        copy.rates = list(self.rates)
+        return copy
+
+
+@dataclass(slots=True)
+class Outlook:
+    """What one request's guesses have been worth so far. Written by the controller alone.
+
+    Times are in seconds of the cost curve, see `costs`.
+    """
+
+    seen: dict[tuple[str, int], Acceptance] = field(default_factory=dict)  # drafter, kind
+    gain: float | None = None  # mean tokens won per time of asking, against plain decoding
+    ask_credit: float = 0.0  # time that may go into asking although it does not pay
+    probe_credit: float = 0.0  # the same for guessing
+    length: int = 0  # guesses in the last step
+    seconds: float = 0.0  # that its steps cost
+    plain_seconds: float = 0.0  # that plain decoding would have cost for as many tokens
+
+    def named(self) -> Iterator[tuple[str, Acceptance]]:
+        """What was seen, under names for people: `draft`, `ngram, match of 4`."""
+        for (drafter, match), acceptance in self.seen.items():
+            yield f"{drafter}, match of {match}" if match else drafter, acceptance
+
+    @property
+    def speedup(self) -> float:
+        """Estimated speed over plain decoding so far; 1 before anything was decoded."""
+        return self.plain_seconds / self.seconds if self.seconds else 1.0
