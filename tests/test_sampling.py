@@ -49,6 +49,34 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, logits: list
     assert np.all(before[~kept] <= least)
 
 
+def plainly_filtered(logits: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
+    """The same by sorting everything, in twice the precision."""
+    probs = np.exp(logits.astype(np.float64) - logits.max())
+    order = np.argsort(-probs, kind="stable")
+    if top_k:
+        probs[probs < probs[order[min(top_k, len(order)) - 1]]] = 0
+    probs /= probs.sum()
+    if top_p < 1:
+        ranked = probs[order]
+        probs[order[np.cumsum(ranked) - ranked >= top_p]] = 0
+    return probs / probs.sum()
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("vocab", [4, 300, 5000])
+@pytest.mark.parametrize("top_k", [0, 1, 3, 200])
+@pytest.mark.parametrize("top_p", [1.0, 0.99, 0.5])
+def test_the_short_way_to_the_top_leads_to_the_same_filter(
+    spread: float, vocab: int, top_k: int, top_p: float
+) -> None:
+    """From peaked to flat, where the short way is none; steps in the logits make ties."""
+    rng = np.random.default_rng(7)
+    logits = (np.round(rng.standard_normal((2, vocab)) * 8) / 8 * spread).astype(np.float32)
+    found = filtered_probs(logits, SamplingParams(1.0, top_k=top_k, top_p=top_p))
+    for row, plain in zip(found, logits, strict=True):
+        assert np.allclose(row, plainly_filtered(plain, top_k, top_p), rtol=1e-4, atol=1e-30)
+
+
 def test_a_large_temperature_flattens() -> None:
     assert np.allclose(filtered_probs(LOGITS, SamplingParams(1e6)), 1 / 50, atol=1e-5)
 

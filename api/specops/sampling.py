@@ -1,4 +1,4 @@
-"""From logits to probabilities to a token, vectorized over positions.
+"""From logits to probabilities to a token, vectorized over the vocabulary.
 
 The same filters apply to the target and to the draft, in the order that the transformers library
 uses: temperature, top-k, top-p.
@@ -12,6 +12,10 @@ import numpy.typing as npt
 from specops.request import SamplingParams
 
 Floats = npt.NDArray[np.float32]
+
+# How far below the largest logit to look before all are looked at. The few hundred that
+# matter among 32,000 are near the top; sorting all takes 0.6 ms.
+_DEPTHS = (3.0, 6.0, 9.0, 12.0, float("inf"))
 
 
 def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
@@ -28,24 +32,46 @@ def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
     scaled -= scaled.max(axis=-1, keepdims=True)
     vocab = scaled.shape[-1]
     if 0 < params.top_k < vocab:
-        kth = np.partition(scaled, vocab - params.top_k, axis=-1)[:, vocab - params.top_k]
-        scaled[scaled < kth[:, None]] = -np.inf
+        for row in scaled:
+            row[row < _kth_largest(row, params.top_k)] = -np.inf
     probs: Floats = np.exp(scaled, out=scaled)
     probs /= probs.sum(axis=-1, keepdims=True)
     if params.top_p < 1.0:
-        probs = _nucleus(probs, params.top_p)
+        for row in probs:
+            _keep_nucleus(row, params.top_p)
     return probs
 
 
-def _nucleus(probs: Floats, top_p: float) -> Floats:
-    """Keep the smallest set of most probable tokens that holds at least `top_p` together."""
-    order = np.argsort(-probs, axis=-1, kind="stable")
-    ranked = np.take_along_axis(probs, order, axis=-1)
-    before = np.cumsum(ranked, axis=-1, dtype=np.float64) - ranked
-    ranked[before >= top_p] = 0.0  # never the first: nothing lies before it
-    np.put_along_axis(probs, order, ranked, axis=-1)
-    probs /= probs.sum(axis=-1, keepdims=True)
-    return probs
+def _kth_largest(scaled: Floats, k: int) -> np.float32:
+    """The k-th largest of [V] logits of which the largest is 0."""
+    for depth in _DEPTHS:
+        near = scaled[scaled >= -depth]
+        if len(near) >= k:
+            break
+    kth: np.float32 = np.partition(near, len(near) - k)[len(near) - k]
+    return kth
+
+
+def _keep_nucleus(probs: Floats, top_p: float) -> None:
+    """Keep the smallest set of most probable tokens that holds at least `top_p` together.
+
+    Args:
+        probs: [V], written to; what is kept sums to 1.
+    """
+    for depth in _DEPTHS:
+        ranked = np.sort(probs[probs >= probs.max() * np.exp(-depth)])[::-1]
+        if ranked.sum(dtype=np.float64) >= top_p:  # so no token beyond these is in it
+            break
+    before = np.cumsum(ranked, dtype=np.float64) - ranked
+    count = np.count_nonzero(before < top_p)  # never 0: nothing lies before the first
+    kept = np.flatnonzero(probs >= ranked[count - 1])
+    if len(kept) > count:  # of equally probable ones the first stay
+        kept = np.delete(
+            kept, np.flatnonzero(probs[kept] == ranked[count - 1])[count - len(kept) :]
+        )
+    weights = probs[kept]
+    probs[:] = 0.0
+    probs[kept] = weights / weights.sum()
 
 
 def draw(weights: Floats, rng: np.random.Generator) -> int:
