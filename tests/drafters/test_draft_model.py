@@ -117,53 +117,46 @@ def test_rows_move(draft_decoder: Decoder) -> None:
 PROMPT = [5, 6, 7, 8]
 
 
-def likeliest(decoder: Decoder, tokens: list[int], sampling: SamplingParams | None) -> float:
-    """The largest probability that the draft gives to any token after `tokens`."""
+def own_probability(
+    decoder: Decoder, tokens: list[int], guess: int, sampling: SamplingParams | None
+) -> float:
+    """What the draft gives to a guess after `tokens`."""
     logits = decoder.extend(2, tokens)[-1:].copy()
     decoder.cache.truncate(2, 0)
-    return float(filtered_probs(logits, sampling or SamplingParams(1.0)).max())
+    return float(filtered_probs(logits, sampling or SamplingParams(1.0))[0, guess])
 
 
 @pytest.mark.parametrize("sampling", [None, SamplingParams(0.7, top_k=20, top_p=0.9)])
-def test_stops_where_it_is_not_sure(
+def test_the_first_unsure_guess_is_the_last(
     draft_decoder: Decoder, sampling: SamplingParams | None
 ) -> None:
-    """It makes the guesses that it would make anyway, up to the first unsure position."""
+    """Up to there it makes the guesses that it would make anyway."""
     asked = sampling or SamplingParams()
     everything = propose(
         DraftModelDrafter(draft_decoder, vocab_size=VOCAB), PROMPT, 4, sampling=asked
     )
-    sure = [
-        likeliest(draft_decoder, [*PROMPT, *everything.tokens[:position]], sampling)
-        for position in range(4)
+    own = [
+        own_probability(draft_decoder, [*PROMPT, *everything.tokens[:position]], guess, sampling)
+        for position, guess in enumerate(everything.tokens)
     ]
-    for threshold in sorted(sure):
-        bound = threshold + 1e-6  # just more than one of the positions has
+    lengths = set()
+    for bound in (0.0, *(value + 1e-6 for value in own)):  # just more than one of them has
         draft_decoder.cache.truncate(0, 0)
         drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB, min_probability=bound)
         draft = propose(drafter, PROMPT, 4, sampling=asked)
-        expected = next(position for position, value in enumerate(sure) if value < bound)
+        unsure = [position for position, value in enumerate(own) if value < bound]
+        expected = min(4, unsure[0] + 1) if unsure else 4
         assert draft.tokens == everything.tokens[:expected]
+        assert (draft.probs is None) == (sampling is None)
         if draft.probs is not None and everything.probs is not None:
             assert np.array_equal(draft.probs, everything.probs[:expected])
+        lengths.add(expected)
+    assert min(lengths) < 4  # the bound has cut something
 
 
-def test_an_unsure_position_is_computed_once(draft_decoder: Decoder) -> None:
+def test_after_an_unsure_guess_no_pass_is_made(draft_decoder: Decoder) -> None:
     drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB, min_probability=1.0)
-    assert propose(drafter, PROMPT, 4) is NO_DRAFT
     with counted(draft_decoder) as fed:
-        assert propose(drafter, [*PROMPT, 9], 4) is NO_DRAFT
-    assert fed == [1]
-
-
-def test_whether_it_stops_does_not_depend_on_what_was_drawn(draft_decoder: Decoder) -> None:
-    """A stop at unlikely tokens would bend the distribution that verification relies on."""
-    sampling = SamplingParams(1.0)
-    threshold = likeliest(draft_decoder, PROMPT, sampling) - 1e-6
-    drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB, min_probability=threshold)
-    first: set[int] = set()
-    for seed in range(200):
-        draft = drafter.propose(0, PROMPT, 1, sampling, np.random.default_rng(seed))
-        assert len(draft.tokens) == 1
-        first.update(draft.tokens)
-    assert len(first) > 1
+        assert len(propose(drafter, PROMPT, 4).tokens) == 1
+        assert len(propose(drafter, [*PROMPT, 9], 4).tokens) == 1
+    assert fed == [4, 1]

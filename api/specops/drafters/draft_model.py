@@ -25,9 +25,10 @@ class DraftModelDrafter:
     Args:
         decoder: the draft model over as many rows as the target has.
         vocab_size: the target's; the draft never guesses an id beyond it.
-        min_probability: stop where the draft's likeliest token has less than this, after the
-            request's own filters. It looks at the distribution, never at what was drawn from it:
-            so the guesses are distributed as they claim, and verification stays exact.
+        min_probability: the first guess that the draft itself gives less than this, after the
+            request's own filters, is the last. It is still offered: its pass is paid for, and
+            guesses that were kept or left out by what was drawn would not be distributed as
+            they claim.
     """
 
     name = "draft"
@@ -108,12 +109,11 @@ class DraftModelDrafter:
 
     def _greedy(self, row: int, logits: Floats, count: int) -> Draft:
         guesses: list[int] = []
-        while self._likely(logits):
+        while True:
             guesses.append(int(logits.argmax()))
-            if len(guesses) == count:
-                break
+            if len(guesses) == count or self._unsure(logits):
+                return Draft(tuple(guesses))
             logits = self._feed(row, guesses[-1:])
-        return Draft(tuple(guesses)) if guesses else NO_DRAFT
 
     def _sampled(
         self, row: int, logits: Floats, count: int, sampling: SamplingParams, rng: Generator
@@ -123,16 +123,14 @@ class DraftModelDrafter:
         probs: Floats = np.zeros((count, self._target_vocab), np.float32)
         while True:
             known = filtered_probs(logits[None], sampling)[0]
-            if known.max() < self._min_probability:
-                break
             probs[len(guesses), : self._vocab] = known
             guesses.append(draw(known, rng))
-            if len(guesses) == count:
-                break
+            if len(guesses) == count or known[guesses[-1]] < self._min_probability:
+                return Draft(tuple(guesses), probs[: len(guesses)])
             logits = self._feed(row, guesses[-1:])
-        return Draft(tuple(guesses), probs[: len(guesses)]) if guesses else NO_DRAFT
 
-    def _likely(self, logits: Floats) -> bool:
+    def _unsure(self, logits: Floats) -> bool:
+        """Whether the likeliest token of [V] is none that one should build upon."""
         if not self._min_probability:
-            return True
-        return 1 / float(np.exp(logits - logits.max()).sum()) >= self._min_probability
+            return False
+        return 1 / float(np.exp(logits - logits.max()).sum()) < self._min_probability
