@@ -40,7 +40,7 @@ class NgramDrafter(LookupDrafter):
 
     Args:
         min_match: tokens that must agree, at least 1.
-        max_tokens: tokens per row that are remembered, at least 2; about 0.7 KB each.
+        max_tokens: tokens per row that are remembered, at least 2; about 0.5 KB each.
     """
 
     name = "ngram"

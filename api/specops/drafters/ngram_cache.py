@@ -22,7 +22,7 @@ class NgramTable:
     """The token that last followed each n-gram; the least recently used n-gram is forgotten.
 
     Args:
-        entries: n-grams in memory, at least 1; about 0.25 KB each.
+        entries: n-grams in memory, at least 1; about 0.2 KB each.
         order: tokens per n-gram, at least 1.
     """
 
