@@ -40,6 +40,7 @@ def environment(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dic
         "SPECOPS_QUANT": tiny_settings.quant,
         "SPECOPS_CACHE_DIR": str(tiny_settings.cache_dir),
         "SPECOPS_THREADS": str(tiny_settings.threads),
+        "SPECOPS_ADAPTIVE": "0",  # whether guesses pay differs from run to run
     }
     for name in [name for name in os.environ if name.startswith("SPECOPS_")]:
         monkeypatch.delenv(name)
@@ -195,7 +196,7 @@ def test_info_tells_model_and_machine(tiny_pair: Path, capsys: pytest.CaptureFix
     assert str(tiny_pair / "target" / "onnx" / "int8-128") in lines["target"]
     size = sum(path.stat().st_size for path in (tiny_pair / "draft/onnx/int8-128").iterdir())
     assert f"{size / 1e6:,.1f} MB" in lines["draft"]
-    assert lines["drafters"] == "draft, ngram, none (default: draft)"
+    assert lines["drafters"] == "draft, ngram, cascade, none (default: draft)"
     assert lines["context"].startswith("100 tokens")
     assert f"{read_memory().limit / 1e6:,.1f} MB" in lines["memory"]
 

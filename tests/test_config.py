@@ -19,6 +19,7 @@ CHANGED = {
     "models_dir": ("/models", Path("/models")),
     "cache_dir": ("/cache", Path("/cache")),
     "prepack": ("0", False),
+    "adaptive": ("0", False),
     "drafter": ("ngram", "ngram"),
     "k_draft": ("5", 5),
     "max_k_draft": ("16", 16),
