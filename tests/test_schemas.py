@@ -7,9 +7,18 @@ from dataclasses import fields
 import pytest
 from pydantic import ValidationError
 
-from specops.request import GenerationStats, Piece, SamplingParams
+from specops.request import GenerationRequest, GenerationStats, Piece, SamplingParams
 from specops.schemas import Details, GenerateRequest, GenerateResponse, StreamEvent
 from tests.fakes import STATS, output
+
+REQUEST = GenerationRequest(
+    request_id="id",
+    prompt_tokens=(1,),
+    max_new_tokens=8,
+    drafter="draft",
+    k_draft=3,
+    adaptive=True,
+)
 
 
 def test_prompt_is_all_that_is_needed() -> None:
@@ -49,12 +58,13 @@ def test_half_a_surrogate_pair_is_no_text(field: str, text: str) -> None:
 
 
 def test_details_carry_every_statistic() -> None:
-    details = Details.of(STATS, drafter="draft", k_draft=3, exact=False).model_dump()
+    details = Details.of(STATS, REQUEST).model_dump()
     assert {item.name for item in fields(GenerationStats)} <= set(details)
+    assert (details["drafter"], details["k_draft"], details["adaptive"]) == ("draft", 3, True)
 
 
 def test_figures_without_a_step_are_zero_and_serialise() -> None:
-    details = Details.of(GenerationStats(), drafter="none", k_draft=0, exact=False)
+    details = Details.of(GenerationStats(), REQUEST)
     assert details.tokens_per_jump == details.mean_acceptance_length == 0
     assert "NaN" not in details.model_dump_json()
 

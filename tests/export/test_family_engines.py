@@ -89,7 +89,7 @@ def assert_unchanged(engine: Engine, drafter: str, k_draft: int) -> tuple[int, i
 def test_target_and_draft_of_the_family_are_loaded(engine: Engine) -> None:
     info = engine.info
     assert (info.quant, info.draft_quant) == ("int8-32", "int4-32")
-    assert info.drafters == ("draft", "ngram", "none")
+    assert info.drafters == ("draft", "ngram", "cascade", "none")
     assert info.draft_parameters is not None
     assert 0 < info.draft_parameters < info.parameters
 
