@@ -330,12 +330,13 @@ def write_checkpoint(
     (tokenizer or _write_tokenizer)(path, settings["vocab_size"])
     groups = np.array_split(np.array(list(shapes)), shards)
     weight_map: dict[str, str] = {}
-    weights = RandomWeights(seed, settings["dtype"])
+    dtype = settings.get("torch_dtype") or settings["dtype"]
+    weights = RandomWeights(seed, dtype)
     for number, names in enumerate(groups, start=1):
         single = shards == 1
         file = "model.safetensors" if single else f"model-{number:05d}-of-{shards:05d}.safetensors"
         part = {str(name): shapes[str(name)] for name in names}
-        write_safetensors(path / file, part, settings["dtype"], weights.of(part))
+        write_safetensors(path / file, part, dtype, weights.of(part))
         weight_map.update(dict.fromkeys(part, file))
     if shards > 1:
         index = {"metadata": {}, "weight_map": weight_map}

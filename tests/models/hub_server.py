@@ -11,9 +11,10 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -26,6 +27,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".bin", ".onnx", ".data")  # kept apart, with a sha256
 _API = re.compile(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)")
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+
+Content = bytes | Path
+"""What is in a file: the bytes, or where they lie."""
 
 
 @dataclass
@@ -45,7 +49,7 @@ class Hub:
         leaked: tokens that came to the storage.
     """
 
-    repos: dict[str, dict[str, bytes]]
+    repos: Mapping[str, Mapping[str, Content]]
     revisions: tuple[str, ...] = ("main",)
     token: str = ""
     status: int = 0
@@ -57,10 +61,10 @@ class Hub:
     leaked: list[str] = field(default_factory=list)
     url: str = ""
 
-    def storage(self) -> dict[str, bytes]:
+    def storage(self) -> dict[str, Content]:
         """The large files by sha256."""
         return {
-            hashlib.sha256(content).hexdigest(): content
+            _sha256(content): content
             for files in self.repos.values()
             for path, content in files.items()
             if path.endswith(LARGE)
@@ -75,6 +79,15 @@ def folder_files(folder: Path, prefix: str = "") -> dict[str, bytes]:
     """The files of a folder as a repository's."""
     return {
         prefix + path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def folder_paths(folder: Path, prefix: str = "") -> dict[str, Path]:
+    """The files of a folder as a repository's, served from where they lie."""
+    return {
+        prefix + path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
@@ -154,31 +167,36 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None or revision != COMMIT or file == self.content.gone:
             self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
         elif file.endswith(LARGE):
-            digest = hashlib.sha256(content).hexdigest()
-            headers = {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{digest}"'}
+            digest = _sha256(content)
+            headers = {"X-Linked-Size": str(size_of(content)), "X-Linked-ETag": f'"{digest}"'}
             storage = self.content.url.replace("127.0.0.1", "localhost")
             self._answer(302, b"", {**headers, "Location": f"{storage}/storage/{digest}"})
         else:
-            self._answer(200, content, {"ETag": f'"{_git_id(content)}"'})
+            body = _bytes_of(content)
+            self._answer(200, body, {"ETag": f'"{_git_id(body)}"'})
 
-    def _storage(self, content: bytes) -> None:
+    def _storage(self, content: Content) -> None:
         """A large file or the rest of it, cut or damaged if so wished."""
-        hub = self.content
+        hub, size = self.content, size_of(content)
         if token := self.headers.get("Authorization"):
             hub.leaked.append(token)
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(size - start))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        self.end_headers()
+        count = size - start
+        if hub.cuts:
+            count = min(count, hub.cuts.pop(0))
+            self.close_connection = True
+        if isinstance(content, Path):
+            with content.open("rb") as stream:
+                self.connection.sendfile(stream, start, count or None)
+            return
         if hub.damage:
             content = content[:-1] + bytes([content[-1] ^ 1])
-        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
-        body = content[start:]
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(body)))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.end_headers()
-        if hub.cuts:
-            body = body[: hub.cuts.pop(0)]
-            self.close_connection = True
-        self.wfile.write(body)
+        self.wfile.write(content[start : start + count])
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -190,14 +208,30 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
+def size_of(content: Content) -> int:
+    """Bytes in a file."""
+    return content.stat().st_size if isinstance(content, Path) else len(content)
+
+
+def _bytes_of(content: Content) -> bytes:
+    return content.read_bytes() if isinstance(content, Path) else content
+
+
+@cache  # a file does not change while it is served
+def _sha256(content: Content) -> str:
+    if isinstance(content, Path):
+        with content.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    return hashlib.sha256(content).hexdigest()
+
+
 def _git_id(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def _sibling(path: str, content: bytes) -> dict[str, object]:
-    entry: dict[str, object] = {"rfilename": path, "size": len(content)}
+def _sibling(path: str, content: Content) -> dict[str, object]:
+    entry: dict[str, object] = {"rfilename": path, "size": size_of(content)}
     if not path.endswith(LARGE):
-        return {**entry, "blobId": _git_id(content)}
-    digest = hashlib.sha256(content).hexdigest()
-    lfs = {"sha256": digest, "size": len(content), "pointerSize": 134}
+        return {**entry, "blobId": _git_id(_bytes_of(content))}
+    lfs = {"sha256": _sha256(content), "size": size_of(content), "pointerSize": 134}
     return {**entry, "blobId": _git_id(b"pointer"), "lfs": lfs}

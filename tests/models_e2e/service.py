@@ -1,0 +1,173 @@
+"""`specops serve` as a process of its own, watched from its start: states, times and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_SECONDS = 300.0
+STOP_SECONDS = 60.0
+_POLL_SECONDS = 0.02
+_WORKERS = {  # what runs in a process of its own, by its module
+    "specops.export": "converter",
+    "specops.models.layout": "layout",
+    "specops.models.prepack": "prepack",
+}
+
+
+@dataclass
+class Memory:
+    """The most memory that the processes of a kind have held, in bytes.
+
+    `resident` counts mapped files, `anonymous` what can only be swapped; `together` is the most
+    anonymous memory of all processes at one time: what a cap of the container counts.
+    """
+
+    resident: dict[str, int] = field(default_factory=dict)
+    anonymous: dict[str, int] = field(default_factory=dict)
+    together: int = 0
+
+    def sample(self, pid: int) -> None:
+        """Look at a process and its children."""
+        total = 0
+        for process in _tree(pid):
+            try:
+                words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+                status = Path(f"/proc/{process}/status").read_text()
+            except OSError:  # it ended just now
+                continue
+            names = [_WORKERS[word] for word in map(os.fsdecode, words) if word in _WORKERS]
+            kind = names[0] if names else "server"
+            kib = {
+                line.split(":")[0]: int(line.split()[1])
+                for line in status.splitlines()
+                if line.startswith(("VmHWM", "RssAnon"))
+            }
+            anonymous = kib.get("RssAnon", 0) * 1024
+            total += anonymous
+            self.anonymous[kind] = max(self.anonymous.get(kind, 0), anonymous)
+            self.resident[kind] = max(self.resident.get(kind, 0), kib.get("VmHWM", 0) * 1024)
+        self.together = max(self.together, total)
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and what descends from it."""
+    found = [pid]
+    for process in found:
+        for children in Path(f"/proc/{process}/task").glob("*/children"):
+            try:
+                found += map(int, children.read_text().split())
+            except OSError:  # the thread ended just now
+                continue
+    return found
+
+
+@dataclass
+class Running:
+    """A service that was started, and what was seen of it until it was ready.
+
+    Attributes:
+        states: states in their order, each with its detail's first words and its seconds.
+    """
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    memory: Memory = field(default_factory=Memory)
+    states: list[tuple[str, str, float]] = field(default_factory=list)
+
+    def get(self, path: str) -> Any:
+        """The JSON of an endpoint."""
+        return httpx.get(self.url + path, timeout=60).json()
+
+    def generate(self, **body: Any) -> Any:
+        """The answer of `/generate`."""
+        answer = httpx.post(f"{self.url}/generate", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample on the page of metrics."""
+        text = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+        wanted = f"{name}{{{text}}} " if labels else f"{name} "
+        page = httpx.get(f"{self.url}/metrics").text
+        (value,) = (line[len(wanted) :] for line in page.splitlines() if line.startswith(wanted))
+        return float(value)
+
+    def seconds(self, state: str) -> float:
+        """How long a state lasted, all times together."""
+        return sum(seconds for name, _, seconds in self.states if name == state)
+
+    @property
+    def path(self) -> list[str]:
+        """The states, each named once per visit."""
+        names = [name for name, _, _ in self.states]
+        return [name for name, last in zip(names, ["", *names], strict=False) if name != last]
+
+    def wait(self) -> None:
+        """Follow the service until it is ready; fail where it fails."""
+        deadline = last = time.monotonic()
+        deadline += START_SECONDS
+        before: tuple[str, str] | None = None
+        with httpx.Client(base_url=self.url) as client:
+            while before is None or before[0] != "ready":
+                assert self.process.poll() is None, self.log.read_text()
+                assert time.monotonic() < deadline, self.log.read_text()
+                time.sleep(_POLL_SECONDS)
+                try:
+                    health = client.get("/health").json()
+                except httpx.TransportError:
+                    continue
+                assert health["error"] is None, health["error"]
+                now, seen = time.monotonic(), (health["state"], health["detail"].split(":")[0])
+                if before is not None:
+                    self._add(before, now - last)
+                last, before = now, seen
+        self._add(before, 0.0)
+
+    def _add(self, seen: tuple[str, str], seconds: float) -> None:
+        if self.states and self.states[-1][:2] == seen:
+            seconds += self.states.pop()[2]
+        self.states.append((*seen, seconds))
+
+
+@contextmanager
+def serving(folder: Path, port: int, **environ: str) -> Iterator[Running]:
+    """Start the service with these variables, wait until it is ready, end it at the end."""
+    inherited = {name: value for name, value in os.environ.items() if "SPECOPS_" not in name}
+    env = {**inherited, "HF_TOKEN_PATH": os.devnull, "SPECOPS_PORT": str(port), **environ}
+    log = folder / "serve.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "specops", "serve"], env=env, stdout=output, stderr=output
+        )
+    running = Running(f"http://127.0.0.1:{port}", process, log)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_POLL_SECONDS):
+            running.memory.sample(process.pid)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        running.wait()
+        yield running
+        process.terminate()
+        assert process.wait(STOP_SECONDS) == 0, log.read_text()
+    finally:
+        ended.set()
+        watcher.join()
+        if process.poll() is None:
+            process.kill()
+            process.wait()

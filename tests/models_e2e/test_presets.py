@@ -1,0 +1,184 @@
+"""Every preset in its published shape: hub, converter, service, answer, within 4 GB.
+
+Weights are random. TinyLlama, Llama 160M, OPT 125M, GPT-2 and DistilGPT-2 are whole; of the larger
+ones and of those that are as well tested small, two layers are there and all else is true.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specops.models.hub import HubModel
+from specops.presets import presets
+from tests.checkpoints import llama_shapes
+from tests.models.hub_server import Hub, folder_paths
+from tests.models.hub_server import serving as serving_hub
+from tests.models_e2e.repositories import REPOSITORIES, save_state_dict, write_phi3_graph
+from tests.models_e2e.service import Running, serving
+
+pytestmark = [pytest.mark.e2e, pytest.mark.reference]
+
+CAP = 4 << 30
+LAYERS = 2
+WHOLE = {
+    "tinyllama": {"TinyLlama/TinyLlama-1.1B-Chat-v1.0", "JackFram/llama-160m"},
+    "opt": {"facebook/opt-125m"},
+    "gpt2": {"distilbert/distilgpt2"},
+    "gpt2-large": {"openai-community/gpt2"},
+}
+NAMES = [name for name in presets() if name not in ("demo", "custom")]
+PROMPT = {"prompt": "The quick brown fox", "max_new_tokens": 12, "ignore_eos": True}
+Tell = Callable[[dict[str, str]], None]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def models_of(name: str) -> list[HubModel]:
+    """Target and, where there is one, draft."""
+    found = map(HubModel.parse, (presets()[name].target, presets()[name].draft))
+    return [model for model in found if model is not None]
+
+
+def published(name: str, folder: Path) -> Hub:
+    """A hub with what a preset names."""
+    models, repos = models_of(name), {}
+    for model in models:
+        path = folder / model.name
+        if model.subfolder:
+            write_phi3_graph(path, LAYERS)
+            repos[model.repo] = folder_paths(path, f"{model.subfolder}/")
+        else:
+            layers = None if model.repo in WHOLE.get(name, ()) else LAYERS
+            REPOSITORIES[model.repo].write(path, layers)
+            repos[model.repo] = folder_paths(path)
+    return Hub(repos, tuple({model.revision for model in models}))
+
+
+def environment(name: str, cache: Path, hub: Hub) -> dict[str, str]:
+    return {
+        "SPECOPS_MODEL": name,
+        "SPECOPS_CACHE_DIR": str(cache),
+        "SPECOPS_THREADS": "2",
+        "HF_ENDPOINT": hub.url,
+    }
+
+
+def check_answer(running: Running, drafter: str) -> None:
+    """An answer of the right length, with guesses by the preset's own drafter."""
+    answer = running.generate(**PROMPT, details=True)
+    assert answer["generated_tokens"] == PROMPT["max_new_tokens"]
+    assert answer["generated_text"]
+    details = answer["details"]
+    assert details["drafter"] == drafter
+    assert details["draft_tokens"] + details["draft_misses"] > 0
+    if drafter == "draft":
+        assert details["draft_tokens"] > 0
+        guessed = running.metric("specops_draft_tokens_total", drafter="draft")
+        assert guessed == details["draft_tokens"]
+
+
+def check_downloads(running: Running, cache: Path, models: list[HubModel]) -> int:
+    """The metrics count the bytes that are in the cache; returns them."""
+    bytes_here = 0
+    for role, model in zip(("target", "draft"), models, strict=False):
+        files = json.loads((model.folder(cache) / "download.json").read_text())["files"]
+        size = sum((model.folder(cache) / name).stat().st_size for name in files)
+        assert running.metric("specops_download_bytes", model=role) == size
+        assert running.metric("specops_download_total_bytes", model=role) == size
+        bytes_here += size
+    return bytes_here
+
+
+def row(name: str, first: Running, again: Running, downloaded: int) -> dict[str, str]:
+    """What a preset took, for the table."""
+
+    def megabytes(found: dict[str, int], kind: str) -> str:
+        return f"{found[kind] / 1e6:.0f}" if kind in found else "-"
+
+    memory = first.memory
+    return {
+        "preset": name,
+        "downloaded": f"{downloaded / 1e6:.0f}",
+        "download": f"{first.seconds('downloading'):.1f}",
+        "convert": f"{first.seconds('converting'):.1f}",
+        "load": f"{first.seconds('loading'):.1f}",
+        "load again": f"{again.seconds('loading'):.1f}",
+        "converter RSS": megabytes(memory.resident, "converter"),
+        "anon": megabytes(memory.anonymous, "converter"),
+        "layout anon": megabytes(memory.anonymous, "layout"),
+        "prepack anon": megabytes(memory.anonymous, "prepack"),
+        "server RSS": megabytes(again.memory.resident, "server"),
+        "server anon": megabytes(again.memory.anonymous, "server"),
+        "most anon": f"{memory.together / 1e6:.0f}",
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_goes_from_the_hub_to_answers(name: str, tmp_path: Path, tell: Tell) -> None:
+    pytest.importorskip("torch", reason="needs the extra `reference`")
+    preset, models, cache = presets()[name], models_of(name), tmp_path / "cache"
+    drafter = str(preset.settings.get("drafter", "draft" if len(models) > 1 else "ngram"))
+    hub = published(name, tmp_path / "published")
+    with serving_hub(hub):
+        env = environment(name, cache, hub)
+        with serving(tmp_path, free_port(), **env) as first:
+            steps = ["downloading"] if name == "phi3" else ["downloading", "converting"]
+            path = [state for state in first.path if state != "starting"]
+            assert path == [*steps * len(models), "loading", "ready"]
+            check_answer(first, drafter)
+            downloaded = check_downloads(first, cache, models)
+        shutil.rmtree(tmp_path / "published")
+        hub.requests.clear()
+        with serving(tmp_path, free_port(), **env, HF_HUB_OFFLINE="1") as again:
+            assert set(again.path) <= {"starting", "loading", "ready"}
+            check_answer(again, drafter)
+        assert hub.requests == []
+    shutil.rmtree(cache)
+    tell(row(name, first, again, downloaded))
+    assert first.memory.together < CAP
+    assert again.memory.together < CAP
+
+
+def test_a_state_dict_of_torch_needs_no_hub(tmp_path: Path, tell: Tell) -> None:
+    """The preset `custom`: model.pt, model.json and a tokenizer in a folder."""
+    pytest.importorskip("torch", reason="needs the extra `reference`")
+    repository = REPOSITORIES["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    config = {**repository.config, "num_hidden_layers": LAYERS, "torch_dtype": "float32"}
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "model.json").write_text(json.dumps(config))
+    repository.tokenizer(folder, config["vocab_size"])
+    save_state_dict(folder / "model.pt", llama_shapes(config), "float32")
+    with serving_hub(Hub({})) as hub:
+        env = {**environment("custom", tmp_path / "cache", hub), "SPECOPS_CONTEXT": "2048"}
+        env["SPECOPS_TARGET"] = str(folder / "model.pt")
+        with serving(tmp_path, free_port(), **env) as first:
+            path = [state for state in first.path if state != "starting"]
+            assert path == ["converting", "loading", "ready"]
+            check_answer(first, "ngram")
+        with serving(tmp_path, free_port(), **env) as again:
+            check_answer(again, "ngram")
+        assert hub.requests == []
+    tell(row("custom", first, again, 0))
+
+
+def test_the_bundled_pair_needs_no_hub(tmp_path: Path, tell: Tell) -> None:
+    with serving_hub(Hub({})) as hub:
+        env = environment("demo", tmp_path / "cache", hub)
+        with serving(tmp_path, free_port(), **env) as first:
+            assert set(first.path) <= {"starting", "loading", "ready"}
+            check_answer(first, str(presets()["demo"].settings["drafter"]))
+        with serving(tmp_path, free_port(), **env) as again:
+            check_answer(again, str(presets()["demo"].settings["drafter"]))
+        assert hub.requests == []
+    tell(row("demo", first, again, 0))
