@@ -12,7 +12,7 @@ import specops
 ROOT = Path(specops.__file__).parent
 # From the top down; a module may import those after it.
 LAYERS = [
-    {"cli", "__main__"},
+    {"cli", "__main__", "healthcheck"},
     {"server"},
     {"app"},
     {"routes"},
