@@ -19,10 +19,8 @@ import pytest
 from specops.app import create_app
 from specops.config import Settings
 from specops.engine import ModelState
-from specops.export.families import _FAMILIES
 from specops.metrics import Metrics
 from specops.models.hub import HubModel
-from specops.models.prepare import choose
 from specops.presets import presets
 from specops.service import Service
 from tests.checkpoints import make_llama_checkpoint
@@ -154,20 +152,8 @@ def hub(
         yield running
 
 
-def _architectures(name: str, repositories: dict[str, dict[str, bytes]]) -> set[str]:
-    choice = choose(Settings(model=name))
-    models = [model for model in (choice.target, choice.draft) if isinstance(model, HubModel)]
-    configs = [repositories[model.repo]["config.json"] for model in models if model.repo in KINDS]
-    return {json.loads(config)["architectures"][0] for config in configs}
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_a_preset_answers(
-    name: str, hub: Hub, repositories: dict[str, dict[str, bytes]], tmp_path: Path
-) -> None:
-    missing = _architectures(name, repositories) - set(_FAMILIES)
-    if missing:
-        pytest.skip(f"{', '.join(missing)} cannot be converted yet")
+def test_a_preset_answers(name: str, hub: Hub, tmp_path: Path) -> None:
     settings = Settings.from_env(
         {"SPECOPS_MODEL": name, "SPECOPS_CACHE_DIR": str(tmp_path), "SPECOPS_THREADS": "2"}
     )
@@ -183,12 +169,17 @@ def test_a_preset_answers(
                 await asyncio.sleep(0.01)
             assert service.error is None
             body = {"prompt": "def add(a, b):", "max_new_tokens": 8, "ignore_eos": True}
-            answer = await client.post("/generate", json=body)
+            answer = await client.post("/generate", json={**body, "details": True})
             assert answer.status_code == 200, answer.text
+            details = answer.json()["details"]
+            assert details["generated_tokens"] == 8
+            has_draft = presets()[name].draft != "none"
+            assert details["drafter"] == ("draft" if has_draft else "ngram")
+            assert details["draft_tokens"] > 0 or not has_draft
             health = (await client.get("/health")).json()
             assert (health["state"], health["model"]) == ("ready", name)
             assert service.info is not None
-            assert ("draft" in service.info.drafters) is (presets()[name].draft != "none")
+            assert ("draft" in service.info.drafters) is has_draft
             assert service.info.rows == presets()[name].settings.get("rows", 4)
         await service.stop()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specops.models.download import choose_files
 from specops.models.hub import HubModel, fetch
 from specops.models.prepare import ModelError
 from tests.checkpoints import make_llama_checkpoint
@@ -50,6 +51,7 @@ def test_the_folders_of_a_repository_with_several_graphs_are_listed(
     hub: Hub, tmp_path: Path
 ) -> None:
     graph = {"genai_config.json": b"{}", "model.onnx": b"x", "model.onnx.data": b"y"}
+    graph["tokenizer.json"] = b"{}"
     files = {
         f"{at}/{name}": body for at in ("cpu/int4", "cuda/fp16") for name, body in graph.items()
     }
@@ -58,3 +60,43 @@ def test_the_folders_of_a_repository_with_several_graphs_are_listed(
         fetch(HubModel("someone/onnx"), tmp_path, ignore)
     folder = fetch(HubModel("someone/onnx", "main", "cpu/int4"), tmp_path, ignore)
     assert names(folder) == {*graph, "download.json"}
+
+
+def test_without_a_tokenizer_no_weights_are_fetched(hub: Hub, tmp_path: Path) -> None:
+    files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+    hub.repos["someone/mute"] = {**files, "vocab.json": b"{}"}  # without merges.txt it is half
+    with pytest.raises(ModelError, match=r"someone/mute@main has no tokenizer.*tokenizer\.json"):
+        fetch(HubModel("someone/mute"), tmp_path, ignore)
+    assert hub.ranges() == []
+
+
+def test_published_repositories_are_read_by_their_files() -> None:
+    """What lies beside each other on the hub, and what of it is taken."""
+    config = {"config.json", "generation_config.json"}
+    old_tokenizer = {"vocab.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json"}
+    others = {"README.md", "flax_model.msgpack", "tf_model.h5", "tokenizer.model", "LICENSE.md"}
+    others |= {"onnx/decoder_model.onnx", "modeling_phi3.py", "64.tflite", "rust_model.ot"}
+    tokenizer = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+    shards = {f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
+    torch_shards = {f"pytorch_model-0000{n}-of-00002.bin" for n in (1, 2)}
+    repositories = {
+        "facebook/opt-125m": config | old_tokenizer | {"pytorch_model.bin"},
+        "facebook/opt-6.7b": config
+        | old_tokenizer
+        | torch_shards
+        | {"pytorch_model.bin.index.json"},
+        "JackFram/llama-160m": config | tokenizer | {"pytorch_model.bin"},
+        "openai-community/gpt2": config
+        | {"tokenizer.json", "vocab.json", "merges.txt"}
+        | {"model.safetensors"},
+        "microsoft/Phi-3-mini-4k-instruct": config
+        | tokenizer
+        | shards
+        | {"model.safetensors.index.json", "added_tokens.json"},
+    }
+    for wanted in repositories.values():
+        assert set(choose_files(wanted | others)) == wanted
+    oldest = config | {"pytorch_model.bin", "tokenizer.model", "tokenizer_config.json"}
+    assert set(choose_files(oldest | others)) == oldest
+    both = repositories["JackFram/llama-160m"] | {"model.safetensors"}
+    assert set(choose_files(both)) == both - {"pytorch_model.bin"}

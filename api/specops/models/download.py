@@ -33,7 +33,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     hf_raise_for_status,
 )
 
-from specops.models.folder import GENAI_CONFIG, ModelError
+from specops.models.folder import GENAI_CONFIG, TOKENIZER_ADVICE, ModelError
 from specops.models.hub import MANIFEST, HubModel, Progress
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ _TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.jinja"),
 )
+_SENTENCEPIECE = "tokenizer.model"  # fetched where there is no other
+_TOKENIZERS = ({"tokenizer.json"}, {"vocab.json", "merges.txt"})  # each all that is needed
 _SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 _STATE_DICTS = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 _ONNX = re.compile(r".+\.onnx([._]data)?")
@@ -108,6 +110,8 @@ def choose_files(names: set[str]) -> list[str]:
         ValueError: no form of weights that can be used is among them.
     """
     common = [name for name in (*_CONFIGS, *_TOKENIZER) if name in names]
+    if _SENTENCEPIECE in names and not any(needed <= names for needed in _TOKENIZERS):
+        common.append(_SENTENCEPIECE)
     if GENAI_CONFIG in names:
         return [*common, GENAI_CONFIG, *sorted(filter(_ONNX.fullmatch, names))]
     for kind in (_SAFETENSORS, _STATE_DICTS):
@@ -139,6 +143,8 @@ def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
         names = choose_files(set(beside))
     except ValueError as error:
         raise ModelError(_nothing_usable(model, str(error), info.siblings or [])) from error
+    if not any(needed <= set(names) for needed in (*_TOKENIZERS, {_SENTENCEPIECE})):
+        raise ModelError(f"{model} has no tokenizer: {TOKENIZER_ADVICE}")
     files = []
     for name in names:
         item = beside[name]

@@ -14,6 +14,10 @@ from typing import Any
 
 MANIFEST = "specops.json"
 GENAI_CONFIG = "genai_config.json"
+TOKENIZER_ADVICE = (
+    "put the model's tokenizer.json (or vocab.json and merges.txt, or tokenizer.model) into its "
+    "folder, and set SPECOPS_TARGET or SPECOPS_DRAFT to that"
+)
 _WEIGHTS = re.compile(r"int4|int8|fp16|fp32|bf16")
 
 

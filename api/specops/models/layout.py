@@ -1,8 +1,8 @@
 """Brings a checkpoint into the layout that the converter reads, for what comes in another one.
 
 Weights saved by torch become safetensors, a configuration beside them becomes config.json, and a
-tokenizer of vocabulary and merges becomes tokenizer.json. Runs in a process of its own, whose
-memory goes back: `python -m specops.models.layout SOURCE DEST`.
+tokenizer of vocabulary and merges, or SentencePiece's, becomes tokenizer.json. Runs in a process
+of its own, whose memory goes back: `python -m specops.models.layout SOURCE DEST`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
+from specops.models.folder import TOKENIZER_ADVICE
+from specops.models.sentencepiece import make_tokenizer
 from specops.models.state_dict import StateDictError, Tensor, read_state_dict
 
 _SUFFIXES = (".pt", ".pth", ".bin")
 _HUB_WEIGHTS = "pytorch_model.bin"
 _SAFETENSORS = "model*.safetensors*"
 _TOKENIZER = "tokenizer.json"
+_VOCABULARY = {"vocab.json", "merges.txt"}
+_SENTENCEPIECE = "tokenizer.model"
 _PIECE = 1 << 24  # elements copied at a time
 _KINDS = {
     np.dtype(np.float32): "F32",
@@ -82,8 +86,9 @@ def parts_of(source: Path) -> Parts:
     if not found.config.is_file():
         raise LayoutError(f"{source} has no configuration: {found.config} is missing")
     folder = found.folder
-    if not any((folder / name).is_file() for name in (_TOKENIZER, "vocab.json")):
-        raise LayoutError(f"{folder} has no tokenizer: put the model's tokenizer.json there")
+    here = {path.name for path in folder.iterdir()}
+    if not any(needed <= here for needed in ({_TOKENIZER}, _VOCABULARY, {_SENTENCEPIECE})):
+        raise LayoutError(f"{folder} has no tokenizer: {TOKENIZER_ADVICE}")
     return found
 
 
@@ -110,7 +115,7 @@ def arrange(source: Path, destination: Path) -> None:
             if not (destination / file.name).exists():
                 (destination / file.name).symlink_to(file.resolve())
     if not (destination / _TOKENIZER).is_file():
-        _make_tokenizer(destination)
+        _make_tokenizer(parts.folder, destination / _TOKENIZER)
 
 
 def write_safetensors(file: Path, tensors: dict[str, Tensor]) -> None:
@@ -204,13 +209,19 @@ def _config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _make_tokenizer(folder: Path) -> None:
-    """Write tokenizer.json from vocab.json and merges.txt, as transformers reads them."""
-    from transformers import AutoTokenizer  # noqa: PLC0415 - heavy
+def _make_tokenizer(folder: Path, file: Path) -> None:
+    """Write tokenizer.json from vocab.json and merges.txt, as transformers reads them.
 
-    load: Callable[[str], Any] = AutoTokenizer.from_pretrained
+    Where they are not there it is made of SentencePiece's tokenizer.model.
+    """
     try:
-        load(str(folder)).backend_tokenizer.save(str(folder / _TOKENIZER))
+        if all((folder / name).is_file() for name in _VOCABULARY):
+            from transformers import AutoTokenizer  # noqa: PLC0415 - heavy
+
+            load: Callable[[str], Any] = AutoTokenizer.from_pretrained
+            load(str(folder)).backend_tokenizer.save(str(file))
+        else:
+            make_tokenizer(folder).save(str(file))
     except Exception as error:  # transformers raises whatever its readers do
         raise LayoutError(
             f"no {_TOKENIZER} can be made of the tokenizer's files ({error}): put one beside them"

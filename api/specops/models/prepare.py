@@ -25,7 +25,10 @@ from specops.presets import presets
 
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
-_CONVERTER = ("export/**/*.py", "models/layout.py", "models/state_dict.py")
+_CONVERTER = (
+    "export/**/*.py",
+    *("models/layout.py", "models/state_dict.py", "models/sentencepiece.py"),
+)
 _DEFAULT_BLOCK = "-128"
 _REPORT_SECONDS = 5.0
 _BUNDLED = "./"  # how presets.toml begins the name of a folder below SPECOPS_MODELS_DIR

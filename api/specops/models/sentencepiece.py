@@ -1,0 +1,141 @@
+"""Makes a tokenizer.json of SentencePiece's tokenizer.model: what older Llamas come with.
+
+A tokenizer.model is a message of protocol buffers with every piece and its score; byte-pair
+encoding without the merges, which are the pairs of pieces that make a piece, best score first. What
+comes out is configured as the published tokenizer.json of Llama 2 is: a marker before the text and
+for every space, bytes for what the vocabulary lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+_MARK = "\u2581"
+_BPE = 2  # trainer_spec.model_type
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # kinds of pieces; 1 is an ordinary one, 6 a byte
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+
+
+class SentencePieceError(Exception):
+    """A tokenizer.model that cannot be read; the message says why."""
+
+
+def make_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer that a folder's tokenizer.model and tokenizer_config.json describe.
+
+    Raises:
+        SentencePieceError: it is damaged, or no byte-pair encoding.
+        OSError: it cannot be read.
+    """
+    file = folder / "tokenizer.model"
+    try:
+        pieces, trainer = _read(file.read_bytes())
+    except (IndexError, ValueError, struct.error) as error:
+        raise SentencePieceError(f"{file} is damaged ({error}): download it again") from error
+    if trainer.get(3, 1) != _BPE:
+        raise SentencePieceError(f"{file} is no byte-pair encoding: its kind cannot be read")
+    vocab = {text: index for index, (text, _, _) in enumerate(pieces)}
+    unknown, bos = trainer.get(40, 0), trainer.get(41, 1)
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab,
+            _merges(pieces, vocab),
+            unk_token=pieces[unknown][0],
+            fuse_unk=True,
+            byte_fallback=bool(trainer.get(35, 0)),
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(_MARK), normalizers.Replace(" ", _MARK)]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace(_MARK, " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    for text, _, kind in pieces:
+        if kind in (_UNKNOWN, _CONTROL):
+            tokenizer.add_special_tokens([AddedToken(text, normalized=False)])
+        elif kind == _USER_DEFINED:
+            tokenizer.add_tokens([AddedToken(text, normalized=False)])
+    if _adds_bos(folder) and bos < len(pieces):
+        begin = pieces[bos][0]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", special_tokens=[(begin, bos)]
+        )
+    return tokenizer
+
+
+def _merges(pieces: list[tuple[str, float, int]], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs that make a piece, in the order in which they are to be merged."""
+    found = []
+    for text, score, kind in pieces:
+        if kind not in (_UNKNOWN, _CONTROL):
+            pairs = [(text[:at], text[at:]) for at in range(1, len(text))]
+            pairs = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
+            pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+            found += [(score, pair) for pair in pairs]
+    found.sort(key=lambda item: -item[0])  # stable: of equal scores the earlier piece goes first
+    return [pair for _, pair in found]
+
+
+def _adds_bos(folder: Path) -> bool:
+    """What tokenizer_config.json says; Llama's own default where it says nothing."""
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return bool(settings.get("add_bos_token", True))
+
+
+def _read(data: bytes) -> tuple[list[tuple[str, float, int]], dict[int, Any]]:
+    """Pieces as (text, score, kind), and the trainer's settings by their field numbers."""
+    pieces, trainer = [], dict[int, Any]()
+    for number, value in _fields(data):
+        if number == 1:
+            piece = dict(_fields(value))
+            (score,) = struct.unpack("<f", piece.get(2, bytes(4)))
+            pieces.append((piece.get(1, b"").decode(), score, piece.get(3, 1)))
+        elif number == 2:
+            trainer = dict(_fields(value))
+    if not pieces:
+        raise ValueError("it has no pieces")
+    return pieces, trainer
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a message: integers for varints, bytes for all else."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        if wire == _VARINT:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        size = {_FIXED64: 8, _FIXED32: 4}.get(wire)
+        if wire == _BYTES:
+            size, at = _varint(data, at)
+        if size is None or at + size > len(data):
+            raise ValueError(f"field {number} reaches beyond its end")
+        yield number, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """An integer in groups of 7 bits, the lowest first; and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
