@@ -8,7 +8,8 @@ usage() {
 Usage: sudo ./swap-setup.sh [OPTION…]
 
   --size SIZE        size of the swap file, as 12G or 512M (default: 12G; env SWAP_SIZE)
-  --path FILE        where it is (default: /swapfile-specops; env SWAP_PATH)
+  --path FILE        where it is (default: swapfile-specops in the root folder, or on the disk
+                     with the most room where the root cannot hold swap; env SWAP_PATH)
   --swappiness N     also set vm.swappiness, 0 to 200 (default: leave it; env SWAP_SWAPPINESS)
   --persist          also after a reboot: an entry in /etc/fstab (and in /etc/sysctl.d)
   --status           show what there is, change nothing
@@ -23,12 +24,14 @@ EOF
 
 readonly REFUSED=3 NO_ROOM=4
 readonly KEEP_FREE=$((1 << 30)) # bytes that stay free on the file's disk
+readonly FILE_NAME=swapfile-specops
+readonly HOLD_SWAP=(ext2 ext3 ext4 xfs btrfs f2fs) # file systems whose files may be swap
 readonly MARK="# specops swap"
 readonly SYSCTL_FILE=/etc/sysctl.d/60-specops-swap.conf
 
 fstab=${SWAP_FSTAB:-/etc/fstab} # another one for tests
 size_text=${SWAP_SIZE:-12G}
-path=${SWAP_PATH:-/swapfile-specops}
+path=${SWAP_PATH:-} # empty: found or chosen, see choose_path
 swappiness=${SWAP_SWAPPINESS:-}
 action=add
 persist=0
@@ -78,7 +81,7 @@ parse_arguments() {
         fail 2 "--size takes 12G or 512M, at least 1M, not $size_text"
     fi
     size=$((size >> 20 << 20)) # whole MiB
-    if [[ $path != /* || $path == *[[:space:]]* ]]; then
+    if [[ -n $path && ($path != /* || $path == *[[:space:]]*) ]]; then
         fail 2 "--path takes a full path without blanks, not $path"
     fi
     if [[ ! $swappiness =~ ^(|[0-9]{1,3})$ ]] || ((swappiness > 200)); then
@@ -88,6 +91,32 @@ parse_arguments() {
 
 need_root() {
     if ! ((dry_run)) && ((EUID != 0)); then fail 1 "changing swap takes root: sudo $0 …"; fi
+}
+
+disks() { # lines "BYTES FOLDER": where files may be swap and we may write, the most room first
+    local folder available
+    df --local --output=avail,target -B1 "${HOLD_SWAP[@]/#/--type=}" 2>/dev/null | tail -n +2 |
+        sort -rn | while read -r available folder; do
+        if [[ -d $folder && -w $folder && $folder != *[[:space:]]* ]]; then
+            printf '%s %s\n' "$available" "${folder%/}/"
+        fi
+    done
+}
+
+choose_path() { # sets: path, to the file that an earlier run made, or to where one should be
+    if [[ -n $path ]]; then return; fi
+    local found folder
+    found=$(awk -v name="/$FILE_NAME" \
+        'substr($1, length($1) - length(name) + 1) == name { print $1; exit }' \
+        /proc/swaps "$fstab" 2>/dev/null || true)
+    while [[ -z $found ]] && read -r _ folder; do
+        if [[ -e $folder$FILE_NAME ]]; then found=$folder$FILE_NAME; fi
+    done < <(disks)
+    if [[ -z $found ]] && ! disks | grep ' /$' >/dev/null; then # the root is no disk: a container, say
+        folder=$(disks | awk 'NR == 1 { print $2 }')
+        if [[ -n $folder ]]; then found=$folder$FILE_NAME; fi
+    fi
+    path=${found:-/$FILE_NAME}
 }
 
 active() { awk -v path="$path" '$1 == path { found = 1 } END { exit !found }' /proc/swaps; }
@@ -237,6 +266,7 @@ remove_swap() {
 }
 
 parse_arguments "$@"
+choose_path
 case $action in
     status) show_status ;;
     remove) remove_swap ;;
