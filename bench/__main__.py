@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-from bench import overhead, speculation
+from bench import layer_stack, overhead, quantization, speculation
 from bench.machine import Machine, describe
 from bench.models import TINYLLAMA_VOCAB, configured, tinyllama
 from bench.peers import compare
@@ -34,6 +34,8 @@ _SPECULATION_QUICK = speculation.Plan(
 _PEERS = compare.Plan(loads=3, rounds=4, passes=9)
 _PEERS_QUICK = compare.Plan(loads=1, rounds=2, passes=3)
 _PEERS_THREADS = 2
+_QUANTIZATION_QUICK = quantization.Plan(choices=("int4-128",), documents=2, tokens=64)
+_LAYER_STACK_QUICK = layer_stack.Plan(layers=1, rounds=1, passes=2)
 _DIFFERENT_OUTPUT, _FAILED = 1, 2
 
 
@@ -52,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             equal &= _overhead(options, machine)
         if options.benchmark in ("speculation", "all"):
             equal &= _speculation(options, machine)
+        if options.benchmark == "quantization":
+            _quantization(options, machine)
+        if options.benchmark == "layer-stack":
+            _layer_stack(options, machine)
         if options.benchmark == "peers":
             _peers(options, machine)
     except (ConfigError, RuntimeError, OSError) as error:  # no model, no server, no prompts
@@ -75,10 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "benchmark",
         nargs="?",
-        choices=("overhead", "speculation", "peers", "all"),
+        choices=("overhead", "speculation", "quantization", "layer-stack", "peers", "all"),
         default="all",
-        help="all (default): the first two; peers: against llama.cpp and OpenVINO, which are "
-        "downloaded and compiled first",
+        help="all (default): the first two; quantization: bits per byte of each way to store "
+        "weights; layer-stack: the time of a pass by block size; peers: against llama.cpp and "
+        "OpenVINO, which are downloaded and compiled first",
     )
     parser.add_argument("--quick", action="store_true", help="show that it works, in seconds")
     parser.add_argument(
@@ -132,6 +139,20 @@ def _peers(options: argparse.Namespace, machine: Machine) -> None:
     )
     result = compare.result(measured)
     _publish(options, machine, "peers", result, [_shown(compare.table(model.title, measured))])
+
+
+def _quantization(options: argparse.Namespace, machine: Machine) -> None:
+    plan = _QUANTIZATION_QUICK if options.quick else quantization.Plan()
+    found = quantization.measure(plan, _progress)
+    shown = _shown(quantization.table(found))
+    _publish(options, machine, "quantization", quantization.result(found, plan), [shown])
+
+
+def _layer_stack(options: argparse.Namespace, machine: Machine) -> None:
+    plan = _LAYER_STACK_QUICK if options.quick else layer_stack.Plan()
+    found = layer_stack.measure(plan, _progress)
+    shown = _shown(layer_stack.table(found, plan))
+    _publish(options, machine, "layer-stack", layer_stack.result(found, plan), [shown])
 
 
 def _publish(
