@@ -85,9 +85,15 @@ def test_a_checkpoint_is_converted_once(tiny_pair: Path, tmp_path: Path) -> None
 
     assert convert() == convert()
     assert len(said) == 1
+    first = convert()
     (source / "tokenizer.json").touch()
+    assert convert() == first  # looked into again, and found to be the same
+    assert len(said) == 1
+    text = (source / "tokenizer.json").read_text()
+    (source / "tokenizer.json").write_text(text + "\n")
     assert convert().name.startswith("mine-")
     assert len(said) == 2
+    assert not first.exists()
 
 
 def test_a_checkpoint_that_cannot_be_converted_says_why(tiny_pair: Path, tmp_path: Path) -> None:

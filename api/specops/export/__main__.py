@@ -33,13 +33,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("source", type=Path, help="Hugging Face checkpoint folder")
     parser.add_argument("destination", type=Path, help="folder to write the ONNX model to")
     parser.add_argument("--quant", default="int4", help="fp32, int8[-BLOCK], int4[-BLOCK][-METHOD]")
+    parser.add_argument("--source-digest", help="taken of the checkpoint before: not again")
     options = parser.parse_args(arguments)
     try:
         quantization = Quantization.parse(options.quant)
         model = export_checkpoint(
-            options.source, options.destination, quantization=quantization, progress=_Percents()
+            options.source,
+            options.destination,
+            quantization=quantization,
+            progress=_Percents(),
+            source_digest=options.source_digest,
         )
-    except (ExportError, ValueError) as error:
+    except (ExportError, ValueError, OSError) as error:  # OSError: above all, the disk is full
         print(f"specops.export: {error}", file=sys.stderr)
         return 1
     size = sum(file.stat().st_size for file in model.path.iterdir())

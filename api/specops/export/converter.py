@@ -74,10 +74,12 @@ def export_checkpoint(
     *,
     quantization: Quantization,
     progress: Progress | None = None,
+    source_digest: str | None = None,
 ) -> ExportedModel:
     """Exports the Hugging Face folder `source` to an ONNX folder at `destination`.
 
-    `progress` is called with the bytes of the checkpoint done so far and in all. Raises
+    `progress` is called with the bytes of the checkpoint done so far and in all. `source_digest`
+    goes into the manifest; without one, every byte of the checkpoint is read to take it. Raises
     ExportError for a checkpoint that cannot be exported faithfully; then, as after any other
     failure, `destination` is as it was before. An earlier export there is replaced.
     """
@@ -92,7 +94,7 @@ def export_checkpoint(
         path=destination,
         family=family.name,
         quantization=quantization,
-        source_digest=checkpoint.digest(),
+        source_digest=source_digest or checkpoint.digest(),
         shape=family.shape,
         num_parameters=sum(tensor.num_elements for tensor in stored),
         bos_token_id=bos_token_id,

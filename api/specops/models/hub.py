@@ -116,12 +116,21 @@ def is_complete(folder: Path, model: HubModel) -> bool:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder`, made if need be; another process waits for this one to be done with it."""
+def locked(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[int]:
+    """Hold `folder`, made if need be; another process waits for this one to be done with it.
+
+    `waiting` is called once where this one has to wait for another. Yields a handle: a child
+    process that is given it keeps the lock should this one be killed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting is not None:
+                waiting()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle
     finally:
         os.close(handle)

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
+from specops.models import hub
 from specops.models.folder import TOKENIZER_ADVICE
 from specops.models.sentencepiece import make_tokenizer
 from specops.models.state_dict import StateDictError, Tensor, read_state_dict
@@ -30,6 +31,7 @@ _SAFETENSORS = "model*.safetensors*"
 _TOKENIZER = "tokenizer.json"
 _VOCABULARY = {"vocab.json", "merges.txt"}
 _SENTENCEPIECE = "tokenizer.model"
+_COPIED = (".json", ".jinja", ".txt")  # what a converted folder may need beside the weights
 _PIECE = 1 << 24  # elements copied at a time
 _KINDS = {
     np.dtype(np.float32): "F32",
@@ -64,6 +66,15 @@ class Parts:
     def in_order(self) -> bool:
         """The converter can read the folder as it is."""
         return not self.state_dicts and (self.folder / _TOKENIZER).is_file()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Everything that the converted model follows from, in a fixed order."""
+        weights = self.state_dicts or self.folder.glob(_SAFETENSORS)
+        texts = (file for file in self.folder.iterdir() if file.suffix in _COPIED)
+        found = {self.config, self.folder / _SENTENCEPIECE, *weights, *texts}
+        found.discard(self.folder / hub.MANIFEST)
+        return tuple(sorted(file for file in found if file.is_file()))
 
 
 def parts_of(source: Path) -> Parts:
@@ -101,7 +112,7 @@ def arrange(source: Path, destination: Path) -> None:
     parts = parts_of(source)
     destination.mkdir(parents=True, exist_ok=True)
     for file in parts.folder.iterdir():
-        if file.is_file() and file.suffix in (".json", ".jinja", ".txt"):
+        if file.is_file() and file.suffix in _COPIED:
             shutil.copyfile(file, destination / file.name)
     (destination / "config.json").write_text(json.dumps(_config(parts.config), indent=2))
     if parts.state_dicts:

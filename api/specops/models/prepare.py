@@ -6,7 +6,6 @@ process never imports the converter.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess  # nosec B404: runs only our own modules
 import sys
@@ -18,17 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specops.config import ConfigError, Settings
+from specops.models.conversions import Conversion, Conversions
 from specops.models.folder import GENAI_CONFIG, MANIFEST, ModelError, ModelFolder
-from specops.models.hub import HubModel, fetch, locked
+from specops.models.hub import HubModel, fetch
 from specops.models.layout import LayoutError, Parts, parts_of
 from specops.presets import presets
 
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
-_CONVERTER = (
-    "export/**/*.py",
-    *("models/layout.py", "models/state_dict.py", "models/sentencepiece.py"),
-)
 _DEFAULT_BLOCK = "-128"
 _REPORT_SECONDS = 5.0
 _BUNDLED = "./"  # how presets.toml begins the name of a folder below SPECOPS_MODELS_DIR
@@ -116,14 +112,42 @@ def prepare(
         parts = parts_of(path)
     except LayoutError as error:
         raise ModelError(str(error)) from error
-    converted = cache_dir / f"{_name(source)}-{_fingerprint(path, parts)}-{quant}"
-    if not (converted / MANIFEST).is_file():
-        conversion = f"converting {source} to {quant}"
-        report(conversion)
-        with _in_order(path, parts, converted.with_name(f".{converted.name}.layout")) as checkpoint:
-            options = (str(checkpoint), str(converted), "--quant", quant)
-            _run("specops.export", *options, tell=_percents(conversion, report))
-    return ModelFolder.read(converted, name)
+    conversions = Conversions(cache_dir / "converted")
+    found = conversions.find(path, parts, quant)
+    if found is None:
+        found = _converted(conversions, path, parts, quant, source=source, report=report)
+    return ModelFolder.read(found.folder, name)
+
+
+def _converted(
+    conversions: Conversions,
+    path: Path,
+    parts: Parts,
+    quant: str,
+    *,
+    source: Source,
+    report: Callable[[str], None],
+) -> Conversion:
+    """Convert a checkpoint, or wait for whoever does."""
+    work = f"converting {source} to {quant}"
+    try:
+        with conversions.held(path, parts, quant, name=_name(source), report=report) as made:
+            if not made.exists:
+                report(work)
+                with _in_order(path, parts, made) as checkpoint:
+                    _run(
+                        "specops.export",
+                        *(str(checkpoint), str(made.folder), "--quant", quant),
+                        *("--source-digest", made.source_digest),
+                        lock=made.lock,
+                        tell=_percents(work, report),
+                    )
+    except OSError as error:
+        raise ModelError(
+            f"{path} cannot be converted ({error}): SPECOPS_CACHE_DIR takes a folder that can be "
+            "written, with room for the converted weights"
+        ) from error
+    return made
 
 
 def _source(given: str, preset: str, models_dir: Path) -> Source:
@@ -155,30 +179,18 @@ def _progress(model: HubModel, downloading: Downloading | None) -> Callable[[int
     return tell
 
 
-def _fingerprint(path: Path, parts: Parts) -> str:
-    """Changes whenever a file of the checkpoint or of the converter does; reads no weights."""
-    digest = hashlib.sha256(str(path.resolve()).encode())
-    here = Path(__file__).parents[1]
-    for file in sorted(file for pattern in _CONVERTER for file in here.glob(pattern)):
-        digest.update(file.read_bytes())
-    for file in sorted(item for item in parts.folder.iterdir() if item.is_file()):
-        status = file.stat()
-        digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return digest.hexdigest()[:16]
-
-
 @contextmanager
-def _in_order(path: Path, parts: Parts, copy: Path) -> Iterator[Path]:
-    """The checkpoint in the layout of the converter: itself, or a `copy` that lasts as long."""
+def _in_order(path: Path, parts: Parts, made: Conversion) -> Iterator[Path]:
+    """The checkpoint in the layout of the converter: itself, or a copy that lasts as long."""
     if parts.in_order:
         yield path
         return
-    with locked(copy):
-        try:
-            _run("specops.models.layout", str(path), str(copy))
-            yield copy
-        finally:
-            shutil.rmtree(copy, ignore_errors=True)
+    copy = made.folder.with_name(f".{made.folder.name}.layout")
+    try:
+        _run("specops.models.layout", str(path), str(copy), lock=made.lock)
+        yield copy
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 def _percents(work: str, report: Callable[[str], None]) -> Callable[[str], None]:
@@ -194,8 +206,15 @@ def _percents(work: str, report: Callable[[str], None]) -> Callable[[str], None]
     return tell
 
 
-def _run(module: str, *arguments: str, tell: Callable[[str], None] | None = None) -> None:
+def _run(
+    module: str,
+    *arguments: str,
+    lock: int | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> None:
     """Run one of our modules in a process of its own; `tell` gets the lines that it prints.
+
+    It keeps the `lock` should this process be killed, so that nobody clears what it is writing.
 
     Raises:
         ModelError: it failed; the message is what it said.
@@ -204,7 +223,11 @@ def _run(module: str, *arguments: str, tell: Callable[[str], None] | None = None
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(  # noqa: S603 # nosec B603: our own module, paths as arguments
-            command, stdout=subprocess.PIPE, stderr=errors, text=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            pass_fds=() if lock is None else (lock,),
         ) as process,
     ):
         for line in process.stdout or ():

@@ -1,0 +1,267 @@
+"""Made once per content, by one process at a time, and nothing half-made is ever used."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specops.config import Settings
+from specops.engine import Engine
+from specops.models import conversions
+from specops.models.hub import locked
+from specops.models.prepare import ModelError, prepare
+from tests.checkpoints import make_llama_checkpoint
+
+QUANT = "int8-32"
+# Prepares a checkpoint and prints what it is told, then where the conversion is.
+SCRIPT = """
+import sys
+from pathlib import Path
+from specops.models import prepare as preparing
+preparing._REPORT_SECONDS = 0
+source, cache = map(Path, sys.argv[1:])
+say = lambda text: print(text, flush=True)
+print(preparing.prepare(source, "int8-32", name="x", cache_dir=cache, report=say).path)
+"""
+
+
+def convert(source: Path, cache: Path, quant: str = QUANT) -> tuple[Path, list[str]]:
+    """Where the conversion is, and what was said on the way."""
+    said: list[str] = []
+    return prepare(source, quant, name="x", cache_dir=cache, report=said.append).path, said
+
+
+def start(source: Path, cache: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(source), str(cache)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def converted(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "converted").iterdir() if path.is_dir())
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_llama_checkpoint(tmp_path / "source")
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """80 MB: when the first percentage is told, there is plenty left to do."""
+    return make_llama_checkpoint(
+        tmp_path / "large", hidden=512, heads=8, layers=6, ffn=1536, dtype="float32"
+    )
+
+
+# -- killed ------------------------------------------------------------------------------------
+
+
+def test_a_conversion_that_is_killed_is_made_again_whole(
+    large: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    with start(large, cache) as process:
+        assert process.stdout is not None
+        assert any(line.endswith(" %\n") for line in process.stdout)  # reads up to the first one
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    (leftover,) = converted(cache)
+    assert leftover.endswith(".partial")
+    with caplog.at_level(logging.INFO):
+        path, said = convert(large, cache)
+    assert f"converting {large} to {QUANT}" in said
+    assert converted(cache) == [path.name]
+    assert f"{leftover}, which an interrupted conversion left" in caplog.text
+    undisturbed, _ = convert(large, tmp_path / "other")
+    for file in undisturbed.iterdir():
+        assert (path / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_converter_that_outlives_its_parent_keeps_the_lock(large: Path, tmp_path: Path) -> None:
+    """What it writes is not cleared under its hands: the next process waits for its end."""
+    cache = tmp_path / "cache"
+    with start(large, cache) as process:
+        assert process.stdout is not None
+        assert any(line.endswith(" %\n") for line in process.stdout)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        (child,) = map(int, children.split())
+        os.kill(child, signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGKILL)
+    handle = os.open(cache / "converted", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(handle)
+        os.kill(child, signal.SIGCONT)
+    path, _ = convert(large, cache)
+    assert converted(cache) == [path.name]
+
+
+def test_leftovers_of_any_step_are_cleared(source: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for kind in ("partial", "old", "layout"):
+        folder = cache / "converted" / f".x-0123456789abcdef-{QUANT}.{kind}"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").touch()
+    path, _ = convert(source, cache)
+    assert converted(cache) == [path.name]
+
+
+# -- at the same time --------------------------------------------------------------------------
+
+
+def test_of_two_processes_one_converts_and_the_other_waits(source: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with ExitStack() as stack:
+        with locked(cache / "converted"):
+            processes = [stack.enter_context(start(source, cache)) for _ in range(2)]
+            for process in processes:
+                assert process.stdout is not None
+                assert process.stdout.readline().startswith("waiting for another process")
+        said = [process.communicate()[0].splitlines() for process in processes]
+    converting = [any(line.startswith("converting") for line in lines) for lines in said]
+    assert sorted(converting) == [False, True]
+    (name,) = converted(cache)
+    assert [lines[-1] for lines in said] == [str(cache / "converted" / name)] * 2
+
+
+# -- outdated ----------------------------------------------------------------------------------
+
+
+def change(source: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+
+
+def another_converter(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversions, "_code_digest", lambda: "another version")
+
+
+@pytest.mark.parametrize("cause", ["checkpoint", "converter"])
+def test_outdated_conversions_are_removed(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    cause: str,
+) -> None:
+    cache = tmp_path / "cache"
+    old = [convert(source, cache, quant)[0] for quant in (QUANT, "int4-32")]
+    (cache / "converted" / "notes").mkdir()  # nobody's business
+    if cause == "checkpoint":
+        change(source)
+    else:
+        another_converter(source, monkeypatch)
+    with caplog.at_level(logging.INFO):
+        new, said = convert(source, cache)
+    assert len(said) >= 1
+    assert converted(cache) == sorted(["notes", new.name])
+    for path in old:
+        assert f"removing {path}: its checkpoint or the converter has changed" in caplog.text
+
+
+def test_conversions_of_other_checkpoints_and_other_weights_stay(
+    source: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    namesake = make_llama_checkpoint(tmp_path / "elsewhere" / "source", seed=1)
+    kept = [convert(namesake, cache)[0], convert(namesake, cache, "int4-32-zp")[0]]
+    first, _ = convert(source, cache)
+    change(source)
+    second, _ = convert(source, cache)
+    assert converted(cache) == sorted(path.name for path in (*kept, second))
+    assert first != second
+
+
+# -- once --------------------------------------------------------------------------------------
+
+
+def linked(source: Path, destination: Path) -> None:
+    shutil.copytree(source, destination, copy_function=os.link)
+
+
+def copied(source: Path, destination: Path) -> None:
+    shutil.copytree(source, destination, copy_function=shutil.copyfile)
+
+
+def symbolic(source: Path, destination: Path) -> None:
+    destination.symlink_to(source)
+
+
+@pytest.mark.parametrize("again", [linked, copied, symbolic])
+def test_the_same_content_under_another_path_is_converted_once(
+    source: Path, tmp_path: Path, again: Callable[[Path, Path], None]
+) -> None:
+    cache = tmp_path / "cache"
+    again(source, tmp_path / "again")
+    first, _ = convert(source, cache)
+    second, said = convert(tmp_path / "again", cache)
+    assert (second, said) == (first, [])
+    # Linking has changed the first one's times, but nothing that a conversion follows from.
+    assert convert(source, cache) == (first, [])
+
+
+@pytest.mark.parametrize("again", [linked, copied])
+def test_a_draft_that_equals_the_target_is_not_stored_twice(
+    source: Path, tmp_path: Path, tiny_settings: Settings, again: Callable[[Path, Path], None]
+) -> None:
+    again(source, tmp_path / "again")
+    settings = replace(
+        tiny_settings,
+        target=str(source),
+        draft=str(tmp_path / "again"),
+        quant="int4-32",
+        draft_quant="int4-32",
+        cache_dir=tmp_path / "cache",
+    )
+    engine = Engine.load(settings)
+    assert engine.info.drafters == ("draft", "ngram", "none")
+    assert len(converted(settings.cache_dir)) == 1
+    assert len(list((settings.cache_dir / "prepacked").iterdir())) == 1
+
+
+def test_a_checkpoint_that_has_not_changed_is_not_read_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    first, _ = convert(source, cache)
+    monkeypatch.setattr(conversions, "_digest", lambda *_: pytest.fail("it was read again"))
+    assert convert(source, cache)[0] == first
+
+
+def test_what_is_remembered_of_checkpoints_may_be_damaged(source: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first, _ = convert(source, cache)
+    for damage in ("", "[]", '{"a": {"b": 1}}'):
+        (cache / "converted" / "sources.json").write_text(damage)
+        assert convert(source, cache) == (first, [])
+
+
+def test_reading_a_checkpoint_tells_how_far_it_is(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversions, "_REPORT_SECONDS", 0.0)
+    _, said = convert(source, tmp_path / "cache")
+    read = [text for text in said if text.startswith(f"reading {source}: ")]
+    assert read[-1] == f"reading {source}: 100 %"
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(
+    source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ModelError, match="SPECOPS_CACHE_DIR takes a folder that can be written"):
+        convert(source, tmp_path / "cache")
