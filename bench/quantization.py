@@ -10,7 +10,7 @@ What each costs in time is measured by `layer_stack`.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,7 +48,7 @@ class Plan:
     """How much is measured.
 
     Attributes:
-        choices: their titles; None for all.
+        choices: their titles, beside fp32 and int4-128; None for all.
         documents: held-out documents, from the first; None for all.
         tokens: of each document, from its beginning.
     """
@@ -59,25 +59,46 @@ class Plan:
 
 
 class Quality(NamedTuple):
-    """Bits per byte, its difference to fp32 and that difference's standard error; file sizes.
+    """Bits that every document needs, and what the weights take.
 
     `layer_bits` is bits per weight of the linear layers, scales and zero points included;
     `bytes_per_weight` is of the whole file, head and embedding included.
     """
 
-    bits_per_byte: float
-    difference: float
-    standard_error: float
+    document_bits: list[float]
     layer_bits: float
     bytes_per_weight: float
 
 
-def measure(plan: Plan, progress: Progress, folder: Path = DEMO_DIR) -> dict[str, Quality]:
+class Measured(NamedTuple):
+    """What was found for every choice, fp32 first, and the documents' sizes in bytes."""
+
+    choices: dict[str, Quality]
+    document_bytes: list[int]
+
+    def bits_per_byte(self, title: str) -> float:
+        """Of all documents together."""
+        return sum(self.choices[title].document_bits) / sum(self.document_bytes)
+
+    def difference(self, title: str, other: str) -> tuple[float, float]:
+        """Bits per byte that a choice needs more than another, and the standard error of that."""
+        pairs = zip(
+            self.choices[title].document_bits, self.choices[other].document_bits, strict=True
+        )
+        more = [mine - theirs for mine, theirs in pairs]
+        rate = sum(more) / sum(self.document_bytes)
+        # of a ratio of sums over documents, by the delta method
+        rest = [m - rate * size for m, size in zip(more, self.document_bytes, strict=True)]
+        error = statistics.stdev(rest) * len(rest) ** 0.5 / sum(self.document_bytes)
+        return rate, error
+
+
+def measure(plan: Plan, progress: Progress, folder: Path = DEMO_DIR) -> Measured:
     """Bits per byte of each choice, fp32 first."""
     choices = {
         title: choice
         for title, choice in _choices().items()
-        if plan.choices is None or title in ("fp32", *plan.choices)
+        if plan.choices is None or title in ("fp32", _BASE, *plan.choices)
     }
     tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
     mark = end_mark(tokenizer)
@@ -85,9 +106,7 @@ def measure(plan: Plan, progress: Progress, folder: Path = DEMO_DIR) -> dict[str
     for document in read_held_out(folder)[: plan.documents]:
         ids = tokenizer.encode(document.text).ids[: plan.tokens]
         documents.append(([mark, *ids], len(tokenizer.decode(ids).encode())))
-    found: dict[str, Quality] = {}
-    exact: list[float] = []
-    total = sum(size for _, size in documents)
+    measured = Measured({}, [size for _, size in documents])
     for title, choice in choices.items():
         with TemporaryDirectory() as scratch:
             model = export_checkpoint(
@@ -96,27 +115,10 @@ def measure(plan: Plan, progress: Progress, folder: Path = DEMO_DIR) -> dict[str
             data = model.graph_file.with_name(f"{model.graph_file.name}.data").stat().st_size
             run = OnnxModel(model, threads=available_threads(), capacity=WINDOW)
             bits = [document_bits(run.afresh, tokens) for tokens, _ in documents]
-        exact = exact or bits
-        found[title] = Quality(
-            sum(bits) / total,
-            (sum(bits) - sum(exact)) / total,
-            _standard_error([(b - e) for b, e in zip(bits, exact, strict=True)], documents),
-            _layer_bits(choice),
-            data / model.num_parameters,
-        )
-        progress(f"{title}: {found[title].bits_per_byte:.5f} bits per byte")
-    return found
-
-
-def _standard_error(
-    differences: Sequence[float], documents: Sequence[tuple[list[int], int]]
-) -> float:
-    """Of a ratio of sums over documents (bits to bytes), by the delta method."""
-    sizes = [size for _, size in documents]
-    rate = sum(differences) / sum(sizes)
-    rest = [bits - rate * size for bits, size in zip(differences, sizes, strict=True)]
-    spread = statistics.stdev(rest) if len(rest) > 1 else 0.0
-    return float(spread * len(rest) ** 0.5 / sum(sizes))
+        size = data / model.num_parameters
+        measured.choices[title] = Quality(bits, _layer_bits(choice), size)
+        progress(f"{title}: {measured.bits_per_byte(title):.5f} bits per byte")
+    return measured
 
 
 def _layer_bits(choice: Quantization) -> float:
@@ -126,34 +128,42 @@ def _layer_bits(choice: Quantization) -> float:
     return choice.bits + (32 + zero_point) / choice.block
 
 
-def table(found: dict[str, Quality]) -> Table:
+def table(measured: Measured) -> Table:
     """A row per choice."""
+
+    def more(title: str, other: str) -> str:
+        rate, error = measured.difference(title, other)
+        return "" if title == other else f"{1000 * rate:+.2f} ± {1000 * error:.2f}"
+
     rows = [
         [
             title,
             f"{item.layer_bits:.3f}",
             f"{item.bytes_per_weight:.3f}",
-            f"{item.bits_per_byte:.4f}",
-            f"{1000 * item.difference:+.2f} ± {1000 * item.standard_error:.2f}",
+            f"{measured.bits_per_byte(title):.4f}",
+            *(more(title, other) for other in ("fp32", _BASE)),
         ]
-        for title, item in found.items()
+        for title, item in measured.choices.items()
     ]
+    columns = ["weights", "bits/weight, layers", "bytes/weight, file", "bits per byte"]
     return Table(
         "Quality of the demo target on held-out text",
-        ["weights", "bits/weight, layers", "bytes/weight, file", "bits per byte", "to fp32, ‰"],
+        [*columns, "to fp32, ‰", f"to {_BASE}, ‰"],
         rows,
         notes=(
-            "to fp32: thousandths of a bit per byte more than fp32 needs, ± the standard error "
-            "of that difference over the documents",
+            "‰: thousandths of a bit per byte more, ± the standard error of that difference over "
+            f"the {len(measured.document_bytes)} documents",
             "head and embedding in int8 unless said otherwise; rtn: rounded to nearest; no "
             "suffix: least-squares search; zp: search with zero points",
+            "the demo target's rows of 384 and 1,024 weights fill 1.5 and 4 blocks of 256",
         ),
     )
 
 
-def result(found: dict[str, Quality], plan: Plan) -> dict[str, Any]:
+def result(measured: Measured, plan: Plan) -> dict[str, Any]:
     """What was measured, fit for JSON."""
     return {
         "plan": asdict(plan),
-        "choices": {title: item._asdict() for title, item in found.items()},
+        "document_bytes": measured.document_bytes,
+        "choices": {title: item._asdict() for title, item in measured.choices.items()},
     }
