@@ -216,6 +216,13 @@ def llama_shapes(settings: Config) -> Shapes:
             f"model.layers.{layer}.mlp.up_proj.weight": (wide, hidden),
             f"model.layers.{layer}.mlp.down_proj.weight": (hidden, wide),
         }
+        for key, parts in (
+            ("attention_bias", [f"self_attn.{part}_proj" for part in "qkvo"]),
+            ("mlp_bias", [f"mlp.{part}_proj" for part in ("gate", "up", "down")]),
+        ):
+            for part in parts if settings.get(key) else ():
+                name = f"model.layers.{layer}.{part}"
+                shapes[f"{name}.bias"] = shapes[f"{name}.weight"][:1]
     shapes["model.norm.weight"] = (hidden,)
     if not settings["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (settings["vocab_size"], hidden)

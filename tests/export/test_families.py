@@ -21,6 +21,7 @@ from specops.export import ExportedModel, Quantization, export_checkpoint
 from specops.session import open_session, share_threads
 from tests.checkpoints import (
     make_gpt2_checkpoint,
+    make_llama_checkpoint,
     make_opt_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
@@ -44,6 +45,11 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "llama attention biases": Case(make_llama_checkpoint, {"config": {"attention_bias": True}}),
+    "llama all biases": Case(
+        make_llama_checkpoint,
+        {"dtype": "bfloat16", "config": {"attention_bias": True, "mlp_bias": True}},
+    ),
     "qwen2": Case(make_qwen2_checkpoint, {}),
     "qwen2 0.5b": Case(
         make_qwen2_checkpoint, {"hidden": 112, "heads": 7, "kv_heads": 1, "ffn": 152}

@@ -55,6 +55,7 @@ def edit_config(folder: Path, changes: dict[str, Any]) -> None:
         (make_phi3_checkpoint, {"partial_rotary_factor": 0.4}, "'partial_rotary_factor' is 0.4"),
         (make_phi3_checkpoint, {"partial_rotary_factor": 1.5}, "'partial_rotary_factor' is 1.5"),
         (make_phi3_checkpoint, {"attention_bias": True}, "'attention_bias' is true"),
+        (make_qwen2_checkpoint, {"mlp_bias": True}, "'mlp_bias' is true"),
         (
             make_phi3_checkpoint,
             {"num_key_value_heads": 2},

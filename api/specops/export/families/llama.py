@@ -1,4 +1,4 @@
-"""The Llama family: RMS norm, rotary grouped-query attention, SiLU-gated feed-forward, no biases.
+"""The Llama family: RMS norm, rotary grouped-query attention, SiLU-gated feed-forward.
 
 Tensor names are those of transformers' LlamaForCausalLM. Families that differ in what is stored,
 not in how a block is drawn, override `layer_tensors`, `_qkv` and `_gate_and_up`.
@@ -18,6 +18,10 @@ from specops.export.rope import rotary_table
 _EMBEDDING = "model.embed_tokens.weight"
 _FINAL_NORM = "model.norm.weight"
 _HEAD = "lm_head.weight"
+_OPTIONAL_BIASES = {
+    "attention_bias": tuple(f"self_attn.{part}_proj" for part in "qkvo"),
+    "mlp_bias": tuple(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+}
 
 
 class Llama(Family):
@@ -25,13 +29,17 @@ class Llama(Family):
 
     name = "llama"
     default_context_length = 2048
+    optional_biases = True  # whether attention_bias and mlp_bias mean what they do for Llama
     partial_rotary = False  # whether the family may rotate a part of each head
     window: int | None = None  # positions that one sees, itself included; None: all before it
 
     def __init__(self, config: ModelConfig) -> None:
-        for key in ("attention_bias", "mlp_bias"):
-            if config.flag(key, False):
+        self._biased: dict[str, bool] = {}  # by the name of a projection
+        for key, parts in _OPTIONAL_BIASES.items():
+            biased = config.flag(key, False)
+            if biased and not self.optional_biases:
                 raise config.error(key, "is true; biases cannot be exported for this family")
+            self._biased |= dict.fromkeys(parts, biased)
         if config.text("hidden_act", "silu") != "silu":
             raise config.error("hidden_act", "must be 'silu' to be exported for this family")
         hidden = config.integer("hidden_size")
@@ -69,7 +77,7 @@ class Llama(Family):
     def layer_tensors(self) -> dict[str, tuple[int, ...]]:
         """The tensors of one layer, named below `model.layers.{index}.`."""
         hidden, wide = self.shape.hidden_size, self.feed_forward_size
-        return {
+        shapes: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (hidden,),
             "self_attn.q_proj.weight": (self.query_size, hidden),
             "self_attn.k_proj.weight": (self.key_size, hidden),
@@ -80,6 +88,8 @@ class Llama(Family):
             "mlp.up_proj.weight": (wide, hidden),
             "mlp.down_proj.weight": (hidden, wide),
         }
+        biased = [part for part, present in self._biased.items() if present]
+        return shapes | {f"{part}.bias": shapes[f"{part}.weight"][:1] for part in biased}
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Embedding, final norm, head unless tied, and those of every layer."""
@@ -133,22 +143,36 @@ class Llama(Family):
         if index + 1 == self.shape.num_layers:  # behind it nobody looks at other positions
             x = graph.with_logits("attention_with_logits", x)
         output = checkpoint.matrix(f"{stored}.o_proj.weight")
-        return graph.linear(f"{name}.attention_output", x, output)
+        bias = self._bias(checkpoint, index, "self_attn.o_proj")
+        return graph.linear(f"{name}.attention_output", x, output, bias)
 
     def _feed_forward(self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str) -> str:
         # gate and up apart: side by side in one product, splitting its result costs more
         name, stored = f"layers.{index}", f"model.layers.{index}.mlp"
         gate_weight, up_weight = self._gate_and_up(checkpoint, stored)
-        gate = graph.linear(f"{name}.gate", x, gate_weight)
-        up = graph.linear(f"{name}.up", x, up_weight)
+        gate_bias, up_bias, down_bias = (
+            self._bias(checkpoint, index, part) for part in _OPTIONAL_BIASES["mlp_bias"]
+        )
+        gate = graph.linear(f"{name}.gate", x, gate_weight, gate_bias)
+        up = graph.linear(f"{name}.up", x, up_weight, up_bias)
         x = graph.gated_silu(f"{name}.gated", gate, up)
-        return graph.linear(f"{name}.down", x, checkpoint.matrix(f"{stored}.down_proj.weight"))
+        down_weight = checkpoint.matrix(f"{stored}.down_proj.weight")
+        return graph.linear(f"{name}.down", x, down_weight, down_bias)
+
+    def _bias(self, checkpoint: Checkpoint, index: int, part: str) -> NDArray[np.float32] | None:
+        """The bias of one of a layer's projections, if it has one."""
+        if not self._biased[part]:
+            return None
+        return checkpoint.vector(f"model.layers.{index}.{part}.bias")
 
     def _qkv(
         self, checkpoint: Checkpoint, stored: str
     ) -> tuple[Matrix, NDArray[np.float32] | None]:
         """Query, key and value projection on top of each other, and their biases if any."""
-        return checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv")), None
+        weight = checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv"))
+        if not self._biased["self_attn.q_proj"]:
+            return weight, None
+        return weight, checkpoint.vectors(*(f"{stored}.{part}_proj.bias" for part in "qkv"))
 
     def _gate_and_up(self, checkpoint: Checkpoint, stored: str) -> tuple[Matrix, Matrix]:
         return (

@@ -21,6 +21,7 @@ class Phi3(Llama):
 
     name = "phi3"
     default_context_length = 4096
+    optional_biases = False
 
     partial_rotary = True
 

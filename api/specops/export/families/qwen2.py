@@ -18,6 +18,7 @@ class Qwen2(Llama):
 
     name = "qwen2"
     default_context_length = 32768
+    optional_biases = False  # it always has those of q, k and v
 
     def __init__(self, config: ModelConfig) -> None:
         config.require_flag("use_sliding_window", False)
