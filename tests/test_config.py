@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
 
 from specops.config import PREFIX, ConfigError, Settings
+from specops.export import Quantization
+from specops.models.prepare import choose
 from specops.presets import presets
 
 CHANGED = {
@@ -124,3 +127,29 @@ def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPat
 def test_settings_cannot_change() -> None:
     with pytest.raises(FrozenInstanceError):
         Settings().port = 1  # type: ignore[misc]
+
+
+BLOCKS = ("", "-16", "-32", "-64", "-128", "-256", "-512", "-0")
+METHODS = ("", "-rtn", "-search", "-zp", "-hqq")
+
+
+@pytest.mark.parametrize("bits", ["fp32", "int8", "int4", "int2", "INT4"])
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_converter_knows_exactly_the_weights_that_settings_take(
+    bits: str, block: str, method: str
+) -> None:
+    text = bits + block + method
+
+    def known(parse: Callable[[str], object]) -> bool:
+        try:
+            parse(text)
+        except ValueError:
+            return False
+        return True
+
+    settable = known(lambda text: Settings.from_env({"SPECOPS_QUANT": text}))
+    assert settable == known(Quantization.parse)
+    if settable:
+        chosen = choose(Settings(quant=text, draft_quant=text))
+        assert chosen.target_quant == chosen.draft_quant == Quantization.parse(text).name

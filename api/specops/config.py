@@ -7,6 +7,7 @@ settings other than the ones that were asked for is worse than one that does not
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,7 +17,8 @@ from specops.presets import presets
 
 PREFIX = "SPECOPS_"
 _MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
-_WEIGHTS = ("int4", "int4-32", "int4-128", "int8", "int8-32", "int8-128", "fp32")
+_BLOCK = "(-(16|32|64|128|256))?"
+_WEIGHTS = re.compile(rf"(fp32|int8{_BLOCK}|int4{_BLOCK}(-(rtn|search|zp))?)?")
 _CACHE_DIR = Path.home() / ".cache" / "specops"
 
 
@@ -68,6 +70,15 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _weights(text: str) -> str:
+    if not _WEIGHTS.fullmatch(text):
+        raise ConfigError(
+            "takes fp32, int8 or int4, the last two with a block such as int8-32, int4 with a "
+            f"method after it such as int4-32-zp; not {text!r}"
+        )
+    return text
+
+
 def _text(text: str) -> str:
     return text
 
@@ -85,10 +96,10 @@ class Settings:
         "", _text, "target: a folder, a `.pt` file or `org/name@revision`; empty: the preset's"
     )
     draft: str = _knob("", _text, "draft, likewise; empty: the preset's; `none`: no draft")
-    quant: str = _knob("", _choice("", *_WEIGHTS), "weights of the target; empty: the preset's")
-    draft_quant: str = _knob(
-        "", _choice("", *_WEIGHTS), "weights of the draft; empty: the preset's"
+    quant: str = _knob(
+        "", _weights, "weights of the target, such as `int4-128`; empty: the preset's"
     )
+    draft_quant: str = _knob("", _weights, "weights of the draft, likewise; empty: the preset's")
     models_dir: Path = _knob(_MODELS_DIR, Path, "folder of bundled models")
     cache_dir: Path = _knob(_CACHE_DIR, Path, "folder for downloaded and converted models")
     prepack: bool = _knob(

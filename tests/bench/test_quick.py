@@ -81,3 +81,26 @@ def test_a_missing_model_is_said_in_a_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "nowhere holds no model" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.e2e
+def test_quantization_measures_quality_and_size(model: Path, tmp_path: Path) -> None:
+    done = bench(model, tmp_path, "quantization")
+    assert done.returncode == 0, done.stderr
+    result = kept(tmp_path, "quantization")
+    sizes = {title: item["bytes_per_weight"] for title, item in result["choices"].items()}
+    assert 4 < sizes["fp32"] < 5
+    assert 0.5 < sizes["int4-128"] < 0.7
+    for item in result["choices"].values():
+        assert len(item["document_bits"]) == len(result["document_bytes"]) == 2
+        pairs = zip(item["document_bits"], result["document_bytes"], strict=True)
+        assert all(0 < bits < 8 * size for bits, size in pairs)
+
+
+@pytest.mark.e2e
+def test_the_layer_stack_is_timed_for_every_kind_of_weights(model: Path, tmp_path: Path) -> None:
+    done = bench(model, tmp_path, "layer-stack")
+    assert done.returncode == 0, done.stderr
+    seconds = kept(tmp_path, "layer-stack")["seconds"]
+    assert len(seconds) == 12
+    assert all(min(times) > 0 for widths in seconds.values() for times in widths.values())

@@ -6,6 +6,7 @@ process never imports the converter.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess  # nosec B404: runs only our own modules
 import sys
@@ -26,6 +27,7 @@ from specops.presets import presets
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
 _DEFAULT_BLOCK = "-128"
+_DEFAULT_METHOD = "-search"
 _REPORT_SECONDS = 5.0
 _BUNDLED = "./"  # how presets.toml begins the name of a folder below SPECOPS_MODELS_DIR
 
@@ -168,7 +170,12 @@ def _name(source: Source) -> str:
 
 
 def _with_block(quant: str) -> str:
-    return quant + _DEFAULT_BLOCK if quant in ("int4", "int8") else quant
+    """A quantization's full name: the block always, the converter's default method never."""
+    match = re.fullmatch(r"(int[48])(-\d+)?(-[a-z]+)?", quant)
+    if match is None:
+        return quant
+    bits, block, method = match.groups()
+    return bits + (block or _DEFAULT_BLOCK) + ("" if method in (None, _DEFAULT_METHOD) else method)
 
 
 def _progress(model: HubModel, downloading: Downloading | None) -> Callable[[int, int], None]:
