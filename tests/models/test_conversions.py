@@ -228,7 +228,7 @@ def test_a_draft_that_equals_the_target_is_not_stored_twice(
         cache_dir=tmp_path / "cache",
     )
     engine = Engine.load(settings)
-    assert engine.info.drafters == ("draft", "ngram", "none")
+    assert engine.info.drafters == ("draft", "ngram", "cascade", "none")
     assert len(converted(settings.cache_dir)) == 1
     assert len(list((settings.cache_dir / "prepacked").iterdir())) == 1
 
