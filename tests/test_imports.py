@@ -13,6 +13,7 @@ ROOT = Path(specops.__file__).parent
 # From the top down; a module may import those after it.
 LAYERS = [
     {"cli", "__main__", "healthcheck"},
+    {"load_bench"},
     {"server"},
     {"app"},
     {"routes"},

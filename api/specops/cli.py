@@ -1,4 +1,4 @@
-"""The `specops` command: serve, generate, export, info.
+"""The `specops` command: serve, generate, export, info, bench.
 
 A flag is a setting by another name: `--k-draft 4` is `SPECOPS_K_DRAFT=4`, checked by the same
 code. What a command needs is imported where it runs, so that `--help` answers at once and
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +83,14 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="show the model, its size and this machine's limits")
     _add_settings(info, *_MODEL_FLAGS)
     info.set_defaults(command=_info)
+
+    bench = commands.add_parser("bench", help="measure the model on this machine")
+    benches = bench.add_subparsers(required=True, metavar="WHAT")
+    load = benches.add_parser("load", help="time and memory that loading takes")
+    load.add_argument("--runs", type=int, default=3, metavar="N", help="default: %(default)s")
+    load.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    _add_settings(load, "rows", *(flag for flag in _MODEL_FLAGS if flag != "draft"))
+    load.set_defaults(command=_bench_load)
     return parser
 
 
@@ -104,6 +113,11 @@ def _settings(options: argparse.Namespace, **fixed: str) -> Settings:
     Raises:
         ConfigError: see `Settings.from_env`.
     """
+    return Settings.from_env(_variables(options, **fixed))
+
+
+def _variables(options: argparse.Namespace, **fixed: str) -> dict[str, str]:
+    """The environment with the flags above it and the command's own values above both."""
     names = {item.name for item in dataclasses.fields(Settings)}
     flags = {
         name: value
@@ -111,7 +125,7 @@ def _settings(options: argparse.Namespace, **fixed: str) -> Settings:
         if name in names and isinstance(value, str)
     }
     variables = {PREFIX + name.upper(): value for name, value in (flags | fixed).items()}
-    return Settings.from_env({**os.environ, **variables})
+    return {**os.environ, **variables}
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -269,6 +283,29 @@ def _info(options: argparse.Namespace) -> int:
     for name, value in lines.items():
         print(f"{name:13} {value}")
     return 0
+
+
+def _bench_load(options: argparse.Namespace) -> int:
+    from specops.load_bench import LoadBenchError, document, measure, table  # noqa: PLC0415
+
+    if options.runs < 1:
+        raise ConfigError("--runs takes a whole number from 1")
+    fixed = {}
+    if options.model and Path(options.model).is_dir():  # not a preset's name
+        fixed, options.model = {"target": options.model}, None
+    variables = _variables(options, **fixed)
+    Settings.from_env(variables)
+    try:
+        runs = measure(variables, options.runs, _tell)
+    except LoadBenchError as error:
+        return _fail(error)
+    print(json.dumps(document(runs), indent=1) if options.json else table(runs), end="")
+    return 0
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
 
 
 def _ignore(detail: str) -> None:

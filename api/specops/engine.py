@@ -25,6 +25,7 @@ from specops.session import open_session, share_threads
 from specops.tokenizer import Tokenizer
 
 NO_DRAFTER = "none"
+WARM_UP = "running a first pass"
 _LEAST_WIDTH = 16  # what the check for exactness needs
 
 
@@ -176,6 +177,7 @@ def _assemble(
     context = min(settings.context or target.context_length, target.context_length)
     tokenizer = Tokenizer.load(target.path)
     decoder = _open(target, settings, context, report)
+    report("comparing passes of different widths")
     align = exact_align(decoder)
     if align is None and settings.exact:
         raise ConfigError(
@@ -245,13 +247,15 @@ def _open(
     prepacked = None
     if settings.prepack:
         prepacked = prepacked_graph(folder.graph, name, settings.cache_dir, report)
+    report(f"opening {prepacked or folder.graph}")
     decoder = Decoder(
         open_session(prepacked or folder.graph, prepacked=prepacked is not None),
         rows=settings.rows,
         capacity=capacity,
         max_width=max(settings.prefill_chunk, settings.max_k_draft + 1, _LEAST_WIDTH),
     )
-    # The first pass allocates; it also proves that the graph runs before anyone is served.
+    report(WARM_UP)
+    # It allocates; it also proves that the graph runs before anyone is served.
     decoder.extend(0, [0, 0])
     decoder.cache.truncate(0, 0)
     return decoder

@@ -36,6 +36,15 @@ class MemoryReading:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes that one process holds: anonymous, backed by files, swapped out."""
+
+    anon: int
+    file: int
+    swap: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pressure:
     """Seconds, since boot, in which some or all tasks waited for memory."""
 
@@ -91,6 +100,23 @@ def _read_version2(cgroup: Path, limit: int, swap_limit: int) -> MemoryReading:
 
 
 def _read_process(proc: Path, memory_total: int, swap_total: int) -> MemoryReading:
+    own = process_memory(proc)
+    return MemoryReading(
+        anon=own.anon,
+        file=own.file,
+        swap=own.swap,
+        limit=memory_total,
+        swap_limit=swap_total,
+        source="process",
+    )
+
+
+def process_memory(proc: Path = PROC) -> ProcessMemory:
+    """Read this process's own memory, whatever limits it.
+
+    Raises:
+        OSError: procfs is not readable.
+    """
     # `status` and not `smaps_rollup`: the latter walks every page of the mapped weights.
     status = _fields_kib(proc / "self" / "status")
     if "RssAnon" in status:
@@ -98,14 +124,7 @@ def _read_process(proc: Path, memory_total: int, swap_total: int) -> MemoryReadi
     else:  # sandboxes that imitate procfs leave these lines out
         _, resident, shared = map(int, (proc / "self" / "statm").read_text().split()[:3])
         anon, file = (resident - shared) * _PAGE_BYTES, shared * _PAGE_BYTES
-    return MemoryReading(
-        anon=anon,
-        file=file,
-        swap=status.get("VmSwap", 0),
-        limit=memory_total,
-        swap_limit=swap_total,
-        source="process",
-    )
+    return ProcessMemory(anon, file, status.get("VmSwap", 0))
 
 
 def page_cache_room(proc: Path = PROC, root: Path = CGROUP_ROOT) -> int:

@@ -105,7 +105,7 @@ def test_the_real_peers_compute_what_we_compute(model: BenchModel, tmp_path: Pat
     processes = compare.sides(model, THREADS, environment.python(), files)
     measured = compare.measure(processes, PLAN, threads=THREADS, vocab=VOCAB, progress=str)
     assert set(measured.runs_on) == {OURS, LLAMA_CPP, OPENVINO}
-    assert min(measured.agreement.values()) > 0.8
+    assert min(measured.agreement.values()) > 0.5
 
 
 def made_up(ours: float, llama: float, openvino: float, case: Case) -> Measured:
