@@ -31,7 +31,7 @@ _SPECULATION = speculation.Plan(prompts=40, exact_prompts=20, new_tokens=96)
 _SPECULATION_QUICK = speculation.Plan(
     prompts=3, exact_prompts=3, new_tokens=24, draft_lengths=(1, 4)
 )
-_PEERS = compare.Plan(loads=2, rounds=3, passes=7)
+_PEERS = compare.Plan(loads=2, rounds=9, passes=3)
 _PEERS_QUICK = compare.Plan(loads=1, rounds=2, passes=3)
 _PEERS_THREADS = 2
 _QUANTIZATION_QUICK = quantization.Plan(choices=(), documents=2, tokens=64)

@@ -10,7 +10,9 @@ import pytest
 from specops.memory import (
     MemoryReading,
     Pressure,
+    ProcessMemory,
     page_cache_room,
+    process_memory,
     read_memory,
     read_pressure,
 )
@@ -75,6 +77,11 @@ def test_without_a_cgroup_limit_the_process_and_the_machine_are_read(machine: Ma
         swap_limit=2 * GIB,
         source="process",
     )
+
+
+def test_a_process_is_read_by_itself_whatever_limits_it(machine: Machine) -> None:
+    write_version2(machine, limit=str(4 * GIB), swap=str(GIB))
+    assert process_memory(machine.proc) == ProcessMemory(100 * KIB, 200 * KIB, 7 * KIB)
 
 
 def test_version_2_limit_makes_the_cgroup_the_source(machine: Machine) -> None:

@@ -240,7 +240,16 @@ def _megabytes(title: str, values: Sequence[int]) -> str:
     return f"{title:50} {statistics.median(values) / _MB:8.1f} MB"
 
 
+def _main() -> int:
+    """Measure once; errors are a line, not a traceback."""
+    try:
+        run = load_once(Settings.from_env(), time.monotonic() - float(os.environ[_STARTED]))
+    except (RuntimeError, ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(asdict(run)))
+    return 0
+
+
 if __name__ == "__main__":
-    _settings = Settings.from_env()
-    _run = load_once(_settings, time.monotonic() - float(os.environ[_STARTED]))
-    print(json.dumps(asdict(_run)))
+    sys.exit(_main())

@@ -28,6 +28,7 @@ from bench.stats import Summary, ratios, rotated
 
 OURS = "specops"
 _PAST = 200
+_PREFILL_EVERY = 3  # rounds
 _ROWS = 8
 _CAPACITY = 640  # tokens per row: the longest case and some room
 _AGREEMENT = 0.5  # least correlation of logits: other rounding, but the same model
@@ -73,7 +74,11 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: `rounds` of every case after each of `loads` starts."""
+    """How much is measured: `rounds` of every case after each of `loads` starts.
+
+    Passes take turns best in many short rounds; a prefill is as long as all others together, so it
+    takes part in every third round alone.
+    """
 
     loads: int
     rounds: int
@@ -100,6 +105,12 @@ class Measured:
     agreement: dict[str, float] = field(default_factory=dict)  # correlation with our logits
     ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # case -> side -> rounds
     idle_share: float = 0.0  # most CPU that an idle side took, as a share of one core
+
+    def take(self, case: Case, seconds: Mapping[str, Sequence[float]]) -> None:
+        """Add a round of a case: every side's passes, of which the median counts."""
+        for side, passes in seconds.items():
+            rounds = self.ms.setdefault(case.title, {}).setdefault(side, [])
+            rounds.append(1000 * Summary.of(passes).median)
 
 
 def sides(
@@ -135,12 +146,11 @@ def measure(
             _load(workers, processes, measured, vocab)
             for number in range(-1, plan.rounds):  # the first allocates and is not counted
                 for case in plan.cases:
-                    found = _round(workers, case, number, measured, vocab)
-                    if number < 0:
+                    if case.prefill and max(number, 0) % _PREFILL_EVERY:
                         continue
-                    for side, seconds in found.items():
-                        of_case = measured.ms.setdefault(case.title, {})
-                        of_case.setdefault(side, []).append(1000 * Summary.of(seconds).median)
+                    found = _round(workers, case, number, measured, vocab)
+                    if number >= 0:
+                        measured.take(case, found)
                 if number >= 0:
                     progress(f"round {number + 1} of {plan.rounds}")
     return measured
@@ -252,7 +262,7 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         + f"; {measured.threads} threads each, everything else by default",
         f"weights: {OURS} int4 in blocks of 128, head and embedding int8; {LLAMA_CPP} Q4_0, head "
         f"Q6_K; {OPENVINO} int4 symmetric in groups of 128, head and embedding int8",
-        f"{plan.loads} starts x {plan.rounds} interleaved rounds; correlation with {OURS}'s "
+        f"{plan.loads} starts x {plan.rounds} interleaved rounds, prefill in every third; correlation with {OURS}'s "
         f"logits: {agreeing}; an idle side took at most {measured.idle_share:.1%} of a core",
     )
 

@@ -24,7 +24,7 @@ THREADS = 2
 PREFILL = Case("prefill 256", tokens=256, prefill=True, wanted=0.9, against=(OPENVINO,))
 PLAN = Plan(
     loads=1,
-    rounds=2,
+    rounds=4,
     passes=3,
     cases=(*(case for case in compare.CASES if not case.prefill), PREFILL),
 )
@@ -61,9 +61,10 @@ def test_every_case_is_timed_on_every_side_in_every_round(model: BenchModel) -> 
         three_times_ours(model), PLAN, threads=THREADS, vocab=VOCAB, progress=str
     )
     assert list(measured.ms) == [case.title for case in PLAN.cases]
-    for of_case in measured.ms.values():
-        assert {side: len(rounds) for side, rounds in of_case.items()} == dict.fromkeys(
-            (OURS, LLAMA_CPP, OPENVINO), PLAN.loads * PLAN.rounds
+    for title, of_case in measured.ms.items():
+        rounds = 2 if title == PREFILL.title else PLAN.rounds  # it takes part in every third
+        assert {side: len(values) for side, values in of_case.items()} == dict.fromkeys(
+            (OURS, LLAMA_CPP, OPENVINO), PLAN.loads * rounds
         )
         assert all(value > 0 for rounds in of_case.values() for value in rounds)
     assert measured.agreement == pytest.approx(dict.fromkeys(measured.agreement, 1.0))
