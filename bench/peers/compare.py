@@ -262,8 +262,9 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         + f"; {measured.threads} threads each, everything else by default",
         f"weights: {OURS} int4 in blocks of 128, head and embedding int8; {LLAMA_CPP} Q4_0, head "
         f"Q6_K; {OPENVINO} int4 symmetric in groups of 128, head and embedding int8",
-        f"{plan.loads} starts x {plan.rounds} interleaved rounds, prefill in every third; correlation with {OURS}'s "
-        f"logits: {agreeing}; an idle side took at most {measured.idle_share:.1%} of a core",
+        f"{plan.loads} starts x {plan.rounds} interleaved rounds, prefill in every third; "
+        f"correlation with {OURS}'s logits: {agreeing}; an idle side took at most "
+        f"{measured.idle_share:.1%} of a core",
     )
 
 
