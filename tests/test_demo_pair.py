@@ -68,22 +68,46 @@ def test_speculative_greedy_output_is_plain_greedy_output(
         assert generate(engine, prompt, drafter=drafter, k_draft=k_draft) == expected
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_seed_fixes_the_text_whoever_guesses_how_much(engine: Engine, adaptive: bool) -> None:
+    for number, text in enumerate(PROMPTS[:4]):
+        prompt = engine.encode(text)[:PROMPT_TOKENS]
+        sampling = SamplingParams(0.8, top_k=50, top_p=0.95, seed=number)
+        expected = generate(engine, prompt, sampling=sampling)
+        for drafter in ("ngram", "draft", "cascade"):
+            for k_draft in (1, 3, 8):
+                fields = {"drafter": drafter, "k_draft": k_draft, "adaptive": adaptive}
+                assert generate(engine, prompt, sampling=sampling, **fields) == expected
+
+
+@pytest.mark.parametrize("seeded", [False, True], ids=["random numbers", "seeds"])
 @pytest.mark.parametrize("drafter", ["ngram", "draft"])
-def test_sampled_tokens_are_distributed_as_without_guesses(engine: Engine, drafter: str) -> None:
-    """The fourth token over 600 seeds each: two to three verifications have decided by then."""
+def test_sampled_tokens_are_distributed_as_without_guesses(
+    engine: Engine, drafter: str, seeded: bool
+) -> None:
+    """The fourth token over 500 requests each: two to three verifications have decided by then."""
     prompt = engine.encode("import os\nimport sys\nimport re\nimport os\nimport")
 
     def counts(name: str, k_draft: int, seeds: range) -> np.ndarray:
         found = np.zeros(engine.info.vocab_size, np.int64)
         for seed in seeds:
-            sampling = SamplingParams(1.2, top_k=50, top_p=0.95, seed=seed)
-            tokens = generate(
-                engine, prompt, drafter=name, k_draft=k_draft, sampling=sampling, max_new_tokens=4
+            request = GenerationRequest(
+                request_id=str(next(_ids)),
+                prompt_tokens=prompt,
+                max_new_tokens=4,
+                drafter=name,
+                k_draft=k_draft,
+                sampling=SamplingParams(1.2, top_k=50, top_p=0.95, seed=seed if seeded else None),
+                ignore_eos=True,
             )
-            found[tokens[-1]] += 1
+            engine.scheduler.add(request)
+            engine.scheduler.waiting[-1].rng = np.random.default_rng(seed)
+            while engine.scheduler.busy:
+                outputs = engine.scheduler.step().outputs
+            found[outputs[-1].pieces[-1].token] += 1
         return found
 
-    table = np.stack([counts("none", 0, range(600)), counts(drafter, 3, range(600, 1200))])
+    table = np.stack([counts("none", 0, range(500)), counts(drafter, 3, range(500, 1000))])
     common = table.sum(axis=0) >= 20
     rare = table[:, ~common].sum(axis=1, keepdims=True)
     table = np.concatenate([table[:, common], rare], axis=1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from specops.request import SamplingParams
-from specops.sampling import draw, filtered_probs, next_token
+from specops.sampling import draw, draw_seeded, filtered_probs, next_token
 
 LOGITS = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32) * 3
 
@@ -92,14 +92,82 @@ def test_draws_follow_the_weights() -> None:
 def test_greedy_takes_the_largest_and_no_random_number() -> None:
     rng = np.random.default_rng(0)
     state = rng.bit_generator.state
-    assert next_token(LOGITS[1], SamplingParams(0.0), rng) == int(LOGITS[1].argmax())
+    assert next_token(LOGITS[1], SamplingParams(0.0), rng, 7) == int(LOGITS[1].argmax())
     assert rng.bit_generator.state == state
 
 
-def test_a_seed_repeats() -> None:
-    def tokens(seed: int) -> list[int]:
-        rng = np.random.default_rng(seed)
-        return [next_token(LOGITS[0], SamplingParams(1.0), rng) for _ in range(50)]
+def test_a_token_with_a_seed_is_drawn_by_seed_and_position_alone() -> None:
+    def tokens(seed: int, first: int, numbers: int) -> list[int]:
+        params, rng = SamplingParams(1.0, seed=seed), np.random.default_rng(numbers)
+        return [next_token(LOGITS[0], params, rng, first + index) for index in range(50)]
+
+    assert tokens(1, 0, 0) == tokens(1, 0, 9)
+    assert tokens(1, 0, 0)[20:] == tokens(1, 20, 0)[:30]
+    assert tokens(1, 0, 0) != tokens(2, 0, 0)
+
+
+def test_without_a_seed_the_requests_random_numbers_decide() -> None:
+    def tokens(numbers: int) -> list[int]:
+        rng = np.random.default_rng(numbers)
+        return [next_token(LOGITS[0], SamplingParams(1.0), rng, 0) for _ in range(50)]
 
     assert tokens(1) == tokens(1)
     assert tokens(1) != tokens(2)
+
+
+@pytest.mark.parametrize("across", ["seeds", "positions", "large seeds"])
+def test_seeded_draws_follow_the_weights(across: str) -> None:
+    weights = np.array([0.0, 1.0, 0.0, 2.0, 5.0, 0.0], np.float32)
+    places = {
+        "seeds": lambda index: (index, 3),
+        "positions": lambda index: (3, index),
+        "large seeds": lambda index: ((1 << 63) - 1 - index, 3),
+    }
+    drawn = [draw_seeded(weights, *places[across](index)) for index in range(20_000)]
+    counts = np.bincount(drawn, minlength=6)
+    assert not counts[[0, 2, 5]].any()
+    assert chisquare(counts[[1, 3, 4]], 20_000 * np.array([1, 2, 5]) / 8).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("apart", ["seeds", "positions"])
+def test_seeded_draws_beside_each_other_are_independent(apart: str) -> None:
+    """Chi-square over pairs of neighbours: shared noise would give equal pairs too often."""
+    weights = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+    counts = np.zeros((4, 4))
+    for index in range(0, 40_000, 2):
+        pair = (index, index + 1)
+        first, second = (
+            draw_seeded(weights, item, 8) if apart == "seeds" else draw_seeded(weights, 8, item)
+            for item in pair
+        )
+        counts[first, second] += 1
+    expected = np.outer(weights, weights) / weights.sum() ** 2 * 20_000
+    assert chisquare(counts.ravel(), expected.ravel()).pvalue > 1e-4
+
+
+def test_noise_belongs_to_the_token_not_to_its_place_among_those_that_are_left() -> None:
+    """Leaving out tokens that were not drawn changes nothing: filters may differ by one."""
+    weights = np.random.default_rng(4).random(300).astype(np.float32)
+    for seed in range(200):
+        drawn = draw_seeded(weights, seed, 0)
+        fewer = weights.copy()
+        fewer[[index for index in range(0, 300, 7) if index != drawn]] = 0
+        assert draw_seeded(fewer, seed, 0) == drawn
+        assert draw_seeded(np.append(weights, np.zeros(50, np.float32)), seed, 0) == drawn
+
+
+def test_similar_distributions_draw_the_same_as_often_as_theory_has_it() -> None:
+    """Sum over i of 1 / sum over j of max(p_j / p_i, q_j / q_i): the race's share of equal draws.
+
+    Daliri, Musco and Suresh 2024, https://arxiv.org/abs/2408.07978; at least (1 - d) / (1 + d).
+    """
+    rng = np.random.default_rng(1)
+    first, second = (rng.dirichlet(np.ones(8)).astype(np.float32) for _ in range(2))
+    seeds, ratio = 20_000, np.maximum(first / first[:, None], second / second[:, None])
+    expected = float((1 / ratio.sum(axis=1)).sum())
+    equal = sum(
+        draw_seeded(first, seed, 0) == draw_seeded(second, seed, 0) for seed in range(seeds)
+    )
+    distance = np.abs(first - second).sum() / 2
+    assert (1 - distance) / (1 + distance) < expected < 1 - distance
+    assert abs(equal / seeds - expected) < 4 * (expected * (1 - expected) / seeds) ** 0.5

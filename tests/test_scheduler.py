@@ -8,7 +8,6 @@ from itertools import count
 
 import numpy as np
 import pytest
-from scipy.stats import chi2_contingency
 
 from specops.config import Settings
 from specops.drafters.base import NO_DRAFT, Draft
@@ -226,37 +225,6 @@ def test_an_end_token_inside_of_accepted_guesses_ends_the_text(engine: Engine) -
     stats = outputs[-1].stats
     assert stats is not None
     assert stats.accepted_tokens <= stats.generated_tokens
-
-
-def test_sampling_repeats_with_its_seed(engine: Engine) -> None:
-    def sample(seed: int) -> list[int]:
-        sampling = SamplingParams(1.0, seed=seed)
-        return generate(engine, request(sampling=sampling, drafter="draft", k_draft=3))
-
-    assert sample(1) == sample(1)
-    assert sample(1) != sample(2)
-
-
-@pytest.mark.parametrize("drafter", ["ngram", "draft"])
-def test_sampled_tokens_are_distributed_as_without_guesses(engine: Engine, drafter: str) -> None:
-    """The third token, by which two verifications have decided, over 1,200 seeds each."""
-    sampling = SamplingParams(1.0, top_k=4)
-    prompt = (7, 8, 9, 7, 8, 9, 7, 8)
-
-    def counts(name: str, k_draft: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        found = np.zeros(320, np.int64)
-        for seed in range(1200):
-            seeded = replace(sampling, seed=seed + 10_000 * k_draft)
-            item = request(prompt, sampling=seeded, drafter=name, k_draft=k_draft, max_new_tokens=3)
-            found[generate(engine, item)[-1]] += 1
-        return found
-
-    table = np.stack([counts("none", 0), counts(drafter, 2)])
-    common = table.sum(axis=0) >= 20
-    rare = table[:, ~common].sum(axis=1, keepdims=True)
-    table = np.concatenate([table[:, common], rare], axis=1)
-    table = table[:, table.sum(axis=0) > 0]
-    assert chi2_contingency(table).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("where", ["waiting", "prefilling", "decoding"])

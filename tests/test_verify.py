@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from specops.sampling import Floats, draw
-from specops.verify import Verdict, verify_greedy, verify_sampled
+from specops.request import SamplingParams
+from specops.sampling import Floats, draw, draw_seeded, next_token
+from specops.verify import Verdict, verify_greedy, verify_sampled, verify_seeded
 
 VOCAB = 6
-DRAWS = 30_000
-Rule = Callable[[Floats, list[int], Floats | None, np.random.Generator], Verdict]
+DRAWS = 12_000
+# What a rule is tried with: target [k + 1, V], guesses, draft [k, V], random numbers, trial.
+Rule = Callable[[Floats, list[int], Floats | None, np.random.Generator, int], Verdict]
 
 
 def logits_for(choices: list[int]) -> Floats:
@@ -50,36 +52,80 @@ def distributions(seed: int) -> tuple[Floats, Floats]:
     )
 
 
-def p_value(rule: Rule, *, certain: bool) -> float:
+def p_value(rule: Rule, *, certain: bool = False, seeded: bool = False) -> float:
     """How well the first two tokens follow the target: chi-square over all pairs of tokens.
 
     The target's second distribution is the same whatever the first token, so that the expected
     share of a pair is a product.
+
+    Args:
+        rule: gets guesses that were drawn from the draft's distributions.
+        certain: it is not told of these.
+        seeded: the guesses, and the token after them, are drawn by the trial's noise.
     """
     target, draft = distributions(5)
     rng = np.random.default_rng(11)
     counts = np.zeros((VOCAB, VOCAB))
-    for _ in range(DRAWS):
-        guesses = [draw(draft[0], rng), draw(draft[1], rng)]
-        verdict = rule(target, guesses, None if certain else draft, rng)
+    for trial in range(DRAWS):
+
+        def drawn(probs: Floats, position: int, seed: int = trial) -> int:
+            return draw_seeded(probs, seed, position) if seeded else draw(probs, rng)
+
+        guesses = [drawn(draft[0], 0), drawn(draft[1], 1)]
+        verdict = rule(target, guesses, None if certain else draft, rng, trial)
         tokens = [*guesses[: verdict.accepted], verdict.next_token]
         if len(tokens) == 1:  # the next step would draw the second
-            tokens.append(draw(target[1], rng))
+            tokens.append(drawn(target[1], 1))
         counts[tokens[0], tokens[1]] += 1
-    expected = np.outer(target[0], target[1]) * DRAWS
+    expected = np.outer(target[0], target[1]).astype(np.float64) * DRAWS
     assert not counts[expected == 0].any()
     seen = expected > 0
     ratio = counts[seen].sum() / expected[seen].sum()
     return float(chisquare(counts[seen], expected[seen] * ratio).pvalue)
 
 
+def sampled(
+    target: Floats,
+    guesses: list[int],
+    draft: Floats | None,
+    rng: np.random.Generator,
+    trial: int,
+) -> Verdict:
+    return verify_sampled(target, guesses, draft, rng)
+
+
+def seeded(
+    target: Floats,
+    guesses: list[int],
+    draft: Floats | None,
+    rng: np.random.Generator,
+    trial: int,
+) -> Verdict:
+    return verify_seeded(as_logits(target), guesses, SamplingParams(1.0, seed=trial), 0)
+
+
+def as_logits(probs: Floats) -> Floats:
+    with np.errstate(divide="ignore"):
+        logits: Floats = np.log(probs)
+    return logits
+
+
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn guesses", "certain guesses"])
 def test_sampled_output_follows_the_target(certain: bool) -> None:
-    assert p_value(verify_sampled, certain=certain) > 1e-3
+    assert p_value(sampled, certain=certain) > 1e-3
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["other noise", "the target's noise"])
+def test_seeded_output_follows_the_target(shared: bool) -> None:
+    assert p_value(seeded, seeded=shared) > 1e-3
 
 
 def accept_too_often(
-    target: Floats, guesses: list[int], draft: Floats | None, rng: np.random.Generator
+    target: Floats,
+    guesses: list[int],
+    draft: Floats | None,
+    rng: np.random.Generator,
+    trial: int,
 ) -> Verdict:
     """Wrong: accepts whatever the target finds possible."""
     for position, token in enumerate(guesses):
@@ -89,7 +135,11 @@ def accept_too_often(
 
 
 def no_residual(
-    target: Floats, guesses: list[int], draft: Floats | None, rng: np.random.Generator
+    target: Floats,
+    guesses: list[int],
+    draft: Floats | None,
+    rng: np.random.Generator,
+    trial: int,
 ) -> Verdict:
     """Wrong: draws from the target after a rejection, instead of from the residual."""
     verdict = verify_sampled(target, guesses, draft, rng)
@@ -102,6 +152,46 @@ def no_residual(
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn guesses", "certain guesses"])
 def test_the_distribution_test_notices_wrong_rules(rule: Rule, certain: bool) -> None:
     assert p_value(rule, certain=certain) < 1e-6
+
+
+def one_noise_for_all_positions(
+    target: Floats,
+    guesses: list[int],
+    draft: Floats | None,
+    rng: np.random.Generator,
+    trial: int,
+) -> Verdict:
+    """Wrong: the second token is drawn by the first one's noise."""
+    first = draw_seeded(target[0], trial, 0)
+    if guesses[0] != first:
+        return Verdict(0, first)
+    second = draw_seeded(target[1], trial, 0)
+    return Verdict(1 + (second == guesses[1]), second)
+
+
+@pytest.mark.parametrize("rule", [accept_too_often, no_residual, one_noise_for_all_positions])
+def test_the_distribution_test_notices_wrong_rules_for_seeds(rule: Rule) -> None:
+    assert p_value(rule, seeded=True) < 1e-6
+
+
+def test_seeded_verdicts_are_the_targets_own_draws() -> None:
+    """Whatever was guessed: what comes out is what the target draws at each position, alone."""
+    logits = as_logits(distributions(2)[0])
+    for seed in range(300):
+        sampling = SamplingParams(1.0, seed=seed)
+        rng = np.random.default_rng(seed)
+        own = [next_token(item, sampling, rng, 40 + index) for index, item in enumerate(logits)]
+        guesses = rng.integers(0, VOCAB, 2).tolist()
+        for draft in ([], guesses[:1], guesses, own[:1], own[:2], [own[0], guesses[1]]):
+            verdict = verify_seeded(logits[: len(draft) + 1], draft, sampling, 40)
+            tokens = [*draft[: verdict.accepted], verdict.next_token]
+            assert tokens == own[: len(tokens)]
+            assert len(tokens) == len(draft) + 1 or draft[verdict.accepted] != tokens[-1]
+
+
+def test_seeded_verification_needs_a_seed() -> None:
+    with pytest.raises(ValueError, match="seed"):
+        verify_seeded(logits_for([1]), [], SamplingParams(1.0), 0)
 
 
 def test_equal_distributions_accept_everything() -> None:

@@ -23,7 +23,6 @@ from specops.request import (
     StepResult,
     StepStats,
 )
-from specops.sampling import next_token
 from specops.sequence import Sequence
 from specops.speculation import Turn, jump, plan_round
 from specops.tokenizer import Tokenizer
@@ -164,8 +163,7 @@ class Scheduler:
         sequence.prefilled += len(chunk)
         emitted = 0
         if not sequence.prefilling:
-            token = next_token(logits[-1], sequence.request.sampling, sequence.rng)
-            emitted = sequence.append([token], 0, None)
+            emitted = sequence.append([sequence.next_token(logits[-1])], 0, None)
         drafter = self.drafters.get(sequence.request.drafter)
         if drafter is not None and not sequence.finish and self._worth_feeding(sequence):
             drafter.prefill(row, chunk)
@@ -208,8 +206,7 @@ class Scheduler:
         emitted = 0
         for index, turn in enumerate(turns):
             sequence = turn.sequence
-            token = next_token(logits[index], sequence.request.sampling, sequence.rng)
-            emitted += sequence.append([token], 0, None)
+            emitted += sequence.append([sequence.next_token(logits[index])], 0, None)
             sequence.count_step(asked=turn.asked)
         self.controller.decoded([turn.candidate for turn in turns], time.perf_counter() - start)
         return StepStats(

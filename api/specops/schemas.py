@@ -59,7 +59,13 @@ class GenerateRequest(BaseModel):
     temperature: float = Field(0.0, ge=0, le=2, description="0: always the likeliest token")
     top_k: int = Field(0, ge=0, description="draw from the k likeliest tokens only; 0: from all")
     top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest that sum to this")
-    seed: int | None = Field(None, ge=0, lt=1 << 63, description="same seed, same output")
+    seed: int | None = Field(
+        None,
+        ge=0,
+        lt=1 << 63,
+        description="same seed, same output, whoever guesses; with `exact` always, without it but "
+        "for near-ties that passes of different width decide differently",
+    )
     stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field(
         default=[], description="strings that end the output; not part of it"
     )

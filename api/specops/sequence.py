@@ -16,6 +16,7 @@ from specops.request import (
     Output,
     Piece,
 )
+from specops.sampling import Floats, next_token
 from specops.text_stream import TextStream
 from specops.tokenizer import Tokenizer
 
@@ -38,6 +39,7 @@ class Sequence:
         prefilled: prompt tokens that the target's cache holds.
         finish: set once the request has ended.
         outlook: what its guesses have been worth.
+        rng: random numbers of a request without a seed.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Sequence:
         self.prefilled = 0
         self.finish: FinishReason | None = None
         self.outlook = Outlook()
-        self.rng = np.random.default_rng(request.sampling.seed)
+        self.rng = np.random.default_rng()
         self._end_tokens = frozenset() if request.ignore_eos else end_tokens
         self._text = TextStream(tokenizer, request.prompt_tokens, request.stop)
         self._pieces: list[Piece] = []  # not handed out yet
@@ -81,6 +83,10 @@ class Sequence:
     def start(self) -> None:
         """The request leaves the queue."""
         self._started = self._clock()
+
+    def next_token(self, logits: Floats) -> int:
+        """Choose the token that goes on from logits [V], as the request wants it."""
+        return next_token(logits, self.request.sampling, self.rng, len(self.tokens))
 
     def append(self, tokens: list[int], accepted: int, drafter: str | None) -> int:
         """Take in one pass's tokens up to where the request ends.

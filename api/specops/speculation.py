@@ -14,9 +14,9 @@ from specops.controller import Candidate, Controller, kind_of_match
 from specops.decoder import Decoder
 from specops.drafters.base import NO_DRAFT, Draft, Drafter
 from specops.request import StepKind, StepStats
-from specops.sampling import filtered_probs
+from specops.sampling import Floats, filtered_probs
 from specops.sequence import Sequence
-from specops.verify import verify_greedy, verify_sampled
+from specops.verify import Verdict, verify_greedy, verify_sampled, verify_seeded
 
 
 @dataclass(slots=True)
@@ -147,11 +147,7 @@ def jump(turn: Turn, target: Decoder, controller: Controller) -> StepStats:
     start = time.perf_counter()
     logits = target.extend(row, [sequence.tokens[-1], *draft.tokens], align=turn.candidate.align)
     seconds = time.perf_counter() - start
-    if request.sampling.temperature == 0:
-        verdict = verify_greedy(logits, draft.tokens)
-    else:
-        target_probs = filtered_probs(logits, request.sampling)
-        verdict = verify_sampled(target_probs, draft.tokens, draft.probs, sequence.rng)
+    verdict = _verify(sequence, draft, logits)
     target.cache.truncate(row, held + 1 + verdict.accepted)
     tokens = [*draft.tokens[: verdict.accepted], verdict.next_token]
     emitted = sequence.append(tokens, verdict.accepted, turn.drafter)
@@ -173,3 +169,14 @@ def jump(turn: Turn, target: Decoder, controller: Controller) -> StepStats:
         missed_drafters=(turn.drafter,) if turn.missed and turn.drafter else (),
         exact=request.exact,
     )
+
+
+def _verify(sequence: Sequence, draft: Draft, logits: Floats) -> Verdict:
+    """What stands of the guesses, by the request's rule; `logits` are [k + 1, V]."""
+    sampling = sequence.request.sampling
+    if sampling.temperature == 0:
+        return verify_greedy(logits, draft.tokens)
+    if sampling.seed is not None:
+        return verify_seeded(logits, draft.tokens, sampling, len(sequence.tokens))
+    probs = filtered_probs(logits, sampling)
+    return verify_sampled(probs, draft.tokens, draft.probs, sequence.rng)

@@ -5,6 +5,26 @@ Greedy: a guess is accepted where it equals the target's choice. Sampled: specul
 https://arxiv.org/abs/2302.01318): accept a guess with probability min(1, target / draft), and
 after a rejection draw from what the target has more of than the draft. The output's distribution
 is exactly the target's, whatever the draft guesses.
+
+Sampled with a seed: the target's token at a position follows from the seed and the position, and a
+guess is accepted where it equals that token. So the text is the same whoever guessed, however
+much, or nobody (drafter-invariant speculative decoding: Daliri, Musco and Suresh 2024,
+https://arxiv.org/abs/2408.07978), as long as the logits are; `exact` makes them the same to the
+bit. A certain guess is accepted as often as by speculative sampling: with its probability. A
+drawn one is accepted less often: where target and draft distribution are `d` apart in total
+variation, speculative sampling accepts 1 - d; a draft that draws by the same noise is accepted with
+at least (1 - d) / (1 + d), and one that draws by other noise with the sum of target * draft only.
+The demo pair's first guesses, by the same noise: 59 % instead of 66 % at temperature 0.7, 56 %
+instead of 66 % at temperature 1 with top-k 50 (24 held-out prompts, 48 tokens each).
+
+Beyond the graph, verifying 4 guesses among 32,000 tokens, all accepted, takes (milliseconds;
+2 cores, AMD EPYC; median of 300):
+
+    filters                    with a seed    without
+    top-k 50                          0.51       0.45
+    top-k 50 and top-p 0.95           0.81       0.74
+    top-p 0.95                        0.98       0.87
+    none                              1.34       0.28
 """
 
 from __future__ import annotations
@@ -14,7 +34,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specops.sampling import Floats, draw
+from specops.request import SamplingParams
+from specops.sampling import Floats, draw, draw_seeded, filtered_probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +88,27 @@ def verify_sampled(
                 residual = target_probs[position]
         return Verdict(position, draw(residual, rng))
     return Verdict(len(draft_tokens), draw(target_probs[len(draft_tokens)], rng))
+
+
+def verify_seeded(
+    target_logits: Floats, draft_tokens: Sequence[int], sampling: SamplingParams, position: int
+) -> Verdict:
+    """Accept the guesses that equal the tokens that the target draws at their positions.
+
+    Args:
+        target_logits: [k + 1, V], position i conditioned on the first i guesses.
+        draft_tokens: [k], however they came about.
+        sampling: with a seed and a temperature.
+        position: of the first guess in its sequence.
+
+    Raises:
+        ValueError: there is no seed.
+    """
+    if sampling.seed is None:
+        raise ValueError("without a seed there is no noise to draw by")
+    for index, logits in enumerate(target_logits):
+        probs = filtered_probs(logits[None], sampling)[0]
+        token = draw_seeded(probs, sampling.seed, position + index)
+        if index == len(draft_tokens) or token != draft_tokens[index]:
+            return Verdict(index, token)
+    raise ValueError(f"{len(target_logits)} rows of logits for {len(draft_tokens)} guesses")

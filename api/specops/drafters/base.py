@@ -20,7 +20,8 @@ class Draft:
     Attributes:
         tokens: the guesses, [k].
         probs: [k, V], the distribution that each token was drawn from; None where the guesses
-            were certain (greedy, or looked up).
+            were certain (greedy, or looked up) or the request has a seed: verification then
+            compares tokens, see `verify_seeded`.
         origin: the drafter that made them, where that is not the one that was asked.
         match_length: how many of the last tokens a lookup found again; 0 where nothing was looked
             up. The longer the match, the more of the guesses are right.
@@ -68,7 +69,8 @@ class Drafter(Protocol):
                 by accepted guesses and one token of the target's own.
             count: at least 1.
             sampling: how the target draws its tokens.
-            rng: the request's random numbers, for guesses that are drawn.
+            rng: the request's random numbers, for guesses that are drawn. With a seed draw by
+                `sampling.draw_seeded` at the guess's place in `tokens`: it is the target's noise.
         """
 
     def backlog(self, row: int, length: int) -> int:

@@ -14,7 +14,7 @@ from numpy.random import Generator
 from specops.decoder import Decoder
 from specops.drafters.base import NO_DRAFT, Draft
 from specops.request import SamplingParams
-from specops.sampling import Floats, draw, filtered_probs
+from specops.sampling import Floats, draw, draw_seeded, filtered_probs
 
 _UNKNOWN = 0  # stands for the target's tokens that the draft has no embedding for
 
@@ -67,6 +67,8 @@ class DraftModelDrafter:
         logits = self._catch_up(row, tokens)
         if sampling.temperature == 0:
             return self._greedy(row, logits, count)
+        if sampling.seed is not None:
+            return self._seeded(row, logits, count, sampling, sampling.seed)
         return self._sampled(row, logits, count, sampling, rng)
 
     def backlog(self, row: int, length: int) -> int:
@@ -127,6 +129,18 @@ class DraftModelDrafter:
             guesses.append(draw(known, rng))
             if len(guesses) == count or known[guesses[-1]] < self._min_probability:
                 return Draft(tuple(guesses), probs[: len(guesses)])
+            logits = self._feed(row, guesses[-1:])
+
+    def _seeded(
+        self, row: int, logits: Floats, count: int, sampling: SamplingParams, seed: int
+    ) -> Draft:
+        """Draw by the target's own noise: like distributions mostly draw the same token."""
+        guesses: list[int] = []
+        while True:
+            known = filtered_probs(logits[None], sampling)[0]
+            guesses.append(draw_seeded(known, seed, len(self._fed[row])))
+            if len(guesses) == count or known[guesses[-1]] < self._min_probability:
+                return Draft(tuple(guesses))
             logits = self._feed(row, guesses[-1:])
 
     def _unsure(self, logits: Floats) -> bool:

@@ -1,0 +1,135 @@
+"""Guesses and sampling together: a seed fixes the text, and no guess changes a distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+from scipy.stats import chi2_contingency
+
+from specops.config import Settings
+from specops.engine import Engine
+from specops.request import GenerationRequest, GenerationStats, SamplingParams
+
+PROMPT = (7, 8, 9, 7, 8, 9, 7, 8)
+SEEDED = SamplingParams(6.0, top_k=8, top_p=0.95, seed=5)
+_ids = count()
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_settings: Settings) -> Engine:
+    return Engine.load(tiny_settings)
+
+
+def request(**fields: object) -> GenerationRequest:
+    defaults: dict[str, object] = {
+        "prompt_tokens": PROMPT,
+        "max_new_tokens": 40,
+        "sampling": SEEDED,
+        "ignore_eos": True,
+        "exact": True,
+    }
+    return GenerationRequest(
+        request_id=str(next(_ids)),
+        **{**defaults, **fields},  # type: ignore[arg-type]
+    )
+
+
+def run(engine: Engine, item: GenerationRequest) -> tuple[list[int], GenerationStats]:
+    outputs = list(engine.generate(item))
+    stats = outputs[-1].stats
+    assert stats is not None
+    return [piece.token for output in outputs for piece in output.pieces], stats
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> list[int]:
+    """The seed's text where nobody guesses."""
+    return run(engine, request())[0]
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "draft", "cascade"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_seed_fixes_the_text_whoever_guesses_how_much(
+    engine: Engine, plain: list[int], drafter: str, adaptive: bool
+) -> None:
+    accepted = rejected = 0
+    for k_draft in range(1, 9):
+        item = request(drafter=drafter, k_draft=k_draft, adaptive=adaptive)
+        tokens, stats = run(engine, item)
+        assert tokens == plain, k_draft
+        accepted += stats.accepted_tokens
+        rejected += stats.draft_tokens - stats.accepted_tokens
+    if drafter != "none" and not adaptive:
+        assert accepted
+        assert rejected
+
+
+def test_another_seed_is_another_text(engine: Engine, plain: list[int]) -> None:
+    assert run(engine, request(sampling=replace(SEEDED, seed=6)))[0] != plain
+
+
+def test_without_a_seed_no_text_repeats(engine: Engine) -> None:
+    item = request(sampling=replace(SEEDED, seed=None))
+    assert run(engine, item)[0] != run(engine, replace(item, request_id="again"))[0]
+
+
+def test_a_seed_fixes_the_text_among_other_requests(engine: Engine, plain: list[int]) -> None:
+    kinds = [("draft", 3), ("none", 0), ("ngram", 5)]
+    items = [request(drafter=drafter, k_draft=k) for drafter, k in kinds]
+    items.append(request(sampling=replace(SEEDED, seed=None), drafter="draft", k_draft=2))
+    found: dict[str, list[int]] = {item.request_id: [] for item in items}
+    for item in items:
+        engine.scheduler.add(item)
+    while engine.scheduler.busy:
+        for output in engine.scheduler.step().outputs:
+            found[output.request_id] += [piece.token for piece in output.pieces]
+    assert [found[item.request_id] for item in items[:-1]] == [plain] * 3
+
+
+def test_a_seed_fixes_the_text_up_to_a_stop(engine: Engine, plain: list[int]) -> None:
+    """An end token among accepted guesses ends the text where plain decoding does."""
+    scheduler = engine.scheduler
+    ends, scheduler._end_tokens = scheduler._end_tokens, frozenset({plain[20]})
+    try:
+        for drafter, k_draft in (("none", 0), ("ngram", 8), ("draft", 4)):
+            item = request(drafter=drafter, k_draft=k_draft, ignore_eos=False)
+            assert run(engine, item)[0] == plain[: plain.index(plain[20]) + 1]
+    finally:
+        scheduler._end_tokens = ends
+
+
+@pytest.mark.parametrize("seeded", [False, True], ids=["random numbers", "seeds"])
+@pytest.mark.parametrize("drafter", ["ngram", "draft", "cascade"])
+def test_sampled_tokens_are_distributed_as_without_guesses(
+    engine: Engine, drafter: str, seeded: bool
+) -> None:
+    """The third token, by which two verifications have decided, over 1,000 requests each."""
+
+    def counts(name: str, k_draft: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        found = np.zeros(320, np.int64)
+        for number in range(1000):
+            seed = number + 10_000 * k_draft  # the same ones would give the same texts
+            sampling = replace(SEEDED, seed=seed if seeded else None)
+            item = request(sampling=sampling, drafter=name, k_draft=k_draft, max_new_tokens=3)
+            engine.scheduler.add(item)
+            engine.scheduler.waiting[-1].rng = np.random.default_rng(seed)
+            found[list(last_tokens(engine))[-1]] += 1
+        return found
+
+    table = np.stack([counts("none", 0), counts(drafter, 2)])
+    common = table.sum(axis=0) >= 20
+    rare = table[:, ~common].sum(axis=1, keepdims=True)
+    table = np.concatenate([table[:, common], rare], axis=1)
+    table = table[:, table.sum(axis=0) > 0]
+    assert chi2_contingency(table).pvalue > 1e-3
+
+
+def last_tokens(engine: Engine) -> Iterator[int]:
+    """All that comes out until nobody is left."""
+    while engine.scheduler.busy:
+        for output in engine.scheduler.step().outputs:
+            yield from (piece.token for piece in output.pieces)
