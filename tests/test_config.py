@@ -29,6 +29,7 @@ CHANGED = {
     "exact": ("yes", True),
     "rows": ("8", 8),
     "context": ("4096", 4096),
+    "memory_fit": ("shrink", "shrink"),
     "prefill_chunk": ("64", 64),
     "threads": ("2", 2),
     "queue_size": ("0", 0),
@@ -49,7 +50,7 @@ def test_empty_environment_gives_the_defaults() -> None:
 def test_another_target_gets_none_of_the_presets_settings() -> None:
     assert Settings.from_env({"SPECOPS_TARGET": "mine"}).drafter == ""
     assert Settings.from_env({"SPECOPS_MODEL": "phi3"}).rows == 1
-    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_TARGET": "mine"}).rows == 4
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_TARGET": "mine"}).rows == 0
 
 
 def test_every_setting_has_a_case_here() -> None:
@@ -81,7 +82,8 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
         ("SPECOPS_DRAFTER", "oracle"),
         ("SPECOPS_QUANT", "int2"),
         ("SPECOPS_LOG_LEVEL", "loud"),
-        ("SPECOPS_ROWS", "0"),
+        ("SPECOPS_ROWS", "65"),
+        ("SPECOPS_MEMORY_FIT", "hope"),
     ],
 )
 def test_wrong_value_is_refused_by_the_variables_name(name: str, text: str) -> None:

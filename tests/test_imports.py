@@ -27,6 +27,7 @@ LAYERS = [
     {"drafters", "verify", "sequence"},
     {"sampling", "decoder", "text_stream"},
     {"kv_cache", "tokenizer", "session", "acceptance"},
+    {"memory_plan", "admission"},
     {"config", "request", "cpus", "memory", "logs", "presets"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

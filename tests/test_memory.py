@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from bench.cgroup import CgroupError, cgroup
 from specops.memory import (
     MemoryReading,
     Pressure,
@@ -206,3 +210,31 @@ def test_there_is_no_more_room_for_files_than_the_machine_has_available(machine:
 def test_there_is_no_room_where_anonymous_memory_has_reached_the_limit(machine: Machine) -> None:
     write_version2(machine, limit=str(MIB), swap="max")
     assert page_cache_room(machine.proc, machine.root) == 0
+
+
+def test_a_real_cap_is_read_from_inside_it() -> None:
+    code = "from specops.memory import *; r = read_memory(); print(r.limit, r.source, r.anon)"
+    command = [sys.executable, "-c", code]
+    try:
+        with cgroup(f"specops-test-{os.getpid()}", memory=512 * MIB) as group:
+            done = subprocess.run(
+                group.enclosed(command), capture_output=True, text=True, check=True
+            )
+            limit, *source, anon = done.stdout.split()
+            assert int(limit) == 512 * MIB
+            assert source == ["cgroup", f"v{group.version}"]
+            assert 0 < int(anon) < 512 * MIB
+            assert group.oom_kills() == 0
+    except CgroupError as error:
+        pytest.skip(str(error))
+
+
+def test_what_exceeds_a_real_cap_is_killed_and_counted() -> None:
+    try:
+        with cgroup(f"specops-test-{os.getpid()}", memory=64 * MIB) as group:
+            command = [sys.executable, "-c", "print(len(bytearray(256 << 20)))"]
+            done = subprocess.run(group.enclosed(command), capture_output=True, check=False)
+            assert done.returncode == -9
+            assert group.oom_kills() == 1
+    except CgroupError as error:
+        pytest.skip(str(error))

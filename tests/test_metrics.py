@@ -80,7 +80,10 @@ SERIES_BEFORE_TRAFFIC = [
     *(("requests_total", {"outcome": reason}) for reason in FinishReason),
     *(
         ("requests_rejected_total", {"reason": reason})
-        for reason in ("queue_full", "not_ready", "prompt_too_long", "invalid", "too_large")
+        for reason in (
+            *("queue_full", "kv_tokens", "memory", "pressure"),
+            *("not_ready", "prompt_too_long", "invalid", "too_large"),
+        )
     ),
     ("avg_jump", {}),
     ("draft_length", {}),

@@ -79,8 +79,7 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(QueueFull)
     async def queue_full(request: Request, error: QueueFull) -> Response:
         retry = {"retry-after": str(error.retry_after)}
-        message = f"too many requests are waiting; try again in {error.retry_after} s"
-        return ApiError(429, message, code="queue_full", headers=retry).response()
+        return ApiError(429, str(error), code=error.reason, headers=retry).response()
 
     @app.exception_handler(PromptTooLong)
     async def prompt_too_long(request: Request, error: PromptTooLong) -> Response:

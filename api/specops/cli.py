@@ -282,6 +282,9 @@ def _info(options: argparse.Namespace) -> int:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters or 0)
     for name, value in lines.items():
         print(f"{name:13} {value}")
+    print("\nmemory, as it was planned when the model was loaded")
+    for line in engine.plan.lines():
+        print(f"  {line}")
     return 0
 
 

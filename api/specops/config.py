@@ -120,8 +120,17 @@ class Settings:
     exact: bool = _knob(
         False, _flag, "make speculative output bit-for-bit equal to plain output by default"
     )
-    rows: int = _knob(4, _integer(1, 64), "requests decoded at the same time")
-    context: int = _knob(0, _integer(0, 1 << 20), "tokens per request; 0: all the model can")
+    rows: int = _knob(
+        0, _integer(0, 64), "requests decoded at the same time; 0: what memory allows, at most 4"
+    )
+    context: int = _knob(
+        0, _integer(0, 1 << 20), "tokens per request; 0: all the model can, or what memory allows"
+    )
+    memory_fit: str = _knob(
+        "refuse",
+        _choice("refuse", "shrink"),
+        "what becomes of rows and context that do not fit the memory limit",
+    )
     prefill_chunk: int = _knob(128, _integer(2, 4096), "prompt tokens per forward pass")
     threads: int = _knob(0, _integer(0, 256), "compute threads; 0: what the CPU quota allows")
     queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a row")

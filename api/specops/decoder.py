@@ -28,7 +28,12 @@ _LOGITS_START = "logits_start"  # what `specops.export` calls the first position
 WIDEST_ALIGN = 8  # spare tokens round a pass up to a multiple of at most this
 
 
-def _cache_shape(session: ort.InferenceSession) -> CacheShape:
+def cache_shape(session: ort.InferenceSession) -> CacheShape:
+    """What a loaded graph's cache is like.
+
+    Raises:
+        ModelLoadError: the graph has no such inputs, or leaves their sizes open.
+    """
     keys = [item for item in session.get_inputs() if item.name.endswith(".key")]
     if not keys:
         raise ModelLoadError("the graph has no past_key_values.{layer}.key inputs")
@@ -67,7 +72,7 @@ class Decoder:
         self, session: ort.InferenceSession, *, rows: int, capacity: int, max_width: int
     ) -> None:
         self._session = session
-        self.cache = KvCache(_cache_shape(session), rows=rows, capacity=capacity)
+        self.cache = KvCache(cache_shape(session), rows=rows, capacity=capacity)
         self.max_width = max_width
         self.vocab_size = int(session.get_outputs()[0].shape[-1])
         names = {item.name for item in session.get_inputs()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,20 +14,24 @@ from specops.config import ConfigError, Settings
 from specops.controller import Controller
 from specops.costs import calibrate
 from specops.cpus import available_threads
-from specops.decoder import Decoder
+from specops.decoder import Decoder, cache_shape
 from specops.drafters.base import Drafter
 from specops.drafters.registry import Means, make_drafters
 from specops.exactness import exact_align
+from specops.memory_plan import Demand, MemoryPlan, Supply, pass_bytes, plan_memory
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.models.weight_cache import graph_key, prepacked_graph
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.scheduler import Scheduler
-from specops.session import open_session, share_threads
+from specops.session import Session, open_session, share_threads
 from specops.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 NO_DRAFTER = "none"
 WARM_UP = "running a first pass"
 _LEAST_WIDTH = 16  # what the check for exactness needs
+_UNKNOWN_HIDDEN, _UNKNOWN_HEADS = 4096, 32  # where a model's description does not say
 
 
 class ModelState(StrEnum):
@@ -91,8 +96,10 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         empty_prompt: tuple[int, ...],
+        plan: MemoryPlan,
     ) -> None:
         self.info = info
+        self.plan = plan
         self.scheduler = scheduler
         self.tokenizer = tokenizer
         self._empty_prompt = empty_prompt
@@ -174,9 +181,13 @@ def _assemble(
 ) -> Engine:
     threads = settings.threads or available_threads()
     share_threads(threads)
-    context = min(settings.context or target.context_length, target.context_length)
     tokenizer = Tokenizer.load(target.path)
-    decoder = _open(target, settings, context, report)
+    if draft is not None:
+        _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
+    graphs = [_load(folder, settings, report) for folder in (target, draft) if folder is not None]
+    plan = _planned(settings, graphs)
+    context = plan.context
+    decoder = _decoder(graphs[0], settings, plan.rows, context, report)
     report("comparing passes of different widths")
     align = exact_align(decoder)
     if align is None and settings.exact:
@@ -187,8 +198,8 @@ def _assemble(
     kv_bytes = decoder.cache.nbytes
     draft_decoder = None
     if draft is not None:
-        _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
-        draft_decoder = _open(draft, settings, min(context, draft.context_length), report)
+        capacity = min(context, draft.context_length)
+        draft_decoder = _decoder(graphs[1], settings, plan.rows, capacity, report)
         kv_bytes += draft_decoder.cache.nbytes
     drafters = make_drafters(Means(vocab_size=decoder.vocab_size, draft=draft_decoder))
     info = ModelInfo(
@@ -201,7 +212,7 @@ def _assemble(
         default_drafter=_default_drafter(settings, drafters),
         vocab_size=decoder.vocab_size,
         context=context,
-        rows=settings.rows,
+        rows=plan.rows,
         kv_bytes=kv_bytes,
         exact_align=align,
         threads=threads,
@@ -223,7 +234,7 @@ def _assemble(
         exact_align=align or 1,
     )
     begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
-    return Engine(info, scheduler, tokenizer, empty_prompt=(begin,))
+    return Engine(info, scheduler, tokenizer, empty_prompt=(begin,), plan=plan)
 
 
 def _widest(settings: Settings, align: int | None) -> int:
@@ -240,20 +251,74 @@ def _costs_file(
     return settings.cache_dir / "costs" / f"{target.name}-{key}-{threads}.json"
 
 
-def _open(
-    folder: ModelFolder, settings: Settings, capacity: int, report: Callable[[str], None]
-) -> Decoder:
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A loaded graph. `mapped_bytes` of its weights lie in the page cache, 0 if it copied them."""
+
+    folder: ModelFolder
+    session: Session
+    mapped_bytes: int
+
+
+def _load(folder: ModelFolder, settings: Settings, report: Callable[[str], None]) -> _Graph:
     name = f"{folder.name}-{folder.quant}"
     prepacked = None
     if settings.prepack:
         prepacked = prepacked_graph(folder.graph, name, settings.cache_dir, report)
     report(f"opening {prepacked or folder.graph}")
-    decoder = Decoder(
-        open_session(prepacked or folder.graph, prepacked=prepacked is not None),
-        rows=settings.rows,
-        capacity=capacity,
-        max_width=max(settings.prefill_chunk, settings.max_k_draft + 1, _LEAST_WIDTH),
+    session = open_session(prepacked or folder.graph, prepacked=prepacked is not None)
+    # As many as the export has: the prepacked file holds other forms too, which nobody reads.
+    stored = sum(path.stat().st_size for path in folder.graph.parent.glob(f"{folder.graph.name}*"))
+    return _Graph(folder, session, stored if prepacked else 0)
+
+
+def _planned(settings: Settings, graphs: list[_Graph]) -> MemoryPlan:
+    """Rows and context for loaded graphs, the target first; the plan goes to the log.
+
+    Raises:
+        MemoryPlanError: see `plan_memory`.
+    """
+    width = _pass_width(settings)
+    passes = [
+        pass_bytes(
+            width=width,
+            hidden=graph.folder.hidden_size or _UNKNOWN_HIDDEN,
+            heads=graph.folder.num_heads or _UNKNOWN_HEADS,
+            vocab=graph.folder.vocab_size,
+            logits=width,
+        )
+        for graph in graphs
+    ]
+    demand = Demand(
+        kv_token_bytes=sum(cache_shape(graph.session).bytes_per_token for graph in graphs),
+        mapped_weights=sum(graph.mapped_bytes for graph in graphs),
+        fixed_pass_bytes=max(fixed for fixed, _ in passes),  # one model computes at a time
+        context_pass_bytes=max(per_token for _, per_token in passes),
+        context=graphs[0].folder.context_length,
     )
+    plan = plan_memory(
+        Supply.read(),
+        demand,
+        rows=settings.rows,
+        context=settings.context,
+        shrink=settings.memory_fit == "shrink",
+    )
+    for line in plan.lines():
+        log.info("memory: %s", line)
+    if plan.shrunk:
+        log.warning("less than was asked for fits: %d rows of %d tokens", plan.rows, plan.context)
+    return plan
+
+
+def _pass_width(settings: Settings) -> int:
+    """Tokens of the widest pass."""
+    return max(settings.prefill_chunk, settings.max_k_draft + 1, _LEAST_WIDTH)
+
+
+def _decoder(
+    graph: _Graph, settings: Settings, rows: int, capacity: int, report: Callable[[str], None]
+) -> Decoder:
+    decoder = Decoder(graph.session, rows=rows, capacity=capacity, max_width=_pass_width(settings))
     report(WARM_UP)
     # It allocates; it also proves that the graph runs before anyone is served.
     decoder.extend(0, [0, 0])

@@ -34,7 +34,10 @@ from specops.request import FinishReason, GenerationStats, StepKind, StepResult,
 NAMESPACE = "specops"
 DRAFTERS = ("draft", "ngram", "ngram_cache", "cascade")
 MODELS = ("target", "draft")
-REJECTIONS = ("queue_full", "not_ready", "prompt_too_long", "invalid", "too_large")
+REJECTIONS = (
+    *("queue_full", "kv_tokens", "memory", "pressure"),
+    *("not_ready", "prompt_too_long", "invalid", "too_large"),
+)
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
 WINDOW_SECONDS = 60
 

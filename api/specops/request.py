@@ -65,6 +65,11 @@ class GenerationRequest:
     arrival: float = 0.0
     deadline: float = float("inf")
 
+    @property
+    def tokens(self) -> int:
+        """Most tokens of KV cache that it takes: the prompt and the longest answer."""
+        return len(self.prompt_tokens) + self.max_new_tokens
+
 
 TARGET = "target"  # the origin of a token that no drafter guessed
 

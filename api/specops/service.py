@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
+from specops.admission import MemoryGate, Shed
 from specops.config import Settings
 from specops.engine import Download, Engine, ModelInfo, ModelState, Report
 from specops.metrics import Metrics
@@ -46,12 +47,21 @@ class NotReady(Exception):  # noqa: N818 - a state, not a fault
         self.message = message
 
 
-class QueueFull(Exception):  # noqa: N818 - a state, not a fault
-    """All places are taken. `retry_after` is the expected wait for one, in seconds."""
+_FULL = {
+    None: "the queue is full",
+    Shed.KV_TOKENS: "the requests before this one will fill the KV cache many times over",
+    Shed.MEMORY: "memory is running out",
+    Shed.PRESSURE: "the machine waits for memory most of the time",
+}
 
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full; try again in {retry_after} s")
+
+class QueueFull(Exception):  # noqa: N818 - a state, not a fault
+    """All places are taken, or memory is. `retry_after` is the expected wait, in seconds."""
+
+    def __init__(self, retry_after: int, shed: Shed | None = None) -> None:
+        super().__init__(f"{_FULL[shed]}; try again in {retry_after} s")
         self.retry_after = retry_after
+        self.reason = "queue_full" if shed is None else shed.value
 
 
 _GATHER_SECONDS = 0.02  # how long steps that nobody waits for are kept together
@@ -59,7 +69,6 @@ _JOIN_SECONDS = 10.0  # longer than any step, shorter than the patience of `dock
 _REASONS: dict[type[Exception], str] = {
     NotReady: "not_ready",
     PromptTooLong: "prompt_too_long",
-    QueueFull: "queue_full",
 }
 
 
@@ -128,6 +137,7 @@ class Service:
         self._metrics = metrics
         self._load = load
         self._engine: Engine | None = None
+        self._gate: MemoryGate | None = None
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._results: deque[tuple[float, StepResult]] = deque()  # with the time of each step
         self._woken = 0.0
@@ -179,13 +189,16 @@ class Service:
         Raises:
             NotReady: the model is loading, draining or failed.
             PromptTooLong: the prompt leaves no room for an answer.
-            QueueFull: every row and every place in the queue is taken.
+            QueueFull: every row and every place in the queue is taken, or memory is.
         """
         try:
-            request = self._with_times(self._ready().admit(request))
-            if len(self._tickets) >= self._settings.rows + self._settings.queue_size:
-                raise QueueFull(self._retry_after())
-        except (NotReady, PromptTooLong, QueueFull) as error:
+            engine = self._ready()
+            request = self._with_times(engine.admit(request))
+            self._check_room(engine.info, request)
+        except QueueFull as error:
+            self._metrics.observe_rejected(error.reason)
+            raise
+        except (NotReady, PromptTooLong) as error:
             self._metrics.observe_rejected(_REASONS[type(error)])
             raise
         if request.request_id in self._tickets:
@@ -203,13 +216,26 @@ class Service:
             raise NotReady(self.state, message.strip())
         return self._engine
 
+    def _check_room(self, info: ModelInfo, request: GenerationRequest) -> None:
+        """Raise `QueueFull` where there is no place for the request."""
+        if len(self._tickets) >= info.rows + self._settings.queue_size:
+            raise QueueFull(self._retry_after())
+        if self._gate is not None:
+            shed = self._gate.refusal(
+                promised_tokens=sum(ticket.request.tokens for ticket in self._tickets.values()),
+                tokens=request.tokens,
+                in_flight=len(self._tickets),
+            )
+            if shed is not None:
+                raise QueueFull(self._retry_after(), shed)
+
     def _with_times(self, request: GenerationRequest) -> GenerationRequest:
         arrival = request.arrival or time.monotonic()
         deadline = min(request.deadline, arrival + self._settings.request_timeout)
         return replace(request, arrival=arrival, deadline=deadline)
 
     def _retry_after(self) -> int:
-        rounds = len(self._tickets) / self._settings.rows
+        rounds = len(self._tickets) / (self.info.rows if self.info else 1)
         return max(1, math.ceil(self._request_seconds * rounds / 2))
 
     def _set_state(self, state: ModelState, detail: str) -> None:
@@ -282,6 +308,7 @@ class Service:
 
     def _loaded(self, engine: Engine) -> None:
         self._engine, self.info = engine, engine.info
+        self._gate = MemoryGate(engine.info.kv_capacity_tokens, engine.info.rows)
         self._metrics.set_model(_labels(engine.info))
         self._metrics.set_kv_capacity(engine.info.kv_capacity_tokens)
         self._progress(ModelState.READY, "")

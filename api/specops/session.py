@@ -7,6 +7,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 VERSION: str = ort.__version__
+Session = ort.InferenceSession
 _pool: list[int] = []  # the size of the process's thread pool, which is made once
 
 

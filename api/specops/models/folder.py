@@ -29,7 +29,7 @@ class ModelError(RuntimeError):
 class ModelFolder:
     """An exported model: a graph, a tokenizer, and what its manifest says of them.
 
-    `parameters` is 0 where nobody says how many there are.
+    `parameters` is 0 where nobody says how many there are, and so are the sizes of layers.
     """
 
     path: Path
@@ -41,6 +41,8 @@ class ModelFolder:
     parameters: int
     bos_token: int | None
     end_tokens: frozenset[int]
+    hidden_size: int = 0
+    num_heads: int = 0
 
     @classmethod
     def read(cls, path: Path, name: str) -> ModelFolder:
@@ -61,6 +63,8 @@ class ModelFolder:
                 parameters=manifest["num_parameters"],
                 bos_token=manifest["bos_token_id"],
                 end_tokens=frozenset(manifest["eos_token_ids"]),
+                hidden_size=manifest.get("hidden_size", 0),  # exports of older versions lack it
+                num_heads=manifest.get("num_heads", 0),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
@@ -88,6 +92,8 @@ class ModelFolder:
                 parameters=0,
                 bos_token=model.get("bos_token_id"),
                 end_tokens=_ids(model["eos_token_id"]),
+                hidden_size=int(model["decoder"].get("hidden_size", 0)),
+                num_heads=int(model["decoder"].get("num_attention_heads", 0)),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
