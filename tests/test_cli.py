@@ -192,7 +192,9 @@ def test_figures_without_guesses_do_not_mention_them() -> None:
 @pytest.mark.usefixtures("environment")
 def test_info_tells_model_and_machine(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--context", "100"]) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    about, plan = capsys.readouterr().out.split("\n\n")
+    lines = dict(line.split(maxsplit=1) for line in about.splitlines())
+    assert "4 x 100 tokens" in plan
     assert str(tiny_pair / "target" / "onnx" / "int8-128") in lines["target"]
     size = sum(path.stat().st_size for path in (tiny_pair / "draft/onnx/int8-128").iterdir())
     assert f"{size / 1e6:,.1f} MB" in lines["draft"]
@@ -204,7 +206,9 @@ def test_info_tells_model_and_machine(tiny_pair: Path, capsys: pytest.CaptureFix
 @pytest.mark.usefixtures("environment")
 def test_info_without_a_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--draft", "none"]) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    about, plan = capsys.readouterr().out.split("\n\n")
+    lines = dict(line.split(maxsplit=1) for line in about.splitlines())
+    assert "4 x 100 tokens" in plan
     assert lines["draft"] == "none"
 
 
