@@ -14,10 +14,15 @@ from typing import Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
+import capacity
 import healthy
+import latency
+import speculation
 
 FOLDER = Path(__file__).parent / "dashboards"
-DASHBOARDS = {"healthy.json": healthy.build}
+DASHBOARDS = {
+    f"{module.__name__}.json": module.build for module in (healthy, speculation, latency, capacity)
+}
 
 
 def render(name: str) -> str:
@@ -41,12 +46,15 @@ def main() -> int:
         for name in DASHBOARDS
         if not (FOLDER / name).exists() or (FOLDER / name).read_text() != render(name)
     ]
+    strangers = [path for path in FOLDER.glob("*.json") if path.name not in DASHBOARDS]
+    for path in strangers:
+        print(f"{path} is made by no generator", file=sys.stderr)
     for name in stale:
         if check:
             print(f"{FOLDER / name} is not what the generator makes", file=sys.stderr)
         else:
             (FOLDER / name).write_text(render(name))
-    return 1 if check and stale else 0
+    return 1 if strangers or (check and stale) else 0
 
 
 if __name__ == "__main__":

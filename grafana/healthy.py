@@ -1,99 +1,169 @@
 """The dashboard "Is it healthy?": the first one to look at, and the page that Grafana opens on.
 
-From top to bottom: one line of figures, then how fast it is, how long people wait, whether it is
-overloaded, whether it fits. Each panel's description says what to do when it looks bad.
+From top to bottom: two lines of figures, then how fast it is, how long people wait, whether it is
+overloaded, whether it fits. Each panel's description says what to do when it looks bad; the other
+dashboards go deeper.
 """
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
 
-from panels import (
-    big_number,
-    curves,
-    label_now,
-    quantile,
-    quantiles,
-    rate,
-    rate_by,
-    ratio,
-    ratio_by,
-)
+from board import board
+from panels import big_number, curves, label_now
+from promql import now, now_by, part, quantile, quantiles, rate, rate_by, ratio, series
+
+OBJECTIVE = 30  # seconds; prometheus/rules/specops.yml counts what takes longer
 
 
-def _glance(board: Dashboard) -> None:
-    board.with_panel(
+def _glance(made: Dashboard) -> None:
+    made.with_panel(
         label_now(
             "Model",
             "What the service is doing with its weights; it answers when this says `ready`. "
             "`failed`: GET /health says why. `unreachable`: Prometheus gets no figures from the "
             "API; its page /targets says why.",
-            {"{{state}}": "max by (state) (specops_model_state) == 1"},
+            {"{{state}}": f"max by (state) ({series('specops_model_state')}) == 1"},
             otherwise="unreachable",
         )
     )
-    board.with_panel(
+    made.with_panel(
         big_number(
             "Tokens per second",
-            "Tokens generated for all requests together, over the last minute. Low while requests "
-            "wait: look at tokens per jump and at the time per step below. 0: nobody asks.",
+            "Tokens generated for all requests together. Low while requests wait: look at tokens "
+            "per jump, and at `Where does the time go?`. 0: nobody asks.",
             "short",
-            {"tokens per second": "specops:generated_tokens:rate1m or vector(0)"},
+            rate("specops_generated_tokens_total"),
             decimals=1,
         )
     )
-    board.with_panel(
+    made.with_panel(
         big_number(
             "Tokens per jump",
             "Tokens that one pass of the target brings a request, over the last minute. 1 is plain "
-            "decoding; below about 1.2 guessing hardly pays: look at the acceptance, and try the "
-            "other drafter or a smaller k_draft. 0: nobody asks.",
+            "decoding; below about 1.2 guessing hardly pays: `Does speculation pay?` says which "
+            "drafter to try. 0: nobody asks.",
             "short",
-            {"tokens per jump": "avg(specops_avg_jump) or vector(0)"},
+            now("specops_avg_jump", of="avg"),
             decimals=2,
+            warn=1,
+            alarm=0.99,
+            low_is_bad=True,
         )
     )
-    board.with_panel(
+    made.with_panel(
         big_number(
             "Latency, p95",
-            "95 of 100 requests were answered faster, waiting included. Bad together with a long "
-            "queue: overload. Bad without one: long outputs, or a slow machine.",
+            "95 of 100 requests were answered faster, waiting included; the objective is 30 s. Bad "
+            "together with a long queue: overload. Bad without one: long outputs, or a slow "
+            "machine.",
             "s",
-            {"p95": quantile(0.95, "specops_latency_seconds")},
-            warn=30,
-            alarm=120,
+            quantile(0.95, "specops_latency_seconds"),
+            warn=OBJECTIVE / 2,
+            alarm=OBJECTIVE,
         )
     )
-    board.with_panel(
+    made.with_panel(
         big_number(
             "Waiting",
-            "Requests that wait for a row. It returns to 0 when load does; if it stays up, ask for "
-            "less, or add rows (SPECOPS_ROWS) if memory allows. Full, the queue sheds load "
-            "with 429.",
-            "short",
-            {"waiting": "sum(specops_requests_waiting) or vector(0)"},
-            warn=1,
-            alarm=24,
+            "Requests that wait for a row, as a share of the queue. It returns to 0 when load "
+            "does; if it stays up, ask for less, or add rows (SPECOPS_ROWS) if memory allows. "
+            "Full, the queue sheds load with 429.",
+            "percentunit",
+            f"sum({series('specops_requests_waiting')}) "
+            f"/ (sum({series('specops_queue_size')}) > 0) or vector(0)",
+            warn=0.25,
+            alarm=0.8,
         )
     )
-    board.with_panel(
+    made.with_panel(
         big_number(
             "Memory used of the cap",
             "Anonymous memory, the part that cannot be dropped, as a share of the limit. Above "
             "90 % the kernel swaps or kills: fewer rows (SPECOPS_ROWS), a shorter context "
             "(SPECOPS_CONTEXT), or smaller weights (SPECOPS_QUANT).",
             "percentunit",
-            {"used": "specops:memory_used:ratio or vector(0)"},
+            part("specops_memory_bytes", 'kind="anon"', 'kind="limit"'),
             warn=0.75,
             alarm=0.9,
         )
     )
 
 
-def _speed(board: Dashboard) -> None:
-    board.with_row(Row("Is it fast?"))
-    board.with_panel(
+def _objectives(made: Dashboard) -> None:
+    made.with_panel(
+        big_number(
+            "Alerts firing",
+            "Alerts of prometheus/rules/alerts.yml that fire now; Prometheus' page /alerts names "
+            "them, and each carries what to do. 0 is how it should be.",
+            "short",
+            'count(ALERTS{alertstate="firing", instance=~"$instance"}) or vector(0)',
+            warn=1,
+            alarm=2,
+        )
+    )
+    made.with_panel(
+        big_number(
+            "Error budget burn, 1 h",
+            "How fast slow answers use up the 5 % that may take longer than the objective of 30 s: "
+            "1 uses it up exactly, 10 pages. Above 1 for long: shorten the queue "
+            "(SPECOPS_QUEUE_SIZE) so that load is shed sooner, or give it more processors.",
+            "short",
+            now("instance:specops_slow_requests:burn_rate1h", of="max"),
+            decimals=2,
+            warn=1,
+            alarm=10,
+        )
+    )
+    made.with_panel(
+        big_number(
+            "Failed of all requests",
+            "Share of requests that ended with an error or at their deadline. Errors: the API's "
+            "log says why. Deadlines: the queue is too long for this machine, lower "
+            "SPECOPS_QUEUE_SIZE.",
+            "percentunit",
+            ratio("specops_requests_total", "specops_requests_total", 'outcome=~"error|timeout"'),
+            warn=0.001,
+            alarm=0.05,
+        )
+    )
+    made.with_panel(
+        big_number(
+            "Turned away per second",
+            "Requests refused at the door, all reasons together; the panel below tells them "
+            "apart. 429 under overload is right; if it lasts, ask for less or add machines.",
+            "reqps",
+            rate("specops_requests_rejected_total"),
+            warn=0.1,
+            alarm=5,
+        )
+    )
+    made.with_panel(
+        big_number(
+            "Swap in use",
+            "Memory that the kernel moved to disk. A little that does not move is no problem; "
+            "growing swap makes every token slow: see `Will it fit?`.",
+            "bytes",
+            now("specops_memory_bytes", 'kind="swap"'),
+            warn=64 << 20,
+            alarm=1 << 30,
+        )
+    )
+    made.with_panel(
+        big_number(
+            "Ready for",
+            "Time since the model became ready. Short although nobody restarted it: it died; "
+            "`docker inspect` says whether for lack of memory, the API's log otherwise. 0: it is "
+            "not ready yet.",
+            "s",
+            f"time() - min({series('specops_model_ready_timestamp_seconds')} > 0) or vector(0)",
+        )
+    )
+
+
+def _speed(made: Dashboard) -> None:
+    made.with_row(Row("Is it fast?"))
+    made.with_panel(
         curves(
             "Tokens per second",
             "Generated: what people get. Prompt: what is read before the first token. Wasted: "
@@ -106,85 +176,40 @@ def _speed(board: Dashboard) -> None:
                 "prompt": rate("specops_prompt_tokens_total"),
                 "wasted": rate("specops_wasted_tokens_total"),
             },
+            width=12,
         )
     )
-    board.with_panel(
+    made.with_panel(
         curves(
             "Tokens per jump",
-            "Tokens per jump counts every step; the service's own figure covers the last minute. "
-            "Mean acceptance length is the convention elsewhere and leaves out steps without a "
-            "guess, so it is never lower. A wide gap: the drafter often has nothing to say.",
+            "Tokens that a request gets from one pass of the target, from the counters and as the "
+            "service itself reports it. 1 is plain decoding. Falling while the load is the same: "
+            "the text has become harder to guess, see `Does speculation pay?`.",
             "short",
             {
                 "tokens per jump": ratio(
                     "specops_decode_tokens_total", "specops_sequence_steps_total"
                 ),
-                "last minute (service)": "avg(specops_avg_jump) or vector(0)",
-                "mean acceptance length": "1 + "
-                + ratio("specops_accepted_tokens_total", "specops_drafts_total"),
-            },
-        )
-    )
-    board.with_panel(
-        curves(
-            "Guesses accepted, by drafter",
-            "Share of guessed tokens that the target agreed with. Low for `draft`: the draft model "
-            "does not suit this text. Low for `ngram`: the text does not repeat itself. Sampling "
-            "at a high temperature lowers both.",
-            "percentunit",
-            {
-                "{{drafter}}": ratio_by(
-                    "drafter", "specops_accepted_tokens_total", "specops_draft_tokens_total"
-                )
-            },
-            maximum=1,
-        )
-    )
-    board.with_panel(
-        curves(
-            "Time per step, by kind",
-            "Mean time of one forward pass of the target: prefill reads a piece of a prompt, "
-            "decode adds a token to each running request, verify checks guesses. All of them "
-            "slower at once: another process takes the CPU, or memory is short (see below).",
-            "s",
-            {
-                "{{kind}}": ratio_by(
-                    "kind",
-                    "specops_target_step_seconds_sum",
-                    "specops_target_step_seconds_count",
-                )
-            },
-            width=12,
-        )
-    )
-    board.with_panel(
-        curves(
-            "Guesses, by drafter",
-            "Tokens guessed per second, and steps per second for which a drafter was asked and had "
-            "no guess. Many misses: the n-gram drafter finds no repetition, which costs little; "
-            "all guesses at 0 under load: speculation is switched off because it does not pay.",
-            "short",
-            {
-                "{{drafter}} guessed": rate_by("drafter", "specops_draft_tokens_total"),
-                "{{drafter}} missed": rate_by("drafter", "specops_draft_misses_total"),
+                "last minute (service)": now("specops_avg_jump", of="avg"),
             },
             width=12,
         )
     )
 
 
-def _waiting(board: Dashboard) -> None:
-    board.with_row(Row("How long do people wait?"))
-    board.with_panel(
+def _waiting(made: Dashboard) -> None:
+    made.with_row(Row("How long do people wait?"))
+    made.with_panel(
         curves(
             "Latency",
             "From a request's arrival to its end. p99 far above p50: some ask for much more than "
             "others, or wait in the queue; compare with the time to first token.",
             "s",
             quantiles("specops_latency_seconds"),
+            alarm=OBJECTIVE,
         )
     )
-    board.with_panel(
+    made.with_panel(
         curves(
             "Time to first token",
             "From a request's arrival to its first token, waiting included. High with a queue: "
@@ -193,7 +218,7 @@ def _waiting(board: Dashboard) -> None:
             quantiles("specops_time_to_first_token_seconds"),
         )
     )
-    board.with_panel(
+    made.with_panel(
         curves(
             "Time between tokens",
             "What a reader of a stream feels. It grows with the number of running requests, which "
@@ -205,22 +230,25 @@ def _waiting(board: Dashboard) -> None:
     )
 
 
-def _load(board: Dashboard) -> None:
-    board.with_row(Row("Is it overloaded?"))
-    board.with_panel(
+def _load(made: Dashboard) -> None:
+    made.with_row(Row("Is it overloaded?"))
+    made.with_panel(
         curves(
             "Queue",
-            "Requests that hold a row, and requests that wait for one. Waiting near "
-            "SPECOPS_QUEUE_SIZE: the next ones get 429. Waiting while rows are free: the memory "
+            "Requests that hold a row, and requests that wait for one, below the room for both. "
+            "Waiting at its limit: the next ones get 429. Waiting while rows are free: the memory "
             "for their tokens is used up.",
             "short",
             {
-                "running": "sum(specops_requests_running) or vector(0)",
-                "waiting": "sum(specops_requests_waiting) or vector(0)",
+                "running": now("specops_requests_running"),
+                "waiting": now("specops_requests_waiting"),
+                "rows": now("specops_rows"),
+                "room to wait": now("specops_queue_size"),
             },
+            limits=("rows", "room to wait"),
         )
     )
-    board.with_panel(
+    made.with_panel(
         curves(
             "Requests per second, by outcome",
             "`stop` and `length` are good ends. `cancelled`: the client left. `timeout`: the "
@@ -231,7 +259,7 @@ def _load(board: Dashboard) -> None:
             stacked=True,
         )
     )
-    board.with_panel(
+    made.with_panel(
         curves(
             "Requests turned away per second, by reason",
             "`queue_full` is shed load (429): right under overload, wrong if it lasts; then ask "
@@ -244,62 +272,60 @@ def _load(board: Dashboard) -> None:
     )
 
 
-def _memory(board: Dashboard) -> None:
-    board.with_row(Row("Does it fit?"))
-    board.with_panel(
+def _memory(made: Dashboard) -> None:
+    made.with_row(Row("Does it fit, and does it keep its promise?"))
+    made.with_panel(
         curves(
             "Memory against the cap",
             "`anon` cannot be dropped and must stay below the limit; `file` is page cache, weights "
-            "among it, and is dropped when needed, at the price of reading them again. `swap` "
-            "growing: too much for this machine. A swap limit of 0 means that there is none; "
-            "swap-setup.sh makes some.",
+            "among it, and is dropped when needed, at the price of reading them again. More on "
+            "`Will it fit?`.",
             "bytes",
             {
-                "{{kind}}": 'max by (kind) (specops_memory_bytes{kind=~"anon|file|swap"})',
-                "limit": 'max(specops_memory_bytes{kind="limit"}) or vector(0)',
-                "swap limit": 'max(specops_memory_bytes{kind="swap_limit"}) or vector(0)',
+                "{{kind}}": now_by("kind", "specops_memory_bytes", 'kind=~"anon|file|swap"'),
+                "limit": now("specops_memory_bytes", 'kind="limit"'),
             },
-            limits=("limit", "swap limit"),
+            limits=("limit",),
         )
     )
-    board.with_panel(
+    made.with_panel(
         curves(
-            "Time lost for lack of memory",
-            "Share of the time in which some, or all, of the service's tasks stood still because "
-            "memory had to be freed first. Above a few percent it crawls: lower SPECOPS_ROWS or "
-            "SPECOPS_CONTEXT. 0 as well where the kernel keeps no such figures.",
-            "percentunit",
-            {"{{kind}}": rate_by("kind", "specops_memory_pressure_seconds_total")},
-        )
-    )
-    board.with_panel(
-        curves(
-            "Tokens in the KV cache",
-            "Tokens of running requests, against the room for them. At capacity with requests "
-            "waiting: shorter requests, or a larger memory limit.",
+            "Error budget burn",
+            "The share of answers slower than 30 s, over the 5 % that may be, in four windows. "
+            "An alert needs a long and a short window at once: it neither pages for one slow "
+            "answer nor sleeps through a slow hour.",
             "short",
             {
-                "held": "sum(specops_kv_tokens) or vector(0)",
-                "capacity": "sum(specops_kv_capacity_tokens) or vector(0)",
+                window: now(f"instance:specops_slow_requests:burn_rate{window}", of="max")
+                for window in ("5m", "30m", "1h", "6h")
             },
-            limits=("capacity",),
+            warn=3,
+            alarm=10,
+        )
+    )
+    made.with_panel(
+        curves(
+            "Model on its way",
+            "Share of each model's files that has been downloaded, for presets that are not "
+            "bundled; 0 where nothing was to be fetched. Stuck below 100 %: GET /health says what "
+            "the service waits for.",
+            "percentunit",
+            {
+                "{{model}}": "sum by (model) "
+                f"({series('specops_download_bytes')}) "
+                f"/ (sum by (model) ({series('specops_download_total_bytes')}) > 0) "
+                f"or 0 * sum by (model) ({series('specops_download_bytes')})"
+            },
+            maximum=1,
         )
     )
 
 
 def build() -> Dashboard:
     """The whole dashboard."""
-    board = (
-        Dashboard("Is it healthy?")
-        .uid("specops-healthy")
-        .description("Speed, waiting, load and memory of the inference service.")
-        .tags(["specops"])
-        .readonly()
-        .refresh("5s")
-        .time("now-15m", "now")
-        .timezone("browser")
-        .tooltip(DashboardCursorSync.CROSSHAIR)
+    return board(
+        "healthy",
+        "Is it healthy?",
+        "Speed, waiting, load and memory of the inference service at a glance.",
+        (_glance, _objectives, _speed, _waiting, _load, _memory),
     )
-    for section in (_glance, _speed, _waiting, _load, _memory):
-        section(board)
-    return board

@@ -1,23 +1,35 @@
-"""Building blocks of the dashboards: PromQL that is never NaN, and panels that always explain.
+"""Building blocks of the dashboards: panels that cannot be made without a unit and an explanation.
 
-A panel cannot be made without a unit and a description, and every query has a value before the
-first request: ratios leave out divisions by zero and fill in 0, quantiles drop NaN.
+Every panel has thresholds (its values are green where no other colour is asked for) and words for
+the case that there is nothing to show.
 """
 
 from __future__ import annotations
 
 from string import ascii_uppercase
 
-from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    timeseries,
+)
+from grafana_foundation_sdk.builders import heatmap as heatmaps
 from grafana_foundation_sdk.models.common import (
+    BarGaugeDisplayMode,
     BigValueColorMode,
     BigValueGraphMode,
     BigValueTextMode,
+    GraphTresholdsStyleMode,
+    HeatmapCellLayout,
     LegendDisplayMode,
     LegendPlacement,
     SortOrder,
     StackingMode,
     TooltipDisplayMode,
+    VizOrientation,
 )
 from grafana_foundation_sdk.models.dashboard import (
     DataSourceRef,
@@ -26,55 +38,32 @@ from grafana_foundation_sdk.models.dashboard import (
     Threshold,
     ThresholdsMode,
 )
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from promql import Queries
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="prometheus")
 NO_VALUE = "no traffic yet"
-QUANTILE_WINDOW = "2m"  # a CPU answers few requests a minute: shorter windows hold too few
-
-# Each query of a panel: its expression and its legend.
-Queries = dict[str, str]
+# Nothing is red while nothing happens: a low figure is judged only where it is above this.
+IDLE = 0.001
 
 
-def rate(counter: str) -> str:
-    """Events per second, all instances and labels together."""
-    return f"sum(rate({counter}[$__rate_interval])) or vector(0)"
-
-
-def rate_by(label: str, counter: str) -> str:
-    """Events per second for each value of `label`."""
-    return (
-        f"sum by ({label}) (rate({counter}[$__rate_interval])) or 0 * sum by ({label}) ({counter})"
-    )
-
-
-def ratio(numerator: str, denominator: str) -> str:
-    """What one counter gains for each step of another; 0 while the other stands still."""
-    return (
-        f"sum(rate({numerator}[$__rate_interval])) "
-        f"/ (sum(rate({denominator}[$__rate_interval])) > 0) or vector(0)"
-    )
-
-
-def ratio_by(label: str, numerator: str, denominator: str) -> str:
-    """`ratio` for each value of `label`."""
-    return (
-        f"sum by ({label}) (rate({numerator}[$__rate_interval])) "
-        f"/ (sum by ({label}) (rate({denominator}[$__rate_interval])) > 0) "
-        f"or 0 * sum by ({label}) ({denominator})"
-    )
-
-
-def quantile(q: float, histogram: str) -> str:
-    """A quantile of a histogram; 0 without observations."""
-    return (
-        f"histogram_quantile({q}, sum by (le) (rate({histogram}_bucket[{QUANTILE_WINDOW}]))) >= 0 "
-        "or vector(0)"
-    )
-
-
-def quantiles(histogram: str) -> Queries:
-    """Median, 95th and 99th percentile."""
-    return {f"p{q * 100:g}": quantile(q, histogram) for q in (0.5, 0.95, 0.99)}
+def thresholds(
+    warn: float | None, alarm: float | None, *, low_is_bad: bool = False
+) -> dashboard.ThresholdsConfig:
+    """Green, yellow from `warn`, red from `alarm`; the other way round where low is bad."""
+    steps = [Threshold(value=None, color="green")]
+    if low_is_bad:
+        if alarm is not None:
+            steps.append(Threshold(value=IDLE, color="red"))
+        if warn is not None:
+            steps.append(Threshold(value=IDLE if alarm is None else alarm, color="yellow"))
+            steps.append(Threshold(value=warn, color="green"))
+    else:
+        named = ((warn, "yellow"), (alarm, "red"))
+        steps += [Threshold(value=value, color=name) for value, name in named if value is not None]
+    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
 
 
 def _targets(queries: Queries, *, instant: bool = False) -> list[prometheus.Dataquery]:
@@ -89,26 +78,22 @@ def big_number(
     title: str,
     description: str,
     unit: str,
-    queries: Queries,
+    expr: str,
     *,
     warn: float | None = None,
     alarm: float | None = None,
+    low_is_bad: bool = False,
     decimals: int | None = None,
 ) -> stat.Panel:
-    """A number that answers at a glance; yellow from `warn`, red from `alarm`."""
-    steps = [Threshold(value=None, color="green")]
-    if warn is not None:
-        steps.append(Threshold(value=warn, color="yellow"))
-    if alarm is not None:
-        steps.append(Threshold(value=alarm, color="red"))
+    """A number that answers at a glance."""
     panel = (
         _stat(title, description)
         .unit(unit)
         .no_value(NO_VALUE)
         .graph_mode(BigValueGraphMode.AREA)
         .text_mode(BigValueTextMode.VALUE)
-        .thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
-        .targets(_targets(queries))
+        .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
+        .targets(_targets({title.lower(): expr}))
     )
     return panel if decimals is None else panel.decimals(decimals)
 
@@ -121,6 +106,7 @@ def label_now(title: str, description: str, queries: Queries, *, otherwise: str)
         .no_value(otherwise)
         .graph_mode(BigValueGraphMode.NONE)
         .text_mode(BigValueTextMode.NAME)
+        .thresholds(thresholds(None, None))
         .targets(_targets(queries, instant=True))
     )
 
@@ -133,8 +119,12 @@ def _stat(title: str, description: str) -> stat.Panel:
         .datasource(DATASOURCE)
         .grid_pos(GridPos(h=4, w=4))
         .color_mode(BigValueColorMode.VALUE)
-        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+        .reduce_options(_last())
     )
+
+
+def _last() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
 
 
 def curves(
@@ -147,8 +137,14 @@ def curves(
     stacked: bool = False,
     maximum: float | None = None,
     limits: tuple[str, ...] = (),
+    warn: float | None = None,
+    alarm: float | None = None,
+    low_is_bad: bool = False,
 ) -> timeseries.Panel:
-    """Lines over time; the series named in `limits` are drawn as dashed red lines."""
+    """Lines over time; the series named in `limits`, and thresholds, are dashed lines."""
+    style = GraphTresholdsStyleMode.DASHED
+    if warn is None and alarm is None:
+        style = GraphTresholdsStyleMode.OFF
     panel = (
         timeseries.Panel()
         .title(title)
@@ -160,6 +156,8 @@ def curves(
         .min(0)
         .line_width(1)
         .fill_opacity(25 if stacked else 8)
+        .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
+        .thresholds_style(common.GraphThresholdsStyleConfig().mode(style))
         .legend(
             common.VizLegendOptions()
             .display_mode(LegendDisplayMode.LIST)
@@ -177,6 +175,63 @@ def curves(
     for name in limits:
         panel.override_by_name(name, _limit_style())
     return panel.targets(_targets(queries))
+
+
+def bars(
+    title: str, description: str, unit: str, queries: Queries, *, width: int = 8
+) -> bargauge.Panel:
+    """A bar for each series, as long as its value is now; for shares, so they end at 1."""
+    return (
+        bargauge.Panel()
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .unit(unit)
+        .no_value(NO_VALUE)
+        .grid_pos(GridPos(h=8, w=width))
+        .min(0)
+        .max(1)
+        .orientation(VizOrientation.HORIZONTAL)
+        .display_mode(BarGaugeDisplayMode.BASIC)
+        .thresholds(thresholds(None, None))
+        .reduce_options(_last())
+        .targets(_targets(queries))
+    )
+
+
+def heat(title: str, description: str, unit: str, expr: str, *, width: int = 12) -> heatmaps.Panel:
+    """How many observations fell into each bucket, over time."""
+    target = (
+        prometheus.Dataquery()
+        .ref_id("A")
+        .datasource(DATASOURCE)
+        .expr(expr)
+        .range()
+        .format(PromQueryFormat.HEATMAP)
+        .legend_format("{{le}}")
+    )
+    return (
+        heatmaps.Panel()
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .unit(unit)
+        .no_value(NO_VALUE)
+        .grid_pos(GridPos(h=8, w=width))
+        .calculate(False)
+        .rows_frame(heatmaps.RowsHeatmapOptions().layout(HeatmapCellLayout.LE))
+        .y_axis(heatmaps.YAxisConfig().unit(unit))
+        .color(
+            heatmaps.HeatmapColorOptions()
+            .mode(HeatmapColorMode.SCHEME)
+            .scheme("Oranges")
+            .exponent(0.5)
+            .steps(64)
+        )
+        .show_tooltip()
+        .thresholds(thresholds(None, None))
+        .targets([target])
+    )
 
 
 def _limit_style() -> list[DynamicConfigValue]:

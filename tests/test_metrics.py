@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from specops.engine import ModelState
-from specops.memory import MemoryReading, Pressure
-from specops.metrics import STATES, MemoryCollector, Metrics
+from specops.metrics import LOAD_SHAPES, STATES, Metrics
 from specops.request import (
     FinishReason,
     GenerationStats,
@@ -85,6 +86,10 @@ SERIES_BEFORE_TRAFFIC = [
             *("not_ready", "prompt_too_long", "invalid", "too_large"),
         )
     ),
+    *(("load_test_requests_total", {"shape": shape}) for shape in LOAD_SHAPES),
+    ("model_ready_timestamp_seconds", {}),
+    ("rows", {}),
+    ("queue_size", {}),
     ("avg_jump", {}),
     ("draft_length", {}),
     ("requests_running", {}),
@@ -256,23 +261,25 @@ def test_model_is_shown_once_it_is_known(metrics: Readable) -> None:
     assert metrics.value("model_info", name="demo", quant="int8-128") == 1
 
 
-def test_memory_and_pressure_are_read_when_asked() -> None:
-    readings = [
-        MemoryReading(anon=1, file=2, swap=3, limit=4, swap_limit=0, source="process"),
-        MemoryReading(anon=10, file=2, swap=3, limit=4, swap_limit=0, source="process"),
-    ]
-    registry = CollectorRegistry()
-    registry.register(MemoryCollector(lambda: readings.pop(0), lambda: Pressure(2.5, 1.5)))
-    assert len(readings) == 2
-    name = "specops_memory_bytes"
-    assert registry.get_sample_value(name, {"kind": "limit"}) == 4
-    assert registry.get_sample_value(name, {"kind": "anon"}) == 10
+def test_the_time_of_getting_ready_is_kept(metrics: Readable) -> None:
+    metrics.set_state("loading")
+    assert metrics.value("model_ready_timestamp_seconds") == 0
+    before = time.time()
+    metrics.set_state("ready")
+    ready = metrics.value("model_ready_timestamp_seconds")
+    assert before <= ready <= time.time()
+    metrics.set_state("draining")
+    assert metrics.value("model_ready_timestamp_seconds") == ready
 
 
-def test_pressure_is_zero_where_the_kernel_keeps_none() -> None:
-    reading = MemoryReading(anon=1, file=2, swap=3, limit=4, swap_limit=0, source="process")
-    for pressure, some in ((Pressure(2.5, 1.5), 2.5), (None, 0.0)):
-        registry = CollectorRegistry()
-        registry.register(MemoryCollector(lambda: reading, lambda answer=pressure: answer))
-        name = "specops_memory_pressure_seconds_total"
-        assert registry.get_sample_value(name, {"kind": "some"}) == some
+def test_load_tests_have_a_fixed_set_of_shapes(metrics: Readable) -> None:
+    for shape in ("ramp", "ramp", "from 10.0.0.1"):
+        metrics.observe_load_test(shape)
+    assert metrics.value("load_test_requests_total", shape="ramp") == 2
+    assert metrics.value("load_test_requests_total", shape="other") == 1
+
+
+def test_limits_are_shown(metrics: Readable) -> None:
+    metrics.set_limits(rows=4, queue_size=32)
+    assert metrics.value("rows") == 4
+    assert metrics.value("queue_size") == 32

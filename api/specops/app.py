@@ -33,7 +33,8 @@ def create_app(
         service: generates; made from the settings by default.
         metrics: what `service` reports to.
     """
-    metrics = metrics or Metrics(max_k_draft=settings.max_k_draft)
+    metrics = metrics or Metrics(max_k_draft=settings.max_k_draft, volume=settings.cache_dir)
+    metrics.set_limits(settings.rows, settings.queue_size)
     service = service or Service(settings, metrics)
 
     @asynccontextmanager
@@ -49,7 +50,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.specops = AppState(settings, service, metrics)
-    app.add_middleware(RequestContext)
+    app.add_middleware(RequestContext, observe_load_test=metrics.observe_load_test)
     app.include_router(generate.router)
     app.include_router(health.router)
     _answer_errors(app, metrics)

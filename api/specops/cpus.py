@@ -20,10 +20,14 @@ def cpu_quota(root: Path = _CGROUP, proc: Path = _PROC) -> float:
     return min((_quota(folder) for folder in _folders(root, proc)), default=math.inf)
 
 
+def available_cpus(root: Path = _CGROUP, proc: Path = _PROC) -> float:
+    """CPUs that this process can keep busy, parts of one included."""
+    return min(float(len(os.sched_getaffinity(0))), cpu_quota(root, proc))
+
+
 def available_threads(root: Path = _CGROUP, proc: Path = _PROC) -> int:
     """Threads worth starting; at least 1."""
-    allowed = len(os.sched_getaffinity(0))
-    return max(1, math.floor(min(allowed, cpu_quota(root, proc))))
+    return max(1, math.floor(available_cpus(root, proc)))
 
 
 def _folders(root: Path, proc: Path) -> Iterator[Path]:

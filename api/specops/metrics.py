@@ -1,4 +1,4 @@
-"""What the service counts, in Prometheus' words: the only module that knows prometheus_client.
+"""What the service counts, in Prometheus' words; `collectors` has what is read from the machine.
 
 Counters and histograms in base units; rates and ratios are PromQL's work, except the two gauges
 over the last minute, which are there for whoever reads `/metrics` without a Prometheus. Every
@@ -21,23 +21,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
-from specops.memory import MemoryReading, Pressure, read_memory, read_pressure
+from specops.collectors import NAMESPACE, MemoryCollector, ResourceCollector
 from specops.request import FinishReason, GenerationStats, StepKind, StepResult, StepStats
 
-NAMESPACE = "specops"
 DRAFTERS = ("draft", "ngram", "ngram_cache", "cascade")
 MODELS = ("target", "draft")
 REJECTIONS = (
     *("queue_full", "kv_tokens", "memory", "pressure"),
     *("not_ready", "prompt_too_long", "invalid", "too_large"),
 )
+LOAD_SHAPES = ("smoke", "ramp", "spike", "soak", "arrivals", "other")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
 WINDOW_SECONDS = 60
 
@@ -101,56 +100,13 @@ class JumpWindow:
             self._buckets.popleft()
 
 
-class MemoryCollector(Collector):
-    """Reads memory and pressure when Prometheus asks, not before."""
-
-    def __init__(
-        self,
-        memory: Callable[[], MemoryReading] = read_memory,
-        pressure: Callable[[], Pressure | None] = read_pressure,
-    ) -> None:
-        self._memory = memory
-        self._pressure = pressure
-
-    def describe(self) -> Iterable[Metric]:
-        """Name the series without reading anything."""
-        return self._families()
-
-    def collect(self) -> Iterable[Metric]:
-        """Read the figures now."""
-        memory_bytes, pressure_seconds = self._families()
-        reading = self._memory()
-        for kind in ("anon", "file", "swap", "limit", "swap_limit"):
-            memory_bytes.add_metric([kind], getattr(reading, kind))
-        pressure = self._pressure() or Pressure(0.0, 0.0)
-        pressure_seconds.add_metric(["some"], pressure.some)
-        pressure_seconds.add_metric(["full"], pressure.full)
-        return memory_bytes, pressure_seconds
-
-    def _families(self) -> tuple[GaugeMetricFamily, CounterMetricFamily]:
-        return (
-            GaugeMetricFamily(
-                f"{NAMESPACE}_memory_bytes",
-                "Memory held and allowed. Of the cgroup where one limits the process, otherwise "
-                "of the process, with the machine's memory as limit. `file` is reclaimable page "
-                "cache; `swap_limit` is 0 on a machine without swap.",
-                labels=["kind"],
-            ),
-            CounterMetricFamily(
-                f"{NAMESPACE}_memory_pressure_seconds",
-                "Seconds in which some or all tasks waited for memory (PSI); 0 where the kernel "
-                "keeps no pressure figures.",
-                labels=["kind"],
-            ),
-        )
-
-
 class Metrics:
     """All series of one service, in a registry of its own.
 
     Args:
         registry: where the series are registered; a new registry by default.
         max_k_draft: positions of `accepted_tokens_per_position_total` that exist from the start.
+        volume: a folder on the volume that models are kept on.
         clock: seconds, for the window over the last minute.
     """
 
@@ -159,6 +115,7 @@ class Metrics:
         registry: CollectorRegistry | None = None,
         *,
         max_k_draft: int = 8,
+        volume: Path = Path(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry = registry or CollectorRegistry()
@@ -167,6 +124,7 @@ class Metrics:
         self._make_counters(max_k_draft)
         self._make_gauges()
         self.registry.register(MemoryCollector())
+        self.registry.register(ResourceCollector(volume))
         prometheus_client.ProcessCollector(registry=self.registry)
 
     def expose(self, accept: str = "") -> tuple[bytes, str]:
@@ -239,6 +197,10 @@ class Metrics:
         """
         self._rejected[reason].inc()
 
+    def observe_load_test(self, shape: str) -> None:
+        """Count a request that says that it is part of a load test; unknown shapes are one."""
+        self._load_tests.get(shape, self._load_tests[LOAD_SHAPES[-1]]).inc()
+
     def set_state(self, state: str) -> None:
         """Show the state of the model, one of `STATES`.
 
@@ -249,6 +211,8 @@ class Metrics:
             raise ValueError(f"no state of the model: {state!r}")
         for name in STATES:
             self._model_state.labels(name).set(name == state)
+        if state == "ready":
+            self._model_ready_at.set_to_current_time()
 
     def set_download(self, model: str, done: int, total: int) -> None:
         """Show how much of a model's files is here, in bytes; `model` is one of `MODELS`.
@@ -264,6 +228,11 @@ class Metrics:
     def set_model(self, fields: Mapping[str, str]) -> None:
         """Show what is served: name, weights, drafters and so on, as labels."""
         self._model.info(dict(fields))
+
+    def set_limits(self, rows: int, queue_size: int) -> None:
+        """Show how many requests run at the same time, and how many may wait."""
+        self._rows.set(rows)
+        self._queue_size.set(queue_size)
 
     def set_kv_capacity(self, tokens: int) -> None:
         """Show how many tokens the target's KV cache can hold."""
@@ -317,6 +286,10 @@ class Metrics:
         self._target_steps = {kind: steps.labels(kind) for kind in StepKind}
         requests = counter("requests", "Requests that ended, by how.", ["outcome"])
         self._requests = {reason: requests.labels(reason) for reason in FinishReason}
+        load_tests = counter(
+            "load_test_requests", "Requests that a load test sent, by its shape.", ["shape"]
+        )
+        self._load_tests = {shape: load_tests.labels(shape) for shape in LOAD_SHAPES}
         rejected = counter("requests_rejected", "Requests turned away at the door.", ["reason"])
         self._rejected = {reason: rejected.labels(reason) for reason in REJECTIONS}
         self._drafts = self._per_drafter("drafts", "Sequence steps with at least one guess.")
@@ -346,6 +319,8 @@ class Metrics:
         ).set_function(self._window.draft_length)
         self._requests_running = gauge("requests_running", "Requests that hold a row.")
         self._requests_waiting = gauge("requests_waiting", "Requests that wait for a row.")
+        self._rows = gauge("rows", "Requests that can run at the same time.")
+        self._queue_size = gauge("queue_size", "Requests that may wait before 429 is answered.")
         self._kv_tokens = gauge("kv_tokens", "Tokens held in the target's KV cache.")
         self._kv_capacity = gauge(
             "kv_capacity_tokens", "Tokens that the target's KV cache can hold."
@@ -361,6 +336,9 @@ class Metrics:
         self._model = Info("model", "What is served.", namespace=NAMESPACE, registry=self.registry)
         self._model.info({"name": "not loaded"})
         self._model_state = gauge("model_state", "1 for the state the model is in.", ["state"])
+        self._model_ready_at = gauge(
+            "model_ready_timestamp_seconds", "When the model became ready; 0 before."
+        )
         self.set_state(STATES[0])
 
     def _histogram(

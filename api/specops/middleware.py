@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,10 +30,18 @@ class RequestContext:
     The id is the client's `X-Request-ID` if that is short and printable, otherwise a new one; it
     is in `request.state.request_id`, in the response's headers and in every log line. The time of
     arrival is in `request.state.arrival`.
+
+    Args:
+        app: the application.
+        observe_load_test: called with the shape of the load test that a request says it belongs
+            to (header `X-Load-Test`), so that dashboards can tell such load from people's.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self, app: ASGIApp, observe_load_test: Callable[[str], None] = lambda shape: None
+    ) -> None:
         self.app = app
+        self._observe_load_test = observe_load_test
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -42,6 +51,8 @@ class RequestContext:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
+        if shape := headers.get("x-load-test"):
+            self._observe_load_test(shape)
         exchange = _Exchange(receive, send, request_id, _length(headers))
         scope.setdefault("state", {}).update(request_id=request_id, arrival=exchange.started)
         token = logs.request_id.set(request_id)

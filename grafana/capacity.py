@@ -1,0 +1,219 @@
+"""The dashboard "Will it fit?": memory, processor and disk against what the machine grants."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
+
+from board import board
+from panels import big_number, curves
+from promql import now, now_by, part, rate, rate_by, ratio, series
+
+MEMORY, DISK = "specops_memory_bytes", "specops_disk_bytes"
+FREE, TOTAL = 'kind="free"', 'kind="total"'
+CPU_USE = (
+    f"sum(rate({series('process_cpu_seconds_total')}[$__rate_interval])) "
+    f"/ (sum({series('specops_cpus')}) > 0) or vector(0)"
+)
+
+
+def _glance(made: Dashboard) -> None:
+    made.with_panel(
+        big_number(
+            "Anonymous memory of the cap",
+            "The part that cannot be dropped, as a share of the limit. Above 90 % the kernel "
+            "swaps or kills: fewer rows (SPECOPS_ROWS), a shorter context (SPECOPS_CONTEXT), or "
+            "smaller weights (SPECOPS_QUANT).",
+            "percentunit",
+            part(MEMORY, 'kind="anon"', 'kind="limit"'),
+            warn=0.75,
+            alarm=0.9,
+        )
+    )
+    made.with_panel(
+        big_number(
+            "Swap in use",
+            "Memory that was moved to disk. A little that does not move is no problem; growing "
+            "swap, together with pressure, makes every token slow.",
+            "bytes",
+            now(MEMORY, 'kind="swap"'),
+            warn=64 << 20,
+            alarm=1 << 30,
+        )
+    )
+    made.with_panel(
+        big_number(
+            "Time lost for memory",
+            "Share of the time in which some task stood still because memory had to be freed "
+            "first. Above a few percent it crawls: lower SPECOPS_ROWS or SPECOPS_CONTEXT. 0 as "
+            "well where the kernel keeps no such figures.",
+            "percentunit",
+            rate("specops_memory_pressure_seconds_total", 'kind="some"'),
+            warn=0.02,
+            alarm=0.1,
+        )
+    )
+    made.with_panel(
+        big_number(
+            "Processors used",
+            "Share of the processor time that affinity and quota leave the service. Near 100 % "
+            "while it answers is right: inference uses what it gets. High when nobody asks: look "
+            "at the API's log.",
+            "percentunit",
+            CPU_USE,
+        )
+    )
+    made.with_panel(
+        big_number(
+            "Throttled",
+            "Share of the accounting periods in which the processor quota stopped the service. "
+            "Above a few percent it runs more threads than it may: set SPECOPS_THREADS to the "
+            "quota. 0 without a quota.",
+            "percentunit",
+            ratio("specops_cpu_throttled_periods_total", "specops_cpu_periods_total"),
+            warn=0.05,
+            alarm=0.25,
+        )
+    )
+    made.with_panel(
+        big_number(
+            "Disk in use",
+            "Of the volume that models are kept on (SPECOPS_CACHE_DIR). Near 100 % a download or "
+            "a conversion fails: remove models that are not used any more from that folder.",
+            "percentunit",
+            f"1 - sum({series(DISK, FREE)}) / (sum({series(DISK, TOTAL)}) > 0) or vector(0)",
+            warn=0.85,
+            alarm=0.95,
+        )
+    )
+
+
+def _memory(made: Dashboard) -> None:
+    made.with_row(Row("Does it fit into memory?"))
+    made.with_panel(
+        curves(
+            "Memory against the cap",
+            "`anon` cannot be dropped and must stay below the limit; `file` is page cache, weights "
+            "among it, and is dropped when needed, at the price of reading them again. A total "
+            "near the limit is no problem by itself.",
+            "bytes",
+            {
+                "{{kind}}": now_by("kind", MEMORY, 'kind=~"anon|file"'),
+                "limit": now(MEMORY, 'kind="limit"'),
+            },
+            limits=("limit",),
+            stacked=True,
+        )
+    )
+    made.with_panel(
+        curves(
+            "Swap",
+            "Swap in use against what there is. A limit of 0 means that there is none; "
+            "swap-setup.sh makes some where the host allows it. Growing: too much for this "
+            "machine.",
+            "bytes",
+            {"used": now(MEMORY, 'kind="swap"'), "limit": now(MEMORY, 'kind="swap_limit"')},
+            limits=("limit",),
+        )
+    )
+    made.with_panel(
+        curves(
+            "Time lost for lack of memory",
+            "Share of the time in which some, or all, of the service's tasks stood still because "
+            "memory had to be freed first. `full` above 0 for minutes: it is about to be killed "
+            "or useless; lower SPECOPS_ROWS or SPECOPS_CONTEXT now.",
+            "percentunit",
+            {"{{kind}}": rate_by("kind", "specops_memory_pressure_seconds_total")},
+            warn=0.02,
+            alarm=0.1,
+        )
+    )
+    made.with_panel(
+        curves(
+            "Page faults per second",
+            "`minor`: a page was given or found in memory, harmless. `major`: it was read from "
+            "disk. Major ones while it generates: the weights do not stay in the page cache, so "
+            "the cap is too tight for them; smaller weights (SPECOPS_QUANT) help.",
+            "short",
+            {"{{kind}}": rate_by("kind", "specops_page_faults_total")},
+        )
+    )
+    made.with_panel(
+        curves(
+            "Tokens in the KV cache",
+            "Tokens of running requests, against the room for them. At capacity with requests "
+            "waiting: shorter requests, or a larger memory limit.",
+            "short",
+            {
+                "held": now("specops_kv_tokens"),
+                "capacity": now("specops_kv_capacity_tokens"),
+            },
+            limits=("capacity",),
+        )
+    )
+    made.with_panel(
+        curves(
+            "Killed for memory, and restarts",
+            "Processes that the kernel killed in the service's cgroup, and restarts in the last "
+            "hour. Any of them: lower SPECOPS_ROWS, SPECOPS_CONTEXT or the weights' size until "
+            "the panel beside it stays below the limit.",
+            "short",
+            {
+                "killed": now("specops_oom_kills_total"),
+                "restarts": f"sum(changes({series('process_start_time_seconds')}[1h])) "
+                "or vector(0)",
+            },
+            alarm=1,
+        )
+    )
+
+
+def _rest(made: Dashboard) -> None:
+    made.with_row(Row("Is there enough of the rest?"))
+    made.with_panel(
+        curves(
+            "Processors",
+            "Processors in use, against those that affinity and quota leave. At the limit while "
+            "requests wait: the machine is the bottleneck. Far below it while requests wait: "
+            "memory or disk is.",
+            "short",
+            {
+                "used": rate("process_cpu_seconds_total"),
+                "granted": now("specops_cpus"),
+            },
+            limits=("granted",),
+        )
+    )
+    made.with_panel(
+        curves(
+            "Stopped by the processor quota",
+            "Seconds of each second for which the quota stopped the service. Above 0.05: more "
+            "threads than the quota can feed; set SPECOPS_THREADS, or raise the quota.",
+            "s",
+            {"stopped": rate("specops_cpu_throttled_seconds_total")},
+            warn=0.05,
+            alarm=0.25,
+        )
+    )
+    made.with_panel(
+        curves(
+            "Disk of the models",
+            "The volume of SPECOPS_CACHE_DIR: free, and in all. A first start needs room for the "
+            "download, its conversion and the prepacked weights, about three times the model.",
+            "bytes",
+            {
+                "free": now(DISK, FREE),
+                "total": now(DISK, TOTAL),
+            },
+            limits=("total",),
+        )
+    )
+
+
+def build() -> Dashboard:
+    """The whole dashboard."""
+    return board(
+        "capacity",
+        "Will it fit?",
+        "Memory, processor and disk against what the machine grants.",
+        (_glance, _memory, _rest),
+    )
