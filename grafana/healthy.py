@@ -97,7 +97,7 @@ def _objectives(made: Dashboard) -> None:
             "Alerts of prometheus/rules/alerts.yml that fire now; Prometheus' page /alerts names "
             "them, and each carries what to do. 0 is how it should be.",
             "short",
-            'count(ALERTS{alertstate="firing", instance=~"$instance"}) or vector(0)',
+            'count(ALERTS{alertstate="firing"}) or vector(0)',
             warn=1,
             alarm=2,
         )

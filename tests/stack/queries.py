@@ -1,9 +1,11 @@
-"""The queries of dashboards and rules, and the names of the series they read."""
+"""What dashboards and rules ask Prometheus for, and what the service has to answer with."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import yaml
@@ -13,31 +15,58 @@ from tests.stack.support import ROOT
 
 DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
 RULE_FILES = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
+# Prometheus' own series, with the labels that are asked for.
+OWN = {"up": {"job"}, "ALERTS": {"alertstate", "alertname"}}
+ATTACHED = {"instance", "job"}  # by Prometheus, to everything that it scrapes
+_WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring"}
+_WORDS |= {"group_left", "group_right", "inf", "nan"}
+
+# Name of a series → its labels → their values before any traffic.
+Registry = dict[str, dict[str, set[str]]]
+
+
+def filled(promql: str) -> str:
+    """The expression with Grafana's variables filled in: everything, over a minute."""
+    for variable, value in (("$__rate_interval", "1m"), ("$instance", ".*"), ("$model", ".*")):
+        promql = promql.replace(variable, value)
+    return promql
+
+
+@cache
+def boards() -> dict[str, dict[str, Any]]:
+    """All dashboards by the name of their file."""
+    return {path.stem: json.loads(path.read_text()) for path in DASHBOARDS}
 
 
 def panels() -> list[tuple[str, dict[str, Any]]]:
     """(dashboard, panel) for every panel that shows data."""
     return [
-        (path.stem, panel)
-        for path in DASHBOARDS
-        for panel in json.loads(path.read_text())["panels"]
+        (name, panel)
+        for name, board in boards().items()
+        for panel in board["panels"]
         if panel["type"] != "row"
     ]
 
 
 def dashboard_queries() -> list[tuple[str, str]]:
-    """(panel's title and legend, PromQL) with Grafana's variables filled in."""
+    """(dashboard / panel: legend, PromQL) with Grafana's variables filled in."""
     return [
-        (
-            f"{panel['title']}: {target['legendFormat']}",
-            target["expr"].replace("$__rate_interval", "1m"),
-        )
-        for _, panel in panels()
+        (f"{name} / {panel['title']}: {target['legendFormat']}", filled(target["expr"]))
+        for name, panel in panels()
         for target in panel["targets"]
     ]
 
 
-def rules() -> list[dict[str, str]]:
+def annotation_queries() -> list[tuple[str, str]]:
+    """(dashboard / annotation, PromQL)."""
+    return [
+        (f"{name} / {mark['name']}", filled(mark["expr"]))
+        for name, board in boards().items()
+        for mark in board["annotations"]["list"]
+    ]
+
+
+def rules() -> list[dict[str, Any]]:
     """All rules of all groups."""
     return [
         rule
@@ -47,13 +76,78 @@ def rules() -> list[dict[str, str]]:
     ]
 
 
-def series_in(promql: str) -> set[str]:
-    """Names of the series that an expression reads."""
-    without_labels = re.sub(r"\{[^}]*\}|\b(by|without)\s*\([^)]*\)", "", promql)
-    return set(re.findall(r"\b[a-z]*:?specops[a-z0-9_:]*", without_labels))
+def recorded() -> list[str]:
+    """Names of the series that recording rules make."""
+    return [rule["record"] for rule in rules() if "record" in rule]
 
 
-def registered_series() -> set[str]:
-    """Names of all series that the service exposes, the model's state included."""
-    families = Metrics().registry.collect()
-    return {sample.name for family in families for sample in family.samples}
+def rule_queries() -> list[tuple[str, str]]:
+    """(name of the rule, PromQL)."""
+    return [(rule.get("record") or rule["alert"], rule["expr"]) for rule in rules()]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one expression names: series with their matchers, and labels that it groups by."""
+
+    series: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    grouping: frozenset[str]
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name, _ in self.series}
+
+
+def asked(promql: str) -> Asked:
+    """Take an expression apart, as far as names and labels go."""
+    found = []
+    for name, matchers in re.findall(r"([a-zA-Z_:][\w:]*)\s*\{([^}]*)\}", promql):
+        pairs = re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers)
+        found.append((name, tuple(pairs)))
+    rest = re.sub(r"[a-zA-Z_:][\w:]*\s*\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"", " ", promql)
+    lists = r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)"
+    grouping = {word for group in re.findall(lists, rest) for word in re.findall(r"\w+", group)}
+    rest = re.sub(lists, " ", rest)
+    bare = re.findall(r"(?<![\w.])([a-zA-Z_:][\w:]*)(?!\s*\()(?![\w:])", rest)
+    found += [(name, ()) for name in bare if name.lower() not in _WORDS]
+    return Asked(tuple(found), frozenset(grouping))
+
+
+def registry() -> Registry:
+    """What the service exposes before any traffic."""
+    exposed: Registry = {}
+    for family in Metrics().registry.collect():
+        for sample in family.samples:
+            labels = exposed.setdefault(sample.name, {})
+            for label, value in sample.labels.items():
+                labels.setdefault(label, set()).add(value)
+    return exposed
+
+
+def problems(promql: str, exposed: Registry) -> list[str]:
+    """What the expression asks for that is not there: series, labels, values of labels."""
+    found = []
+    what = asked(promql)
+    made = set(recorded())
+    labels = set(ATTACHED)
+    for name, matchers in what.series:
+        if name in made:
+            labels |= asked(_rule_of(name)).grouping
+            continue
+        if name not in exposed and name not in OWN:
+            found.append(f"no series {name}")
+            continue
+        known = exposed.get(name, {label: set() for label in OWN.get(name, set())})
+        labels |= set(known)
+        for label, value in matchers:
+            if label not in known and label not in ATTACHED:
+                found.append(f"{name} has no label {label}")
+            elif known.get(label) and name != "specops_model_info":
+                absent = {v for v in value.split("|") if v not in known[label] and "*" not in v}
+                found += [f"{name} has no {label}={v}" for v in sorted(absent)]
+    found += [f"nothing to group by {label}" for label in sorted(what.grouping - labels)]
+    return found
+
+
+def _rule_of(name: str) -> str:
+    return next(rule["expr"] for rule in rules() if rule.get("record") == name)

@@ -14,7 +14,9 @@ from tests.stack.support import ROOT, run
 
 PANELS = queries.panels()
 every_panel = pytest.mark.parametrize(
-    "panel", [panel for _, panel in PANELS], ids=[panel["title"] for _, panel in PANELS]
+    "panel",
+    [panel for _, panel in PANELS],
+    ids=[f"{name} / {panel['title']}" for name, panel in PANELS],
 )
 
 
@@ -24,31 +26,13 @@ def test_the_generator_makes_what_is_committed() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_series_are_found_in_an_expression() -> None:
-    found = queries.series_in(
-        'sum by (specops_label) (rate(specops_a_total{kind="specops_x"}[1m])) / specops:b:rate1m'
-        " or 0 * drafter:specops_c:ratio_rate5m"
-    )
-    assert found == {"specops_a_total", "specops:b:rate1m", "drafter:specops_c:ratio_rate5m"}
-
-
-@pytest.mark.parametrize(
-    ("name", "expr"),
-    [*queries.dashboard_queries(), *((rule["record"], rule["expr"]) for rule in queries.rules())],
-)
-def test_every_series_exists(name: str, expr: str) -> None:
-    read = queries.series_in(expr)
-    assert read, name
-    recorded = {rule["record"] for rule in queries.rules()}
-    assert read - queries.registered_series() - recorded == set()
-
-
 @every_panel
 def test_a_panel_has_a_unit_an_explanation_and_words_for_nothing(panel: dict[str, Any]) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     assert defaults["unit"]
     assert defaults["noValue"]
     assert len(panel["description"]) > 80
+    assert defaults["thresholds"]["steps"][0] == {"color": "green", "value": None}
     assert panel["datasource"]["uid"] == datasource()["uid"]
     assert all(target["datasource"]["uid"] == datasource()["uid"] for target in panel["targets"])
 
@@ -66,6 +50,9 @@ def test_a_dashboard_can_be_provisioned(path: Any) -> None:
     board = json.loads(text)
     assert board["id"] is None
     assert board["uid"].startswith("specops-")
+    assert board["links"][0]["tags"] == board["tags"] == ["specops"]
+    assert [variable["name"] for variable in board["templating"]["list"]] == ["model", "instance"]
+    assert all("$instance" in mark["expr"] for mark in board["annotations"]["list"])
     assert board["title"].endswith("?")  # dashboards are named after the question they answer
     assert "__inputs" not in board
     assert "${DS_" not in text
@@ -91,3 +78,22 @@ def test_panels_do_not_overlap(path: Any) -> None:
 def test_prometheus_is_asked_no_more_often_than_it_scrapes() -> None:
     config = yaml.safe_load((ROOT / "prometheus" / "prometheus.yml").read_text())
     assert datasource()["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+
+
+def test_there_is_a_dashboard_for_each_question() -> None:
+    titles = {board["title"] for board in queries.boards().values()}
+    assert titles == {
+        "Is it healthy?",
+        "Does speculation pay?",
+        "Where does the time go?",
+        "Will it fit?",
+    }
+    assert len({board["uid"] for board in queries.boards().values()}) == len(titles)
+
+
+def test_every_panel_asks_the_chosen_instances_alone() -> None:
+    for name, panel in PANELS:
+        for target in panel["targets"]:
+            for series, matchers in queries.asked(target["expr"]).series:
+                if series not in queries.OWN:
+                    assert ("instance", "$instance") in matchers, f"{name} / {panel['title']}"

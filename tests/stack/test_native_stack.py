@@ -93,7 +93,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def idle(stack: Stack) -> Answers:
     """What every panel shows before the first request."""
-    recorded = [rule["record"] for rule in queries.rules()]
+    recorded = [name for name in queries.recorded() if name.startswith(("specops:", "instance:"))]
     stack.wait(
         "scraped and rules evaluated",
         lambda: stack.query("up") == [1.0] and all(map(stack.query, recorded)),
@@ -127,15 +127,40 @@ def test_no_panel_is_empty_or_nan_before_the_first_request(idle: Answers) -> Non
     assert {name for name, values in idle.items() if any(map(math.isnan, values))} == set()
 
 
+# What moves without requests: the model, the machine, and room for both.
+NOT_TRAFFIC = {"Model", "Ready for", "Queue", "Processors used", "Processors", "Swap"}
+NOT_TRAFFIC |= {"Memory used of the cap", "Anonymous memory of the cap", "Memory against the cap"}
+NOT_TRAFFIC |= {"Time lost for lack of memory", "Time lost for memory", "Tokens in the KV cache"}
+NOT_TRAFFIC |= {"Page faults per second", "Disk in use", "Disk of the models", "Swap in use"}
+NOT_TRAFFIC |= {"Throttled", "Stopped by the processor quota", "Killed for memory, and restarts"}
+
+
+def title(name: str) -> str:
+    """`dashboard / panel: legend` → `panel`."""
+    return name.split(" / ")[1].split(": ", maxsplit=1)[0]
+
+
 def test_figures_of_traffic_are_zero_before_the_first_request(idle: Answers) -> None:
-    not_traffic = {"Model", "Memory used of the cap", "Memory against the cap"}
-    not_traffic |= {"Time lost for lack of memory", "Tokens in the KV cache"}
     wrong = {
         name: values
         for name, values in idle.items()
-        if any(values) and name.split(":")[0] not in not_traffic
+        if any(values) and title(name) not in NOT_TRAFFIC
     }
     assert wrong == {}
+
+
+def test_nothing_is_red_before_the_first_request(idle: Answers) -> None:
+    shown = {name: values[0] for name, values in idle.items() if values}
+    for name, panel in queries.panels():
+        if panel["type"] != "stat" or panel["title"] in {"Disk in use", "Swap in use"}:
+            continue  # what the machine was like before is not the service's doing
+        (value,) = (v for n, v in shown.items() if n.startswith(f"{name} / {panel['title']}: "))
+        colour = [
+            step["color"]
+            for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+            if step["value"] is None or value >= step["value"]
+        ][-1]
+        assert colour == "green", f"{name} / {panel['title']} is {colour} at {value}"
 
 
 def test_generate_answers_with_the_promised_fields(stack: Stack, idle: Answers) -> None:
@@ -158,21 +183,47 @@ def test_a_load_test_passes_and_writes_its_report(load: Finished) -> None:
 
 def test_every_panel_has_data_after_the_load(stack: Stack, load: Finished) -> None:
     answers = stack.all_panels()
+    for name, values in answers.items():
+        print(f"{name} → {', '.join(f'{value:g}' for value in values)}")
     assert {name for name, values in answers.items() if not values} == set()
     assert {name for name, values in answers.items() if any(map(math.isnan, values))} == set()
-    moved = {name.split(":")[0] for name, values in answers.items() if any(values)}
+    moved = {title(name) for name, values in answers.items() if any(values)}
     assert moved >= {
         "Tokens per second",
         "Tokens per jump",
+        "Both definitions of the jump",
         "Guesses accepted, by drafter",
+        "Accepted, by position",
+        "Draft length",
+        "Hits and misses",
+        "Guesses per second",
+        "A mean request",
+        "A second of the engine",
         "Time per step, by kind",
+        "Steps and rows per step",
         "Latency",
         "Time to first token",
         "Time between tokens",
         "Requests per second, by outcome",
         "Memory against the cap",
+        "Processors",
+        "Disk of the models",
     }
-    assert answers["Tokens per jump: tokens per jump"][0] >= 1
+    assert answers["healthy / Tokens per jump: tokens per jump"][0] >= 1
+
+
+def test_rules_have_the_names_of_opentelemetry_too(stack: Stack, load: Finished) -> None:
+    ours = stack.query("specops_latency_seconds_count")
+    stack.wait(
+        "the rule has seen the last request",
+        lambda: stack.query("gen_ai_server_request_duration_seconds_count") == ours,
+        SCRAPE_SECONDS,
+    )
+    assert ours > [0]
+
+
+def test_a_load_test_leaves_a_mark(stack: Stack, load: Finished) -> None:
+    assert stack.query('specops_load_test_requests_total{shape="smoke"}') > [0]
 
 
 def test_the_page_of_metrics_has_the_promised_names(stack: Stack, load: Finished) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def promtool(*arguments: str) -> Finished:
 def test_promtool_accepts_the_configuration_and_the_rules() -> None:
     result = promtool("check", "config", str(CONFIG))
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{len(queries.rules())} rules found" in result.stdout
+    found = sum(map(int, re.findall(r"(\d+) rules found", result.stdout)))
+    assert found == len(queries.rules())
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,32 @@ def test_promtool_accepts_the_configuration_and_the_rules() -> None:
 def test_rules_compute_what_their_tests_say(path: Path) -> None:
     result = promtool("test", "rules", str(path))
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+ALERTS = {rule["alert"]: rule for rule in queries.rules() if "alert" in rule}
+
+
+def alert_cases() -> dict[str, list[bool]]:
+    """For each alert, whether each of its tests expects it to fire."""
+    cases: dict[str, list[bool]] = {}
+    for path in (ROOT / "prometheus" / "tests").glob("*.yml"):
+        for test in yaml.safe_load(path.read_text())["tests"]:
+            for case in test.get("alert_rule_test", []):
+                cases.setdefault(case["alertname"], []).append(bool(case["exp_alerts"]))
+    return cases
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_has_a_case_that_fires_and_one_that_does_not(name: str) -> None:
+    assert set(alert_cases()[name]) == {True, False}
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_says_what_to_do(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"]["severity"] in {"page", "ticket"}
+    assert rule["annotations"]["summary"].endswith(".")
+    assert len(rule["annotations"]["runbook"]) > 40
 
 
 def test_a_native_run_scrapes_the_api_where_it_listens(tmp_path: Path) -> None:

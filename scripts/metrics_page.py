@@ -1,0 +1,105 @@
+"""Writes docs/metrics.md, the page of all metrics: `python scripts/metrics_page.py [--check]`.
+
+Names, types, labels and meanings come from the service's own registry, the dashboards that show a
+metric from their JSON. `--check` writes nothing and fails where the page is not up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+from specops.metrics import Metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "metrics.md"
+INTRODUCTION = """\
+# Metrics
+
+Written by `scripts/metrics_page.py` from the service's registry. Everything is at `GET /metrics`;
+each series with known labels is there from the start with 0.
+
+Rates and ratios are Prometheus' work: counters here, `rate()` there. The two names that are
+promised for good are `specops_latency_seconds` and `specops_avg_jump`.
+
+"""
+RECORDED = """
+## Recorded by Prometheus
+
+`prometheus/rules/specops.yml` and `opentelemetry.yml`, named `level:metric:operations`.
+
+"""
+
+
+def shown_on() -> dict[str, str]:
+    """Dashboard's title → all its expressions."""
+    found = {}
+    for path in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
+        board = json.loads(path.read_text())
+        targets = [target for panel in board["panels"] for target in panel.get("targets", [])]
+        expressions = [target["expr"] for target in [*targets, *board["annotations"]["list"]]]
+        found[board["title"]] = "\n".join(expressions)
+    return found
+
+
+def mentions(text: str, family: str) -> bool:
+    """Whether one of the family's series is in the text."""
+    return bool(re.search(rf"\b{family}(_total|_bucket|_count|_sum|_info)?\b(?!:)", text))
+
+
+def table() -> str:
+    """A line for each metric."""
+    lines = ["| metric | type | labels | meaning | shown on |", "|---|---|---|---|---|"]
+    pages = shown_on()
+    for family in sorted(Metrics().registry.collect(), key=lambda family: family.name):
+        values: dict[str, list[str]] = {}
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                if label != "le" and value not in values.setdefault(label, []):
+                    values[label].append(value)
+        labels = "; ".join(
+            label if family.type == "info" else f"{label}: {', '.join(known)}"
+            for label, known in values.items()
+        )
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        titles = ", ".join(title for title, text in pages.items() if mentions(text, family.name))
+        lines.append(
+            f"| `{family.name}{suffix}` | {family.type} | {labels} | {family.documentation} "
+            f"| {titles} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def recorded() -> str:
+    """A line for each recording rule."""
+    lines = ["| series | expression |", "|---|---|"]
+    for path in sorted((ROOT / "prometheus" / "rules").glob("*.yml")):
+        for group in yaml.safe_load(path.read_text())["groups"]:
+            for rule in group["rules"]:
+                if "record" in rule:
+                    expression = " ".join(rule["expr"].split()).replace("|", "\\|")
+                    lines.append(f"| `{rule['record']}` | `{expression}` |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write or check the page; the exit status is 1 if `--check` finds a difference."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    text = INTRODUCTION + table() + RECORDED + recorded()
+    if PAGE.exists() and PAGE.read_text() == text:
+        return 0
+    if parser.parse_args().check:
+        print(f"{PAGE} is not up to date: run scripts/metrics_page.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
