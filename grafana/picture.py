@@ -3,7 +3,7 @@
     python grafana/picture.py [--dashboard healthy] [--prometheus URL] [--minutes 10] [--output PNG]
 
 The panels, their places, queries and units are those of the generated JSON; only the drawing is
-matplotlib's.
+matplotlib's, and the picture says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from matplotlib.ticker import FuncFormatter
 
 FOLDER = Path(__file__).parent
 STEP = 5  # seconds, as often as Prometheus scrapes
-RATE_INTERVAL = f"{4 * STEP}s"  # what Grafana makes of $__rate_interval at this step
+# What Grafana fills in: at this step, for all models and instances.
+VARIABLES = {"$__rate_interval": f"{4 * STEP}s", "$instance": ".*", "$model": ".*"}
 COLUMNS, INCHES_PER_COLUMN, INCHES_PER_ROW = 24, 0.68, 0.42
 BACKGROUND, PANEL, TEXT, FAINT = "#111217", "#181b1f", "#ccccdc", "#2c3235"
 COLOURS = ("#73bf69", "#5794f2", "#f2cc0c", "#ff780a", "#b877d9", "#8ab8ff")
@@ -40,8 +41,10 @@ Series = tuple[str, list[float], list[float]]  # legend, minutes before now, val
 def query(prometheus: str, expr: str, legend: str, minutes: float) -> list[Series]:
     """The series of one query over the last `minutes`."""
     now = time.time()
+    for variable, value in VARIABLES.items():
+        expr = expr.replace(variable, value)
     parameters = {
-        "query": expr.replace("$__rate_interval", RATE_INTERVAL),
+        "query": expr,
         "start": str(now - minutes * 60),
         "end": str(now),
         "step": str(STEP),
@@ -126,6 +129,50 @@ def draw_curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
         axes.legend(fontsize=6.5, ncols=3, frameon=False, labelcolor=TEXT, loc="upper left")
 
 
+def draw_bars(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
+    """A bar for each series, as long as its last value."""
+    names = [name for name, _, _ in found]
+    values = [series[2][-1] for series in found]
+    axes.barh(names, values, color=COLOURS[0], height=0.7)
+    axes.set_xlim(0, panel["fieldConfig"]["defaults"].get("max"))
+    axes.invert_yaxis()
+    write = show(panel["fieldConfig"]["defaults"]["unit"])
+    for place, value in enumerate(values):
+        axes.text(value, place, f" {write(value)}", va="center", color=TEXT, fontsize=7)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axes.tick_params(colors=TEXT, labelsize=7, length=0)
+
+
+def draw_heat(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
+    """Observations per bucket over time; the series are cumulative, as Prometheus keeps them."""
+    ordered = sorted(found, key=lambda series: float(series[0]))
+    below = [0.0] * len(ordered[0][2]) if ordered else []
+    rows = []
+    for _, _, values in ordered:
+        rows.append([max(value - low, 0) for value, low in zip(values, below, strict=True)])
+        below = values
+    write = show(panel["fieldConfig"]["defaults"]["unit"])
+    bounds = ["∞" if name == "+Inf" else write(float(name)) for name, _, _ in ordered]
+    used = [place for place, row in enumerate(rows) if any(row)] or [0]
+    low, high = max(used[0] - 1, 0), min(used[-1] + 2, len(rows))
+    cells = [[value or float("nan") for value in row] for row in rows[low:high]]
+    if cells:
+        axes.pcolormesh(
+            ordered[0][1], range(high - low), cells, cmap="Oranges_r", shading="nearest"
+        )
+    axes.set_yticks(range(high - low), bounds[low:high])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g} min"))
+    axes.tick_params(colors=TEXT, labelsize=7, length=0)
+
+
+DRAWERS = {
+    "stat": draw_number,
+    "timeseries": draw_curves,
+    "bargauge": draw_bars,
+    "heatmap": draw_heat,
+}
+
+
 def draw(board: dict[str, Any], prometheus: str, minutes: float) -> Figure:
     """The whole dashboard."""
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
@@ -151,7 +198,9 @@ def draw(board: dict[str, Any], prometheus: str, minutes: float) -> Figure:
             for target in panel["targets"]
             for series in query(prometheus, target["expr"], target["legendFormat"], minutes)
         ]
-        (draw_number if panel["type"] == "stat" else draw_curves)(axes, panel, found)
+        DRAWERS[panel["type"]](axes, panel, found)
+    note = "drawn by grafana/picture.py (matplotlib) from the dashboard's own queries, no Grafana"
+    figure.text(0.998, 0.002, note, color=TEXT, fontsize=7, ha="right", va="bottom")
     return figure
 
 

@@ -94,6 +94,10 @@ class ApiUser(HttpUser):
 
     abstract = True
 
+    def on_start(self) -> None:
+        """Say in every request that this is a load test: dashboards mark the time of one."""
+        self.client.headers["X-Load-Test"] = self.environment.parsed_options.shape
+
     def body(self, **fields: Any) -> dict[str, Any]:
         """A request for a random prompt of the chosen category."""
         options = self.environment.parsed_options
@@ -219,6 +223,7 @@ class OpenLoopUser(ApiUser):
 
     def on_start(self) -> None:
         """Begin with nothing in flight."""
+        super().on_start()
         self.in_flight = Group()
 
     def on_stop(self) -> None:

@@ -23,7 +23,7 @@ pytest.importorskip("matplotlib")
 
 
 class StandIn(BaseHTTPRequestHandler):
-    """A Prometheus that has two series for everything."""
+    """A Prometheus that has two series for everything, three buckets for a histogram."""
 
     asked: ClassVar[list[str]] = []
 
@@ -31,7 +31,10 @@ class StandIn(BaseHTTPRequestHandler):
         parameters = urllib.parse.parse_qs(urllib.parse.urlparse(self.path).query)
         self.asked.append(parameters["query"][0])
         values = [[time.time() - second, str(second / 10)] for second in (10, 5, 0)]
-        series = [{"metric": {"kind": kind}, "values": values} for kind in ("one", "two")]
+        query = parameters["query"][0]
+        names = ("0.5", "1.0", "+Inf") if query.startswith("sum by (le)") else ("one", "two")
+        label = "le" if len(names) == 3 else "kind"
+        series = [{"metric": {label: name}, "values": values} for name in names]
         body = json.dumps({"status": "success", "data": {"result": series}}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -67,7 +70,7 @@ def test_every_query_is_asked_and_every_panel_drawn(
     titles = {panel["title"] for panel in board["panels"] if panel["type"] != "row"}
     assert {axes.get_title(loc="left") for axes in figure.axes} == titles
     expected = [
-        target["expr"].replace("$__rate_interval", "20s")
+        queries.filled(target["expr"].replace("$__rate_interval", "20s"))
         for panel in board["panels"]
         for target in panel.get("targets", [])
     ]
