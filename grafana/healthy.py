@@ -262,9 +262,9 @@ def _load(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Requests turned away per second, by reason",
-            "`queue_full` is shed load (429): right under overload, wrong if it lasts; then ask "
-            "for less or add machines. `not_ready`: loading or draining. The others are the "
-            "client's mistakes.",
+            "`queue_full`, `kv_tokens`, `memory` and `pressure` are shed load (429): right under "
+            "overload, wrong if it lasts; then ask for less or add machines. `not_ready`: loading "
+            "or draining. The others are the client's mistakes.",
             "reqps",
             {"{{reason}}": rate_by("reason", "specops_requests_rejected_total")},
             stacked=True,
