@@ -1,0 +1,186 @@
+"""Draws a graph again with 8-bit weights and activations: the form that reads prompts fastest.
+
+MatMulNBits scales block by block, which costs the most where many tokens pass at once. Here every
+linear layer is one integer product: weights in int8 with a scale per output, activations in uint8
+with a scale per token. A token's scale is its own maximum's, so no token depends on its
+neighbours, and a prompt's keys and values are the same bits however it is cut.
+
+The weights are those that the graph has, rounded once more, so no checkpoint is needed and graphs
+that others published work too. The head stays: a prefill computes it for the last token alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+_MICROSOFT = "com.microsoft"
+_PAGE = 4096
+_INLINE_BYTES = 1024
+_SLAB_WEIGHTS = 2**22  # float32 weights at a time: 16 MiB
+_LARGEST = 127  # of a code; activations have their zero at 128
+_TINY = 1e-12  # scale of a row of zeros
+_LEAST_INPUTS = 3  # of MatMulNBits: activations, codes, scales
+
+
+def int8_prefill(graph: Path, destination: Path) -> int:
+    """Write the 8-bit form of a graph.
+
+    Args:
+        graph: the graph; its weights lie beside it.
+        destination: the new graph; its weights are written beside it.
+
+    Returns:
+        How many linear layers were drawn again. The others, those whose blocks have zero points
+        of their own or a group index, stay as they are.
+    """
+    model = onnx.load(graph, load_external_data=False)
+    with destination.with_name(f"{destination.name}.data").open("wb") as file:
+        drawing = _Drawing(model.graph, graph.parent, file)
+        drawing.draw()
+    onnx.save(model, destination)
+    return drawing.layers
+
+
+class _Drawing:
+    def __init__(self, graph: onnx.GraphProto, folder: Path, file: BinaryIO) -> None:
+        self.layers = 0
+        self._graph = graph
+        self._folder = folder
+        self._file = file
+        self._stored = {tensor.name: tensor for tensor in graph.initializer}
+        self._nodes: list[onnx.NodeProto] = []
+        self._written: list[TensorProto] = []
+        self._activations: set[str] = set()  # quantized once, however many layers read them
+
+    def draw(self) -> None:
+        """Replace the graph's nodes and weights."""
+        constants = {"one": np.float32(1), "largest": np.float32(_LARGEST)}
+        for name, value in {**constants, "tiny": np.float32(_TINY), "zero": np.uint8(128)}.items():
+            self._write(f"int8_{name}", np.array(value))
+        for node in self._graph.node:
+            if self._can_be_drawn(node):
+                self._linear(node)
+            else:
+                self._nodes.append(node)
+        read = {name for node in self._nodes for name in node.input}
+        for name, tensor in self._stored.items():
+            if name in read:
+                self._keep(tensor)
+        del self._graph.node[:], self._graph.initializer[:]
+        self._graph.node.extend(self._nodes)
+        self._graph.initializer.extend(self._written)
+
+    def _can_be_drawn(self, node: onnx.NodeProto) -> bool:
+        if node.op_type != "MatMulNBits" or "logits" in node.output:
+            return False
+        return not any(node.input[_LEAST_INPUTS : _LEAST_INPUTS + 2])
+
+    def _linear(self, node: onnx.NodeProto) -> None:
+        x, name = node.input[0], node.output[0]
+        bias = node.input[5] if len(node.input) > 5 else ""
+        self._activation(x)
+        weight, scales = self._weight(node)
+        inputs = [
+            f"{x}.codes",
+            self._write(f"{name}.int8", weight),
+            "int8_one",
+            self._write(f"{name}.int8_scales", scales),
+            "int8_zero",
+        ]
+        self._node("MatMulIntegerToFloat", inputs, f"{name}.product", domain=_MICROSOFT)
+        scaled = f"{name}.scaled" if bias else name
+        self._node("Mul", [f"{name}.product", f"{x}.scale"], scaled)
+        if bias:
+            self._node("Add", [scaled, bias], name)
+        self.layers += 1
+
+    def _activation(self, x: str) -> None:
+        """The codes of x [batch, sequence, K], and its scales [batch, sequence, 1]."""
+        if x in self._activations:
+            return
+        self._activations.add(x)
+        self._node("Abs", [x], f"{x}.abs")
+        self._node("ReduceMax", [f"{x}.abs"], f"{x}.max", axes=[-1], keepdims=1)
+        self._node("Div", [f"{x}.max", "int8_largest"], f"{x}.any_scale")
+        self._node("Max", [f"{x}.any_scale", "int8_tiny"], f"{x}.scale")
+        self._node("Div", [x, f"{x}.scale"], f"{x}.scaled")
+        self._node("QuantizeLinear", [f"{x}.scaled", "int8_one", "int8_zero"], f"{x}.codes")
+
+    def _weight(self, node: onnx.NodeProto) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        """A layer's weight [K, N] in int8 and its scales [N]."""
+        inputs, outputs = (_integer(node, key) for key in ("K", "N"))
+        weight = np.empty((inputs, outputs), np.int8)
+        scales = np.empty(outputs, np.float32)
+        start = 0
+        for slab in self._dequantized(node):
+            rows = slice(start, start + len(slab))
+            scales[rows] = np.maximum(np.abs(slab).max(axis=1) / _LARGEST, _TINY)
+            weight[:, rows] = np.rint(slab / scales[rows, None]).T
+            start += len(slab)
+        return weight, scales
+
+    def _dequantized(self, node: onnx.NodeProto) -> Iterator[NDArray[np.float32]]:
+        """The weight [N, K] in slabs of rows."""
+        inputs, outputs = (_integer(node, key) for key in ("K", "N"))
+        bits, block = (_integer(node, key) for key in ("bits", "block_size"))
+        codes = self._values(node.input[1]).reshape(outputs, -1)
+        scales = self._values(node.input[2]).reshape(outputs, -1)
+        step = max(1, _SLAB_WEIGHTS // inputs)
+        for start in range(0, outputs, step):
+            packed = codes[start : start + step]
+            if bits == 4:  # the lower half of a byte comes first
+                packed = np.stack([packed & 15, packed >> 4], axis=-1)
+            centred = packed.reshape(len(packed), -1, block).astype(np.float32) - 2 ** (bits - 1)
+            slab = centred * scales[start : start + step, :, None].astype(np.float32)
+            yield slab.reshape(len(slab), -1)[:, :inputs]
+
+    def _values(self, name: str) -> NDArray[Any]:
+        tensor = self._stored[name]
+        if tensor.data_location != TensorProto.EXTERNAL:
+            return numpy_helper.to_array(tensor)
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        file, offset = self._folder / place["location"], int(place.get("offset", 0))
+        return np.memmap(file, kind, "r", offset, tuple(tensor.dims))
+
+    def _keep(self, tensor: TensorProto) -> None:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            self._write(tensor.name, self._values(tensor.name))
+        else:
+            self._written.append(tensor)
+
+    def _write(self, name: str, values: NDArray[Any]) -> str:
+        if values.nbytes <= _INLINE_BYTES:
+            self._written.append(numpy_helper.from_array(values, name))
+            return name
+        self._file.write(bytes(-self._file.tell() % _PAGE))
+        tensor = TensorProto(
+            name=name,
+            data_type=helper.np_dtype_to_tensor_dtype(values.dtype),
+            dims=values.shape,
+            data_location=TensorProto.EXTERNAL,
+        )
+        where = {
+            "location": Path(self._file.name).name,
+            "offset": self._file.tell(),
+            "length": values.nbytes,
+        }
+        for key, value in where.items():
+            tensor.external_data.add(key=key, value=str(value))
+        self._file.write(np.ascontiguousarray(values))
+        self._written.append(tensor)
+        return name
+
+    def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> None:
+        self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+
+
+def _integer(node: onnx.NodeProto, name: str) -> int:
+    return next(int(attribute.i) for attribute in node.attribute if attribute.name == name)
