@@ -94,7 +94,7 @@ def test_outside_libraries_stay_behind_one_door() -> None:
     assert importers("tokenizers") == {"tokenizer", "models/sentencepiece"}
     assert importers("huggingface_hub") == {"models/download"}
     drawing = {name for name in importers("onnx") if not name.startswith("export/")}
-    assert drawing == {"models/prepack"}
+    assert drawing == {"models/prepack", "models/int8_prefill"}
     assert importers("torch") == set()
 
 

@@ -132,6 +132,11 @@ class Settings:
         "what becomes of rows and context that do not fit the memory limit",
     )
     prefill_chunk: int = _knob(128, _integer(2, 4096), "prompt tokens per forward pass")
+    prefill: str = _knob(
+        "auto",
+        _choice("auto", "int8", "same"),
+        "weights that read prompts: 8 bits in a second file, the same, or 8 bits if both fit",
+    )
     threads: int = _knob(0, _integer(0, 256), "compute threads; 0: what the CPU quota allows")
     queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a row")
     max_new_tokens: int = _knob(1024, _integer(1, 1 << 20), "largest output of one request")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +47,18 @@ def cache_shape(session: ort.InferenceSession) -> CacheShape:
     return CacheShape(len(keys), kv_heads, head_dim, np.dtype(dtype))
 
 
+class _Shape(NamedTuple):
+    """What decides a binding: the graph, rows [first, first + batch), tokens a row and logits."""
+
+    prefill: bool
+    first: int
+    batch: int
+    width: int
+    with_logits: int
+
+
 class _Binding:
-    """A step's shape bound to memory: rows [first, first + batch), `width` tokens each."""
+    """A step's shape bound to memory; `mask_width` of the mask are bound."""
 
     def __init__(self, io: ort.IOBinding) -> None:
         self.io = io
@@ -66,12 +77,20 @@ class Decoder:
         rows: rows of the cache.
         capacity: tokens per row.
         max_width: most tokens that one `extend` may take.
+        prefill_session: the graph in a form that reads prompts faster; None: the graph itself.
     """
 
     def __init__(
-        self, session: ort.InferenceSession, *, rows: int, capacity: int, max_width: int
+        self,
+        session: ort.InferenceSession,
+        *,
+        rows: int,
+        capacity: int,
+        max_width: int,
+        prefill_session: ort.InferenceSession | None = None,
     ) -> None:
         self._session = session
+        self._prefill_session = prefill_session or session
         self.cache = KvCache(cache_shape(session), rows=rows, capacity=capacity)
         self.max_width = max_width
         self.vocab_size = int(session.get_outputs()[0].shape[-1])
@@ -85,7 +104,7 @@ class Decoder:
         self._mask = np.zeros(rows * capacity, np.int64)
         self._logits_start = np.zeros(1, np.int64)
         self._logits: Logits = np.zeros((most, self.vocab_size), np.float32)
-        self._bindings: OrderedDict[tuple[int, int, int, int], _Binding] = OrderedDict()
+        self._bindings: OrderedDict[_Shape, _Binding] = OrderedDict()
 
     def decode(self, first_row: int, tokens: Sequence[int]) -> Logits:
         """Feed one token to each of the rows from `first_row` on.
@@ -126,18 +145,44 @@ class Decoder:
         Raises:
             ValueError: the tokens do not fit into the row or the pass.
         """
-        spare = -len(tokens) % align
-        padded = [*tokens, *([tokens[-1]] * spare)]
+        return self._extend(row, tokens, align, logits, prefill=False)
+
+    def prefill(self, row: int, tokens: Sequence[int], *, align: int = 1) -> Logits:
+        """Feed a chunk of a prompt to one row, through the graph that reads prompts.
+
+        Args:
+            row: the row.
+            tokens: [S] the row's next tokens.
+            align: see `extend`.
+
+        Returns:
+            [1, V] logits of the last token, valid until the next pass.
+
+        Raises:
+            ValueError: the tokens do not fit into the row or the pass.
+        """
+        return self._extend(row, tokens, align, 1, prefill=True)
+
+    def _extend(
+        self, row: int, tokens: Sequence[int], align: int, logits: int | None, *, prefill: bool
+    ) -> Logits:
         first = 0 if logits is None else max(0, len(tokens) - logits)
         # Those before it in its group of `align` stay: kernels that pair tokens pair the same ones.
         start = first // align * align if self._cuts_logits else 0
+        padded = [*tokens, *([tokens[-1]] * (-len(tokens) % align))]
         length = self.cache.lengths[row]
-        found = self._run(row, padded, [length], start)
+        found = self._run(row, padded, [length], start, prefill=prefill)
         self.cache.lengths[row] = length + len(tokens)
         return found[first - start : len(tokens) - start]
 
     def _run(
-        self, first: int, tokens: Sequence[int], lengths: Sequence[int], start: int = 0
+        self,
+        first: int,
+        tokens: Sequence[int],
+        lengths: Sequence[int],
+        start: int = 0,
+        *,
+        prefill: bool = False,
     ) -> Logits:
         """Feed the rows from `first` on, equally many tokens to each of the lengths.
 
@@ -161,34 +206,36 @@ class Decoder:
                 place = index * width
                 self._positions[place : place + width] = range(length, length + width)
         self._logits_start[0] = start
-        binding = self._binding(first, batch, width, width - start)
+        binding = self._binding(_Shape(prefill, first, batch, width, width - start))
         if binding.mask_width != mask_width:
             binding.io.bind_input(
                 "attention_mask", "cpu", 0, np.int64, mask.shape, self._mask.ctypes.data
             )
             binding.mask_width = mask_width
-        self._session.run_with_iobinding(binding.io)
+        self._of(prefill).run_with_iobinding(binding.io)
         return self._logits[: count - batch * start]
 
     def _mask_width(self, tokens: int) -> int:
         rounded = -(-tokens // MASK_BUCKET) * MASK_BUCKET
         return min(rounded, self.cache.capacity)
 
-    def _binding(self, first: int, batch: int, width: int, with_logits: int) -> _Binding:
-        key = (first, batch, width, with_logits)
-        binding = self._bindings.get(key)
+    def _of(self, prefill: bool) -> ort.InferenceSession:
+        return self._prefill_session if prefill else self._session
+
+    def _binding(self, shape: _Shape) -> _Binding:
+        binding = self._bindings.get(shape)
         if binding is not None:
-            self._bindings.move_to_end(key)
+            self._bindings.move_to_end(shape)
             return binding
-        binding = self._bindings[key] = _Binding(self._bind(*key))
+        binding = self._bindings[shape] = _Binding(self._bind(shape))
         if len(self._bindings) > _KEPT_BINDINGS:
             self._bindings.popitem(last=False)
         return binding
 
-    def _bind(self, first: int, batch: int, width: int, with_logits: int) -> ort.IOBinding:
+    def _bind(self, shape: _Shape) -> ort.IOBinding:
         """Bind everything but the mask, whose length changes."""
-        io = self._session.io_binding()
-        tokens = (batch, width)
+        io = self._of(shape.prefill).io_binding()
+        tokens = (shape.batch, shape.width)
         io.bind_input("input_ids", "cpu", 0, np.int64, tokens, self._ids.ctypes.data)
         if self._position_ids:
             io.bind_input("position_ids", "cpu", 0, np.int64, tokens, self._positions.ctypes.data)
@@ -197,12 +244,12 @@ class Decoder:
             io.bind_input(_LOGITS_START, "cpu", 0, np.int64, (1,), address)
         for layer, buffers in enumerate(self.cache.buffers):
             for part, buffer in zip(("key", "value"), buffers, strict=True):
-                shape = (batch, *buffer.shape[1:])
-                address = buffer[first:].ctypes.data
+                extent = (shape.batch, *buffer.shape[1:])
+                address = buffer[shape.first :].ctypes.data
                 # The same address as past and as present: the operator writes in place.
                 past, present = f"past_key_values.{layer}.{part}", f"present.{layer}.{part}"
-                io.bind_input(past, "cpu", 0, buffer.dtype, shape, address)
-                io.bind_output(present, "cpu", 0, buffer.dtype, shape, address)
-        shape = (batch, with_logits, self.vocab_size)
-        io.bind_output("logits", "cpu", 0, np.float32, shape, self._logits.ctypes.data)
+                io.bind_input(past, "cpu", 0, buffer.dtype, extent, address)
+                io.bind_output(present, "cpu", 0, buffer.dtype, extent, address)
+        extent = (shape.batch, shape.with_logits, self.vocab_size)
+        io.bind_output("logits", "cpu", 0, np.float32, extent, self._logits.ctypes.data)
         return io

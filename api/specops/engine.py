@@ -18,6 +18,7 @@ from specops.decoder import Decoder, cache_shape
 from specops.drafters.base import Drafter
 from specops.drafters.registry import Means, make_drafters
 from specops.exactness import exact_align
+from specops.memory import page_cache_room
 from specops.memory_plan import Demand, MemoryPlan, Supply, pass_bytes, plan_memory
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.models.weight_cache import graph_key, prepacked_graph
@@ -32,6 +33,7 @@ NO_DRAFTER = "none"
 WARM_UP = "running a first pass"
 _LEAST_WIDTH = 16  # what the check for exactness needs
 _UNKNOWN_HIDDEN, _UNKNOWN_HEADS = 4096, 32  # where a model's description does not say
+_FULL_SHARE = 0.75  # of the room for weights: the rest is the KV cache's and the requests'
 
 
 class ModelState(StrEnum):
@@ -184,7 +186,9 @@ def _assemble(
     tokenizer = Tokenizer.load(target.path)
     if draft is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
-    graphs = [_load(folder, settings, report) for folder in (target, draft) if folder is not None]
+    graphs = [_load(target, settings, report, settings.prefill)]
+    if draft is not None:
+        graphs.append(_load(draft, settings, report, "same"))
     plan = _planned(settings, graphs)
     context = plan.context
     decoder = _decoder(graphs[0], settings, plan.rows, context, report)
@@ -253,23 +257,35 @@ def _costs_file(
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A loaded graph. `mapped_bytes` of its weights lie in the page cache, 0 if it copied them."""
+    """A loaded graph. `mapped_bytes` of its weights lie in the page cache, 0 if it copied them.
+
+    `prefill` is its form that reads prompts faster, where there is one.
+    """
 
     folder: ModelFolder
     session: Session
+    prefill: Session | None
     mapped_bytes: int
 
 
-def _load(folder: ModelFolder, settings: Settings, report: Callable[[str], None]) -> _Graph:
+def _load(
+    folder: ModelFolder, settings: Settings, report: Callable[[str], None], prefill: str
+) -> _Graph:
     name = f"{folder.name}-{folder.quant}"
-    prepacked = None
+    prepacked = faster = None
     if settings.prepack:
-        prepacked = prepacked_graph(folder.graph, name, settings.cache_dir, report)
+        cache = settings.cache_dir
+        if prefill == "int8" or (prefill == "auto" and _room_for_both(folder)):
+            faster = prepacked_graph(folder.graph, name, cache, report, int8_prefill=True)
+        # Last, so that its weights are what stays in memory if not all of them fit.
+        prepacked = prepacked_graph(folder.graph, name, cache, report)
     report(f"opening {prepacked or folder.graph}")
     session = open_session(prepacked or folder.graph, prepacked=prepacked is not None)
+    reader = None if faster is None else open_session(faster, prepacked=True)
     # As many as the export has: the prepacked file holds other forms too, which nobody reads.
     stored = sum(path.stat().st_size for path in folder.graph.parent.glob(f"{folder.graph.name}*"))
-    return _Graph(folder, session, stored if prepacked else 0)
+    mapped = (stored if prepacked else 0) + (folder.parameters if reader else 0)
+    return _Graph(folder, session, reader, mapped)
 
 
 def _planned(settings: Settings, graphs: list[_Graph]) -> MemoryPlan:
@@ -318,12 +334,25 @@ def _pass_width(settings: Settings) -> int:
 def _decoder(
     graph: _Graph, settings: Settings, rows: int, capacity: int, report: Callable[[str], None]
 ) -> Decoder:
-    decoder = Decoder(graph.session, rows=rows, capacity=capacity, max_width=_pass_width(settings))
+    decoder = Decoder(
+        graph.session,
+        rows=rows,
+        capacity=capacity,
+        max_width=_pass_width(settings),
+        prefill_session=graph.prefill,
+    )
     report(WARM_UP)
-    # It allocates; it also proves that the graph runs before anyone is served.
+    # It allocates; it also proves that the graphs run before anyone is served.
+    decoder.prefill(0, [0, 0])
     decoder.extend(0, [0, 0])
     decoder.cache.truncate(0, 0)
     return decoder
+
+
+def _room_for_both(folder: ModelFolder) -> bool:
+    """Whether the weights fit twice: as they are, and in 8 bits."""
+    stored = sum(path.stat().st_size for path in folder.graph.parent.glob(f"{folder.graph.name}*"))
+    return _FULL_SHARE * page_cache_room() >= stored + folder.parameters
 
 
 def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:

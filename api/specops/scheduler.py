@@ -158,7 +158,7 @@ class Scheduler:
         prompt = sequence.request.prompt_tokens
         chunk = prompt[sequence.prefilled : sequence.prefilled + self._prefill_chunk]
         start = time.perf_counter()
-        logits = self.target.extend(row, chunk, align=self._exact_align, logits=1)
+        logits = self.target.prefill(row, chunk, align=self._exact_align)
         seconds = time.perf_counter() - start
         sequence.prefilled += len(chunk)
         emitted = 0

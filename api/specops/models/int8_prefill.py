@@ -26,7 +26,7 @@ _INLINE_BYTES = 1024
 _SLAB_WEIGHTS = 2**22  # float32 weights at a time: 16 MiB
 _LARGEST = 127  # of a code; activations have their zero at 128
 _TINY = 1e-12  # scale of a row of zeros
-_LEAST_INPUTS = 3  # of MatMulNBits: activations, codes, scales
+_ZERO_POINTS, _GROUP_INDEX, _BIAS = 3, 4, 5  # places among MatMulNBits' inputs
 
 
 def int8_prefill(graph: Path, destination: Path) -> int:
@@ -37,8 +37,8 @@ def int8_prefill(graph: Path, destination: Path) -> int:
         destination: the new graph; its weights are written beside it.
 
     Returns:
-        How many linear layers were drawn again. The others, those whose blocks have zero points
-        of their own or a group index, stay as they are.
+        How many linear layers were drawn again; those that are no MatMulNBits, or one with a
+        feature that is rare (a group index, zero points that are no codes), stay as they are.
     """
     model = onnx.load(graph, load_external_data=False)
     with destination.with_name(f"{destination.name}.data").open("wb") as file:
@@ -80,11 +80,13 @@ class _Drawing:
     def _can_be_drawn(self, node: onnx.NodeProto) -> bool:
         if node.op_type != "MatMulNBits" or "logits" in node.output:
             return False
-        return not any(node.input[_LEAST_INPUTS : _LEAST_INPUTS + 2])
+        zero_points = _optional(node, _ZERO_POINTS)
+        plain = not zero_points or self._stored[zero_points].data_type == TensorProto.UINT8
+        return plain and not _optional(node, _GROUP_INDEX)
 
     def _linear(self, node: onnx.NodeProto) -> None:
         x, name = node.input[0], node.output[0]
-        bias = node.input[5] if len(node.input) > 5 else ""
+        bias = _optional(node, _BIAS)
         self._activation(x)
         weight, scales = self._weight(node)
         inputs = [
@@ -132,23 +134,28 @@ class _Drawing:
         bits, block = (_integer(node, key) for key in ("bits", "block_size"))
         codes = self._values(node.input[1]).reshape(outputs, -1)
         scales = self._values(node.input[2]).reshape(outputs, -1)
+        zeros = np.full((outputs, 1), 2 ** (bits - 1), np.uint8)
+        if name := _optional(node, _ZERO_POINTS):
+            zeros = _unpacked(self._values(name).reshape(outputs, -1), bits)[:, : scales.shape[1]]
         step = max(1, _SLAB_WEIGHTS // inputs)
         for start in range(0, outputs, step):
-            packed = codes[start : start + step]
-            if bits == 4:  # the lower half of a byte comes first
-                packed = np.stack([packed & 15, packed >> 4], axis=-1)
-            centred = packed.reshape(len(packed), -1, block).astype(np.float32) - 2 ** (bits - 1)
-            slab = centred * scales[start : start + step, :, None].astype(np.float32)
+            rows = slice(start, start + step)
+            blocks = _unpacked(codes[rows], bits).reshape(-1, scales.shape[1], block)
+            centred = blocks.astype(np.float32) - zeros[rows, :, None]
+            slab = centred * scales[rows, :, None].astype(np.float32)
             yield slab.reshape(len(slab), -1)[:, :inputs]
 
     def _values(self, name: str) -> NDArray[Any]:
         tensor = self._stored[name]
+        values: NDArray[Any]
         if tensor.data_location != TensorProto.EXTERNAL:
-            return numpy_helper.to_array(tensor)
+            values = numpy_helper.to_array(tensor)
+            return values
         place = {entry.key: entry.value for entry in tensor.external_data}
         kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         file, offset = self._folder / place["location"], int(place.get("offset", 0))
-        return np.memmap(file, kind, "r", offset, tuple(tensor.dims))
+        values = np.memmap(file, kind, "r", offset, tuple(tensor.dims))
+        return values
 
     def _keep(self, tensor: TensorProto) -> None:
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -174,12 +181,25 @@ class _Drawing:
         }
         for key, value in where.items():
             tensor.external_data.add(key=key, value=str(value))
-        self._file.write(np.ascontiguousarray(values))
+        self._file.write(np.ascontiguousarray(values).data)
         self._written.append(tensor)
         return name
 
     def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> None:
         self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+
+
+def _unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Rows of codes, a byte each."""
+    if bits == 8:
+        return codes
+    halves = np.stack([codes & 15, codes >> 4], axis=-1)  # the lower half comes first
+    return halves.reshape(len(codes), -1)
+
+
+def _optional(node: onnx.NodeProto, place: int) -> str:
+    """The name of an input; empty where the node leaves it out."""
+    return node.input[place] if len(node.input) > place else ""
 
 
 def _integer(node: onnx.NodeProto, name: str) -> int:

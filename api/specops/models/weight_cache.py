@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 _FORMAT = 2  # counts up when what is written here or by `prepack` changes
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
+_INT8_PREFILL = "-int8-prefill"
 _PARTIAL = ".part"
 _PIECE = 4 << 20  # bytes that are read, and have a digest, at a time
 _KEPT = 2  # prepacked graphs of one name: models of one name may take turns
@@ -43,7 +44,12 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def prepacked_graph(
-    graph: Path, name: str, cache_dir: Path, report: Callable[[str], None]
+    graph: Path,
+    name: str,
+    cache_dir: Path,
+    report: Callable[[str], None],
+    *,
+    int8_prefill: bool = False,
 ) -> Path | None:
     """Find a graph's prepacked form, or make it.
 
@@ -52,12 +58,18 @@ def prepacked_graph(
         name: the model's name, first part of the folder's.
         cache_dir: where prepacked graphs are kept.
         report: told what takes time.
+        int8_prefill: the graph's 8-bit form for reading prompts, see `specops.models.int8_prefill`.
 
     Returns:
         The prepacked graph, its weights read ahead; None where none could be made: the disk is
         full or read-only, or memory ran out. The reason is logged; the graph itself still works.
     """
     root, key = cache_dir / "prepacked", graph_key(graph)
+    without = "weights are copied into memory, none could be prepacked"
+    if int8_prefill:
+        name += _INT8_PREFILL
+        key = hashlib.sha256(f"{key}{_INT8_PREFILL}".encode()).hexdigest()[:16]
+        without = "prompts are read with the weights as they are"
     try:
         with locked(root):  # another process may be at the same graph, or at another one
             # One folder per graph: a draft that is the target's own file goes by another name.
@@ -70,12 +82,10 @@ def prepacked_graph(
                 log.warning("%s is damaged and is made again", folder)
             _clear(root, name)
             report(f"laying out the weights of {name} for this processor")
-            _make(graph, folder)
+            _make(graph, folder, ["--int8-prefill"] if int8_prefill else [])
     except (OSError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or error
-        log.warning(
-            "weights are copied into memory, none could be prepacked: %s", str(reason).strip()
-        )
+        log.warning("%s: %s", without, str(reason).strip())
         return None
     return folder / _GRAPH
 
@@ -196,14 +206,15 @@ def _clear(root: Path, name: str) -> None:
         shutil.rmtree(outdated, ignore_errors=True)
 
 
-def _make(graph: Path, folder: Path) -> None:
+def _make(graph: Path, folder: Path, options: list[str]) -> None:
     """Prepack in a process of its own, whose memory goes back; the folder appears when complete."""
     temporary = folder.with_name(folder.name + _PARTIAL)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
+        command = [sys.executable, "-m", "specops.models.prepack", str(graph)]
         subprocess.run(  # noqa: S603 # nosec B603: our own module, paths as arguments
-            [sys.executable, "-m", "specops.models.prepack", str(graph), str(temporary / _GRAPH)],
+            [*command, str(temporary / _GRAPH), *options],
             capture_output=True,
             text=True,
             check=True,
