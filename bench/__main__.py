@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-from bench import layer_stack, overhead, quantization, speculation
+from bench import kernels, layer_stack, overhead, quantization, speculation
 from bench.machine import Machine, describe
 from bench.models import TINYLLAMA_VOCAB, configured, tinyllama
 from bench.peers import compare
@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             equal &= _overhead(options, machine)
         if options.benchmark in ("speculation", "all"):
             equal &= _speculation(options, machine)
+        if options.benchmark == "kernels":
+            _kernels(options, machine)
         if options.benchmark == "quantization":
             _quantization(options, machine)
         if options.benchmark == "layer-stack":
@@ -81,9 +83,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "benchmark",
         nargs="?",
-        choices=("overhead", "speculation", "quantization", "layer-stack", "peers", "all"),
+        choices=(
+            "overhead",
+            "speculation",
+            "kernels",
+            "quantization",
+            "layer-stack",
+            "peers",
+            "all",
+        ),
         default="all",
-        help="all (default): the first two; quantization: bits per byte of each way to store "
+        help="all (default): the first two; kernels: operators within a pass; quantization: bits per byte of each way to store "
         "weights; layer-stack: the time of a pass by block size; peers: against llama.cpp and "
         "OpenVINO, which are downloaded and compiled first",
     )
@@ -91,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--skip-tinyllama",
         action="store_true",
-        help="overhead: leave out the 1.1 B-parameter model with random weights",
+        help="overhead, kernels: leave out the 1.1 B-parameter model with random weights",
     )
     parser.add_argument(
         "--prompts", type=Path, help="speculation: JSON lines with the field `prompt`"
@@ -114,6 +124,13 @@ def _overhead(options: argparse.Namespace, machine: Machine) -> bool:
     results = {"models": [overhead.result(item) for item in measured]}
     _publish(options, machine, "overhead", results, tables)
     return all(item.outputs_equal for item in measured)
+
+
+def _kernels(options: argparse.Namespace, machine: Machine) -> None:
+    model = configured() if options.skip_tinyllama else tinyllama(_progress)
+    profiles = kernels.measure(model, 1 if options.quick else _KERNEL_ROUNDS, _progress)
+    tables = [_shown(kernels.table(model, profiles))]
+    _publish(options, machine, "kernels", kernels.result(model, profiles), tables)
 
 
 def _speculation(options: argparse.Namespace, machine: Machine) -> bool:

@@ -1,0 +1,49 @@
+"""The profile adds up: every kernel of the passes that count, and no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import kernels
+from bench.models import BenchModel
+from specops.config import Settings
+
+
+def test_only_the_last_passes_count() -> None:
+    def kernel(op: str, start: int, duration: int) -> dict[str, object]:
+        args = {"op_name": op}
+        return {"name": f"{op}_kernel_time", "ts": start, "dur": duration, "args": args}
+
+    def run(start: int) -> dict[str, object]:
+        return {"name": "model_run", "ts": start, "dur": 50}
+
+    events = [
+        *(kernel("MatMulNBits", 5, 9000), run(0)),
+        *(kernel("MatMulNBits", 101, 1000), kernel("Relu", 110, 500), run(100)),
+        *(kernel("MatMulNBits", 201, 3000), run(200)),
+    ]
+    assert kernels.kernels(events, 2) == {"MatMulNBits": 2.0, "Relu": 0.25}
+
+
+def test_shares_are_of_the_kernels_time() -> None:
+    profile = kernels.Profile(
+        "x", 10.0, {"MatMulNBits": 6.0, "GroupQueryAttention": 3.0, "QuickGelu": 0.5, "Cast": 0.5}
+    )
+    assert [profile.share(group) for group in kernels.GROUPS] == [0.6, 0.3, 0.0, 0.05, 0.05]
+    assert profile.overhead == pytest.approx(0.1)
+
+
+def test_every_kind_of_pass_is_profiled(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_CAPACITY", 128)
+    monkeypatch.setattr(kernels, "_PAST", 0)
+    model = BenchModel("tiny", "tiny", tiny_settings, large=False)
+    profiles = kernels.measure(model, 2, print)
+    assert [profile.name for profile in profiles] == list(kernels.PASSES)
+    for profile in profiles:
+        assert {"MatMulNBits", "GroupQueryAttention", "Slice"} <= set(profile.kernels)
+        assert profile.milliseconds > 0
+        assert sum(map(profile.share, kernels.GROUPS)) == pytest.approx(1)
+    assert [row[0] for row in kernels.table(model, profiles).rows] == list(kernels.PASSES)
+    assert len(kernels.result(model, profiles)["passes"]) == len(profiles)
