@@ -20,9 +20,8 @@ from specops.models.prepack import prepack_int8_prefill
 from specops.models.weight_cache import prepacked_graph
 from specops.request import GenerationRequest
 from specops.session import ModelLoadError, open_session, share_threads
-from tests.checkpoints import make_llama_checkpoint
+from tests.checkpoints import make_gpt2_checkpoint, make_llama_checkpoint
 from tests.conftest import THREADS
-from tests.family_checkpoints import make_gpt2_checkpoint
 
 TOKENS = np.random.default_rng(3).integers(1, 320, 96).tolist()
 
