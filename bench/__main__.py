@@ -35,6 +35,7 @@ _PEERS = compare.Plan(loads=2, rounds=9, passes=3)
 _PEERS_QUICK = compare.Plan(loads=1, rounds=2, passes=3)
 _PEERS_THREADS = 2
 _QUANTIZATION_QUICK = quantization.Plan(choices=(), documents=2, tokens=64)
+_KERNEL_ROUNDS = 10
 _LAYER_STACK_QUICK = layer_stack.Plan(layers=1, rounds=1, passes=2)
 _DIFFERENT_OUTPUT, _FAILED = 1, 2
 
@@ -93,9 +94,9 @@ def _parser() -> argparse.ArgumentParser:
             "all",
         ),
         default="all",
-        help="all (default): the first two; kernels: operators within a pass; quantization: bits per byte of each way to store "
-        "weights; layer-stack: the time of a pass by block size; peers: against llama.cpp and "
-        "OpenVINO, which are downloaded and compiled first",
+        help="all (default): the first two; kernels: the operators of a pass; quantization: bits "
+        "per byte of each way to store weights; layer-stack: the time of a pass by block size; "
+        "peers: against llama.cpp and OpenVINO, which are downloaded and compiled first",
     )
     parser.add_argument("--quick", action="store_true", help="show that it works, in seconds")
     parser.add_argument(

@@ -30,6 +30,7 @@ CHANGED = {
     "rows": ("8", 8),
     "context": ("4096", 4096),
     "memory_fit": ("shrink", "shrink"),
+    "prefill": ("int8", "int8"),
     "prefill_chunk": ("64", 64),
     "threads": ("2", 2),
     "queue_size": ("0", 0),
