@@ -40,7 +40,7 @@ class OurSide:
         cache.truncate(0, kept)
         ids = prompt(length, decoder.vocab_size)
         for start in range(kept, length, self._chunk):
-            decoder.extend(0, ids[start : start + self._chunk], logits=1)
+            decoder.prefill(0, ids[start : start + self._chunk])
         for keys, values in cache.buffers:
             keys[1:rows, :, :length] = keys[:1, :, :length]
             values[1:rows, :, :length] = values[:1, :, :length]
@@ -61,7 +61,7 @@ class OurSide:
         def run() -> None:
             for start in range(0, len(prompt), self._chunk):
                 chunk = prompt[start : start + self._chunk]
-                logits = self._decoder.extend(0, chunk, logits=1)
+                logits = self._decoder.prefill(0, chunk)
             self._last = logits[-1].tolist()
 
         return run
