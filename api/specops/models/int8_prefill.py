@@ -5,6 +5,10 @@ linear layer is one integer product: weights in int8 with a scale per output, ac
 with a scale per token. A token's scale is its own maximum's, so no token depends on its
 neighbours, and a prompt's keys and values are the same bits however it is cut.
 
+512 tokens of TinyLlama-1.1B's shape take 1.8 s instead of 2.9 s (int4-128, 2 cores, AMD EPYC,
+AVX512-VNNI, onnxruntime 1.31.1). The demo target needs 0.07 ± 0.08 thousandths of a bit per byte
+more that way: no difference (`bench/results/quantization.md`).
+
 The weights are those that the graph has, rounded once more, so no checkpoint is needed and graphs
 that others published work too. The head stays: a prefill computes it for the last token alone.
 """
