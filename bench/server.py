@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -52,6 +52,7 @@ class Client:
     """One connection, kept open between requests as long as the server keeps it."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
         self._connection = http.client.HTTPConnection(_HOST, port, timeout=_REQUEST_SECONDS)
 
     def close(self) -> None:
@@ -83,6 +84,22 @@ class Client:
         if health["error"]:
             raise ServerError(f"the model cannot be served: {health['error']}")
         return response.status == http.HTTPStatus.OK
+
+    def metrics(self) -> str:
+        """The page that Prometheus reads."""
+        self._connection.request("GET", "/metrics")
+        return self._connection.getresponse().read().decode()
+
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels.
+
+        Raises:
+            ServerError: there is no such metric.
+        """
+        for line in self.metrics().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[1])
+        raise ServerError(f"the server has no metric {name}")
 
     def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """`POST /generate`; the answer.
@@ -117,8 +134,14 @@ class Client:
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[tuple[int, Client]]:
+def serving(
+    settings: Settings, enclosed: Callable[[list[str]], list[str]] = list
+) -> Iterator[tuple[int, Client]]:
     """Run the API on a free loopback port; yields its process id and a client.
+
+    Args:
+        settings: the service's; host, port and log level are this function's.
+        enclosed: makes of the command line another one that ends in becoming the first.
 
     Raises:
         ServerError: the model is not ready in time.
@@ -127,7 +150,7 @@ def serving(settings: Settings) -> Iterator[tuple[int, Client]]:
     inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "specops", "serve"],
+            enclosed([sys.executable, "-m", "specops", "serve"]),
             env={**inherited, **environment(settings)},
             cwd=Path(__file__).resolve().parents[1],
             stdout=log,

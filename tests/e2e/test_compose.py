@@ -20,6 +20,7 @@ pytestmark = pytest.mark.e2e
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 BYTES = {"m": 1 << 20, "g": 1 << 30}
 ROWS = 4  # requests that run at the same time by default
+MOST_IMAGE_BYTES = 450 * 10**6  # of the API's image, without weights
 Tell = Callable[[str], None]
 every_service = pytest.mark.parametrize("service", SERVICES)
 
@@ -149,6 +150,41 @@ def test_the_service_knows_its_limit(stack: Stack) -> None:
         if line.startswith('specops_memory_bytes{kind="limit"}')
     )
     assert limit == size(SERVICES["api"]["mem_limit"])
+
+
+def test_the_memory_plan_is_made_for_the_containers_limit(stack: Stack, tell: Tell) -> None:
+    lines = [
+        line["message"].removeprefix("memory: ")
+        for line in stack.logged("api")
+        if line["message"].startswith("memory: ")
+    ]
+    limit = next(line for line in lines if line.startswith("limit"))
+    assert f"{size(SERVICES['api']['mem_limit']) / 1e6:,.1f} MB" in limit
+    assert "cgroup v" in limit
+    for line in lines[: lines.index(limit) + 7]:
+        tell(f"plan: {line}")
+
+
+def test_the_image_has_what_it_runs_with_and_nothing_to_build_with(
+    stack: Stack, tell: Tell
+) -> None:
+    container = stack.container("api")
+    program = "command -v gcc cc g++ make; ls /opt/specops/venv/bin/pip; du -sk /opt/specops/models"
+    found = stack.engine.docker("exec", container, "sh", "-c", program)
+    weights_kib, path = found.stdout.split()  # and no other line: none of the programs is there
+    assert path == "/opt/specops/models"
+    template = (
+        "{{.Size}} {{.Config.User}} {{json .Config.Healthcheck.Test}} {{json .Config.Labels}}"
+    )
+    image = stack.inspect("api", "{{.Image}}")
+    told = stack.engine.docker("image", "inspect", "--format", template, image).stdout
+    bytes_in_all, user, rest = told.split(maxsplit=2)
+    assert user == SERVICES["api"]["user"]
+    assert '["CMD",' in rest
+    assert '"org.opencontainers.image.licenses":"Apache-2.0"' in rest
+    without_weights = int(bytes_in_all) - int(weights_kib) * 1024
+    assert without_weights < MOST_IMAGE_BYTES
+    tell(f"image of api: {without_weights / 1e6:,.0f} MB without the bundled weights")
 
 
 def test_locust_loads_the_api_from_its_container(stack: Stack, load: dict[str, Any]) -> None:
