@@ -17,8 +17,9 @@ Usage: sudo ./swap-setup.sh [OPTION…]
   --dry-run          show what would be done, change nothing
   --help             this text
 
-Doing it twice changes nothing. Exit status: 0 done, 1 failed, 2 wrong use, 3 this machine or
-container refuses swap (the stack fits into 4 GB without it), 4 not enough room on the disk.
+Doing it twice changes nothing, and without --path so does a machine that has as much swap already.
+Exit status: 0 done, 1 failed, 2 wrong use, 3 this machine or container refuses swap (the stack fits
+into 4 GB without it), 4 not enough room on the disk.
 EOF
 }
 
@@ -34,6 +35,7 @@ size_text=${SWAP_SIZE:-12G}
 path=${SWAP_PATH:-} # empty: found or chosen, see choose_path
 swappiness=${SWAP_SWAPPINESS:-}
 action=add
+named=0 # by the user: the path
 persist=0
 dry_run=0
 
@@ -104,7 +106,10 @@ disks() { # lines "BYTES FOLDER": where files may be swap and we may write, the 
 }
 
 choose_path() { # sets: path, to the file that an earlier run made, or to where one should be
-    if [[ -n $path ]]; then return; fi
+    if [[ -n $path ]]; then
+        named=1
+        return
+    fi
     local found folder
     found=$(awk -v name="/$FILE_NAME" \
         'substr($1, length($1) - length(name) + 1) == name { print $1; exit }' \
@@ -235,7 +240,7 @@ add_swap() {
     need_root
     if active && (($(stat -c %s -- "$path") == size)); then
         say "$path is active already, $(human "$size")."
-    elif ! active && (($(other_swap) >= size)); then
+    elif ! ((named)) && ! active && (($(other_swap) >= size)); then
         say "This machine has $(human "$(other_swap)") of swap already: nothing to add."
         set_swappiness
         return

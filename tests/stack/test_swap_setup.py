@@ -90,8 +90,6 @@ def test_swap_is_made_kept_resized_and_removed(swap_file: Path) -> None:
         first = swap_setup("--size", "2M", "--persist", path=swap_file)
         if first.returncode == REFUSED:
             pytest.skip(f"no swap here: {first.stderr}")
-        if "nothing to add" in first.stdout:
-            pytest.skip("this machine has swap of its own")
         assert first.returncode == 0, first.stderr
         assert active(swap_file)
         assert swap_file.stat().st_mode & 0o077 == 0
@@ -107,3 +105,19 @@ def test_swap_is_made_kept_resized_and_removed(swap_file: Path) -> None:
     assert not active(swap_file)
     assert not swap_file.exists()
     assert fstab.read_text() == "/dev/vda / ext4 defaults 0 1\n"
+
+
+@as_root
+def test_a_machine_with_enough_swap_gets_no_more_unless_a_file_is_named(swap_file: Path) -> None:
+    if "/swapfile-specops" in Path("/proc/swaps").read_text():
+        pytest.skip("this machine has the script's own swap already")
+    env = {"SWAP_FSTAB": "/nowhere"}
+    made = swap_setup("--size", "4M", path=swap_file)
+    if made.returncode == REFUSED:
+        pytest.skip(f"no swap here: {made.stderr}")
+    try:
+        assert "nothing to add" in run(SCRIPT, "--size", "1M", "--dry-run", env=env).stdout
+        named = run(SCRIPT, "--size", "1M", "--dry-run", "--path", f"{swap_file}2", env=env)
+        assert f"would make: {swap_file}2" in named.stdout
+    finally:
+        assert swap_setup("--remove", path=swap_file).returncode == 0
