@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.stack.support import ROOT, Finished, run
-from tests.stack.test_swap_setup import NO_ROOM, REFUSED, SCRIPT, active, swap_setup
+from tests.stack.test_swap_setup import (
+    NO_ROOM,
+    REFUSED,
+    SCRIPT,
+    active,
+    own_swap_is_off,
+    swap_setup,
+)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts disks, which takes root")
 DISK_BYTES = 1400 << 20  # sparse; the script leaves 1 GiB of a disk free
@@ -124,6 +131,7 @@ def test_a_file_system_that_cannot_hold_swap_is_refused(kind: str, tmp_path: Pat
         run("umount", place)
 
 
+@own_swap_is_off
 @pytest.mark.parametrize("disk", ["ext4"], indirect=True)
 def test_where_the_root_is_a_container_s_the_disk_with_the_most_room_is_taken(
     disk: Path, tmp_path: Path
@@ -144,10 +152,11 @@ def test_where_the_root_is_a_container_s_the_disk_with_the_most_room_is_taken(
     if result.returncode == 125:
         pytest.skip(f"no overlay over the root here: {result.stderr}")
     if "nothing to add" in result.stdout:
-        pytest.skip("this machine has swap of its own")
+        pytest.skip("this machine has other swap")
     assert f"would make: /workspaces/{NAME}, 8.0M" in result.stdout, result.stderr
 
 
+@own_swap_is_off
 def test_the_file_that_fstab_names_is_the_one_that_is_meant(tmp_path: Path) -> None:
     fstab = tmp_path / "fstab"
     fstab.write_text(f"/dev/vda / ext4 defaults 0 1\n{tmp_path}/{NAME} none swap sw 0 0\n")

@@ -13,6 +13,10 @@ from tests.stack.support import ROOT, Finished, run
 TMPFS = Path("/dev/shm")  # noqa: S108
 SCRIPT = ROOT / "swap-setup.sh"
 WRONG_USE, REFUSED, NO_ROOM = 2, 3, 4
+own_swap_is_off = pytest.mark.skipif(
+    "/swapfile-specops" in Path("/proc/swaps").read_text(),
+    reason="this machine's swap is the script's, which is what it finds without --path",
+)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes swap, which takes root")
 
 
@@ -108,9 +112,8 @@ def test_swap_is_made_kept_resized_and_removed(swap_file: Path) -> None:
 
 
 @as_root
+@own_swap_is_off
 def test_a_machine_with_enough_swap_gets_no_more_unless_a_file_is_named(swap_file: Path) -> None:
-    if "/swapfile-specops" in Path("/proc/swaps").read_text():
-        pytest.skip("this machine has the script's own swap already")
     env = {"SWAP_FSTAB": "/nowhere"}
     made = swap_setup("--size", "4M", path=swap_file)
     if made.returncode == REFUSED:
