@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from specops.chat_template import ChatTemplate, ChatTemplateError
 from specops.engine import ModelInfo, ModelState
+from specops.places import Place
 from specops.request import (
     TARGET,
     FinishReason,
@@ -14,6 +17,8 @@ from specops.request import (
     Output,
     Piece,
 )
+from specops.service import NotReady, QueueFull
+from specops.ticket import Ticket
 
 INFO = ModelInfo(
     name="fake",
@@ -51,33 +56,67 @@ def output(*texts: str, finish: FinishReason | None = None, origin: str = TARGET
     return Output("fake", pieces, finish, STATS if finish else None)
 
 
-class FakeTicket:
-    """Yields what is pushed, raises pushed exceptions; ends as told, or when cancelled."""
+class _Script(asyncio.Queue[Output]):
+    """Raises what is an exception."""
 
-    def __init__(self, request: GenerationRequest) -> None:
-        self.request = request
-        self.request_id = request.request_id
+    async def get(self) -> Output:
+        item = await super().get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+
+class FakeTicket(Ticket):
+    """Yields what is pushed, raises pushed exceptions; ends as told, or when cancelled.
+
+    Outputs are for the request whose place in the ticket they are pushed with.
+    """
+
+    def __init__(self, requests: Sequence[GenerationRequest], place: Place) -> None:
+        super().__init__(requests, place, self._leave)
+        self._outputs = _Script()
         self.cancelled = asyncio.Event()
-        self._outputs: asyncio.Queue[Output | Exception] = asyncio.Queue()
-        self._ended = False
 
-    def push(self, *outputs: Output | Exception) -> FakeTicket:
+    def push(self, *outputs: Output | Exception, to: int = 0) -> FakeTicket:
+        own = self.requests[to].request_id
         for item in outputs:
-            self._outputs.put_nowait(item)
+            named = replace(item, request_id=own) if isinstance(item, Output) else item
+            self.deliver(named)  # type: ignore[arg-type]
         return self
 
-    def cancel(self) -> None:
-        if not self._ended and not self.cancelled.is_set():
+    def _leave(self) -> None:
+        if self._open and not self.cancelled.is_set():
             self.cancelled.set()
-            self.push(output(finish=FinishReason.CANCELLED))
+            for index in range(len(self.requests)):
+                self.push(output(finish=FinishReason.CANCELLED), to=index)
 
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while not self._ended:
-            item = await self._outputs.get()
-            if isinstance(item, Exception):
-                raise item
-            self._ended = item.finish is not None
-            yield item
+
+class FakeTokenizer:
+    """A token per byte."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode()
+
+    def spelling(self, token: int) -> tuple[str, bytes]:
+        return chr(token), bytes([token])
+
+
+class FakeEngine:
+    """What the API uses of `Engine`."""
+
+    def __init__(self) -> None:
+        self.info = INFO
+        self.tokenizer = FakeTokenizer()
+        source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+        self.chat_template: ChatTemplate | None = ChatTemplate(source, {})
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
+        if self.chat_template is None:
+            raise ChatTemplateError("there is no template")
+        return self.encode(self.chat_template.render(messages))
 
 
 class FakeService:
@@ -91,9 +130,12 @@ class FakeService:
         self.error: str | None = None
         self.detail = ""
         self.alive = True
+        self.crashed = asyncio.Event()
         self.info: ModelInfo | None = INFO
+        self.loaded = FakeEngine()
         self.running = 0
         self.waiting = 0
+        self.place = Place(0, 0.0)
         self.refusal: Exception | None = None
         self.calls: list[str] = []
         self.requests: list[GenerationRequest] = []
@@ -102,6 +144,13 @@ class FakeService:
         self.may_stop = asyncio.Event()  # a test that watches the draining clears it
         self.may_stop.set()
         self._answer = None if answer is None else tuple(answer)
+
+    @property
+    def engine(self) -> FakeEngine:
+        if self.info is None or self.state is not ModelState.READY:
+            raise NotReady(self.state, self.error or "not ready")
+        self.loaded.info = self.info
+        return self.loaded
 
     def start(self) -> None:
         self.calls.append("start")
@@ -112,15 +161,16 @@ class FakeService:
         self.stopping.set()
         await self.may_stop.wait()
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(text.encode())
+    def check_room(self, count: int, tokens: int = 0) -> None:
+        if isinstance(self.refusal, QueueFull):
+            raise self.refusal
 
-    def submit(self, request: GenerationRequest) -> FakeTicket:
+    def submit(self, *requests: GenerationRequest) -> FakeTicket:
         if self.refusal:
             raise self.refusal
-        ticket = FakeTicket(request)
-        if self._answer is not None:
-            ticket.push(*self._answer)
-        self.requests.append(request)
+        ticket = FakeTicket(requests, self.place)
+        for index in range(len(requests)):
+            ticket.push(*(self._answer or ()), to=index)
+        self.requests += requests
         self.submitted.put_nowait(ticket)
         return ticket

@@ -22,7 +22,7 @@ from specops.engine import ModelState
 from specops.metrics import Metrics
 from specops.middleware import MAX_BODY_BYTES
 from specops.request import FinishReason, Output, PromptTooLong
-from specops.schemas import GenerateRequest
+from specops.schemas.generate import GenerateRequest
 from specops.service import NotReady, QueueFull
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, STATS, FakeService, output
@@ -655,7 +655,8 @@ async def test_index_links_lead_somewhere() -> None:
         index = (await here.client.get("/")).json()
         schema = (await here.client.get("/openapi.json")).json()
         assert (await here.client.get("/docs")).status_code == 200
-    assert set(schema["paths"]) <= set(index["links"].values()) | {"/"}
+    fixed = {path for path in schema["paths"] if "{" not in path}
+    assert fixed <= set(index["links"].values()) | {"/"}
     assert index["links"]["generate"] == "/generate"
 
 

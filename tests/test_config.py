@@ -36,9 +36,12 @@ CHANGED = {
     "queue_size": ("0", 0),
     "max_new_tokens": ("10", 10),
     "request_timeout": ("2.5", 2.5),
+    "queue_timeout": ("3", 3.0),
     "drain_timeout": ("0", 0.0),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 - a value, nothing listens
     "port": ("9000", 9000),
+    "api_keys": ("first, second", "first,second"),
+    "log_prompts": ("1", True),
     "log_level": ("debug", "debug"),
 }
 
@@ -85,12 +88,24 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
         ("SPECOPS_LOG_LEVEL", "loud"),
         ("SPECOPS_ROWS", "65"),
         ("SPECOPS_MEMORY_FIT", "hope"),
+        ("SPECOPS_QUEUE_TIMEOUT", "0"),
     ],
 )
 def test_wrong_value_is_refused_by_the_variables_name(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} takes ") as caught:
         Settings.from_env({name: text})
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["a,,b", ",", "with space", "schl\u00fcssel", "line\nend"])
+def test_unusable_key_is_refused_without_being_shown(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^SPECOPS_API_KEYS takes ") as caught:
+        Settings.from_env({"SPECOPS_API_KEYS": f"secret,{text}"})
+    assert "secret" not in str(caught.value)
+
+
+def test_keys_are_not_shown_with_the_settings() -> None:
+    assert "secret" not in repr(Settings.from_env({"SPECOPS_API_KEYS": "secret"}))
 
 
 def test_misspelt_variable_is_refused() -> None:

@@ -18,6 +18,8 @@ LAYERS = [
     {"app"},
     {"routes"},
     {"service", "schemas", "errors", "sse", "middleware"},
+    {"ticket"},
+    {"places"},
     {"metrics"},
     {"collectors"},
     {"engine"},
@@ -27,7 +29,7 @@ LAYERS = [
     {"costs"},
     {"drafters", "verify", "sequence"},
     {"sampling", "decoder", "text_stream"},
-    {"kv_cache", "tokenizer", "session", "acceptance"},
+    {"kv_cache", "tokenizer", "chat_template", "session", "acceptance"},
     {"memory_plan", "admission"},
     {"config", "request", "cpus", "memory", "resources", "logs", "presets"},
 ]
@@ -92,6 +94,7 @@ def test_outside_libraries_stay_behind_one_door() -> None:
     assert importers("onnxruntime") == {"decoder", "session", "models/prepack"}
     assert importers("prometheus_client") == {"metrics", "collectors"}
     assert importers("tokenizers") == {"tokenizer", "models/sentencepiece"}
+    assert importers("jinja2") == {"chat_template"}
     assert importers("huggingface_hub") == {"models/download"}
     drawing = {name for name in importers("onnx") if not name.startswith("export/")}
     assert drawing == {"models/prepack", "models/int8_prefill"}

@@ -83,7 +83,7 @@ SERIES_BEFORE_TRAFFIC = [
         ("requests_rejected_total", {"reason": reason})
         for reason in (
             *("queue_full", "kv_tokens", "memory", "pressure"),
-            *("not_ready", "prompt_too_long", "invalid", "too_large"),
+            *("not_ready", "prompt_too_long", "invalid", "too_large", "unauthorized"),
         )
     ),
     *(("load_test_requests_total", {"shape": shape}) for shape in LOAD_SHAPES),

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from specops.request import GenerationRequest, GenerationStats, Piece, SamplingParams
-from specops.schemas import Details, GenerateRequest, GenerateResponse, StreamEvent
+from specops.schemas.generate import Details, GenerateRequest, GenerateResponse, StreamEvent
 from tests.fakes import STATS, output
 
 REQUEST = GenerationRequest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
@@ -11,16 +12,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from specops.config import Settings
-from specops.errors import ApiError, from_http_exception, from_validation_error
+from specops.errors import ApiError, InvalidField, from_http_exception, from_validation_error
 from specops.metrics import Metrics
-from specops.middleware import RequestContext
+from specops.middleware import ApiKeys, RequestContext
 from specops.request import PromptTooLong
-from specops.routes import generate, health
+from specops.routes import chat, completions, generate, health, models
 from specops.routes.state import AppState
 from specops.service import NotReady, QueueFull, Service
 
 _NOT_READY_RETRY_SECONDS = 5
-_REJECTIONS = {413: "too_large", 422: "invalid"}
 
 
 def create_app(
@@ -50,9 +50,14 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.specops = AppState(settings, service, metrics)
-    app.add_middleware(RequestContext, observe_load_test=metrics.observe_load_test)
-    app.include_router(generate.router)
-    app.include_router(health.router)
+    app.add_middleware(
+        RequestContext,
+        keys=ApiKeys(settings.api_keys),
+        rejected=lambda: metrics.observe_rejected("unauthorized"),
+        observe_load_test=metrics.observe_load_test,
+    )
+    for endpoints in (generate, chat, completions, models, health):
+        app.include_router(endpoints.router)
     _answer_errors(app, metrics)
     return app
 
@@ -65,14 +70,21 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
         metrics.observe_rejected("invalid")
         return from_validation_error(error, request).response()
 
+    @app.exception_handler(InvalidField)
+    async def invalid_field(request: Request, error: InvalidField) -> Response:
+        metrics.observe_rejected("invalid")
+        return error.answer(request).response()
+
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        if reason := _REJECTIONS.get(error.status_code):
-            metrics.observe_rejected(reason)
+        if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            metrics.observe_rejected("too_large")
         return from_http_exception(error).response()
 
     @app.exception_handler(NotReady)
     async def not_ready(request: Request, error: NotReady) -> Response:
+        if request.method == "POST":  # nothing is refused to who only asks what there is
+            metrics.observe_rejected("not_ready")
         retry = {"retry-after": str(_NOT_READY_RETRY_SECONDS)}
         code = f"model_{error.state}"
         return ApiError(503, error.message, code=code, headers=retry).response()
@@ -85,4 +97,5 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(PromptTooLong)
     async def prompt_too_long(request: Request, error: PromptTooLong) -> Response:
         code = "context_length_exceeded"
-        return ApiError(400, str(error), code=code, param="prompt").response()
+        field = "messages" if request.url.path == chat.PATH else "prompt"
+        return ApiError(400, str(error), code=code, param=field).response()

@@ -83,8 +83,17 @@ def _text(text: str) -> str:
     return text
 
 
-def _knob(default: Any, parse: Callable[[str], Any], help_text: str) -> Any:
-    return field(default=default, metadata={"parse": parse, "help": help_text})
+def _keys(text: str) -> str:
+    keys = [key.strip() for key in text.split(",")]
+    if not all(key.isascii() and key.isprintable() and " " not in key and key for key in keys):
+        raise ConfigError("takes keys of printable ASCII without spaces, separated by commas")
+    return ",".join(keys)
+
+
+def _knob(
+    default: Any, parse: Callable[[str], Any], help_text: str, *, secret: bool = False
+) -> Any:
+    return field(default=default, metadata={"parse": parse, "help": help_text}, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +152,22 @@ class Settings:
     request_timeout: float = _knob(
         300.0, _seconds(1, 86_400), "deadline of one request in seconds, waiting included"
     )
+    queue_timeout: float = _knob(
+        120.0, _seconds(0.001, 86_400), "seconds that a request may wait for a row"
+    )
     drain_timeout: float = _knob(
         25.0, _seconds(0, 3600), "seconds that running requests get to finish on SIGTERM"
     )
     host: str = _knob("127.0.0.1", _text, "address the API listens on")
     port: int = _knob(8000, _integer(1, 65_535), "port the API listens on")
+    api_keys: str = _knob(
+        "",
+        _keys,
+        "keys that clients must send (`Authorization: Bearer ...`), separated by commas; empty: "
+        "no key is needed; /health and /metrics never need one",
+        secret=True,
+    )
+    log_prompts: bool = _knob(False, _flag, "write prompts and answers to the log")
     log_level: str = _knob(
         "info", _choice("debug", "info", "warning", "error"), "least severe log line shown"
     )

@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from specops.chat_template import ChatTemplate, ChatTemplateError
 from specops.config import ConfigError, Settings
 from specops.controller import Controller
 from specops.costs import calibrate
@@ -99,11 +100,13 @@ class Engine:
         *,
         empty_prompt: tuple[int, ...],
         plan: MemoryPlan,
+        chat_template: ChatTemplate | None = None,
     ) -> None:
         self.info = info
         self.plan = plan
         self.scheduler = scheduler
         self.tokenizer = tokenizer
+        self.chat_template = chat_template
         self._empty_prompt = empty_prompt
 
     @classmethod
@@ -140,6 +143,27 @@ class Engine:
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt, at least one."""
         return self.tokenizer.encode(text) or self._empty_prompt
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
+        """Tokens of a conversation, as the model's chat template puts it, at least one.
+
+        Raises:
+            ChatTemplateError: there is no template, or it does not take these messages.
+        """
+        if self.chat_template is None:
+            raise ChatTemplateError(
+                f"{self.info.name} has no chat template that can be used: ask /v1/completions, or "
+                "put a chat_template.jinja into the model's folder"
+            )
+        # The template has written the special tokens.
+        text = self.chat_template.render(messages)
+        return self.tokenizer.encode(text, special_tokens=False) or self._empty_prompt
+
+    def token_seconds(self) -> tuple[float, float]:
+        """Seconds of a row for a token of a prompt and for one of an output, as measured."""
+        costs = self.scheduler.controller.costs
+        widest = len(costs.verify) - 1
+        return costs.verify[widest] / widest, costs.decode[-1]
 
     def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Fit a request into the context: `max_new_tokens` is cut to what is left.
@@ -238,7 +262,22 @@ def _assemble(
         exact_align=align or 1,
     )
     begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
-    return Engine(info, scheduler, tokenizer, empty_prompt=(begin,), plan=plan)
+    return Engine(
+        info,
+        scheduler,
+        tokenizer,
+        empty_prompt=(begin,),
+        plan=plan,
+        chat_template=_chat_template(target.path),
+    )
+
+
+def _chat_template(folder: Path) -> ChatTemplate | None:
+    try:
+        return ChatTemplate.load(folder)
+    except ChatTemplateError as error:
+        log.warning("there will be no chat: %s", error)
+        return None
 
 
 def _widest(settings: Settings, align: int | None) -> int:

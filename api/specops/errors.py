@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+OPENAI_PREFIX = "/v1/"
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that left; only ever seen in the log
 
 
@@ -34,6 +35,16 @@ class ErrorResponse(BaseModel):
     """The body of every response that is not a success."""
 
     error: ErrorDetail
+
+
+def error_responses(invalid: int) -> dict[int | str, dict[str, Any]]:
+    """Return what the API's description says of a generating endpoint's failures.
+
+    Args:
+        invalid: the status of wrong fields.
+    """
+    codes = sorted({400, 401, 413, 415, 429, 500, 503, 504, invalid})
+    return {code: {"model": ErrorResponse} for code in codes}
 
 
 class ApiError(HTTPException):
@@ -75,6 +86,24 @@ class ApiError(HTTPException):
         return Response(self.body(), self.status_code, self.headers, media_type="application/json")
 
 
+class InvalidField(Exception):  # noqa: N818 - named as what it says
+    """A field whose value does not suit this server, though its type is right."""
+
+    def __init__(self, field: str, message: str, *, code: str = "invalid_value") -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.code = code
+
+    def answer(self, request: Request) -> ApiError:
+        """Return the answer to it."""
+        return ApiError(invalid_status(request), str(self), code=self.code, param=self.field)
+
+
+def invalid_status(request: Request) -> int:
+    """Status of a request whose fields are wrong: OpenAI's is another than the framework's."""
+    return 400 if request.url.path.startswith(OPENAI_PREFIX) else 422
+
+
 def internal_error() -> ApiError:
     """Return the answer to a failure that the client can do nothing about."""
     return ApiError(
@@ -108,9 +137,13 @@ def from_validation_error(error: RequestValidationError, request: Request) -> Ap
             code="unsupported_media_type",
         )  # fmt: skip
     messages = dict.fromkeys(f"{_field(item) or 'body'}: {_message(item)}" for item in problems)
-    code = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}
+    code = {
+        "extra_forbidden": "unknown_parameter",
+        "missing": "missing_parameter",
+        "unsupported": "unsupported_parameter",
+    }
     return ApiError(
-        422,
+        invalid_status(request),
         "; ".join(messages),
         code=code.get(first["type"], "invalid_value"),
         param=_field(first),
@@ -120,6 +153,8 @@ def from_validation_error(error: RequestValidationError, request: Request) -> Ap
 def _field(problem: Mapping[str, Any]) -> str | None:
     """Return the field's name; ("body", "stop", "list[str]", 0) is about `stop`."""
     names = [part for part in problem["loc"][1:2] if isinstance(part, str)]
+    if problem["type"] == "combination":  # of fields: the check says which is to blame
+        return str(problem["ctx"]["field"])
     return names[0] if names else None
 
 
@@ -132,4 +167,6 @@ def _message(problem: Mapping[str, Any]) -> str:
 def _type(status: int) -> str:
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "rate_limit_error"
+    if status == HTTPStatus.UNAUTHORIZED:
+        return "authentication_error"
     return "server_error" if status >= 500 else "invalid_request_error"

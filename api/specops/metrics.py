@@ -34,7 +34,7 @@ DRAFTERS = ("draft", "ngram", "ngram_cache", "cascade")
 MODELS = ("target", "draft")
 REJECTIONS = (
     *("queue_full", "kv_tokens", "memory", "pressure"),
-    *("not_ready", "prompt_too_long", "invalid", "too_large"),
+    *("not_ready", "prompt_too_long", "invalid", "too_large", "unauthorized"),
 )
 LOAD_SHAPES = ("smoke", "ramp", "spike", "soak", "arrivals", "other")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")

@@ -1,16 +1,20 @@
-"""What every HTTP request gets: an id, a limit on its body, a log line, an answer to any failure.
+"""What every HTTP request gets: an id, a check of its key, a limit on its body, a log line, and an
+answer to any failure.
 
 Pure ASGI: the framework's own base class hides that a client left and times streams wrongly.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import re
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +25,13 @@ from specops.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error
 MAX_BODY_BYTES = 1 << 20
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
 _QUIET_PATHS = ("/health", "/metrics")  # asked every few seconds
+# Open where keys are asked for: what orchestrators and Prometheus ask, and what tells how to ask.
+OPEN_PATHS = frozenset(
+    {
+        *("/", "/health", "/health/live", "/metrics"),
+        *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
+    }
+)
 log = logging.getLogger(__name__)
 
 
@@ -29,18 +40,27 @@ class RequestContext:
 
     The id is the client's `X-Request-ID` if that is short and printable, otherwise a new one; it
     is in `request.state.request_id`, in the response's headers and in every log line. The time of
-    arrival is in `request.state.arrival`.
+    arrival is in `request.state.arrival`. What `request.state.log_fields`, if somebody has set it,
+    returns when the request is over becomes part of its log line.
 
     Args:
-        app: the application.
+        app: answers.
+        keys: what clients must send, see `ApiKeys`.
+        rejected: told of each request that sends none of them.
         observe_load_test: called with the shape of the load test that a request says it belongs
             to (header `X-Load-Test`), so that dashboards can tell such load from people's.
     """
 
     def __init__(
-        self, app: ASGIApp, observe_load_test: Callable[[str], None] = lambda shape: None
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        rejected: Callable[[], None],
+        observe_load_test: Callable[[str], None] = lambda shape: None,
     ) -> None:
         self.app = app
+        self._keys = keys
+        self._rejected = rejected
         self._observe_load_test = observe_load_test
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,12 +84,50 @@ class RequestContext:
 
     async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
         try:
+            if not self._keys.open(scope["path"], Headers(scope=scope)):
+                self._rejected()
+                await _no_key().response()(scope, exchange.receive, exchange.send)
+                return
             await self.app(scope, exchange.receive, exchange.send)
         except Exception:
             log.exception("request failed")
             if exchange.status is not None:
                 raise  # the server must cut the connection: the response is incomplete
             await internal_error().response()(scope, exchange.receive, exchange.send)
+
+
+class ApiKeys:
+    """The keys that open the API; with none configured it is open.
+
+    Args:
+        keys: separated by commas.
+    """
+
+    def __init__(self, keys: str) -> None:
+        # Digests are of one length: comparing them tells nothing of a key, not even its length.
+        self._digests = [_digest(key) for key in keys.split(",") if key]
+
+    def open(self, path: str, headers: Headers) -> bool:
+        """Whether a request may pass."""
+        if not self._digests or path in OPEN_PATHS:
+            return True
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = _digest(key.strip())
+        known = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(known)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("latin-1", "replace")).digest()
+
+
+def _no_key() -> ApiError:
+    return ApiError(
+        401,
+        "send one of this server's keys: Authorization: Bearer KEY",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
 
 
 @dataclass(slots=True)
@@ -117,11 +175,14 @@ def _too_large() -> ApiError:
 
 
 def _log_access(scope: Scope, exchange: _Exchange) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "method": scope["method"],
         "path": scope["path"],
         "status": CLIENT_CLOSED_REQUEST if exchange.client_left else exchange.status,
         "seconds": round(time.monotonic() - exchange.started, 4),
     }
+    more: Callable[[], dict[str, Any]] | None = scope["state"].get("log_fields")
+    if more is not None:
+        fields |= more()
     level = logging.DEBUG if scope["path"].startswith(_QUIET_PATHS) else logging.INFO
     log.log(level, "request", extra={"fields": fields})

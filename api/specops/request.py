@@ -59,11 +59,13 @@ class GenerationRequest:
     k_draft: int = 0  # most tokens guessed per step
     adaptive: bool = False  # fewer of them, or none, where that is faster
     exact: bool = False
+    logprobs: int | None = None  # likeliest tokens told beside each; None: no probabilities
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     stream: bool = True  # each step's output is wanted at once, not only the last one's
     arrival: float = 0.0
-    deadline: float = float("inf")
+    deadline: float = float("inf")  # of the whole answer
+    start_by: float = float("inf")  # of the wait for a row
 
     @property
     def tokens(self) -> int:
@@ -72,6 +74,17 @@ class GenerationRequest:
 
 
 TARGET = "target"  # the origin of a token that no drafter guessed
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How probable the target found a token: natural logarithms, before temperature and filters.
+
+    `top` are the likeliest tokens at its place, likeliest first, as many as were asked for.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,7 @@ class Piece:
     token: int
     text: str
     origin: str
+    logprob: Logprob | None = None
 
 
 @dataclass(frozen=True, slots=True)

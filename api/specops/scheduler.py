@@ -117,6 +117,9 @@ class Scheduler:
         for sequence in (*self.waiting, *self.running):
             if not sequence.finish and now > sequence.request.deadline:
                 sequence.finish = FinishReason.TIMEOUT
+        for sequence in self.waiting:
+            if not sequence.finish and now > sequence.request.start_by:
+                sequence.finish = FinishReason.TIMEOUT
 
     def _retire(self) -> Iterator[Output]:
         """Take out the finished, free their rows."""

@@ -3,7 +3,8 @@
 uvicorn alone closes its socket first: new clients would see refused connections, `/health` could
 not say that the service drains, and requests that wait in the queue would hold up the end. Here
 the service is stopped first, while the socket still answers: running requests finish, new ones
-get 503. Then uvicorn ends.
+get 503. Then uvicorn ends. It also ends where the engine has crashed, once everybody has been told:
+whoever restarts processes then starts a sound one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,17 @@ class DrainingServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal."""
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        watch = asyncio.create_task(self._end_with_engine())
+        try:
+            await super().serve(sockets)
+        finally:
+            watch.cancel()
+
+    async def _end_with_engine(self) -> None:
+        await self.service.crashed.wait()
+        fields = {"reason": self.service.error}
+        log.critical("ending: the engine has crashed", extra={"fields": fields})
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; called by the signal handler, between any two instructions."""

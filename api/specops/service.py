@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from specops.admission import MemoryGate, Shed
 from specops.config import Settings
 from specops.engine import Download, Engine, ModelInfo, ModelState, Report
 from specops.metrics import Metrics
+from specops.places import Place, Places
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, StepResult
+from specops.ticket import InFlight, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +30,12 @@ __all__ = [
     "ModelInfo",
     "ModelState",
     "NotReady",
+    "Place",
     "PromptTooLong",
     "QueueFull",
     "Service",
     "Ticket",
 ]
-
-_SMOOTHING = 0.1  # weight of the newest request in the mean time that one takes
 
 
 class NotReady(Exception):  # noqa: N818 - a state, not a fault
@@ -66,10 +66,6 @@ class QueueFull(Exception):  # noqa: N818 - a state, not a fault
 
 _GATHER_SECONDS = 0.02  # how long steps that nobody waits for are kept together
 _JOIN_SECONDS = 10.0  # longer than any step, shorter than the patience of `docker stop`
-_REASONS: dict[type[Exception], str] = {
-    NotReady: "not_ready",
-    PromptTooLong: "prompt_too_long",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,33 +80,6 @@ class _Stop:
 _Command = GenerationRequest | _Cancel | _Stop
 
 
-class Ticket:
-    """A request's place. Iterate over it for its outputs; the last has `finish` set."""
-
-    def __init__(self, request: GenerationRequest, cancel: Callable[[], None]) -> None:
-        self.request_id = request.request_id
-        self.request = request
-        self.first_output_at: float | None = None
-        self.last_output_at = 0.0
-        self._cancel = cancel
-        self._outputs: asyncio.Queue[Output] = asyncio.Queue()
-
-    def cancel(self) -> None:
-        """Give the place up; does nothing where the request has ended."""
-        self._cancel()
-
-    def deliver(self, output: Output) -> None:
-        """Hand an output to whoever iterates."""
-        self._outputs.put_nowait(output)
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while True:
-            output = await self._outputs.get()
-            yield output
-            if output.finish:
-                return
-
-
 class Service:
     """Loads the model in the background, then serves requests one step after another.
 
@@ -119,6 +88,7 @@ class Service:
         detail: what is being done.
         error: why the state is failed.
         info: the model, once it is ready.
+        crashed: set where the engine has failed after it had served.
     """
 
     def __init__(
@@ -131,6 +101,7 @@ class Service:
         self.detail = ""
         self.error: str | None = None
         self.info: ModelInfo | None = None
+        self.crashed = asyncio.Event()
         self.running = 0
         self.waiting = 0
         self._settings = settings
@@ -138,16 +109,16 @@ class Service:
         self._load = load
         self._engine: Engine | None = None
         self._gate: MemoryGate | None = None
+        self._places: Places | None = None
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._results: deque[tuple[float, StepResult]] = deque()  # with the time of each step
         self._woken = 0.0
         self._waking = False  # a callback that will look at the results is on its way
-        self._tickets: dict[str, Ticket] = {}
+        self._in_flight: dict[str, InFlight] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._request_seconds = 1.0  # mean time of a request in a row
 
     @property
     def alive(self) -> bool:
@@ -169,74 +140,89 @@ class Service:
         try:
             await asyncio.wait_for(self._idle.wait(), self._settings.drain_timeout)
         except TimeoutError:
-            log.warning("%d requests did not finish in time", len(self._tickets))
+            log.warning("%d requests did not finish in time", len(self._in_flight))
         self._inbox.put(_Stop())
         await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
         if self._thread.is_alive():  # a load cannot be interrupted; the process's end ends it
             log.warning("the model is still loading: leaving without it")
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a prompt; callable from any thread.
-
-        Raises:
-            NotReady: no model is loaded.
-        """
-        return self._ready().encode(text)
-
-    def submit(self, request: GenerationRequest) -> Ticket:
-        """Queue a request; call on the event loop.
+    @property
+    def engine(self) -> Engine:
+        """The loaded model, for what any thread may use: tokenizer, chat template, `encode`.
 
         Raises:
             NotReady: the model is loading, draining or failed.
-            PromptTooLong: the prompt leaves no room for an answer.
-            QueueFull: every row and every place in the queue is taken, or memory is.
         """
-        try:
-            engine = self._ready()
-            request = self._with_times(engine.admit(request))
-            self._check_room(engine.info, request)
-        except QueueFull as error:
-            self._metrics.observe_rejected(error.reason)
-            raise
-        except (NotReady, PromptTooLong) as error:
-            self._metrics.observe_rejected(_REASONS[type(error)])
-            raise
-        if request.request_id in self._tickets:
-            raise ValueError(f"request {request.request_id} is already running")
-        ticket = Ticket(request, lambda: self._inbox.put(_Cancel(request.request_id)))
-        self._tickets[request.request_id] = ticket
-        self._idle.clear()
-        self.waiting += 1  # until the next step tells
-        self._inbox.put(request)
-        return ticket
-
-    def _ready(self) -> Engine:
         if self.state is not ModelState.READY or self._engine is None:
             message = self.error or f"the model is not ready: {self.state.value} {self.detail}"
             raise NotReady(self.state, message.strip())
         return self._engine
 
-    def _check_room(self, info: ModelInfo, request: GenerationRequest) -> None:
-        """Raise `QueueFull` where there is no place for the request."""
-        if len(self._tickets) >= info.rows + self._settings.queue_size:
-            raise QueueFull(self._retry_after())
-        if self._gate is not None:
+    def check_room(self, count: int, tokens: int = 0) -> None:
+        """Refuse at once whom there is no room for, before anything is computed for them.
+
+        Args:
+            count: requests that want in together.
+            tokens: that they may take; 0 where that is not known yet.
+
+        Raises:
+            QueueFull: the rows and the places of the queue are taken, or memory is.
+        """
+        self._room(count, tokens)
+
+    def submit(self, *requests: GenerationRequest) -> Ticket:
+        """Queue requests, all or none; call on the event loop.
+
+        Raises:
+            NotReady: the model is loading, draining or failed.
+            PromptTooLong: a prompt leaves no room for an answer.
+            QueueFull: see `check_room`.
+        """
+        engine = self.engine
+        try:
+            requests = tuple(self._with_times(engine.admit(request)) for request in requests)
+        except PromptTooLong:
+            self._metrics.observe_rejected("prompt_too_long")
+            raise
+        if taken := [item for item in requests if item.request_id in self._in_flight]:
+            raise ValueError(f"request {taken[0].request_id} is already running")
+        places = self._room(len(requests), sum(request.tokens for request in requests))
+        ticket = Ticket(requests, places.enter(requests), lambda: self._cancel(requests))
+        self._idle.clear()
+        for request in requests:
+            self._in_flight[request.request_id] = InFlight(request, ticket)
+            self.waiting += 1  # until the next step tells
+            self._inbox.put(request)
+        return ticket
+
+    def _room(self, count: int, tokens: int) -> Places:
+        if self._places is None or self._gate is None:
+            raise NotReady(self.state, "no model is loaded")
+        places, shed = self._places, None
+        full = places.taken + count > places.count
+        if not full:
             shed = self._gate.refusal(
-                promised_tokens=sum(ticket.request.tokens for ticket in self._tickets.values()),
-                tokens=request.tokens,
-                in_flight=len(self._tickets),
+                promised_tokens=places.tokens, tokens=tokens, in_flight=places.taken
             )
-            if shed is not None:
-                raise QueueFull(self._retry_after(), shed)
+        if full or shed is not None:
+            refusal = QueueFull(places.retry_after, shed)
+            self._metrics.observe_rejected(refusal.reason)
+            raise refusal
+        return places
+
+    def _cancel(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            if request.request_id in self._in_flight:
+                self._inbox.put(_Cancel(request.request_id))
 
     def _with_times(self, request: GenerationRequest) -> GenerationRequest:
         arrival = request.arrival or time.monotonic()
-        deadline = min(request.deadline, arrival + self._settings.request_timeout)
-        return replace(request, arrival=arrival, deadline=deadline)
-
-    def _retry_after(self) -> int:
-        rounds = len(self._tickets) / (self.info.rows if self.info else 1)
-        return max(1, math.ceil(self._request_seconds * rounds / 2))
+        return replace(
+            request,
+            arrival=arrival,
+            deadline=min(request.deadline, arrival + self._settings.request_timeout),
+            start_by=min(request.start_by, arrival + self._settings.queue_timeout),
+        )
 
     def _set_state(self, state: ModelState, detail: str) -> None:
         self.state, self.detail = state, detail
@@ -246,12 +232,13 @@ class Service:
     # On the engine's thread.
 
     def _run(self) -> None:
+        engine: Engine | None = None
         try:
             engine = self._load(self._settings, self._on_loop_report)
             self._on_loop(lambda: self._loaded(engine))
             self._serve(engine)
         except Exception as error:
-            log.exception("the engine ended")
+            log.exception("the engine ended", extra={"fields": _whereabouts(engine)})
             message = str(error) or repr(error)
             self._on_loop(lambda: self._failed(message))
 
@@ -311,15 +298,24 @@ class Service:
         self._gate = MemoryGate(engine.info.kv_capacity_tokens, engine.info.rows)
         self._metrics.set_model(_labels(engine.info))
         self._metrics.set_kv_capacity(engine.info.kv_capacity_tokens)
+        prompt_token, output_token = engine.token_seconds()
+        self._places = Places(
+            rows=engine.info.rows,
+            queue_size=self._settings.queue_size,
+            prompt_token_seconds=prompt_token,
+            output_token_seconds=output_token,
+        )
         self._progress(ModelState.READY, "")
 
     def _failed(self, message: str) -> None:
         self.error = message
         self._set_state(ModelState.FAILED, "")
-        for ticket in list(self._tickets.values()):
-            output = Output(ticket.request_id, finish=FinishReason.ERROR, error=message)
-            self._finish(ticket, output)
+        for flight in list(self._in_flight.values()):
+            output = Output(flight.request.request_id, finish=FinishReason.ERROR, error=message)
+            self._finish(flight, output)
         self.running = self.waiting = 0
+        if self.info is not None:
+            self.crashed.set()
 
     def _deliver_all(self) -> None:
         self._waking = False  # before looking: a step that comes now wakes the loop again
@@ -328,39 +324,52 @@ class Service:
 
     def _deliver(self, now: float, result: StepResult) -> None:
         for output in result.outputs:
-            ticket = self._tickets[output.request_id]
+            flight = self._in_flight[output.request_id]
             if output.pieces:
-                if ticket.first_output_at is None:
-                    ticket.first_output_at = now
+                if flight.first_output_at is None:
+                    flight.first_output_at = now
                 else:
-                    passed = now - ticket.last_output_at
+                    passed = now - flight.last_output_at
                     self._metrics.observe_inter_token(passed, len(output.pieces))
-                ticket.last_output_at = now
+                flight.last_output_at = now
             if output.finish:
-                self._finish(ticket, output)
+                self._finish(flight, output)
             else:
-                ticket.deliver(output)
+                flight.ticket.deliver(output)
         for step in result.stats:
             self._metrics.observe_step(step)
         self.running = result.running
-        self.waiting = len(self._tickets) - result.running
+        self.waiting = len(self._in_flight) - result.running
         # The scheduler does not see what came in during its step.
         self._metrics.observe_step_result(replace(result, waiting=self.waiting))
 
-    def _finish(self, ticket: Ticket, output: Output) -> None:
-        del self._tickets[ticket.request_id]
-        arrival, first = ticket.request.arrival, ticket.first_output_at
-        latency = time.monotonic() - arrival
-        ttft = None if first is None else first - arrival
+    def _finish(self, flight: InFlight, output: Output) -> None:
+        request, first = flight.request, flight.first_output_at
+        del self._in_flight[request.request_id]
+        latency = time.monotonic() - request.arrival
+        ttft = None if first is None else first - request.arrival
         reason = output.finish or FinishReason.ERROR
         self._metrics.observe_finish(reason, output.stats, latency, ttft)
         if output.stats is not None:
             self._metrics.observe_queue_wait(output.stats.queue_seconds)
-            seconds = latency - output.stats.queue_seconds
-            self._request_seconds += _SMOOTHING * (seconds - self._request_seconds)
-        if not self._tickets:
+        if self._places is not None:
+            self._places.leave(request.request_id)
+            if output.stats is not None:
+                self._places.learn(reason, output.stats)
+        if not self._in_flight:
             self._idle.set()
-        ticket.deliver(output)
+        flight.ticket.deliver(output)
+
+
+def _whereabouts(engine: Engine | None) -> dict[str, object]:
+    """Whose requests the engine was at: the ids that their clients know."""
+    if engine is None:
+        return {}
+    scheduler = engine.scheduler
+    return {
+        name: [sequence.request.request_id.partition("/")[0] for sequence in sequences]
+        for name, sequences in (("running", scheduler.running), ("waiting", scheduler.waiting))
+    }
 
 
 def _labels(info: ModelInfo) -> dict[str, str]:

@@ -1,14 +1,15 @@
 """Server-sent events, and noticing that the client is gone.
 
-A stream's status is sent with its first event, so that an error before the first token still has
-its proper status. `StreamingResponse` is not used because it stops the generator where the client
-leaves; here the generator's source is told to stop and says itself how it ended.
+A stream's status is sent with its first event or comment, so that an error before the first token
+still has its proper status, unless that took so long that a sign of life was due.
+`StreamingResponse` is not used because it stops the generator where the client leaves; here the
+generator's source is told to stop and says itself how it ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -19,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from specops.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
+PAUSE = b": waiting\n\n"  # a comment, which no client shows and every proxy takes for life
 
 
 def event(data: Any) -> bytes:
@@ -56,12 +58,20 @@ class EventStream(Response):
         events: whole events. An `ApiError` before the first one becomes the response, a later
             one the last event.
         leave: called when the client leaves, see `calling_on_disconnect`; must end `events`.
+        headers: more headers of the response.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], leave: Callable[[], None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        leave: Callable[[], None],
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+        )
         del self.headers["content-length"]
         self._events = events
         self._leave = leave

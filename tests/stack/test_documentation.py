@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specops.schemas import GenerateRequest, GenerateResponse
+from specops.schemas.generate import GenerateRequest, GenerateResponse
 from tests.stack.support import ROOT, VENV_BIN, run
 from tests.stack.test_commands import TARGETS
 

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from specops.engine import ModelState
 from specops.routes.state import State
-from specops.schemas import HealthResponse
+from specops.schemas.health import HealthResponse, LiveResponse
 
 router = APIRouter(tags=["health"])
 
@@ -36,7 +36,11 @@ async def health(state: State) -> JSONResponse:
 
 
 @router.head("/health/live", include_in_schema=False)
-@router.get("/health/live", responses={503: {"description": "restart the process"}})
+@router.get(
+    "/health/live",
+    response_model=LiveResponse,
+    responses={503: {"model": LiveResponse, "description": "restart the process"}},
+)
 async def live(state: State) -> JSONResponse:
     """Say whether the process should live: 503 where only a restart helps.
 
@@ -63,6 +67,9 @@ async def index() -> dict[str, object]:
         "version": version("specops"),
         "links": {
             "generate": "/generate",
+            "models": "/v1/models",
+            "completions": "/v1/completions",
+            "chat": "/v1/chat/completions",
             "health": "/health",
             "live": "/health/live",
             "metrics": "/metrics",

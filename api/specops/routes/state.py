@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -19,6 +20,7 @@ class AppState:
     settings: Settings
     service: Service
     metrics: Metrics
+    started: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
 
 def _app_state(request: Request) -> AppState:

@@ -1,63 +1,26 @@
-"""The bodies of the API: what may be asked, what is answered.
-
-Unknown fields are refused rather than ignored: a misspelt `max_new_token` should not cost a
-minute of generating the default.
-"""
+"""POST /generate: a prompt, its continuation, and what that took."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from specops.request import GenerationRequest, GenerationStats, Output, Piece, SamplingParams
+from specops.schemas.options import STRICT, EngineOptions, Stops, Text, listed
 
 
-def _encodable(text: str) -> str:
-    """JSON can spell half a surrogate pair, which no encoding of text can."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"half a surrogate pair at position {error.start}") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
-StopString = Annotated[Text, Field(min_length=1, max_length=256)]
-
-
-class GenerateRequest(BaseModel):
+class GenerateRequest(EngineOptions):
     """A prompt to continue."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        json_schema_extra={"examples": [{"prompt": "def main(", "max_new_tokens": 50}]},
+        **STRICT, json_schema_extra={"examples": [{"prompt": "def main(", "max_new_tokens": 50}]}
     )
 
     prompt: Text = Field(description="may be empty")
     max_new_tokens: int = Field(50, ge=1)
-    k_draft: int | None = Field(
-        None,
-        ge=0,
-        description="most tokens guessed per step; default: the server's (8; 3 where not adaptive)",
-    )
-    drafter: Literal["draft", "ngram", "ngram_cache", "cascade", "none"] | None = Field(
-        None, description="where guesses come from; default: the server's"
-    )
-    adaptive: bool | None = Field(
-        None,
-        description="guess less than k_draft, or nothing, where that is faster; false: always "
-        "k_draft; default: the server's (true)",
-    )
-    exact: bool | None = Field(
-        None,
-        description="output bit-for-bit equal to plain decoding's; default: the server's (false)",
-    )
     temperature: float = Field(0.0, ge=0, le=2, description="0: always the likeliest token")
-    top_k: int = Field(0, ge=0, description="draw from the k likeliest tokens only; 0: from all")
     top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest that sum to this")
     seed: int | None = Field(
         None,
@@ -66,17 +29,14 @@ class GenerateRequest(BaseModel):
         description="same seed, same output, whoever guesses; with `exact` always, without it but "
         "for near-ties that passes of different width decide differently",
     )
-    stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field(
-        default=[], description="strings that end the output; not part of it"
-    )
-    ignore_eos: bool = Field(False, description="go on after an end token")
+    stop: Stops = Field(default=[], description="strings that end the output; not part of it")
     stream: bool = Field(False, description="server-sent events, one per step")
     details: bool = Field(False, description="add `details` to the answer")
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, however many were given."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return listed(self.stop)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -175,14 +135,3 @@ class StreamEvent(BaseModel):
     def of(cls, output: Output) -> StreamEvent:
         """Build from what the engine put out."""
         return cls(text=output.text, tokens=[StreamToken.of(piece) for piece in output.pieces])
-
-
-class HealthResponse(BaseModel):
-    """Where the model is on its way to serving."""
-
-    state: str
-    detail: str = Field(description="what it is doing")
-    model: str
-    error: str | None = Field(description="why it failed")
-    running: int
-    waiting: int

@@ -1,0 +1,54 @@
+"""What may be chosen with every request, whichever API it comes through."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _encodable(text: str) -> str:
+    """JSON can spell half a surrogate pair, which no encoding of text can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"half a surrogate pair at position {error.start}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+StopString = Annotated[Text, Field(min_length=1, max_length=256)]
+Stops = StopString | Annotated[list[StopString], Field(max_length=4)]
+
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class EngineOptions(BaseModel):
+    """Options that OpenAI's API does not have: how guesses are made, how tokens are drawn."""
+
+    model_config = STRICT
+
+    k_draft: int | None = Field(
+        None,
+        ge=0,
+        description="most tokens guessed per step; default: the server's (8; 3 where not adaptive)",
+    )
+    drafter: Literal["draft", "ngram", "ngram_cache", "cascade", "none"] | None = Field(
+        None, description="where guesses come from; default: the server's"
+    )
+    adaptive: bool | None = Field(
+        None,
+        description="guess less than k_draft, or nothing, where that is faster; false: always "
+        "k_draft; default: the server's (true)",
+    )
+    exact: bool | None = Field(
+        None,
+        description="output bit-for-bit equal to plain decoding's; default: the server's (false)",
+    )
+    top_k: int = Field(0, ge=0, description="draw from the k likeliest tokens only; 0: from all")
+    ignore_eos: bool = Field(False, description="go on after an end token")
+
+
+def listed(stop: str | list[str] | None) -> tuple[str, ...]:
+    """The stop strings, however many were given."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
