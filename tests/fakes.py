@@ -143,7 +143,7 @@ class FakeService:
         self.stopping = asyncio.Event()
         self.may_stop = asyncio.Event()  # a test that watches the draining clears it
         self.may_stop.set()
-        self._answer = None if answer is None else tuple(answer)
+        self.answer = None if answer is None else tuple(answer)
 
     @property
     def engine(self) -> FakeEngine:
@@ -170,7 +170,7 @@ class FakeService:
             raise self.refusal
         ticket = FakeTicket(requests, self.place)
         for index in range(len(requests)):
-            ticket.push(*(self._answer or ()), to=index)
+            ticket.push(*(self.answer or ()), to=index)
         self.requests += requests
         self.submitted.put_nowait(ticket)
         return ticket
