@@ -15,8 +15,9 @@ import pytest
 from specops.app import create_app
 from specops.config import Settings
 from specops.metrics import Metrics
+from specops.places import Place
 from specops.request import FinishReason, GenerationRequest, Logprob, Output, Piece, PromptTooLong
-from specops.service import Place, QueueFull
+from specops.service import QueueFull
 from tests.fakes import INFO, STATS, FakeService, output
 
 pytestmark = pytest.mark.anyio
@@ -295,7 +296,7 @@ async def test_n_asks_for_as_many_answers_with_seeds_of_their_own(path: str) -> 
 
 
 async def test_more_choices_than_places_are_refused() -> None:
-    async with api(rows=2, queue_size=3) as here:
+    async with api(queue_size=3) as here:
         assert (await here.ask(COMPLETIONS, prompt=["a"] * 5)).status_code == 200
         error = problem(await here.ask(COMPLETIONS, prompt=["a", "b"], n=3), 400)
     assert error["param"] == "n"

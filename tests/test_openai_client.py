@@ -35,7 +35,7 @@ def service() -> FakeService:
 
 @pytest.fixture
 async def client(service: FakeService) -> AsyncIterator[AsyncOpenAI]:
-    settings = Settings(api_keys=KEY, rows=2, queue_size=2)
+    settings = Settings(api_keys=KEY, queue_size=2)
     server = make_server(create_app(settings, service), settings)  # type: ignore[arg-type]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve([listener]))
