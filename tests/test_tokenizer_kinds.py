@@ -152,3 +152,35 @@ def test_the_rest_of_a_text_comes_after_its_beginning(kind: str) -> None:
         cut = rng.randint(0, len(tokens))
         if BROKEN not in tokenizer.decode(tokens[:cut]):
             check_stream(tokenizer, tokens[:cut], tokens[cut:])
+
+
+@every_kind
+def test_spellings_of_tokens_make_the_text(kind: str) -> None:
+    tokenizer, expected = KINDS[kind]
+    decoder_drops_a_space = kind.startswith(("llama", "phi3"))
+    for text in TEXTS:
+        spelled = b""
+        for token in tokenizer.encode(text, special_tokens=False):
+            shown, encoded = tokenizer.spelling(token)
+            assert shown in (encoded.decode(errors="replace"), f"bytes:{_escaped(encoded)}")
+            spelled += encoded
+        whole = spelled.decode()
+        assert (whole.removeprefix(" ") if decoder_drops_a_space else whole) == expected(text)
+
+
+def _escaped(encoded: bytes) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in encoded)
+
+
+@every_kind
+def test_special_tokens_are_spelled_as_they_are_written(kind: str) -> None:
+    tokenizer, _ = KINDS[kind]
+    special = next(name for name in ("<|endoftext|>", "</s>") if name in tokenizer.vocabulary())
+    token = tokenizer.vocabulary()[special]
+    assert tokenizer.spelling(token) == (special, special.encode())
+
+
+def test_a_part_of_a_character_says_its_bytes() -> None:
+    tokenizer, _ = KINDS["llama"]
+    token = tokenizer.vocabulary()["<0xE2>"]
+    assert tokenizer.spelling(token) == ("bytes:\\xe2", b"\xe2")

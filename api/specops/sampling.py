@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from specops.request import SamplingParams
+from specops.request import Logprob, SamplingParams
 
 Floats = npt.NDArray[np.float32]
 
@@ -144,3 +144,20 @@ def next_token(
     if params.seed is not None:
         return draw_seeded(probs, params.seed, position)
     return draw(probs, rng)
+
+
+def logprob(logits: Floats, token: int, top: int) -> Logprob:
+    """How probable the model found a token, whatever it was drawn by.
+
+    Args:
+        logits: [V] that it was chosen from.
+        token: the one that was chosen.
+        top: likeliest tokens to tell beside it, at most V.
+    """
+    likeliest = np.argpartition(logits, -top)[-top:] if top else np.empty(0, np.intp)
+    likeliest = likeliest[np.lexsort((likeliest, -logits[likeliest]))]
+    largest = logits.max()
+    # Summed in double precision: rounding errors of 100,000 terms would show in the last digits.
+    log_sum = largest + np.log(np.exp(logits - largest).sum(dtype=np.float64))
+    values = [(int(index), float(logits[index] - log_sum)) for index in likeliest]
+    return Logprob(float(logits[token] - log_sum), tuple(values))

@@ -166,7 +166,7 @@ class Scheduler:
         sequence.prefilled += len(chunk)
         emitted = 0
         if not sequence.prefilling:
-            emitted = sequence.append([sequence.next_token(logits[-1])], 0, None)
+            emitted = sequence.append([sequence.next_token(logits[-1])], 0, None, logits[-1:])
         drafter = self.drafters.get(sequence.request.drafter)
         if drafter is not None and not sequence.finish and self._worth_feeding(sequence):
             drafter.prefill(row, chunk)
@@ -209,7 +209,8 @@ class Scheduler:
         emitted = 0
         for index, turn in enumerate(turns):
             sequence = turn.sequence
-            emitted += sequence.append([sequence.next_token(logits[index])], 0, None)
+            token = sequence.next_token(logits[index])
+            emitted += sequence.append([token], 0, None, logits[index : index + 1])
             sequence.count_step(asked=turn.asked)
         self.controller.decoded([turn.candidate for turn in turns], time.perf_counter() - start)
         return StepStats(

@@ -16,7 +16,7 @@ from specops.request import (
     Output,
     Piece,
 )
-from specops.sampling import Floats, next_token
+from specops.sampling import Floats, logprob, next_token
 from specops.text_stream import TextStream
 from specops.tokenizer import Tokenizer
 
@@ -88,13 +88,14 @@ class Sequence:
         """Choose the token that goes on from logits [V], as the request wants it."""
         return next_token(logits, self.request.sampling, self.rng, len(self.tokens))
 
-    def append(self, tokens: list[int], accepted: int, drafter: str | None) -> int:
+    def append(self, tokens: list[int], accepted: int, drafter: str | None, logits: Floats) -> int:
         """Take in one pass's tokens up to where the request ends.
 
         Args:
             tokens: accepted guesses, then the target's own token.
             accepted: how many of them are guesses.
             drafter: where the guesses came from.
+            logits: [n, V] that each of the n tokens was chosen from.
 
         Returns:
             How many of the tokens are part of the output.
@@ -102,10 +103,12 @@ class Sequence:
         self._last_token = self._clock()
         if self._first_token is None:
             self._first_token = self._last_token
+        most = self.request.logprobs
         for position, token in enumerate(tokens):
             origin = drafter if drafter is not None and position < accepted else TARGET
             self.tokens.append(token)
-            self._pieces += self._text.push(token, origin)
+            told = None if most is None else logprob(logits[position], token, most)
+            self._pieces += self._text.push(token, origin, told)
             if token in self._end_tokens or self._text.stopped:
                 self.finish = FinishReason.STOP
             elif self.remaining == 0:

@@ -150,7 +150,7 @@ def jump(turn: Turn, target: Decoder, controller: Controller) -> StepStats:
     verdict = _verify(sequence, draft, logits)
     target.cache.truncate(row, held + 1 + verdict.accepted)
     tokens = [*draft.tokens[: verdict.accepted], verdict.next_token]
-    emitted = sequence.append(tokens, verdict.accepted, turn.drafter)
+    emitted = sequence.append(tokens, verdict.accepted, turn.drafter, logits)
     # A stop inside of the accepted guesses: what came after it never was output.
     accepted = min(verdict.accepted, emitted)
     sequence.count_step(asked=turn.asked, draft_tokens=guesses, accepted=accepted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specops.request import Piece
+from specops.request import Logprob, Piece
 from specops.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
@@ -32,9 +32,9 @@ class TextStream:
         self._held: list[Piece] = []
         self.stopped = False
 
-    def push(self, token: int, origin: str) -> list[Piece]:
+    def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[Piece]:
         """Add a token; return the pieces that may be shown now."""
-        self._held.append(Piece(token, self._detokenizer.push(token), origin))
+        self._held.append(Piece(token, self._detokenizer.push(token), origin, logprob))
         return self._release()
 
     def flush(self) -> list[Piece]:
