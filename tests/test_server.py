@@ -101,6 +101,19 @@ async def test_second_signal_does_not_wait_for_the_running(running: Running) -> 
     hanging.cancel()
 
 
+async def test_crash_of_the_engine_ends_the_process_once_everybody_has_been_told(
+    running: Running,
+) -> None:
+    service = running.service
+    asking = asyncio.create_task(running.client.post("/generate", json={"prompt": "a"}))
+    ticket = await service.submitted.get()
+    service.error, service.alive = "the fuse blew", False
+    ticket.push(output(finish=FinishReason.ERROR))
+    service.crashed.set()
+    assert (await asking).status_code == 500
+    await asyncio.wait_for(running.task, 10)
+
+
 async def test_client_that_hangs_up_gives_its_place_up(running: Running) -> None:
     for stream in (False, True):
         body = {"prompt": "a", "stream": stream}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,8 +14,10 @@ import pytest
 from specops.config import Settings
 from specops.engine import Engine, ModelState
 from specops.metrics import Metrics
+from specops.places import Place
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong
-from specops.service import NotReady, QueueFull, Service, Ticket
+from specops.service import NotReady, QueueFull, Service
+from specops.ticket import Ticket
 
 _ids = count()
 FOREVER = 120
@@ -137,6 +140,117 @@ def test_a_request_ends_at_the_services_deadline(tiny_settings: Settings) -> Non
     asyncio.run(scenario())
 
 
+def test_several_requests_share_a_ticket_and_come_in_together(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(tiny_settings) as (service, _):
+            three = [request() for _ in range(3)]
+            finished = [
+                output.request_id
+                for output in await collect(service.submit(*three))
+                if output.finish is FinishReason.LENGTH
+            ]
+            assert sorted(finished) == sorted(item.request_id for item in three)
+            places = tiny_settings.rows + tiny_settings.queue_size
+            with pytest.raises(QueueFull):
+                service.submit(*(request() for _ in range(places + 1)))
+            assert service.running == service.waiting == 0
+            await collect(service.submit(*(request() for _ in range(places))))
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_a_shared_ticket_ends_all_of_its_requests(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(tiny_settings) as (service, metrics):
+            ticket = service.submit(*(request(max_new_tokens=FOREVER) for _ in range(5)))
+            ticket.cancel()
+            ends = [output.finish for output in await collect(ticket) if output.finish]
+            assert ends == [FinishReason.CANCELLED] * 5
+            assert sample(metrics, "requests_total", outcome="cancelled") == 5
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_too_long_for_a_row_is_told(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        changed = replace(tiny_settings, rows=1, queue_timeout=0.001)
+        async with serving(changed) as (service, metrics):
+            running = service.submit(request(max_new_tokens=FOREVER))
+            async for output in running:
+                if output.pieces and not service.waiting:
+                    waiting = service.submit(request())
+                    break
+            ended = (await collect(waiting))[-1]
+            assert ended.finish is FinishReason.TIMEOUT
+            assert ended.stats is not None
+            assert ended.stats.generated_tokens == 0
+            assert (await collect(running))[-1].finish is FinishReason.LENGTH
+            assert sample(metrics, "requests_total", outcome="timeout") == 1
+
+    asyncio.run(scenario())
+
+
+def test_whoever_is_let_in_knows_its_place_and_its_wait(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(replace(tiny_settings, rows=1)) as (service, _):
+            tickets = [service.submit(request(max_new_tokens=50)) for _ in range(3)]
+            assert [ticket.place.position for ticket in tickets] == [0, 1, 2]
+            waits = [ticket.place.wait_seconds for ticket in tickets]
+            assert waits[0] == 0 < waits[1] < waits[2]
+            await asyncio.gather(*(collect(ticket) for ticket in tickets))
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_is_seen_before_a_prompt_is_looked_at(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(replace(tiny_settings, queue_size=0)) as (service, metrics):
+            service.check_room(tiny_settings.rows)
+            with pytest.raises(QueueFull):
+                service.check_room(tiny_settings.rows + 1)
+            assert sample(metrics, "requests_rejected_total", reason="queue_full") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_ticket_tells_when_nothing_comes(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        ticket = Ticket([request()], Place(0, 0.0), lambda: None)
+        silence = ticket.with_pauses(0.001)
+        assert [await anext(silence) for _ in range(3)] == [None] * 3
+        last = Output(ticket.requests[0].request_id, finish=FinishReason.STOP)
+        ticket.deliver(last)
+        assert [item async for item in silence if item] == [last]
+
+    asyncio.run(scenario())
+
+
+def test_many_steps_wake_the_event_loop_once(tiny_settings: Settings) -> None:
+    """While the loop is busy the engine goes on, and everything is handed over together."""
+
+    async def scenario() -> None:
+        async with serving(tiny_settings) as (service, _):
+            wakes = 0
+            deliver_all = service._deliver_all
+
+            def counted() -> None:
+                nonlocal wakes
+                wakes += 1
+                deliver_all()
+
+            service._deliver_all = counted  # type: ignore[method-assign]
+            ticket = service.submit(request(max_new_tokens=FOREVER, stream=True))
+            scheduler = service.engine.scheduler
+            deadline = time.monotonic() + 30
+            while not (service._results and not scheduler.busy) and time.monotonic() < deadline:
+                time.sleep(0.001)  # noqa: ASYNC251 - the loop is what must not run
+            outputs = await collect(ticket)
+            assert sum(len(output.pieces) for output in outputs) == FOREVER
+            assert wakes == 1
+
+    asyncio.run(scenario())
+
+
 def test_draining_finishes_the_running_and_refuses_the_new(tiny_settings: Settings) -> None:
     async def scenario() -> None:
         async with serving(tiny_settings) as (service, _):
@@ -173,6 +287,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tiny_settings: Settings) -> None
             assert service.error is not None
             assert "/nowhere" in service.error
             assert sample(metrics, "model_state", state="failed") == 1
+            assert not service.crashed.is_set()  # a restart would not help
             with pytest.raises(NotReady, match="/nowhere"):
                 service.submit(request())
 
@@ -180,7 +295,9 @@ def test_a_model_that_cannot_be_loaded_says_why(tiny_settings: Settings) -> None
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_crash_of_the_engine_reaches_everybody(tiny_settings: Settings) -> None:
+def test_a_crash_of_the_engine_reaches_everybody(
+    tiny_settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
     class BrokenError(Exception):
         pass
 
@@ -198,13 +315,21 @@ def test_a_crash_of_the_engine_reaches_everybody(tiny_settings: Settings) -> Non
         service = Service(tiny_settings, metrics, load)
         service.start()
         await until(lambda: service.state is ModelState.READY)
+        assert not service.crashed.is_set()
         tickets = [service.submit(request()) for _ in range(5)]
         for outputs in await asyncio.gather(*(collect(ticket) for ticket in tickets)):
             assert outputs[-1].finish is FinishReason.ERROR
             assert outputs[-1].error == "the fuse blew"
         assert service.state is ModelState.FAILED
+        assert service.crashed.is_set()
         await until(lambda: not service.alive)
         await service.stop()
         assert sample(metrics, "requests_total", outcome="error") == 5
+        (line,) = [record for record in caplog.records if record.message == "the engine ended"]
+        # The id that the client knows comes before the slash; the step broke before any was taken.
+        known = [ticket.requests[0].request_id for ticket in tickets]
+        told = line.fields["running"] + line.fields["waiting"]  # type: ignore[attr-defined]
+        assert told
+        assert set(told) <= set(known)
 
     asyncio.run(scenario())
