@@ -16,7 +16,7 @@ from specops.schemas.openai import (
 )
 from specops.schemas.options import Text
 
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Prompts = (
     Text

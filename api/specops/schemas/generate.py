@@ -25,7 +25,7 @@ class GenerateRequest(EngineOptions):
     seed: int | None = Field(
         None,
         ge=0,
-        lt=1 << 63,
+        le=(1 << 63) - 1,
         description="same seed, same output, whoever guesses; with `exact` always, without it but "
         "for near-ties that passes of different width decide differently",
     )
