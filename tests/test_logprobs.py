@@ -20,7 +20,7 @@ REQUEST = GenerationRequest(
 
 @pytest.fixture(scope="module")
 def engine(tiny_settings: Settings) -> Engine:
-    return Engine.load(tiny_settings)
+    return Engine.load(replace(tiny_settings, prefill="same"))
 
 
 def generated(engine: Engine, request: GenerationRequest) -> list[Piece]:

@@ -73,7 +73,10 @@ class OpenAiRequest(EngineOptions):
     )
     n: int | None = Field(1, ge=1, le=MOST_CHOICES, description="answers to each prompt")
     seed: int | None = Field(
-        None, ge=-(1 << 63), le=(1 << 63) - 1, description="same seed, same output; choice i has seed + i"
+        None,
+        ge=-(1 << 63),
+        le=(1 << 63) - 1,
+        description="same seed, same output; choice i has seed + i",
     )
     stop: Stops | None = Field(None, description="strings that end the output; not part of it")
     stream: bool | None = Field(False, description="server-sent events")
