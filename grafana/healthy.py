@@ -165,7 +165,7 @@ def _speed(made: Dashboard) -> None:
     made.with_row(Row("Is it fast?"))
     made.with_panel(
         curves(
-            "Tokens per second",
+            "Tokens per second, by use",
             "Generated: what people get. Prompt: what is read before the first token. Wasted: "
             "generated for requests that nobody waited for to the end; much of it means that "
             "clients give up, so shorten the queue (SPECOPS_QUEUE_SIZE) or the deadline "
@@ -181,7 +181,7 @@ def _speed(made: Dashboard) -> None:
     )
     made.with_panel(
         curves(
-            "Tokens per jump",
+            "Tokens per jump over time",
             "Tokens that a request gets from one pass of the target, from the counters and as the "
             "service itself reports it. 1 is plain decoding. Falling while the load is the same: "
             "the text has become harder to guess, see `Does speculation pay?`.",

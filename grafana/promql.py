@@ -83,4 +83,5 @@ def mean(histogram: str) -> str:
 
 def buckets(histogram: str) -> str:
     """Observations per bucket and step, as a heatmap draws them."""
-    return f"sum by (le) (increase({series(f'{histogram}_bucket')}[{WINDOW}]))"
+    counts = series(f"{histogram}_bucket")
+    return f"sum by (le) (increase({counts}[{WINDOW}])) or 0 * sum by (le) ({counts})"

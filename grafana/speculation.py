@@ -114,7 +114,7 @@ def _worth(made: Dashboard) -> None:
     made.with_row(Row("What does it bring?"))
     made.with_panel(
         curves(
-            "Gain over plain decoding",
+            "Gain over time",
             "The time that the same tokens would have taken one by one, over the time that they "
             "took. 1 is the line between gain and loss. Below it for long: set "
             "SPECOPS_ADAPTIVE=1, choose another drafter, or none.",
@@ -209,7 +209,7 @@ def _lengths(made: Dashboard) -> None:
     made.with_row(Row("How much is guessed?"))
     made.with_panel(
         curves(
-            "Draft length",
+            "Draft length, by drafter",
             "Tokens per draft for each drafter, and over all passes in the last minute. With "
             "SPECOPS_ADAPTIVE the length follows what was accepted: long on easy text, 0 where it "
             "does not pay. A flat line at SPECOPS_K_DRAFT: it is not adaptive.",

@@ -10,15 +10,22 @@ from starlette.types import ASGIApp, Message
 
 
 class AsgiClient:
-    """One POST request; the test decides when the body arrives and when the client leaves."""
+    """One request; the test decides when the body arrives and when the client leaves."""
 
-    def __init__(self, app: ASGIApp, path: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str,
+        headers: dict[str, str] | None = None,
+        *,
+        method: str = "POST",
+    ) -> None:
         headers = {"content-type": "application/json"} | (headers or {})
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),

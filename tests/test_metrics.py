@@ -280,6 +280,16 @@ def test_load_tests_have_a_fixed_set_of_shapes(metrics: Readable) -> None:
 
 
 def test_limits_are_shown(metrics: Readable) -> None:
-    metrics.set_limits(rows=4, queue_size=32)
+    metrics.set_rows(4)
+    metrics.set_queue_size(32)
     assert metrics.value("rows") == 4
     assert metrics.value("queue_size") == 32
+
+
+def test_single_figures_are_read_by_name_and_label(metrics: Readable) -> None:
+    metrics.observe_step(verify_step())
+    found = metrics.read(["specops_generated_tokens_total", "specops_accepted_tokens_total"])
+    assert found["generated_tokens_total"] == 3
+    assert found["accepted_tokens_total/draft"] == 2
+    assert found["accepted_tokens_total/ngram"] == 0
+    assert not [name for name in found if not name.startswith(("generated", "accepted"))]

@@ -16,7 +16,7 @@ from specops.errors import ApiError, InvalidField, from_http_exception, from_val
 from specops.metrics import Metrics
 from specops.middleware import ApiKeys, RequestContext
 from specops.request import PromptTooLong
-from specops.routes import chat, completions, generate, health, models
+from specops.routes import chat, completions, console, generate, health, models
 from specops.routes.state import AppState
 from specops.service import NotReady, QueueFull, Service
 
@@ -34,7 +34,7 @@ def create_app(
         metrics: what `service` reports to.
     """
     metrics = metrics or Metrics(max_k_draft=settings.max_k_draft, volume=settings.cache_dir)
-    metrics.set_limits(settings.rows, settings.queue_size)
+    metrics.set_queue_size(settings.queue_size)
     service = service or Service(settings, metrics)
 
     @asynccontextmanager
@@ -56,7 +56,7 @@ def create_app(
         rejected=lambda: metrics.observe_rejected("unauthorized"),
         observe_load_test=metrics.observe_load_test,
     )
-    for endpoints in (generate, chat, completions, models, health):
+    for endpoints in (generate, chat, completions, models, health, console):
         app.include_router(endpoints.router)
     _answer_errors(app, metrics)
     return app

@@ -132,6 +132,20 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
+    def read(self, names: Iterable[str]) -> dict[str, float]:
+        """Return what the series called `names` are now, by name and label: `draft_tokens/ngram`.
+
+        Only what was asked for is read; the namespace is left out of the keys.
+        """
+        families = self.registry.restricted_registry(names).collect()
+        return {
+            "/".join([sample.name.removeprefix(f"{NAMESPACE}_"), *sample.labels.values()]): (
+                sample.value
+            )
+            for family in families
+            for sample in family.samples
+        }
+
     # -- what the service reports ----------------------------------------------------------
 
     def observe_step(self, step: StepStats) -> None:
@@ -229,10 +243,13 @@ class Metrics:
         """Show what is served: name, weights, drafters and so on, as labels."""
         self._model.info(dict(fields))
 
-    def set_limits(self, rows: int, queue_size: int) -> None:
-        """Show how many requests run at the same time, and how many may wait."""
+    def set_rows(self, rows: int) -> None:
+        """Show how many requests can run at the same time."""
         self._rows.set(rows)
-        self._queue_size.set(queue_size)
+
+    def set_queue_size(self, requests: int) -> None:
+        """Show how many requests may wait."""
+        self._queue_size.set(requests)
 
     def set_kv_capacity(self, tokens: int) -> None:
         """Show how many tokens the target's KV cache can hold."""

@@ -297,6 +297,7 @@ class Service:
         self._engine, self.info = engine, engine.info
         self._gate = MemoryGate(engine.info.kv_capacity_tokens, engine.info.rows)
         self._metrics.set_model(_labels(engine.info))
+        self._metrics.set_rows(engine.info.rows)
         self._metrics.set_kv_capacity(engine.info.kv_capacity_tokens)
         prompt_token, output_token = engine.token_seconds()
         self._places = Places(

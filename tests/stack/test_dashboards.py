@@ -56,6 +56,8 @@ def test_a_dashboard_can_be_provisioned(path: Any) -> None:
     assert board["title"].endswith("?")  # dashboards are named after the question they answer
     assert "__inputs" not in board
     assert "${DS_" not in text
+    titles = [panel["title"] for panel in board["panels"]]
+    assert len(set(titles)) == len(titles)
     numbers = [panel["id"] for panel in board["panels"]]
     assert len(set(numbers)) == len(numbers)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -57,22 +55,3 @@ async def metrics(request: Request, state: State) -> Response:
     """Return the service's figures for Prometheus."""
     page, content_type = state.metrics.expose(request.headers.get("accept", ""))
     return Response(page, headers={"content-type": content_type})
-
-
-@router.get("/", include_in_schema=False)
-async def index() -> dict[str, object]:
-    """Say what this is and where the rest is."""
-    return {
-        "name": "specops",
-        "version": version("specops"),
-        "links": {
-            "generate": "/generate",
-            "models": "/v1/models",
-            "completions": "/v1/completions",
-            "chat": "/v1/chat/completions",
-            "health": "/health",
-            "live": "/health/live",
-            "metrics": "/metrics",
-            "documentation": "/docs",
-        },
-    }

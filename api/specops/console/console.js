@@ -1,0 +1,315 @@
+// The console: sends a prompt, shows who made each token, and draws the service's own figures.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const POINTS = 120; // two minutes, one figure a second
+const RETRY_MS = 2000;
+let drafters = []; // their order chooses their colours
+let running = null; // AbortController of the answer under way
+
+// -- reading -------------------------------------------------------------------------------------
+
+function headers() {
+  const key = $("key").value;
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+// Yields the JSON of each server-sent event. fetch, not EventSource: that one cannot send a key.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    const parts = text.split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
+      if (data !== "[DONE]") yield JSON.parse(data);
+    }
+  }
+}
+
+async function problem(response) {
+  const wait = response.headers.get("retry-after");
+  let message = response.statusText;
+  try {
+    message = (await response.json()).error.message;
+  } catch (error) {
+    message = message || String(error);
+  }
+  return `${response.status}: ${message}${wait ? ` (try again in ${wait} s)` : ""}`;
+}
+
+// -- one answer ----------------------------------------------------------------------------------
+
+function body() {
+  const fields = { prompt: $("prompt").value, stream: true, details: true };
+  for (const name of ["max_new_tokens", "k_draft", "temperature"]) {
+    if ($(name).value !== "") fields[name] = Number($(name).value);
+  }
+  if ($("drafter").value) fields.drafter = $("drafter").value;
+  return fields;
+}
+
+function colour(origin) {
+  return `guess-${Math.max(0, drafters.indexOf(origin)) % 5}`;
+}
+
+function showTokens(tokens, made) {
+  const answer = $("answer");
+  const atEnd = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 40;
+  for (const token of tokens) {
+    made[token.origin] = (made[token.origin] || 0) + 1;
+    const span = document.createElement("span");
+    span.textContent = token.text;
+    if (token.origin !== "target") {
+      span.className = colour(token.origin);
+      span.title = `guessed by ${token.origin}`;
+    }
+    answer.append(span);
+  }
+  if (atEnd) answer.scrollTop = answer.scrollHeight;
+  showLegend(made);
+}
+
+function showLegend(made) {
+  const items = Object.entries(made).map(([origin, count]) => {
+    const item = document.createElement("li");
+    const name = document.createElement("span");
+    name.textContent = origin === "target" ? "the target itself" : `guessed by ${origin}`;
+    if (origin !== "target") name.className = colour(origin);
+    item.append(name, `: ${count}`);
+    return item;
+  });
+  $("legend").replaceChildren(...items);
+}
+
+function showFigures(answer, firstMs) {
+  const details = answer.details || {};
+  $("f-speed").textContent = answer.tokens_per_second.toFixed(1);
+  $("f-jump").textContent = answer.avg_tokens_per_jump.toFixed(2);
+  $("f-first").textContent = firstMs === null ? "–" : `${firstMs.toFixed(0)} ms`;
+  $("f-latency").textContent = `${answer.latency_ms.toFixed(0)} ms`;
+  $("f-accepted").textContent = `${details.accepted_tokens ?? 0} of ${details.draft_tokens ?? 0}`;
+  const gain = details.estimated_speedup;
+  $("f-gain").textContent = gain ? `${gain.toFixed(2)} ×` : "–";
+  $("progress").textContent =
+    `Done: ${answer.generated_tokens} tokens, ${answer.tokens_per_second.toFixed(0)} per second.`;
+}
+
+function showError(message) {
+  $("error").textContent = message;
+  $("error").hidden = !message;
+}
+
+async function ask() {
+  if (running) return;
+  const made = {};
+  const start = performance.now();
+  let first = null;
+  showError("");
+  $("answer").replaceChildren();
+  $("legend").replaceChildren();
+  $("progress").textContent = "Generating.";
+  running = new AbortController();
+  $("send").disabled = true;
+  $("stop").disabled = false;
+  try {
+    const response = await fetch("/generate", {
+      method: "POST",
+      headers: { "Content-Type": "application/json", ...headers() },
+      body: JSON.stringify(body()),
+      signal: running.signal,
+    });
+    if (!response.ok) throw new Error(await problem(response));
+    let whole = false;
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      if (event.tokens) {
+        first ??= performance.now() - start;
+        showTokens(event.tokens, made);
+      } else {
+        whole = true;
+        showFigures(event, first);
+      }
+    }
+    if (!whole) throw new Error("the answer broke off");
+  } catch (error) {
+    const stopped = error.name === "AbortError";
+    $("progress").textContent = stopped ? "Stopped." : "Failed.";
+    if (!stopped) showError(error.message);
+  } finally {
+    running = null;
+    $("send").disabled = false;
+    $("stop").disabled = true;
+  }
+}
+
+// -- the service's figures -----------------------------------------------------------------------
+
+const MIB = 1 << 20;
+const CHARTS = [
+  { id: "speed", title: "Tokens per second", lines: ["speed"], write: (v) => v.toFixed(1) },
+  { id: "jump", title: "Tokens per jump", lines: ["jump"], write: (v) => v.toFixed(2) },
+  { id: "queue", title: "Running, waiting", lines: ["running", "waiting"], write: (v) => v.toFixed(0) },
+  { id: "memory", title: "Memory against the cap", lines: ["anon"], limit: "cap", write: (v) => `${(v / MIB).toFixed(0)} MiB` },
+];
+const history = [];
+
+function makeCharts() {
+  const SVG = "http://www.w3.org/2000/svg";
+  for (const chart of CHARTS) {
+    const figure = document.createElement("figure");
+    const caption = document.createElement("figcaption");
+    const title = document.createElement("span");
+    title.textContent = chart.title;
+    chart.output = document.createElement("output");
+    chart.output.id = `now-${chart.id}`;
+    chart.output.setAttribute("aria-live", "off"); // once a second would drown everything else
+    caption.append(title, chart.output);
+    chart.svg = document.createElementNS(SVG, "svg");
+    chart.svg.id = `chart-${chart.id}`;
+    chart.svg.setAttribute("viewBox", `0 0 ${POINTS - 1} 100`);
+    chart.svg.setAttribute("preserveAspectRatio", "none");
+    chart.svg.setAttribute("role", "img");
+    chart.paths = {};
+    for (const [place, name] of [...chart.lines, ...(chart.limit ? [chart.limit] : [])].entries()) {
+      const path = document.createElementNS(SVG, "path");
+      if (name === chart.limit) path.setAttribute("class", "limit");
+      else if (place) path.setAttribute("class", "second");
+      chart.paths[name] = path;
+      chart.svg.append(path);
+    }
+    figure.append(caption, chart.svg);
+    $("charts").append(figure);
+  }
+}
+
+function drawCharts() {
+  const now = history.at(-1);
+  for (const chart of CHARTS) {
+    const names = Object.keys(chart.paths);
+    const top = Math.max(1e-9, ...history.flatMap((point) => names.map((name) => point[name]))) * 1.1;
+    for (const name of names) {
+      const steps = history.map((point, place) => {
+        const x = POINTS - history.length + place;
+        return `${place ? "L" : "M"}${x} ${(100 - (point[name] / top) * 100).toFixed(2)}`;
+      });
+      chart.paths[name].setAttribute("d", steps.join(""));
+    }
+    const words = names.map((name) => chart.write(now[name])).join(chart.limit ? " of " : ", ");
+    chart.output.textContent = words;
+    chart.svg.setAttribute("aria-label", `${chart.title}: ${words}`);
+  }
+}
+
+function define(list, entries) {
+  const pairs = entries.map(([term, value]) => {
+    const pair = document.createElement("div");
+    const dt = document.createElement("dt");
+    const dd = document.createElement("dd");
+    dt.textContent = term;
+    dd.textContent = value;
+    pair.append(dt, dd);
+    return pair;
+  });
+  $(list).replaceChildren(...pairs);
+}
+
+function showModel(event) {
+  const { state, detail, error, model } = event;
+  const text = [state, detail, error].filter(Boolean).join(": ");
+  if ($("state").textContent !== text) $("state").textContent = text;
+  $("state").className = `state ${state}`;
+  if (!model || drafters.join() === model.drafters.join()) return;
+  drafters = model.drafters;
+  for (const name of drafters) $("drafter").append(new Option(name, name));
+  define("model", [
+    ["Name", model.name],
+    ["Weights", model.quant],
+    ["Parameters", `${(model.parameters / 1e6).toFixed(0)} M`],
+    ["Context", `${model.context} tokens`],
+    ["Rows", model.rows],
+    ["Threads", model.threads],
+    ["Drafters", model.drafters.join(", ")],
+    ["Default", model.default_drafter],
+  ]);
+}
+
+function showController(event, before) {
+  const { figures } = event;
+  const entries = [["Draft length", figures.draft_length.toFixed(2)]];
+  for (const name of drafters) {
+    const gained = (figure) =>
+      (figures[`${figure}_tokens_total/${name}`] ?? 0) -
+      (before.figures[`${figure}_tokens_total/${name}`] ?? 0);
+    const guessed = gained("draft");
+    if (guessed > 0) {
+      const share = (100 * gained("accepted")) / guessed;
+      entries.push([`Accepted, ${name}`, `${share.toFixed(0)} % of ${guessed}`]);
+    }
+  }
+  define("controller", entries);
+}
+
+const seen = []; // events of the last minute
+
+function showService(event) {
+  showModel(event);
+  const { figures } = event;
+  const last = seen.at(-1) ?? event;
+  const seconds = event.seconds - last.seconds;
+  const tokens = figures.generated_tokens_total - last.figures.generated_tokens_total;
+  history.push({
+    speed: seconds > 0 ? Math.max(0, tokens / seconds) : 0,
+    jump: figures.avg_jump,
+    running: figures.requests_running,
+    waiting: figures.requests_waiting,
+    anon: figures["memory_bytes/anon"],
+    cap: figures["memory_bytes/limit"],
+  });
+  if (history.length > POINTS) history.shift();
+  seen.push(event);
+  while (event.seconds - seen[0].seconds > 60) seen.shift();
+  showController(event, seen[0]);
+  drawCharts();
+}
+
+async function follow() {
+  for (;;) {
+    try {
+      const response = await fetch("/console/figures", { headers: headers() });
+      if (!response.ok) throw new Error(await problem(response));
+      for await (const event of events(response)) showService(event);
+      throw new Error("the service has ended the connection");
+    } catch (error) {
+      seen.length = 0; // a restarted service counts from 0 again
+      $("state").textContent = `not connected: ${error.message}`;
+      $("state").className = "state failed";
+    }
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
+}
+
+// -- wiring --------------------------------------------------------------------------------------
+
+$("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  ask();
+});
+$("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
+});
+$("stop").addEventListener("click", () => running?.abort());
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
+});
+$("theme").addEventListener("click", () => {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
+  document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
+});
+makeCharts();
+follow();
