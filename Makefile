@@ -1,4 +1,4 @@
-# One line a target; the work is in scripts/. ARGS is passed on: make load ARGS="--shape ramp"
+# One line a target; the work is in scripts/. ARGS is passed on: make load SHAPE=ramp ARGS="--drafter none"
 .PHONY: up down test lint load bench check train clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
@@ -7,7 +7,7 @@ up: ; @scripts/up $(ARGS)
 down: ; @scripts/down
 test: ; @scripts/test $(ARGS)
 lint: ; @scripts/lint
-load: ; @scripts/load $(ARGS)
+load: ; @scripts/load $(if $(SHAPE),--shape $(SHAPE)) $(ARGS)
 bench: ; @scripts/venv dev load && .venv/bin/python -m bench $(ARGS)
 check: ; @scripts/check
 train: ; @scripts/venv train && .venv/bin/python -m training.train $(ARGS)

@@ -6,10 +6,11 @@ Beside Locust's own row for each request there are events of their own:
     ITL     inter-token     time between a stream's tokens; a step that brings n tokens counts n
                             times an n-th of its time
     TOKENS  per request     a count, not milliseconds: tokens that one request generated
+    SPEED   per request     a rate, not milliseconds: tokens after the first, per second
     SHED    429             requests that the server turned away because its queue was full
 
 Shed load is what an overloaded server should do, so it is counted apart and is no failure. The
-exit status is 1 if anything failed, or if nothing succeeded.
+exit status is 1 if anything failed or nothing succeeded, 2 if a gate of `slo.py` is missed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ from gevent.pool import Group
 from locust import HttpUser, LoadTestShape, constant, events, tag, task
 from locust.clients import ResponseContextManager
 from locust.env import Environment
+from locust.runners import MasterRunner, WorkerRunner
 
+import slo
+from protocols import PROTOCOLS
+from record import Recorder, Tally, write
 from shapes import SHAPES, stage_at
 
 PROMPTS = [
@@ -36,44 +41,38 @@ PROMPTS = [
 CATEGORIES = sorted({prompt["category"] for prompt in PROMPTS})
 REQUEST_TIMEOUT = 330  # a little more than the API's own deadline: it should be the one to say no
 MAX_RETRY_AFTER = 10.0  # a closed-loop user does not wait longer, whatever the server asks for
-ARRIVALS_PER_SECOND = 0.5  # of one open-loop user
 MAX_IN_FLIGHT = 64  # of one open-loop user
+# Answers' lengths where none is given: half of them are shorter than the first, and most are
+# within a factor of two, as lengths of texts are.
+MEDIAN_TOKENS, SIGMA, SHORTEST, LONGEST = 48, 0.6, 8, 256
 
 
 @events.init_command_line_parser.add_listener
 def add_arguments(parser: ArgumentParser) -> None:
     """Add what this load test can be told."""
-    parser.add_argument(
-        "--shape", choices=sorted(SHAPES), default="smoke", env_var="LOAD_SHAPE", help="load shape"
-    )
-    parser.add_argument(
-        "--time-scale",
-        type=float,
-        default=1.0,
-        env_var="LOAD_TIME_SCALE",
-        help="factor on the length of every stage",
-    )
-    parser.add_argument(
-        "--category",
-        choices=["all", *CATEGORIES],
-        default="all",
-        env_var="LOAD_CATEGORY",
-        help="kind of prompts",
-    )
-    parser.add_argument(
+    option = parser.add_argument
+    option("--shape", choices=sorted(SHAPES), default="smoke", env_var="LOAD_SHAPE", help="shape")
+    option("--time-scale", type=float, default=1.0, env_var="LOAD_TIME_SCALE", help="on stages")
+    option("--rate-scale", type=float, default=1.0, env_var="LOAD_RATE_SCALE", help="on arrivals")
+    option("--api", choices=sorted(PROTOCOLS), default="generate", env_var="LOAD_API", help="API")
+    option("--category", choices=["all", *CATEGORIES], default="all", env_var="LOAD_CATEGORY")
+    option(
         "--max-new-tokens",
         type=int,
-        default=64,
+        default=0,
         env_var="LOAD_MAX_NEW_TOKENS",
-        help="tokens that each request asks for",
+        help="tokens that each request asks for; 0: drawn for each, as texts' lengths are",
     )
-    parser.add_argument(
+    option(
         "--drafter",
-        choices=["", "draft", "ngram", "none"],
+        choices=["", "draft", "ngram", "ngram_cache", "cascade", "none"],
         default="",
         env_var="LOAD_DRAFTER",
-        help="where guesses come from; empty: the server's default",
+        help="where guesses come from; empty: the server's default, none: plain decoding",
     )
+    for name, what in (("--gate", "for the exit status"), ("--objective", "that define the knee")):
+        option(name, action="append", default=[], metavar="NAME=LIMIT", help=f"limits {what}")
+    option("--report", default="", env_var="LOAD_REPORT", help="JSON file for the stages' figures")
 
 
 class Shape(LoadTestShape):
@@ -83,10 +82,52 @@ class Shape(LoadTestShape):
         """Locust asks every second: how many users, how fast, of which class?"""
         assert self.runner is not None  # noqa: S101 - Locust sets it before the first tick
         options = self.runner.environment.parsed_options
-        stage = stage_at(SHAPES[options.shape], self.get_run_time() / options.time_scale)
-        if stage is None:
+        stages = SHAPES[options.shape]
+        place = stage_at(stages, self.get_run_time() / options.time_scale)
+        if place is None:
             return None
+        stage = stages[place]
         return stage.users, stage.users, [OpenLoopUser if stage.open_loop else ClosedLoopUser]
+
+
+# -- what is recorded ------------------------------------------------------------------------------
+
+
+@events.test_start.add_listener
+def begin(environment: Environment, **_: Any) -> None:
+    """Start to record; every process does, at nearly the same time."""
+    options = environment.parsed_options
+    environment.recorder = Recorder(SHAPES[options.shape], options.time_scale, time.time())
+
+
+@events.report_to_master.add_listener
+def hand_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
+    """A worker sends what it has seen since it last did."""
+    if _workers:
+        data["stages"] = _workers[0].recorder.take()
+
+
+@events.worker_report.add_listener
+def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
+    """The master adds it up."""
+    if _masters and "stages" in data:
+        _masters[0].recorder.add(data["stages"])
+
+
+_workers: list[Environment] = []
+_masters: list[Environment] = []
+
+
+@events.init.add_listener
+def know_the_role(environment: Environment, **_: Any) -> None:
+    """Remember the environment: the events between processes come without it."""
+    if isinstance(environment.runner, WorkerRunner):
+        _workers.append(environment)
+    elif isinstance(environment.runner, MasterRunner):
+        _masters.append(environment)
+
+
+# -- users -----------------------------------------------------------------------------------------
 
 
 class ApiUser(HttpUser):
@@ -96,78 +137,113 @@ class ApiUser(HttpUser):
 
     def on_start(self) -> None:
         """Say in every request that this is a load test: dashboards mark the time of one."""
-        self.client.headers["X-Load-Test"] = self.environment.parsed_options.shape
+        options = self.environment.parsed_options
+        self.client.headers["X-Load-Test"] = options.shape
+        self.protocol = PROTOCOLS[options.api]
+        self.prompts = [p["prompt"] for p in PROMPTS if options.category in {"all", p["category"]}]
 
-    def body(self, **fields: Any) -> dict[str, Any]:
+    def tally(self, sent: float) -> Tally:
+        """Where a request that was sent then is counted."""
+        tally: Tally = self.environment.recorder.at(sent)
+        return tally
+
+    def body(self, *, stream: bool) -> dict[str, Any]:
         """A request for a random prompt of the chosen category."""
         options = self.environment.parsed_options
-        prompts = [p for p in PROMPTS if options.category in {"all", p["category"]}]
-        prompt = random.choice(prompts)
-        drafter = {"drafter": options.drafter} if options.drafter else {}
-        return {
-            "prompt": prompt["prompt"],
-            "max_new_tokens": options.max_new_tokens,
-            **drafter,
-            **fields,
-        }
+        drawn = round(MEDIAN_TOKENS * random.lognormvariate(0, SIGMA))
+        tokens = options.max_new_tokens or min(max(drawn, SHORTEST), LONGEST)
+        prompt = random.choice(self.prompts)
+        return self.protocol.body(prompt, tokens, options.drafter, stream=stream)
 
     def plain(self) -> float:
         """Send one request for a whole answer. Returns the seconds to wait before the next."""
+        sent, start = time.time(), time.perf_counter()
         with self.client.post(
-            "/generate", json=self.body(), timeout=REQUEST_TIMEOUT, catch_response=True
+            self.protocol.path,
+            json=self.body(stream=False),
+            timeout=REQUEST_TIMEOUT,
+            catch_response=True,
         ) as response:
             if response.status_code == 429:
-                return shed(response)
-            if response.ok:
-                self.report("TOKENS", "per request", response.json()["generated_tokens"])
+                return self.shed(response, sent)
+            if not response.ok:
+                self.tally(sent).failed += 1
+                return 0.0
+            self.answered(sent, start, self.protocol.generated(response.json()))
         return 0.0
 
     def stream(self) -> float:
         """Send one streaming request, timed token by token. Returns the seconds to wait."""
-        start = time.perf_counter()
+        sent, start = time.time(), time.perf_counter()
         with self.client.post(
-            "/generate",
-            name="/generate (stream)",
+            self.protocol.path,
+            name=f"{self.protocol.path} (stream)",
             json=self.body(stream=True),
             timeout=REQUEST_TIMEOUT,
             stream=True,
             catch_response=True,
         ) as response:
             if response.status_code == 429:
-                return shed(response)
+                return self.shed(response, sent)
+            problem: str | None = f"status {response.status_code}"
             if response.ok:
                 try:
-                    self.follow(response, start)
+                    problem = self.follow(response, sent, start)
                 except (OSError, ValueError) as error:  # requests' errors are OSErrors
-                    response.failure(f"broken stream: {type(error).__name__}")
+                    problem = f"broken stream: {type(error).__name__}"
                 # Locust stopped its clock at the headers; the request ended just now.
                 response.request_meta["response_time"] = (time.perf_counter() - start) * 1000
+            if problem:
+                response.failure(problem)
+                self.tally(sent).failed += 1
         return 0.0
 
-    def follow(self, response: ResponseContextManager, start: float) -> None:
-        """Read a stream to its end and report its first token, its gaps and its tokens."""
-        previous = start
-        tokens = 0
-        complete = False
+    def follow(self, response: ResponseContextManager, sent: float, start: float) -> str | None:
+        """Read a stream to its end and report what it felt like. Returns what went wrong."""
+        first = previous = start
+        tokens, generated = 0, None
+        gaps: list[float] = []
         for data in stream_events(response):
             now = time.perf_counter()
-            if "error" in data:
-                response.failure(f"error in the stream: {data['error'].get('code')}")
-                return
-            if "finish_reason" in data:
-                self.report("TOKENS", "per request", data["generated_tokens"])
-                complete = True
-                continue
-            count = len(data["tokens"])
-            if tokens == 0:
-                self.report("TTFT", "first token", (now - start) * 1000)
-            else:
-                for _ in range(count):
-                    self.report("ITL", "inter-token", (now - previous) * 1000 / count)
-            tokens += count
-            previous = now
-        if not complete:
-            response.failure("the stream ended without its last event")
+            progress = self.protocol.read(data)
+            if progress.error is not None:
+                return f"error in the stream: {progress.error}"
+            if progress.tokens:
+                if tokens == 0:
+                    first = now
+                else:
+                    gaps += [(now - previous) / progress.tokens] * progress.tokens
+                tokens += progress.tokens
+                previous = now
+            generated = generated if progress.generated is None else progress.generated
+        if generated is None:
+            return "the stream ended without its last event"
+        if tokens:
+            self.report("TTFT", "first token", (first - start) * 1000)
+            self.tally(sent).ttft.append(first - start)
+        for gap in gaps:
+            self.report("ITL", "inter-token", gap * 1000)
+        self.tally(sent).itl.extend(gaps)
+        if gaps and previous > first:
+            self.report("SPEED", "per request", (generated - 1) / (previous - first))
+        self.answered(sent, start, generated)
+        return None
+
+    def answered(self, sent: float, start: float, tokens: int) -> None:
+        """Count a request that got its whole answer just now."""
+        self.report("TOKENS", "per request", tokens)
+        tally = self.tally(sent)
+        tally.answered += 1
+        tally.tokens += tokens
+        tally.latency.append(time.perf_counter() - start)
+
+    def shed(self, response: ResponseContextManager, sent: float) -> float:
+        """Count a 429 apart from requests and failures. Returns the seconds it asks to wait."""
+        response.request_meta["request_type"] = "SHED"
+        response.request_meta["name"] = "429"
+        response.success()
+        self.tally(sent).shed += 1
+        return min(float(response.headers.get("Retry-After") or 1), MAX_RETRY_AFTER)
 
     def report(self, kind: str, name: str, value: float) -> None:
         """Fire an event of our own; `value` takes the place of milliseconds."""
@@ -179,14 +255,6 @@ class ApiUser(HttpUser):
             exception=None,
             context={},
         )
-
-
-def shed(response: ResponseContextManager) -> float:
-    """Count a 429 apart from requests and failures. Returns the seconds it asks to wait."""
-    response.request_meta["request_type"] = "SHED"
-    response.request_meta["name"] = "429"
-    response.success()
-    return min(float(response.headers.get("Retry-After") or 1), MAX_RETRY_AFTER)
 
 
 def stream_events(response: ResponseContextManager) -> Iterator[dict[str, Any]]:
@@ -215,16 +283,17 @@ class ClosedLoopUser(ApiUser):
 
 
 class OpenLoopUser(ApiUser):
-    """Sends requests at random times, whether or not earlier ones have been answered."""
+    """One arrival a second on average, whether or not earlier ones have been answered."""
 
     def wait_time(self) -> float:
         """Exponential gaps: arrivals of independent people are a Poisson process."""
-        return random.expovariate(ARRIVALS_PER_SECOND)
+        return random.expovariate(self.environment.parsed_options.rate_scale)
 
     def on_start(self) -> None:
-        """Begin with nothing in flight."""
+        """Begin with nothing in flight, at a random time."""
         super().on_start()
         self.in_flight = Group()
+        gevent.sleep(self.wait_time())
 
     def on_stop(self) -> None:
         """Wait for the last answers; each request has its own time limit."""
@@ -238,23 +307,44 @@ class OpenLoopUser(ApiUser):
             self.in_flight.spawn(self.stream)
         else:
             self.report("SHED", "not sent: too many in flight", 0)
+            self.tally(time.time()).failed += 1  # the load that was asked for was not made
+
+
+# -- the end ---------------------------------------------------------------------------------------
 
 
 @events.quitting.add_listener
 def judge(environment: Environment, **_: Any) -> None:
-    """Print the run in one line and set the exit status."""
-    entries = list(environment.stats.entries.values())
-    requests = [entry for entry in entries if entry.method == "POST"]
-    failed = sum(entry.num_failures for entry in requests)
-    succeeded = sum(entry.num_requests for entry in requests) - failed
-    shed_load = sum(entry.num_requests for entry in entries if entry.method == "SHED")
-    tokens = sum(entry.total_response_time for entry in entries if entry.method == "TOKENS")
-    seconds = max(environment.stats.total.last_request_timestamp or 0, 0) - (
-        environment.stats.total.start_time
-    )
-    rate = tokens / seconds if seconds > 0 else 0.0
+    """Print the run in a few lines, write the report and set the exit status."""
+    if isinstance(environment.runner, WorkerRunner) or not hasattr(environment, "recorder"):
+        return
+    options, recorder = environment.parsed_options, environment.recorder
+    whole, stages = recorder.whole(), recorder.rows(options.rate_scale)
+    gates = slo.judge(whole, slo.limits(slo.GATES, options.gate))
+    objectives = slo.limits(slo.OBJECTIVES, options.objective)
+    best = slo.knee(stages, objectives) if SHAPES[options.shape][0].open_loop else None
+    if options.report:
+        report = {
+            "shape": options.shape,
+            "host": environment.host,
+            "drafter": options.drafter or "the server's default",
+            "api": options.api,
+            "category": options.category,
+            "objectives": objectives,
+            "gates": {verdict.name: verdict.good for verdict in gates},
+            "whole": whole,
+            "stages": stages,
+            "knee": best,
+        }
+        write(Path(options.report), report)
     print(
-        f"\n{succeeded} answered, {shed_load} shed (429), {failed} failed; "
-        f"{tokens:.0f} tokens, {rate:.1f} per second"
+        f"\n{whole['answered']} answered, {whole['shed']} shed (429), {whole['failed']} failed; "
+        f"{whole['tokens']} tokens, {whole['tokens_per_second']:.1f} per second"
     )
-    environment.process_exit_code = 1 if failed or not succeeded else 0
+    for verdict in gates:
+        print(f"gate: {verdict}")
+    if len(stages) > 1 and SHAPES[options.shape][0].open_loop:
+        print(f"knee: {best['arrived_per_second']:.1f} per second" if best else "knee: none")
+    failed = whole["failed"] or not whole["answered"]
+    gates_missed = not all(verdict.good for verdict in gates)
+    environment.process_exit_code = 1 if failed else 2 if gates_missed else 0

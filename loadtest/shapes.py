@@ -1,8 +1,8 @@
 """Load shapes as data: how many users, for how long. Every shape ends by itself.
 
 Closed-loop users wait for an answer before they ask again, so they slow down together with an
-overloaded server and hide how bad it is. The shape `arrivals` is open-loop: requests come at
-random times whether or not earlier ones have been answered, as they do from people.
+overloaded server and hide how bad it is. Open-loop users stand for one arrival a second each, at
+random times, whether or not earlier requests have been answered, as it is with people.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`users` for `seconds`; where `open_loop`, each user stands for a stream of arrivals."""
+    """`users` for `seconds`; where `open_loop`, each user stands for one arrival a second."""
 
     seconds: float
     users: int
@@ -22,21 +22,21 @@ class Stage:
 SHAPES: dict[str, tuple[Stage, ...]] = {
     # Does it work at all? What CI runs.
     "smoke": (Stage(30, 2),),
-    # Where does latency leave the ground?
-    "ramp": tuple(Stage(30, users) for users in (1, 2, 4, 8, 16, 32)),
+    # Where is the knee? More and more arrivals; see `--rate-scale` for slower models.
+    "ramp": tuple(Stage(20, rate, open_loop=True) for rate in (2, 4, 8, 12, 16, 24, 32, 48)),
     # Does it shed load instead of falling over, and recover?
     "spike": (Stage(30, 2), Stage(30, 60), Stage(60, 2)),
     # Does anything grow that should not?
-    "steady": (Stage(600, 4),),
-    # What do people see who do not wait for each other?
-    "arrivals": (Stage(60, 1, open_loop=True), Stage(60, 4, open_loop=True)),
+    "soak": (Stage(900, 4),),
+    # What do people see who do not wait for each other? The same rate all the time.
+    "arrivals": (Stage(120, 4, open_loop=True),),
 }
 
 
-def stage_at(stages: tuple[Stage, ...], seconds: float) -> Stage | None:
-    """The stage that runs `seconds` after the start; None after the last one."""
-    for stage in stages:
+def stage_at(stages: tuple[Stage, ...], seconds: float) -> int | None:
+    """The place of the stage that runs `seconds` after the start; None after the last one."""
+    for place, stage in enumerate(stages):
         if seconds < stage.seconds:
-            return stage
+            return place
         seconds -= stage.seconds
     return None

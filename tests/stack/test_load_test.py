@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,12 +41,23 @@ class StandIn(BaseHTTPRequestHandler):
             self.reply(429, "application/json", b"{}", {"Retry-After": "0"})
         elif odd == "fail":
             self.reply(500, "application/json", b"{}", {})
+        elif self.path == "/v1/completions":
+            self.reply_as_openai(stream=bool(body.get("stream")))
         elif body.get("stream"):
             events = [*STEPS] if odd == "cut" else [*STEPS, ANSWER]
             text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
             self.reply(200, "text/event-stream", f"{text}data: [DONE]\n\n".encode(), {})
         else:
             self.reply(200, "application/json", json.dumps(ANSWER).encode(), {})
+
+    def reply_as_openai(self, *, stream: bool) -> None:
+        usage = {"usage": {"completion_tokens": 3}, "choices": []}
+        if not stream:
+            self.reply(200, "application/json", json.dumps(usage).encode(), {})
+            return
+        chunks = [{"choices": [{"text": text}], "usage": None} for text in ("a", "bc")]
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in [*chunks, usage])
+        self.reply(200, "text/event-stream", f"{text}data: [DONE]\n\n".encode(), {})
 
     def reply(self, status: int, kind: str, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -87,6 +99,7 @@ def run_locust(url: str, folder: Path, *options: str) -> Run:
         pytest.skip("Locust is not installed (extra `load`)")
     command = [locust, "-f", "loadtest/locustfile.py", "--headless", "--host", url]
     command += ["--csv", str(folder / "run"), "--html", str(folder / "run.html")]
+    command += ["--report", str(folder / "stages.json")]
     result = run(*command, "--time-scale", "0.05", *options)
     output = result.stdout + result.stderr
     with (folder / "run_stats.csv").open() as lines:
@@ -127,9 +140,54 @@ def test_a_failure_shows_in_the_exit_status(url: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["answer"], indirect=True)
 def test_an_open_loop_does_not_wait_for_answers(url: str, tmp_path: Path) -> None:
-    status, rows, output = run_locust(url, tmp_path, "--shape", "arrivals", "--time-scale", "0.1")
+    status, rows, output = run_locust(url, tmp_path, "--shape", "arrivals", "--rate-scale", "4")
     assert status == 0, output
     assert int(rows["POST /generate (stream)"]["Request Count"]) > 0
+
+
+def report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "stages.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("url", ["shed"], indirect=True)
+def test_the_report_counts_what_locust_counts(url: str, tmp_path: Path) -> None:
+    _, rows, output = run_locust(url, tmp_path)
+    whole = report(tmp_path)["whole"]
+    assert whole["shed"] == int(rows["SHED 429"]["Request Count"])
+    answered = [int(row["Request Count"]) for name, row in rows.items() if name.startswith("POST")]
+    assert abs(whole["answered"] - sum(answered)) <= 2  # cut off by the end
+    assert whole["tokens"] == 3 * whole["answered"]
+    assert whole["failed"] == 0
+    with (tmp_path / "stages.csv").open() as lines:
+        (row,) = csv.DictReader(lines)
+    assert float(row["answered"]) == whole["answered"]
+    assert f"{whole['answered']} answered" in output
+
+
+@pytest.mark.parametrize("url", ["answer"], indirect=True)
+def test_a_missed_gate_shows_in_the_exit_status(url: str, tmp_path: Path) -> None:
+    status, _, output = run_locust(url, tmp_path, "--gate", "latency_p95=0")
+    assert status == 2, output
+    assert "MISSED" in output
+    assert report(tmp_path)["gates"] == {"failed_share": True, "latency_p95": False}
+
+
+@pytest.mark.parametrize("url", ["answer"], indirect=True)
+def test_processes_add_up(url: str, tmp_path: Path) -> None:
+    status, rows, output = run_locust(url, tmp_path, "--processes", "2", "--time-scale", "0.15")
+    assert status == 0, output
+    whole = report(tmp_path)["whole"]
+    counted = sum(int(row["Request Count"]) for name, row in rows.items() if "TOKENS" in name)
+    assert whole["answered"] == counted > 0
+
+
+@pytest.mark.parametrize("url", ["answer"], indirect=True)
+def test_openais_way_is_asked_too(url: str, tmp_path: Path) -> None:
+    status, rows, output = run_locust(url, tmp_path, "--api", "openai")
+    assert status == 0, output
+    assert float(rows["TOKENS per request"]["Average Response Time"]) == 3
+    assert int(rows["TTFT first token"]["Request Count"]) > 0
 
 
 def test_nobody_answering_is_a_failure(tmp_path: Path) -> None:
@@ -142,15 +200,15 @@ def test_a_shape_ends(name: str) -> None:
     stages = SHAPES[name]
     total = sum(stage.seconds for stage in stages)
     assert total <= 900
-    assert stage_at(stages, 0) == stages[0]
-    assert stage_at(stages, total - 0.01) == stages[-1]
+    assert stage_at(stages, 0) == 0
+    assert stage_at(stages, total - 0.01) == len(stages) - 1
     assert stage_at(stages, total) is None
 
 
 def test_stages_follow_each_other() -> None:
     stages = (Stage(10, 1), Stage(5, 8))
     found = [stage_at(stages, second) for second in (0, 9, 10, 14, 15)]
-    assert found == [stages[0], stages[0], stages[1], stages[1], None]
+    assert found == [0, 0, 1, 1, None]
 
 
 def test_prompts_are_many_different_and_of_every_category() -> None:
@@ -163,3 +221,6 @@ def test_prompts_are_many_different_and_of_every_category() -> None:
         "creative",
     }
     assert len({prompt["prompt"] for prompt in prompts}) == len(prompts) >= 60
+    held_out = (ROOT / "api" / "models" / "demo" / "heldout.jsonl").read_text().splitlines()
+    unseen = {json.loads(line)["prompt"] for line in held_out}
+    assert {p["prompt"] for p in prompts if p["category"] == "code"} <= unseen

@@ -1,0 +1,89 @@
+"""Compares ramps: `python loadtest/knee.py LABEL=REPORT.json … [--output PNG] [--table MD]`.
+
+Draws latency, refusals and tokens per second over the rate of arrivals for each report, and
+prints the knees (see `slo.py`) as a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+PANELS = (
+    ("ttft_p95", "time to first token, p95 (s)"),
+    ("latency_p95", "latency of the answered, p95 (s)"),
+    ("shed_share", "share refused (429)"),
+    ("tokens_per_second", "tokens per second"),
+)
+COLUMNS = (
+    ("knee, requests per second", "arrived_per_second", ".1f"),
+    ("tokens per second there", "tokens_per_second", ".0f"),
+    ("first token p95 there, ms", "ttft_p95", ".0f"),
+    ("latency p95 there, ms", "latency_p95", ".0f"),
+)
+
+
+def table(reports: dict[str, dict[str, Any]]) -> str:
+    """A row for each report: where its knee is, and what the last stage of the ramp was like."""
+    lines = [
+        f"| | {' | '.join(title for title, _, _ in COLUMNS)} "
+        "| past it: refused | past it: latency p95, ms | failed |",
+        "|---" * (len(COLUMNS) + 4) + "|",
+    ]
+    for label, report in reports.items():
+        best, last, whole = report["knee"], report["stages"][-1], report["whole"]
+        cells = []
+        for _, name, form in COLUMNS:
+            scale = 1000 if name.endswith("_p95") else 1
+            cells.append(format(best[name] * scale, form) if best else "none")
+        cells += [f"{last['shed_share']:.0%}", f"{last['latency_p95'] * 1000:.0f}"]
+        lines.append(f"| {label} | {' | '.join(cells)} | {whole['failed']} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(reports: dict[str, dict[str, Any]], output: Path) -> None:
+    """One small plot per figure, one line per report, its knee as a dot."""
+    figure, axes = plt.subplots(2, 2, figsize=(10, 6.5), sharex=True, layout="constrained")
+    for place, (name, title) in zip(axes.flat, PANELS, strict=True):
+        for label, report in reports.items():
+            rates = [stage["arrived_per_second"] for stage in report["stages"]]
+            (line,) = place.plot(rates, [stage[name] for stage in report["stages"]], label=label)
+            if best := report["knee"]:
+                place.plot([best["arrived_per_second"]], [best[name]], "o", color=line.get_color())
+            if (limit := report["objectives"].get(name)) and name != "latency_p95":
+                place.axhline(limit, color="grey", linestyle="--", linewidth=0.8)
+        place.set_title(title, fontsize=10, loc="left")
+        place.set_ylim(bottom=0)
+        place.grid(alpha=0.3)
+    for place in axes[1]:
+        place.set_xlabel("requests per second that arrive")
+    axes[0][0].legend(title="dot: knee, dashed: objective", fontsize=9)
+    figure.savefig(output, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("reports", nargs="+", metavar="LABEL=REPORT.json")
+    parser.add_argument("--output", type=Path, default=Path("knee.png"))
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    pairs = (item.partition("=") for item in options.reports)
+    reports = {label: json.loads(Path(path).read_text()) for label, _, path in pairs}
+    draw(reports, options.output)
+    text = table(reports)
+    print(text)
+    if options.table:
+        options.table.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The two ways to ask: the service's own `/generate`, and OpenAI's `/v1/completions`.
+
+Each knows the body of a request and what the pieces of its answer mean, and nothing of Locust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one event of a stream brought: new tokens, or the whole count at the end."""
+
+    tokens: int = 0  # tokens in this event; where the protocol does not say, 1 for any text
+    generated: int | None = None  # all tokens of the answer, from its last event
+    error: str | None = None
+
+
+class ApiProtocol(Protocol):
+    """One way to ask."""
+
+    path: str
+
+    def body(self, prompt: str, tokens: int, drafter: str, *, stream: bool) -> dict[str, Any]:
+        """The request for at most `tokens` tokens."""
+
+    def generated(self, answer: Mapping[str, Any]) -> int:
+        """Tokens of a whole answer."""
+
+    def read(self, event: Mapping[str, Any]) -> Progress:
+        """What an event of a stream says."""
+
+
+class Generate:
+    """`POST /generate`: every event lists its tokens."""
+
+    path = "/generate"
+
+    def body(self, prompt: str, tokens: int, drafter: str, *, stream: bool) -> dict[str, Any]:
+        """The request for at most `tokens` tokens."""
+        asked: dict[str, Any] = {"prompt": prompt, "max_new_tokens": tokens}
+        if drafter:
+            asked["drafter"] = drafter
+        return asked | {"stream": True} if stream else asked
+
+    def generated(self, answer: Mapping[str, Any]) -> int:
+        """Tokens of a whole answer."""
+        return int(answer["generated_tokens"])
+
+    def read(self, event: Mapping[str, Any]) -> Progress:
+        """What an event of a stream says."""
+        if "error" in event:
+            return Progress(error=str(event["error"].get("code")))
+        if "finish_reason" in event:
+            return Progress(generated=int(event["generated_tokens"]))
+        return Progress(tokens=len(event["tokens"]))
+
+
+class OpenAI:
+    """`POST /v1/completions`, with the usage at the end of a stream."""
+
+    path = "/v1/completions"
+
+    def body(self, prompt: str, tokens: int, drafter: str, *, stream: bool) -> dict[str, Any]:
+        """The request for at most `tokens` tokens; the drafter is the server's choice."""
+        asked: dict[str, Any] = {"model": "default", "prompt": prompt, "max_tokens": tokens}
+        asked["temperature"] = 0
+        if stream:
+            asked |= {"stream": True, "stream_options": {"include_usage": True}}
+        return asked
+
+    def generated(self, answer: Mapping[str, Any]) -> int:
+        """Tokens of a whole answer."""
+        return int(answer["usage"]["completion_tokens"])
+
+    def read(self, event: Mapping[str, Any]) -> Progress:
+        """What an event of a stream says."""
+        if "error" in event:
+            return Progress(error=str(event["error"].get("code")))
+        usage = event.get("usage")
+        text = any(choice.get("text") for choice in event.get("choices", []))
+        return Progress(
+            tokens=1 if text else 0,
+            generated=int(usage["completion_tokens"]) if usage else None,
+        )
+
+
+PROTOCOLS: dict[str, ApiProtocol] = {"generate": Generate(), "openai": OpenAI()}
