@@ -140,6 +140,9 @@ class ApiUser(HttpUser):
         options = self.environment.parsed_options
         self.client.headers["X-Load-Test"] = options.shape
         self.protocol = PROTOCOLS[options.api]
+        self.model = ""
+        if self.protocol.needs_model:
+            self.model = self.client.get("/v1/models").json()["data"][0]["id"]
         self.prompts = [p["prompt"] for p in PROMPTS if options.category in {"all", p["category"]}]
 
     def tally(self, sent: float) -> Tally:
@@ -153,7 +156,7 @@ class ApiUser(HttpUser):
         drawn = round(MEDIAN_TOKENS * random.lognormvariate(0, SIGMA))
         tokens = options.max_new_tokens or min(max(drawn, SHORTEST), LONGEST)
         prompt = random.choice(self.prompts)
-        return self.protocol.body(prompt, tokens, options.drafter, stream=stream)
+        return self.protocol.body(prompt, tokens, options.drafter, self.model, stream=stream)
 
     def plain(self) -> float:
         """Send one request for a whole answer. Returns the seconds to wait before the next."""

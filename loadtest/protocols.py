@@ -23,8 +23,11 @@ class ApiProtocol(Protocol):
     """One way to ask."""
 
     path: str
+    needs_model: bool  # whether a request has to name the model
 
-    def body(self, prompt: str, tokens: int, drafter: str, *, stream: bool) -> dict[str, Any]:
+    def body(
+        self, prompt: str, tokens: int, drafter: str, model: str, *, stream: bool
+    ) -> dict[str, Any]:
         """The request for at most `tokens` tokens."""
 
     def generated(self, answer: Mapping[str, Any]) -> int:
@@ -38,8 +41,11 @@ class Generate:
     """`POST /generate`: every event lists its tokens."""
 
     path = "/generate"
+    needs_model = False
 
-    def body(self, prompt: str, tokens: int, drafter: str, *, stream: bool) -> dict[str, Any]:
+    def body(
+        self, prompt: str, tokens: int, drafter: str, model: str, *, stream: bool
+    ) -> dict[str, Any]:
         """The request for at most `tokens` tokens."""
         asked: dict[str, Any] = {"prompt": prompt, "max_new_tokens": tokens}
         if drafter:
@@ -63,10 +69,13 @@ class OpenAI:
     """`POST /v1/completions`, with the usage at the end of a stream."""
 
     path = "/v1/completions"
+    needs_model = True
 
-    def body(self, prompt: str, tokens: int, drafter: str, *, stream: bool) -> dict[str, Any]:
+    def body(
+        self, prompt: str, tokens: int, drafter: str, model: str, *, stream: bool
+    ) -> dict[str, Any]:
         """The request for at most `tokens` tokens; the drafter is the server's choice."""
-        asked: dict[str, Any] = {"model": "default", "prompt": prompt, "max_tokens": tokens}
+        asked: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": tokens}
         asked["temperature"] = 0
         if stream:
             asked |= {"stream": True, "stream_options": {"include_usage": True}}

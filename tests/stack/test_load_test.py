@@ -42,6 +42,7 @@ class StandIn(BaseHTTPRequestHandler):
         elif odd == "fail":
             self.reply(500, "application/json", b"{}", {})
         elif self.path == "/v1/completions":
+            assert body["model"] == "it"
             self.reply_as_openai(stream=bool(body.get("stream")))
         elif body.get("stream"):
             events = [*STEPS] if odd == "cut" else [*STEPS, ANSWER]
@@ -49,6 +50,10 @@ class StandIn(BaseHTTPRequestHandler):
             self.reply(200, "text/event-stream", f"{text}data: [DONE]\n\n".encode(), {})
         else:
             self.reply(200, "application/json", json.dumps(ANSWER).encode(), {})
+
+    def do_GET(self) -> None:
+        assert self.path == "/v1/models"
+        self.reply(200, "application/json", b'{"data": [{"id": "it"}]}', {})
 
     def reply_as_openai(self, *, stream: bool) -> None:
         usage = {"usage": {"completion_tokens": 3}, "choices": []}

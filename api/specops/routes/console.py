@@ -78,7 +78,7 @@ async def index(request: Request) -> Response:
 async def figures(state: State) -> Response:
     """Tell once a second how the model and the load are, until the client or the service leaves."""
     left = asyncio.Event()
-    return EventStream(_figures(state, left), left.set)
+    return EventStream(_figures(state, left), left.set, {})
 
 
 async def _figures(state: AppState, left: asyncio.Event) -> AsyncGenerator[bytes, None]:
