@@ -10,8 +10,10 @@ from importlib.metadata import version
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from specops.config import Settings
+from specops.engine import ModelState
 from specops.errors import ApiError, InvalidField, from_http_exception, from_validation_error
 from specops.metrics import Metrics
 from specops.middleware import ApiKeys, RequestContext
@@ -21,6 +23,7 @@ from specops.routes.state import AppState
 from specops.service import NotReady, QueueFull, Service
 
 _NOT_READY_RETRY_SECONDS = 5
+_GENERATING = frozenset((generate.PATH, completions.PATH, chat.PATH))
 
 
 def create_app(
@@ -54,12 +57,29 @@ def create_app(
         RequestContext,
         keys=ApiKeys(settings.api_keys),
         rejected=lambda: metrics.observe_rejected("unauthorized"),
+        refuse=lambda scope: _refuse_if_full(scope, service),
         observe_load_test=metrics.observe_load_test,
     )
     for endpoints in (generate, chat, completions, models, health, console):
         app.include_router(endpoints.router)
     _answer_errors(app, metrics)
     return app
+
+
+def _refuse_if_full(scope: Scope, service: Service) -> Response | None:
+    """Turn away who wants an answer and would find no place, before the body is read."""
+    if scope["path"] not in _GENERATING or service.state is not ModelState.READY:
+        return None
+    try:
+        service.check_room(1)
+    except QueueFull as error:
+        return _full(error)
+    return None
+
+
+def _full(error: QueueFull) -> Response:
+    retry = {"retry-after": str(error.retry_after)}
+    return ApiError(429, str(error), code=error.reason, headers=retry).response()
 
 
 def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
@@ -91,8 +111,7 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(QueueFull)
     async def queue_full(request: Request, error: QueueFull) -> Response:
-        retry = {"retry-after": str(error.retry_after)}
-        return ApiError(429, str(error), code=error.reason, headers=retry).response()
+        return _full(error)
 
     @app.exception_handler(PromptTooLong)
     async def prompt_too_long(request: Request, error: PromptTooLong) -> Response:

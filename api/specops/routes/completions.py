@@ -23,10 +23,11 @@ from specops.sse import PAUSE, EventStream
 from specops.tokenizer import Tokenizer
 
 _DEFAULT_TOKENS = 16  # OpenAI's
-router = APIRouter(prefix="/v1", tags=["openai"])
+PATH = "/v1/completions"
+router = APIRouter(tags=["openai"])
 
 
-@router.post("/completions", response_model=Completion, responses=RESPONSES)
+@router.post(PATH, response_model=Completion, responses=RESPONSES)
 async def completions(body: CompletionRequest, request: Request, state: State) -> Response:
     """Continue one or several prompts.
 

@@ -18,10 +18,11 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}},
     **error_responses(422),
 }
+PATH = "/generate"
 router = APIRouter(tags=["generate"])
 
 
-@router.post("/generate", response_model=GenerateResponse, responses=_RESPONSES)
+@router.post(PATH, response_model=GenerateResponse, responses=_RESPONSES)
 async def generate(body: GenerateRequest, request: Request, state: State) -> Response:
     """Continue a prompt.
 

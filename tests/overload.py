@@ -1,0 +1,192 @@
+"""A crowd in front of a real server: everybody sends at the same moment, and each end is noted.
+
+`python -m tests.overload --clients 200` does it by hand and prints the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+HOST = "127.0.0.1"
+START_SECONDS = 120.0
+PROMPT = "def __enter__(self):\n    return self\n"
+ENDPOINTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+    ("/v1/completions", {"prompt": PROMPT}),
+)
+
+
+@dataclass(frozen=True)
+class End:
+    """How one request ended.
+
+    Attributes:
+        status: HTTP's; of a stream that failed later, its error's.
+        seconds: from sending to the first byte of the answer.
+        headers: by lower-case name.
+        tokens: generated, as the usage tells.
+    """
+
+    status: int
+    seconds: float
+    headers: dict[str, str]
+    tokens: int
+
+
+@contextmanager
+def serving(folder: Path, **variables: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """Serve the demo pair in a process of its own; its port and the process, once it is ready."""
+    with socket.create_server((HOST, 0)) as probe:
+        port = probe.getsockname()[1]
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("SPECOPS_")}
+    variables = {"SPECOPS_CACHE_DIR": str(folder / "cache"), **variables}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "specops", "serve", "--port", str(port)],
+            env=inherited | variables,
+            stderr=log,
+        )
+        try:
+            asyncio.run(_ready(port, process))
+            yield port, process
+        finally:
+            process.kill()
+            process.wait()
+
+
+async def _ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            if process.poll() is not None:
+                raise AssertionError(f"the server ended with {process.returncode}")
+            try:
+                head, _ = await exchange(port, b"GET /health HTTP/1.1\r\nhost: test\r\n")
+                if head.startswith(b"HTTP/1.1 200"):
+                    return
+            except OSError:
+                pass  # nobody listens yet
+            await asyncio.sleep(0.05)
+
+
+async def exchange(port: int, head: bytes, body: bytes = b"") -> tuple[bytes, bytes]:
+    """Send one request on a connection of its own; the answer's head and body."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        writer.write(head + b"connection: close\r\n\r\n" + body)
+        answer = await reader.read()
+    finally:
+        writer.close()
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    return head, rest
+
+
+async def crowd(port: int, clients: int, **fields: Any) -> list[End]:
+    """Connect them all, then let all send at once; every other one streams."""
+    connections = [await asyncio.open_connection(HOST, port) for _ in range(clients)]
+    ends = (
+        _ask(index, reader, writer, fields) for index, (reader, writer) in enumerate(connections)
+    )
+    return await asyncio.gather(*ends)
+
+
+async def _ask(
+    index: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fields: dict[str, Any]
+) -> End:
+    path, body = ENDPOINTS[index % 2]
+    stream = index // 2 % 2 == 1
+    body = {"model": "demo", "max_tokens": 24, "temperature": 0, "ignore_eos": True} | body | fields
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\nconnection: close\r\n\r\n"
+    )
+    started = time.monotonic()
+    writer.write(head.encode() + content)
+    first = await reader.read(1 << 16)
+    seconds = time.monotonic() - started
+    answer = first + await reader.read()
+    writer.close()
+    return _end(answer, seconds)
+
+
+def _end(answer: bytes, seconds: float) -> End:
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    line, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    status = int(line.split()[1])
+    text = rest.decode()
+    if status == 200 and headers["content-type"].startswith("text/event-stream"):
+        events = re.findall(r"^data: (.*)$", text.replace("\r\n", "\n"), re.MULTILINE)
+        last = json.loads(events[-2] if events[-1] == "[DONE]" else events[-1])
+        if "error" in last:
+            status = 504 if last["error"]["code"] == "timeout" else 500
+        elif events[-1] != "[DONE]":
+            status = 0  # it broke off
+        tokens = (last.get("usage") or {}).get("completion_tokens", 0)
+    else:
+        answered = json.loads(text)
+        tokens = answered.get("usage", {}).get("completion_tokens", 0)
+    return End(status, seconds, headers, tokens)
+
+
+async def gauge(port: int, name: str) -> float:
+    """The value of one of the service's series without labels."""
+    _, page = await exchange(port, b"GET /metrics HTTP/1.1\r\nhost: test\r\n")
+    found = re.search(rf"^specops_{name} (.*)$", page.decode(), re.MULTILINE)
+    if found is None:
+        raise AssertionError(f"there is no {name}")
+    return float(found[1])
+
+
+def resident_bytes(process: subprocess.Popen[bytes]) -> int:
+    """Memory of a process that is no file's."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return sum(
+        int(re.search(rf"{name}:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
+        for name in ("RssAnon", "RssShmem")
+    )
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--bursts", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (port, process):
+        for number in range(options.bursts):
+            before = resident_bytes(process)
+            ends = asyncio.run(crowd(port, options.clients))
+            refused = sorted(end.seconds * 1000 for end in ends if end.status == 429)
+            counts = dict(sorted(Counter(end.status for end in ends).items()))
+            print(f"burst {number + 1}: {counts}, first byte of a 429 after", end=" ")
+            if len(refused) > 1:
+                print(
+                    f"{median(refused):.1f} ms (median), {quantiles(refused, n=20)[-1]:.1f} (95 %)",
+                    end="",
+                )
+            print(f"; anonymous memory {before / 1e6:.1f} → {resident_bytes(process) / 1e6:.1f} MB")
+        process.send_signal(signal.SIGTERM)
+        print("exit code", process.wait(60))
+
+
+if __name__ == "__main__":
+    _main()
