@@ -26,7 +26,7 @@ from typing import Any
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
-PROMPT = "def __enter__(self):\n    return self\n"
+PROMPT = "def __enter__(self):\n    return self\n\ndef __exit__(self, *args):"
 ENDPOINTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
     ("/v1/completions", {"prompt": PROMPT}),

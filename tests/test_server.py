@@ -14,7 +14,7 @@ import pytest
 from specops.app import create_app
 from specops.config import Settings
 from specops.request import FinishReason
-from specops.server import DrainingServer, make_server
+from specops.server import DrainingServer, make_server, run
 from specops.service import NotReady
 from tests.fakes import FakeService, output
 
@@ -112,6 +112,21 @@ async def test_crash_of_the_engine_ends_the_process_once_everybody_has_been_told
     service.crashed.set()
     assert (await asking).status_code == 500
     await asyncio.wait_for(running.task, 10)
+
+
+@pytest.mark.parametrize(("error", "code"), [("the fuse blew", 1), (None, 0)])
+def test_exit_code_tells_a_crash_from_an_end(error: str | None, code: int) -> None:
+    class Ending(FakeService):
+        def start(self) -> None:
+            self.error = error
+            if error is None:
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                self.crashed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        settings = Settings(port=probe.getsockname()[1])
+    assert run(create_app(settings, Ending()), settings) == code  # type: ignore[arg-type]
 
 
 async def test_client_that_hangs_up_gives_its_place_up(running: Running) -> None:
