@@ -86,6 +86,16 @@ function showLegend(made) {
   $("legend").replaceChildren(...items);
 }
 
+// What can be said while the answer still comes; the last event brings the service's own figures.
+function showProgress(made, steps, firstMs, startMs) {
+  const tokens = Object.values(made).reduce((sum, count) => sum + count, 0);
+  const seconds = (performance.now() - startMs - firstMs) / 1000;
+  $("f-speed").textContent = seconds > 0 ? ((tokens - 1) / seconds).toFixed(1) : "–";
+  $("f-jump").textContent = steps > 1 ? ((tokens - 1) / (steps - 1)).toFixed(2) : "–";
+  $("f-first").textContent = `${firstMs.toFixed(0)} ms`;
+  $("f-accepted").textContent = `${tokens - (made.target || 0)}`;
+}
+
 function showFigures(answer, firstMs) {
   const details = answer.details || {};
   $("f-speed").textContent = answer.tokens_per_second.toFixed(1);
@@ -109,7 +119,11 @@ async function ask() {
   const made = {};
   const start = performance.now();
   let first = null;
+  let steps = 0;
   showError("");
+  for (const name of ["speed", "jump", "first", "latency", "accepted", "gain"]) {
+    $(`f-${name}`).textContent = "–";
+  }
   $("answer").replaceChildren();
   $("legend").replaceChildren();
   $("progress").textContent = "Generating.";
@@ -129,7 +143,9 @@ async function ask() {
       if (event.error) throw new Error(event.error.message);
       if (event.tokens) {
         first ??= performance.now() - start;
+        steps += 1;
         showTokens(event.tokens, made);
+        showProgress(made, steps, first, start);
       } else {
         whole = true;
         showFigures(event, first);
@@ -154,7 +170,7 @@ const CHARTS = [
   { id: "speed", title: "Tokens per second", lines: ["speed"], write: (v) => v.toFixed(1) },
   { id: "jump", title: "Tokens per jump", lines: ["jump"], write: (v) => v.toFixed(2) },
   { id: "queue", title: "Running, waiting", lines: ["running", "waiting"], write: (v) => v.toFixed(0) },
-  { id: "memory", title: "Memory against the cap", lines: ["anon"], limit: "cap", write: (v) => `${(v / MIB).toFixed(0)} MiB` },
+  { id: "memory", title: "Memory, MiB", lines: ["anon"], limit: "cap", write: (v) => (v / MIB).toFixed(0) },
 ];
 const history = [];
 
