@@ -106,3 +106,18 @@ def test_one_row_decoded_is_one_token_verified() -> None:
     assert costs.verify[1] == costs.decode[1] > 1
     costs.saw_verify(1, 0.5)
     assert costs.verify[1] == costs.decode[1]
+
+
+def test_the_table_has_every_size_at_todays_speed() -> None:
+    curve = CostCurve([2.0, 3.0], [2.0, 2.5, 4.0], guess=0.5, feed=0.1)
+    curve.drift = 2.0
+    assert list(curve.table()) == [
+        ("verify", 1, 4.0),
+        ("verify", 2, 6.0),
+        ("decode", 1, 4.0),
+        ("decode", 2, 5.0),
+        ("decode", 3, 8.0),
+        ("guess", 1, 1.0),
+        ("feed", 1, 0.2),
+    ]
+    assert {kind for kind, *_ in CostCurve([1.0], [1.0]).table()} == {"verify", "decode"}

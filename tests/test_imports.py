@@ -31,7 +31,7 @@ LAYERS = [
     {"sampling", "decoder", "text_stream"},
     {"kv_cache", "tokenizer", "chat_template", "session", "acceptance"},
     {"memory_plan", "admission"},
-    {"config", "request", "cpus", "memory", "resources", "logs", "presets"},
+    {"config", "request", "cpus", "memory", "resources", "logs", "presets", "jump_window"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -90,6 +90,8 @@ SERIES_BEFORE_TRAFFIC = [
     ("model_ready_timestamp_seconds", {}),
     ("rows", {}),
     ("queue_size", {}),
+    *(("chosen_draft_tokens_count", {"drafter": drafter}) for drafter in ("draft", "cascade")),
+    *(("pass_cost_seconds", {"kind": kind, "size": "1"}) for kind in ("verify", "decode")),
     ("avg_jump", {}),
     ("draft_length", {}),
     ("requests_running", {}),
@@ -177,6 +179,42 @@ def test_misses_count_as_steps_but_not_as_drafts(metrics: Readable) -> None:
     assert metrics.value("sequence_steps_total") == 4
     assert metrics.value("avg_jump") == 6 / 4
     assert metrics.value("draft_length") == 4 / 4
+
+
+def test_chosen_lengths_are_counted_by_drafter_and_0_is_one(metrics: Readable) -> None:
+    metrics.observe_step(verify_step(draft_tokens=4))
+    metrics.observe_step(verify_step(draft_tokens=1, accepted_per_position=()))
+    metrics.observe_step(
+        StepStats(
+            StepKind.DECODE,
+            0.02,
+            4,
+            emitted_tokens=4,
+            missed_drafters=("draft",),  # had no choice
+            declined_drafters=("draft", "cascade"),
+        )
+    )
+    name = "chosen_draft_tokens"
+    assert metrics.value(f"{name}_count", drafter="draft") == 3
+    assert metrics.value(f"{name}_sum", drafter="draft") == 5
+    assert metrics.value(f"{name}_bucket", drafter="draft", le="0.0") == 1
+    assert metrics.value(f"{name}_bucket", drafter="draft", le="1.0") == 2
+    assert metrics.value(f"{name}_count", drafter="cascade") == 1
+    assert metrics.value(f"{name}_sum", drafter="cascade") == 0
+
+
+def test_the_controllers_estimates_are_read_when_asked(metrics: Readable) -> None:
+    assert metrics.value("estimated_speedup") == 1
+    costs = [("verify", 1, 0.01), ("verify", 2, 0.013), ("decode", 2, 0.015), ("guess", 1, 0.002)]
+    speedup = 1.5
+    metrics.watch_controller(lambda: speedup, lambda: costs)
+    assert metrics.value("estimated_speedup") == 1.5
+    speedup = 1.25
+    assert metrics.value("estimated_speedup") == 1.25
+    assert metrics.value("pass_cost_seconds", kind="verify", size="2") == 0.013
+    assert metrics.value("pass_cost_seconds", kind="guess", size="1") == 0.002
+    costs[1] = ("verify", 2, 0.02)
+    assert metrics.value("pass_cost_seconds", kind="verify", size="2") == 0.02
 
 
 def test_average_jump_forgets_what_is_older_than_a_minute(metrics: Readable) -> None:

@@ -86,6 +86,24 @@ def test_requests_are_answered_and_counted(tiny_settings: Settings) -> None:
     asyncio.run(scenario())
 
 
+def test_the_controllers_choices_and_estimates_are_exported(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(tiny_settings) as (service, metrics):
+            assert sample(metrics, "estimated_speedup") == 1
+            widest = tiny_settings.max_k_draft + 2  # 9 guesses' worth, rounded up to even
+            for kind, sizes in (("verify", widest), ("decode", tiny_settings.rows), ("guess", 1)):
+                for size in range(1, sizes + 1):
+                    assert sample(metrics, "pass_cost_seconds", kind=kind, size=str(size)) > 0
+            ticket = service.submit(request(drafter="draft", k_draft=3, max_new_tokens=9))
+            stats = (await collect(ticket))[-1].stats
+            assert stats is not None
+            assert sample(metrics, "chosen_draft_tokens_count", drafter="draft") == stats.drafts
+            assert sample(metrics, "chosen_draft_tokens_sum", drafter="draft") == stats.draft_tokens
+            assert sample(metrics, "estimated_speedup") >= 1
+
+    asyncio.run(scenario())
+
+
 def test_a_full_queue_refuses_at_once(tiny_settings: Settings) -> None:
     async def scenario() -> None:
         async with serving(tiny_settings) as (service, metrics):

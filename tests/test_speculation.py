@@ -12,7 +12,7 @@ from scipy.stats import chi2_contingency
 
 from specops.config import Settings
 from specops.engine import Engine
-from specops.request import GenerationRequest, GenerationStats, SamplingParams
+from specops.request import GenerationRequest, GenerationStats, SamplingParams, StepKind
 
 PROMPT = (7, 8, 9, 7, 8, 9, 7, 8)
 SEEDED = SamplingParams(6.0, top_k=8, top_p=0.95, seed=5)
@@ -133,3 +133,42 @@ def last_tokens(engine: Engine) -> Iterator[int]:
     while engine.scheduler.busy:
         for output in engine.scheduler.step().outputs:
             yield from (piece.token for piece in output.pieces)
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "draft", "cascade"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_every_step_was_guessed_for_or_missed_or_declined(
+    engine: Engine, drafter: str, adaptive: bool
+) -> None:
+    """But for those that had no room for a guess: at most one of a request."""
+    items = [request(drafter=drafter, k_draft=4, adaptive=adaptive, exact=False) for _ in range(2)]
+    for item in items:
+        engine.scheduler.add(item)
+    guessed = missed = declined = rows = 0
+    while engine.scheduler.busy:
+        for step in engine.scheduler.step().stats:
+            if step.kind is StepKind.PREFILL:
+                continue
+            rows += step.rows
+            guessed += step.draft_tokens > 0
+            missed += len(step.missed_drafters)
+            declined += len(step.declined_drafters)
+            assert set(step.declined_drafters) <= set(engine.scheduler.drafters)
+    if drafter == "none":
+        assert guessed == missed == declined == 0
+    else:
+        assert rows - len(items) <= guessed + missed + declined <= rows
+        assert adaptive or not declined
+
+
+def test_guesses_that_never_come_true_are_declined(engine: Engine) -> None:
+    """The controller's choice of no guess is told: what a histogram of choices is made from."""
+    declined: list[str] = []
+    for _ in range(8):
+        hot = SamplingParams(50.0, seed=next(_ids))  # the next token is any of 320
+        engine.scheduler.add(request(sampling=hot, drafter="draft", k_draft=4, adaptive=True))
+        while engine.scheduler.busy:
+            for step in engine.scheduler.step().stats:
+                declined += step.declined_drafters
+    assert set(declined) == {"draft"}
+    assert engine.scheduler.controller.estimated_speedup >= 1

@@ -1,4 +1,4 @@
-"""Figures that are read when Prometheus asks, not before: memory, processor, faults, disk.
+"""Figures that are read when Prometheus asks, not before: memory, processor, faults, disk, costs.
 
 Each collector takes its readers, so that a test can put others in their place.
 """
@@ -16,6 +16,10 @@ from specops.cpus import available_cpus
 from specops.memory import MemoryReading, Pressure, read_memory, read_pressure
 
 NAMESPACE = "specops"
+
+# Kind, size, seconds. There from the start, as 0; further sizes once a model is loaded.
+PassCosts = Iterable[tuple[str, int, float]]
+_UNKNOWN_COSTS = tuple((kind, 1, 0.0) for kind in ("verify", "decode", "guess", "feed"))
 
 
 class MemoryCollector(Collector):
@@ -129,3 +133,35 @@ class ResourceCollector(Collector):
             name: GaugeMetricFamily(f"{NAMESPACE}_{name}", text, labels=labels)
             for name, (text, labels) in texts.items()
         }
+
+
+class PassCostCollector(Collector):
+    """Reads what the controller takes passes to cost when Prometheus asks.
+
+    Attributes:
+        costs: kind of pass, its size, seconds.
+    """
+
+    def __init__(self) -> None:
+        self.costs: Callable[[], PassCosts] = lambda: _UNKNOWN_COSTS
+
+    def describe(self) -> Iterable[Metric]:
+        """Name the series without reading anything."""
+        return (self._family(),)
+
+    def collect(self) -> Iterable[Metric]:
+        """Read the figures now."""
+        family = self._family()
+        for kind, size, seconds in self.costs():
+            family.add_metric([kind, str(size)], seconds)
+        return (family,)
+
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            f"{NAMESPACE}_pass_cost_seconds",
+            "What the choice of draft lengths takes a forward pass to cost now: measured at start, "
+            "then kept up to date. `verify`: one request, `size` tokens; `decode`: `size` "
+            "requests, one token each; `guess`: the draft model's next guess; `feed`: one of many "
+            "tokens that the draft model takes in at once.",
+            labels=["kind", "size"],
+        )

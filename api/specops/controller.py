@@ -89,6 +89,7 @@ class Controller:
         self._seconds = [0.0] * len(costs.decode)
         self._plain_step = costs.decode[1]  # of a request in this round, were all of them plain
         self._round_tokens, self._round_seconds = 0, 0.0
+        self._active = 0  # requests in the latest round
 
     def asks(self, outlook: Outlook, drafter: str) -> bool:
         """Whether guesses are asked for in this step: they have paid, or it is time to try."""
@@ -134,6 +135,11 @@ class Controller:
         if not 0 < active < len(self._seconds):
             return 1.0
         return self._rate(active) * self.costs.decode[active] / active
+
+    @property
+    def estimated_speedup(self) -> float:
+        """`speedup` of rounds like the latest; 1 before the first. For any thread."""
+        return self.speedup(self._active)
 
     def _rate(self, active: int) -> float:
         """Tokens per second that rounds of so many requests bring, plain ones at least."""
@@ -251,6 +257,7 @@ class Controller:
 
     def round_ended(self, active: int) -> None:
         """Take in that all of the requests in a round had their pass."""
+        self._active = active
         tokens, seconds = self._round_tokens, self._round_seconds
         self._round_tokens, self._round_seconds = 0, 0.0
         if not self._seconds[active]:

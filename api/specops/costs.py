@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -56,6 +56,18 @@ class CostCurve:
         self.guess = guess
         self.feed = feed
         self.drift = 1.0
+
+    def table(self) -> Iterator[tuple[str, int, float]]:
+        """Kind of pass, its size (tokens of `verify`, rows of `decode`), seconds it takes now.
+
+        May be read by any thread: a figure that changes meanwhile is as true as the one before.
+        """
+        kinds = {"verify": self.verify[1:], "decode": self.decode[1:]}
+        if self.guess:
+            kinds |= {"guess": [self.guess], "feed": [self.feed]}
+        for kind, seconds in kinds.items():
+            for size, cost in enumerate(seconds, start=1):
+                yield kind, size, cost * self.drift
 
     def saw_verify(self, width: int, seconds: float) -> None:
         """Take in a pass of one row over `width` tokens."""

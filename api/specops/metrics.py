@@ -13,13 +13,18 @@ Useful queries:
                                / rate(specops_drafts_total[5m])
     acceptance at position 1   rate(specops_accepted_tokens_per_position_total{position="1"}[5m])
                                / ignoring(position) sum(rate(specops_drafts_total[5m]))
+    chosen draft length        rate(specops_chosen_draft_tokens_sum[5m])
+                               / rate(specops_chosen_draft_tokens_count[5m])
+    guessing did not pay in    rate(specops_chosen_draft_tokens_bucket{le="0.0"}[5m])
+                               / ignoring(le) rate(specops_chosen_draft_tokens_count[5m])
+    cost of 4 guesses          specops_pass_cost_seconds{kind="verify", size="5"}
+    in plain steps             / ignoring(kind, size)
+                               specops_pass_cost_seconds{kind="decode", size="1"}
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -27,7 +32,14 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
-from specops.collectors import NAMESPACE, MemoryCollector, ResourceCollector
+from specops.collectors import (
+    NAMESPACE,
+    MemoryCollector,
+    PassCostCollector,
+    PassCosts,
+    ResourceCollector,
+)
+from specops.jump_window import JumpWindow
 from specops.request import FinishReason, GenerationStats, StepKind, StepResult, StepStats
 
 DRAFTERS = ("draft", "ngram", "ngram_cache", "cascade")
@@ -38,7 +50,6 @@ REJECTIONS = (
 )
 LOAD_SHAPES = ("smoke", "ramp", "spike", "soak", "arrivals", "other")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
-WINDOW_SECONDS = 60
 
 # Buckets for a CPU: a step takes milliseconds on the demo pair and a second on Phi-3 without AVX;
 # a request takes up to minutes.
@@ -53,51 +64,10 @@ _WAIT_BUCKETS = (
 _REQUEST_BUCKETS = (
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
+_LENGTH_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 
 # A `_created` series beside every counter would double the page; no dashboard here reads them.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-
-
-class JumpWindow:
-    """Tokens, steps and guesses of the last minute, in one-second buckets, for any thread."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._buckets: deque[list[int]] = deque()  # [second, decode tokens, steps, guesses]
-
-    def add(self, tokens: int, steps: int, guesses: int) -> None:
-        """Count one pass: tokens it emitted, sequences in it, tokens guessed for it."""
-        second = int(self._clock())
-        with self._lock:
-            if not self._buckets or self._buckets[-1][0] != second:
-                self._forget(second)
-                self._buckets.append([second, 0, 0, 0])
-            bucket = self._buckets[-1]
-            bucket[1] += tokens
-            bucket[2] += steps
-            bucket[3] += guesses
-
-    def average_jump(self) -> float:
-        """Return decode tokens per sequence step; 0 with no step in the window."""
-        tokens, steps, _ = self._sums()
-        return tokens / steps if steps else 0.0
-
-    def draft_length(self) -> float:
-        """Return guesses per sequence step; 0 with no step in the window."""
-        _, steps, guesses = self._sums()
-        return guesses / steps if steps else 0.0
-
-    def _sums(self) -> tuple[int, int, int]:
-        with self._lock:
-            self._forget(int(self._clock()))
-            columns = zip(*self._buckets, strict=True) if self._buckets else ((0,),) * 4
-            _, tokens, steps, guesses = (sum(column) for column in columns)
-        return tokens, steps, guesses
-
-    def _forget(self, second: int) -> None:
-        while self._buckets and self._buckets[0][0] <= second - WINDOW_SECONDS:
-            self._buckets.popleft()
 
 
 class Metrics:
@@ -123,6 +93,8 @@ class Metrics:
         self._make_histograms()
         self._make_counters(max_k_draft)
         self._make_gauges()
+        self._pass_costs = PassCostCollector()
+        self.registry.register(self._pass_costs)
         self.registry.register(MemoryCollector())
         self.registry.register(ResourceCollector(volume))
         prometheus_client.ProcessCollector(registry=self.registry)
@@ -161,12 +133,15 @@ class Metrics:
         self._window.add(step.emitted_tokens, step.rows, step.draft_tokens)
         for drafter in step.missed_drafters:
             self._draft_misses[drafter].inc()
+        for drafter in step.declined_drafters:
+            self._chosen_draft_tokens[drafter].observe(0)
         self._draft_seconds.inc(step.draft_seconds)
         if step.drafter is not None and step.draft_tokens:
             self._observe_draft(step, step.drafter)
 
     def _observe_draft(self, step: StepStats, drafter: str) -> None:
         self._drafts[drafter].inc(step.rows - len(step.missed_drafters))
+        self._chosen_draft_tokens[drafter].observe(step.draft_tokens)
         self._draft_tokens[drafter].inc(step.draft_tokens)
         self._accepted_tokens[drafter].inc(step.accepted_tokens)
         for position, accepted in enumerate(step.accepted_per_position, start=1):
@@ -255,6 +230,18 @@ class Metrics:
         """Show how many tokens the target's KV cache can hold."""
         self._kv_capacity.set(tokens)
 
+    def watch_controller(
+        self, speedup: Callable[[], float], costs: Callable[[], PassCosts]
+    ) -> None:
+        """Show the controller's estimates, read whenever Prometheus asks.
+
+        Args:
+            speedup: over plain decoding.
+            costs: kind of pass, its size, seconds; as few sizes as the model has.
+        """
+        self._estimated_speedup.set_function(speedup)
+        self._pass_costs.costs = costs
+
     # -- the series --------------------------------------------------------------------------
 
     def _make_histograms(self) -> None:
@@ -281,6 +268,14 @@ class Metrics:
             "target_step_seconds", "One forward pass of the target.", _STEP_BUCKETS, ["kind"]
         )
         self._target_step_seconds = {kind: steps.labels(kind) for kind in StepKind}
+        lengths = self._histogram(
+            "chosen_draft_tokens",
+            "Guesses verified in a sequence step that had a choice; 0: guessing did not seem to "
+            "pay. Steps for which the drafter had nothing are draft misses and not in here.",
+            _LENGTH_BUCKETS,
+            ["drafter"],
+        )
+        self._chosen_draft_tokens = {name: lengths.labels(name) for name in DRAFTERS}
 
     def _make_counters(self, max_k_draft: int) -> None:
         counter = self._counter
@@ -334,6 +329,12 @@ class Metrics:
             "draft_length",
             "Tokens guessed per sequence step over the last minute; steps without a guess count.",
         ).set_function(self._window.draft_length)
+        self._estimated_speedup = gauge(
+            "estimated_speedup",
+            "Tokens per second of rounds with as many requests as the latest, over plain "
+            "decoding's, by the measured costs of the passes; 1: plain decoding, or no round yet.",
+        )
+        self._estimated_speedup.set(1)
         self._requests_running = gauge("requests_running", "Requests that hold a row.")
         self._requests_waiting = gauge("requests_waiting", "Requests that wait for a row.")
         self._rows = gauge("rows", "Requests that can run at the same time.")

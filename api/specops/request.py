@@ -187,6 +187,7 @@ class StepStats:
     draft_tokens: int = 0
     accepted_per_position: tuple[int, ...] = field(default=())
     missed_drafters: tuple[str, ...] = field(default=())  # one entry per row without a guess
+    declined_drafters: tuple[str, ...] = field(default=())  # per row where guessing did not pay
     exact: bool = False
 
     @property

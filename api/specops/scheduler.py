@@ -220,4 +220,5 @@ class Scheduler:
             emitted_tokens=emitted,
             draft_seconds=sum(turn.seconds for turn in turns),
             missed_drafters=tuple(turn.drafter for turn in turns if turn.missed and turn.drafter),
+            declined_drafters=tuple(turn.declined for turn in turns if turn.declined),
         )

@@ -306,6 +306,8 @@ class Service:
             prompt_token_seconds=prompt_token,
             output_token_seconds=output_token,
         )
+        controller = engine.scheduler.controller
+        self._metrics.watch_controller(lambda: controller.estimated_speedup, controller.costs.table)
         self._progress(ModelState.READY, "")
 
     def _failed(self, message: str) -> None:

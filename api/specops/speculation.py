@@ -49,6 +49,13 @@ class Turn:
         """A drafter was asked and had nothing."""
         return self.asked and not self.draft.tokens
 
+    @property
+    def declined(self) -> str | None:
+        """Whose guesses, had or to be had, did not seem to pay; None where some are verified."""
+        if self.draft.tokens or self.missed or self.candidate.drafter is None:
+            return None
+        return self.draft.origin or self.candidate.drafter
+
 
 def plan_round(
     rows: Iterable[tuple[int, Sequence]],
@@ -167,6 +174,7 @@ def jump(turn: Turn, target: Decoder, controller: Controller) -> StepStats:
         draft_tokens=guesses,
         accepted_per_position=(1,) * accepted,
         missed_drafters=(turn.drafter,) if turn.missed and turn.drafter else (),
+        declined_drafters=(turn.declined,) if turn.declined else (),
         exact=request.exact,
     )
 
