@@ -134,7 +134,7 @@ class Controller:
         """Estimated tokens per second in rounds of so many requests, over plain decoding's."""
         if not 0 < active < len(self._seconds):
             return 1.0
-        return self._rate(active) * self.costs.decode[active] / active
+        return max(1.0, self._rate(active) * self.costs.decode[active] / active)
 
     @property
     def estimated_speedup(self) -> float:
