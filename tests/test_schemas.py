@@ -7,8 +7,8 @@ from dataclasses import fields
 import pytest
 from pydantic import ValidationError
 
-from specops.request import GenerationRequest, GenerationStats, Piece, SamplingParams
-from specops.schemas.generate import Details, GenerateRequest, GenerateResponse, StreamEvent
+from specops.request import GenerationRequest, GenerationStats, SamplingParams
+from specops.schemas.generate import Details, GenerateRequest, GenerateResponse, stream_event
 from tests.fakes import STATS, output
 
 REQUEST = GenerationRequest(
@@ -75,10 +75,9 @@ def test_promised_fields_of_the_answer_keep_their_names() -> None:
 
 
 def test_stream_event_holds_tokens_of_unfinished_characters() -> None:
-    event = StreamEvent.of(output("", "é", origin="ngram"))
-    assert event.text == "é"
-    assert [(token.text, token.origin) for token in event.tokens] == [
-        ("", "ngram"),
-        ("é", "ngram"),
+    event = stream_event(output("", "é", origin="ngram"))
+    assert event["text"] == "é"
+    assert event["tokens"] == [
+        {"id": 0, "text": "", "origin": "ngram"},
+        {"id": 1, "text": "é", "origin": "ngram"},
     ]
-    assert event.tokens[0].id == Piece(0, "", "ngram").token

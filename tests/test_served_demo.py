@@ -110,6 +110,17 @@ def test_probabilities_are_those_of_a_greedy_choice(client: OpenAI) -> None:
         assert token.logprob == first.logprob >= second.logprob
 
 
+def test_the_documentations_example_runs(
+    server: tuple[int, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    exec(code.replace(":8000/", f":{server[0]}/"), {})  # noqa: S102 - our own documentation
+    told = capsys.readouterr().out
+    assert "CompletionUsage(" in told
+    assert "draft_n_accepted" in told
+
+
 def test_errors_name_what_is_wrong(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="tokens") as long:
         client.completions.create(model="demo", prompt="word " * 3000)

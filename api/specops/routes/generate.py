@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from specops.errors import error_responses
 from specops.routes.job import Answer, Job, Prompts, output_limit, start
 from specops.routes.state import State
-from specops.schemas.generate import Details, GenerateRequest, GenerateResponse, StreamEvent
+from specops.schemas.generate import Details, GenerateRequest, GenerateResponse, stream_event
 from specops.sse import DONE, PAUSE, EventStream, event
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -69,6 +69,6 @@ async def _stream(job: Job, details: bool) -> AsyncGenerator[bytes, None]:
         if item is None:
             yield PAUSE
         elif item[1].pieces:
-            yield event(StreamEvent.of(item[1]).model_dump())
+            yield event(stream_event(item[1]))
     yield event(_response(job, job.answers[0], details).model_dump(exclude_none=True))
     yield DONE

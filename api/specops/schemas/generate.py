@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from specops.request import GenerationRequest, GenerationStats, Output, Piece, SamplingParams
+from specops.request import GenerationRequest, GenerationStats, Output, SamplingParams
 from specops.schemas.options import STRICT, EngineOptions, Stops, Text, listed
 
 
@@ -112,26 +112,14 @@ class GenerateResponse(BaseModel):
     details: Details | None = None
 
 
-class StreamToken(BaseModel):
-    """One token of a stream."""
+def stream_event(output: Output) -> dict[str, Any]:
+    """Return what one step brought: `text`, and each token's `id`, `text` and `origin`.
 
-    id: int
-    text: str = Field(description="empty while a character is incomplete")
-    origin: str = Field(description="`target`, or the drafter whose guess was accepted")
-
-    @classmethod
-    def of(cls, piece: Piece) -> StreamToken:
-        """Build from what the engine put out."""
-        return cls(id=piece.token, text=piece.text, origin=piece.origin)
-
-
-class StreamEvent(BaseModel):
-    """What one step brought. A stream ends with a `GenerateResponse` and then `[DONE]`."""
-
-    text: str
-    tokens: list[StreamToken]
-
-    @classmethod
-    def of(cls, output: Output) -> StreamEvent:
-        """Build from what the engine put out."""
-        return cls(text=output.text, tokens=[StreamToken.of(piece) for piece in output.pieces])
+    A token's text is empty while a character is incomplete; its origin is `target`, or the drafter
+    whose guess was accepted. A stream ends with a `GenerateResponse` and then `[DONE]`.
+    """
+    # No model of pydantic's: this is done for every step, and takes a fifth of the time so.
+    tokens = [
+        {"id": piece.token, "text": piece.text, "origin": piece.origin} for piece in output.pieces
+    ]
+    return {"text": output.text, "tokens": tokens}
