@@ -258,6 +258,20 @@ async def test_exact_output_that_cannot_be_promised_is_refused() -> None:
         assert (await here.generate(exact=False)).status_code == 200
 
 
+async def test_a_request_may_stay_out_of_what_is_shared() -> None:
+    service = FakeService(ANSWER)
+    service.info = replace(
+        INFO, drafters=("ngram", "ngram_cache", "none"), default_drafter="ngram_cache"
+    )
+    async with api(service) as here:
+        await here.generate()
+        await here.generate(share_ngrams=False)
+        await here.generate(share_ngrams=False, drafter="ngram_cache")
+        await here.generate(share_ngrams=False, drafter="none")
+    asked = [request.drafter for request in service.requests]
+    assert asked == ["ngram_cache", "ngram", "ngram", "none"]
+
+
 async def test_drafter_that_the_model_lacks_is_refused() -> None:
     service = FakeService(ANSWER)
     service.info = INFO.__class__(

@@ -142,3 +142,21 @@ def test_leaving_early_leaves_nothing_behind(tiny_settings: Settings) -> None:
     outputs.close()  # type: ignore[attr-defined]
     assert not engine.scheduler.busy
     assert engine.scheduler.target.cache.tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("drafter", "names"),
+    [("ngram_cache", "SPECOPS_SHARED_NGRAMS"), ("cascade", "SPECOPS_DRAFT$")],
+)
+def test_a_default_drafter_that_lacks_its_means_names_the_setting(
+    tiny_settings: Settings, drafter: str, names: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"SPECOPS_DRAFTER is {drafter}, but .*{names}"):
+        Engine.load(replace(tiny_settings, draft="none", drafter=drafter))
+
+
+def test_nothing_is_shared_unless_it_is_set(tiny_settings: Settings) -> None:
+    assert "ngram_cache" not in Engine.load(tiny_settings).info.drafters
+    shared = Engine.load(replace(tiny_settings, shared_ngrams=10))
+    assert "ngram_cache" in shared.info.drafters
+    assert shared.info.default_drafter == "draft"

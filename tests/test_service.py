@@ -104,6 +104,28 @@ def test_the_controllers_choices_and_estimates_are_exported(tiny_settings: Setti
     asyncio.run(scenario())
 
 
+def test_requests_share_ngrams_where_that_is_set(tiny_settings: Settings) -> None:
+    """Nothing repeats within the prompt: the answer's first tokens are known from others alone."""
+
+    async def scenario() -> None:
+        async with serving(replace(tiny_settings, shared_ngrams=1000)) as (service, metrics):
+
+            async def guessed(prompt: tuple[int, ...], drafter: str) -> float:
+                name = "draft_tokens_total"
+                before = sample(metrics, name, drafter="ngram_cache")
+                asked = request(prompt_tokens=prompt, drafter=drafter, k_draft=4)
+                await collect(service.submit(asked))
+                return sample(metrics, name, drafter="ngram_cache") - before
+
+            prompt = tuple(range(10, 40))
+            assert await guessed(prompt, "ngram") == 0  # teaches nothing
+            assert await guessed(prompt, "ngram_cache") == 0
+            assert await guessed(prompt, "ngram_cache") > 0
+            assert await guessed(prompt, "ngram") == 0  # reads nothing
+
+    asyncio.run(scenario())
+
+
 def test_a_full_queue_refuses_at_once(tiny_settings: Settings) -> None:
     async def scenario() -> None:
         async with serving(tiny_settings) as (service, metrics):

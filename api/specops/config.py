@@ -119,6 +119,12 @@ class Settings:
         _choice("", "draft", "ngram", "ngram_cache", "cascade", "none"),
         "default source of guesses; empty: the best there is",
     )
+    shared_ngrams: int = _knob(
+        0,
+        _integer(0, 1_000_000),
+        "n-grams that requests share for guesses by `ngram_cache`, 0.2 KB each; 0: none, for how "
+        "fast an answer comes tells what others said",
+    )
     adaptive: bool = _knob(
         True, _flag, "guess only as many tokens as pay, by measured costs and past success"
     )

@@ -229,7 +229,9 @@ def _assemble(
         capacity = min(context, draft.context_length)
         draft_decoder = _decoder(graphs[1], settings, plan.rows, capacity, report)
         kv_bytes += draft_decoder.cache.nbytes
-    drafters = make_drafters(Means(vocab_size=decoder.vocab_size, draft=draft_decoder))
+    drafters = make_drafters(
+        Means(decoder.vocab_size, draft_decoder, shared_ngrams=settings.shared_ngrams)
+    )
     info = ModelInfo(
         name=target.name,
         quant=target.quant,
@@ -398,7 +400,12 @@ def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:
     if not settings.drafter:
         return next(iter(drafters))
     if settings.drafter not in (*drafters, NO_DRAFTER):
-        raise ConfigError("SPECOPS_DRAFTER is draft, but no draft model is set: SPECOPS_DRAFT")
+        missing = (
+            "nothing is shared: SPECOPS_SHARED_NGRAMS"
+            if settings.drafter == "ngram_cache"
+            else "no draft model is set: SPECOPS_DRAFT"
+        )
+        raise ConfigError(f"SPECOPS_DRAFTER is {settings.drafter}, but {missing}")
     return settings.drafter
 
 

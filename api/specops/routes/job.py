@@ -245,6 +245,8 @@ def _options(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[s
     if k_draft > settings.max_k_draft:
         raise InvalidField("k_draft", f"at most {settings.max_k_draft} on this server")
     drafter = body.drafter or info.default_drafter
+    if drafter == "ngram_cache" and not body.share_ngrams:
+        drafter = "ngram"  # the same but for the table
     if drafter not in info.drafters:
         raise InvalidField("drafter", f"this model has {', '.join(info.drafters)}, not {drafter}")
     exact = settings.exact if body.exact is None else body.exact

@@ -36,6 +36,11 @@ class EngineOptions(BaseModel):
     drafter: Literal["draft", "ngram", "ngram_cache", "cascade", "none"] | None = Field(
         None, description="where guesses come from; default: the server's"
     )
+    share_ngrams: bool = Field(
+        True,
+        description="false: neither guess from what other requests said nor let them guess from "
+        "this one: `ngram` in place of `ngram_cache`",
+    )
     adaptive: bool | None = Field(
         None,
         description="guess less than k_draft, or nothing, where that is faster; false: always "
