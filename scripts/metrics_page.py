@@ -42,7 +42,8 @@ def shown_on() -> dict[str, str]:
     for path in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
         board = json.loads(path.read_text())
         targets = [target for panel in board["panels"] for target in panel.get("targets", [])]
-        expressions = [target["expr"] for target in [*targets, *board["annotations"]["list"]]]
+        targets += [mark["target"] for mark in board["annotations"]["list"]]
+        expressions = [target["expr"] for target in targets]
         found[board["title"]] = "\n".join(expressions)
     return found
 

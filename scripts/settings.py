@@ -45,7 +45,7 @@ STACK = (
     ("GRAFANA_ADMIN_PASSWORD", "", "password of Grafana's `admin`; empty: a random one each start"),
     ("STOP_GRACE_PERIOD", "40s", "longer than SPECOPS_DRAIN_TIMEOUT (Docker)"),
     ("PYTHON_IMAGE", "python:3.11-slim", "base of the images that are built here (Docker)"),
-    ("LOAD_SHAPE", "smoke", "load that Locust plays: smoke, ramp, spike, steady, arrivals"),
+    ("LOAD_SHAPE", "smoke", "load that Locust plays: smoke, ramp, spike, soak, arrivals"),
 )
 
 

@@ -60,7 +60,7 @@ def dashboard_queries() -> list[tuple[str, str]]:
 def annotation_queries() -> list[tuple[str, str]]:
     """(dashboard / annotation, PromQL)."""
     return [
-        (f"{name} / {mark['name']}", filled(mark["expr"]))
+        (f"{name} / {mark['name']}", filled(mark["target"]["expr"]))
         for name, board in boards().items()
         for mark in board["annotations"]["list"]
     ]

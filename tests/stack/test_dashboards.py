@@ -52,7 +52,7 @@ def test_a_dashboard_can_be_provisioned(path: Any) -> None:
     assert board["uid"].startswith("specops-")
     assert board["links"][0]["tags"] == board["tags"] == ["specops"]
     assert [variable["name"] for variable in board["templating"]["list"]] == ["model", "instance"]
-    assert all("$instance" in mark["expr"] for mark in board["annotations"]["list"])
+    assert all("$instance" in mark["target"]["expr"] for mark in board["annotations"]["list"])
     assert board["title"].endswith("?")  # dashboards are named after the question they answer
     assert "__inputs" not in board
     assert "${DS_" not in text
