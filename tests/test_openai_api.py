@@ -18,6 +18,7 @@ from specops.metrics import Metrics
 from specops.places import Place
 from specops.request import FinishReason, GenerationRequest, Logprob, Output, Piece, PromptTooLong
 from specops.service import QueueFull
+from tests.asgi import AsgiClient
 from tests.fakes import INFO, STATS, FakeService, output
 
 pytestmark = pytest.mark.anyio
@@ -578,6 +579,18 @@ async def test_full_queue_is_429_before_anything_is_computed(path: str) -> None:
     error = problem(response, 429)
     assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
     assert response.headers["retry-after"] == "12"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/generate"])
+async def test_full_queue_is_429_without_waiting_for_the_body(path: str) -> None:
+    service = FakeService()
+    service.refusal = QueueFull(12)
+    async with api(service) as here:
+        client = AsgiClient(here.app, path)
+        status, body = await asyncio.wait_for(client.response(), 5)
+        await client.done
+        assert (await here.client.get(path)).status_code == 405
+    assert (status, body["error"]["code"], client.received) == (429, "queue_full", 0)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/generate"])

@@ -68,7 +68,8 @@ def create_app(
 
 def _refuse_if_full(scope: Scope, service: Service) -> Response | None:
     """Turn away who wants an answer and would find no place, before the body is read."""
-    if scope["path"] not in _GENERATING or service.state is not ModelState.READY:
+    wants_answer = scope["method"] == "POST" and scope["path"] in _GENERATING
+    if not wants_answer or service.state is not ModelState.READY:
         return None
     try:
         service.check_room(1)
