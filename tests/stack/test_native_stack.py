@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import json
 import math
 import os
 import re
@@ -11,10 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from specops.metrics import Metrics
 from tests.stack import queries
 from tests.stack.support import ROOT, Finished, run, tool
 
@@ -102,17 +106,33 @@ def idle(stack: Stack) -> Answers:
     return stack.all_panels()
 
 
-@pytest.fixture(scope="module")
-def load(stack: Stack, idle: Answers) -> Finished:
+@dataclass(frozen=True)
+class Load:
     """A load test that has just run, and been scraped."""
+
+    finished: Finished
+    tokens: float  # by which the API's own counter grew
+    report: dict[str, Any]  # loadtest/record.py
+
+
+def counted(stack: Stack, name: str) -> float:
+    """A counter without labels, from the API itself."""
+    page = httpx.get(f"{stack.api}/metrics").text
+    (value,) = re.findall(rf"^{name} (\S+)$", page, flags=re.MULTILINE)
+    return float(value)
+
+
+@pytest.fixture(scope="module")
+def load(stack: Stack, idle: Answers) -> Load:
+    """Run the shape `smoke`, and wait until Prometheus has seen all of it."""
+    name = "specops_generated_tokens_total"
+    before = counted(stack, name)
     finished = stack.make("load", "--shape", "smoke")
-    generated = sum(total["tokens"] for total in totals(finished.stdout))
-    stack.wait(
-        "the load was scraped",
-        lambda: stack.query("specops_generated_tokens_total") >= [generated],
-        SCRAPE_SECONDS,
-    )
-    return finished
+    after = counted(stack, name)
+    stack.wait("the load was scraped", lambda: stack.query(name) == [after], SCRAPE_SECONDS)
+    (page,) = re.findall(r"^Report: (.*\.html)$", finished.stdout, flags=re.MULTILINE)
+    report = json.loads((ROOT / page).with_suffix(".stages.json").read_text())
+    return Load(finished, after - before, report)
 
 
 def totals(output: str) -> list[dict[str, int]]:
@@ -172,16 +192,37 @@ def test_generate_answers_with_the_promised_fields(stack: Stack, idle: Answers) 
     assert answer["latency_ms"] > 0
 
 
-def test_a_load_test_passes_and_writes_its_report(load: Finished) -> None:
-    assert load.returncode == 0, load.stdout + load.stderr
-    (total,) = totals(load.stdout)
+def test_a_load_test_passes_and_writes_its_report(load: Load) -> None:
+    finished = load.finished
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    (total,) = totals(finished.stdout)
     assert total["answered"] > 0
     assert total["failed"] == 0
-    (report,) = re.findall(r"^Report: (.*\.html)$", load.stdout, flags=re.MULTILINE)
+    (report,) = re.findall(r"^Report: (.*\.html)$", finished.stdout, flags=re.MULTILINE)
     assert "<html" in (ROOT / report).read_text()
 
 
-def test_every_panel_has_data_after_the_load(stack: Stack, load: Finished) -> None:
+def test_locust_and_the_service_count_the_same_tokens(load: Load) -> None:
+    (total,) = totals(load.finished.stdout)
+    assert total["tokens"] == load.report["whole"]["tokens"] == load.tokens
+
+
+@pytest.mark.parametrize("q", [0.5, 0.95])
+def test_latencies_agree_within_a_bucket(stack: Stack, load: Load, q: float) -> None:
+    bounds = sorted(
+        float(sample.labels["le"])
+        for family in Metrics().registry.collect()
+        for sample in family.samples
+        if sample.name == "specops_latency_seconds_bucket"
+    )
+    buckets = "sum by (le) (specops_latency_seconds_bucket)"
+    (served,) = stack.query(f"histogram_quantile({q}, {buckets})")
+    felt = load.report["whole"][f"latency_p{q * 100:g}"]
+    places = [bisect.bisect_left(bounds, seconds) for seconds in (served, felt)]
+    assert abs(places[0] - places[1]) <= 1, f"{served:.4g} s served, {felt:.4g} s felt"
+
+
+def test_every_panel_has_data_after_the_load(stack: Stack, load: Load) -> None:
     answers = stack.all_panels()
     for name, values in answers.items():
         print(f"{name} → {', '.join(f'{value:g}' for value in values)}")
@@ -215,7 +256,7 @@ def test_every_panel_has_data_after_the_load(stack: Stack, load: Finished) -> No
     assert answers["healthy / Tokens per jump: tokens per jump"][0] >= 1
 
 
-def test_rules_have_the_names_of_opentelemetry_too(stack: Stack, load: Finished) -> None:
+def test_rules_have_the_names_of_opentelemetry_too(stack: Stack, load: Load) -> None:
     ours = stack.query("specops_latency_seconds_count")
     stack.wait(
         "the rule has seen the last request",
@@ -225,11 +266,11 @@ def test_rules_have_the_names_of_opentelemetry_too(stack: Stack, load: Finished)
     assert ours > [0]
 
 
-def test_a_load_test_leaves_a_mark(stack: Stack, load: Finished) -> None:
+def test_a_load_test_leaves_a_mark(stack: Stack, load: Load) -> None:
     assert stack.query('specops_load_test_requests_total{shape="smoke"}') > [0]
 
 
-def test_the_page_of_metrics_has_the_promised_names(stack: Stack, load: Finished) -> None:
+def test_the_page_of_metrics_has_the_promised_names(stack: Stack, load: Load) -> None:
     page = httpx.get(f"{stack.api}/metrics").text
     assert "# TYPE specops_latency_seconds histogram" in page
     assert "# TYPE specops_avg_jump gauge" in page
