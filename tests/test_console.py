@@ -115,3 +115,12 @@ async def test_every_figure_that_the_page_draws_is_sent(console: Console) -> Non
     assert named
     assert named <= sent
     assert {f"{kind}_tokens_total/draft" for kind in ("draft", "accepted")} <= sent
+
+
+async def test_requests_of_a_load_test_are_counted(console: Console) -> None:
+    for shape in ("ramp", "ramp", "made up"):
+        await console.client.get("/health", headers={"x-load-test": shape})
+    await console.client.get("/health")
+    name = "specops_load_test_requests_total"
+    read = console.metrics.registry.get_sample_value
+    assert (read(name, {"shape": "ramp"}), read(name, {"shape": "other"})) == (2, 1)

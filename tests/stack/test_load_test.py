@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from loadtest.shapes import SHAPES, Stage, stage_at
+from specops.metrics import LOAD_SHAPES
 from tests.stack.support import ROOT, run, tool
 
 ANSWER = {"generated_text": "abc", "generated_tokens": 3, "finish_reason": "length"}
@@ -208,6 +209,10 @@ def test_a_shape_ends(name: str) -> None:
     assert stage_at(stages, 0) == 0
     assert stage_at(stages, total - 0.01) == len(stages) - 1
     assert stage_at(stages, total) is None
+
+
+def test_every_shape_has_its_mark_on_the_dashboards() -> None:
+    assert {*SHAPES, "other"} == set(LOAD_SHAPES)
 
 
 def test_stages_follow_each_other() -> None:
