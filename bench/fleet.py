@@ -51,6 +51,8 @@ _LEAST_REQUESTS = 20_000
 _WARM_SHARE = 0.6  # of the requests: they fill the empty replicas and queues, and do not count
 _BEGINNINGS = 5000  # different ones of prompts
 _PROMPT_WORDS, _NEW_TOKENS = 100, 64
+_ROUNDS = 2
+_SETTLE_SECONDS = 3.0  # until all clients are at it
 _WORDS = ("class", "def", "return", "import", "value", "self", "raise", "yield", "while", "path")
 
 
@@ -58,36 +60,46 @@ _WORDS = ("class", "def", "return", "import", "value", "self", "raise", "yield",
 
 
 def measure(seconds: float, cache: Path) -> dict[str, list[float]]:
-    """Seconds of each request, by the number of clients that ask one after the other."""
+    """Seconds that a request takes, by the number of clients that ask one after the other.
+
+    By Little's law from what is answered meanwhile: clients / requests per second. Two rounds, so
+    that a disturbance shows.
+    """
     target, draft = tinyllama_pair(_progress, "int4-128", cache)
     settings = Settings(target=str(target), draft=str(draft), rows=ROWS, cache_dir=cache / "caps")
     found: dict[str, list[float]] = {}
     with serving(settings) as (_, client):
         client.generate(_body(random.Random(0)))
-        for clients in range(1, ROWS + 1):
-            found[str(clients)] = times = _serve(client.port, clients, seconds)
-            _progress(f"{clients} clients: {len(times)} requests of {mean(times):.2f} s")
+        for _ in range(_ROUNDS):
+            for clients in range(1, ROWS + 1):
+                taken = _serve(client, clients, seconds)
+                found.setdefault(str(clients), []).append(taken)
+                _progress(f"{clients} clients: a request takes {taken:.2f} s")
     return found
 
 
-def _serve(port: int, clients: int, seconds: float) -> list[float]:
-    """Times of the requests that began while all clients were asking."""
-    end, times = time.monotonic() + seconds, list[float]()
+def _serve(client: Client, clients: int, seconds: float) -> float:
+    """Mean seconds of a request while so many are asking."""
+    stop = threading.Event()
 
     def ask(seed: int) -> None:
-        client, rng = Client(port), random.Random(seed)
-        while (begin := time.monotonic()) < end:
-            client.generate(_body(rng))
-            if (now := time.monotonic()) < end or clients == 1:
-                times.append(now - begin)
-        client.close()
+        own, rng = Client(client.port), random.Random(seed)
+        while not stop.is_set():
+            own.generate(_body(rng))
+        own.close()
 
     users = [threading.Thread(target=ask, args=(seed,)) for seed in range(clients)]
     for user in users:
         user.start()
+    stop.wait(_SETTLE_SECONDS)
+    name = "specops_generated_tokens_total"
+    before, begin = client.metric(name), time.monotonic()
+    stop.wait(seconds)
+    rate = (client.metric(name) - before) / (time.monotonic() - begin) / _NEW_TOKENS
+    stop.set()
     for user in users:
         user.join()
-    return times
+    return clients / rate
 
 
 def _body(rng: random.Random) -> dict[str, Any]:
@@ -343,7 +355,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure or simulate; 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__)
     parser.add_argument("action", choices=("measure", "simulate"))
-    parser.add_argument("--seconds", type=float, default=25.0, help="measured per client count")
+    parser.add_argument("--seconds", type=float, default=14.0, help="per client count and round")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where models are kept")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--picture", type=Path, default=PICTURE)
