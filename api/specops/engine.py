@@ -22,7 +22,7 @@ from specops.exactness import exact_align
 from specops.memory import page_cache_room
 from specops.memory_plan import Demand, MemoryPlan, Supply, pass_bytes, plan_memory
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
-from specops.models.weight_cache import graph_key, prepacked_graph
+from specops.models.weight_cache import graph_key, prepacked_graph, used_bytes
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.scheduler import Scheduler
 from specops.session import Session, open_session, share_threads
@@ -323,9 +323,9 @@ def _load(
     report(f"opening {prepacked or folder.graph}")
     session = open_session(prepacked or folder.graph, prepacked=prepacked is not None)
     reader = None if faster is None else open_session(faster, prepacked=True)
-    # As many as the export has: the prepacked file holds other forms too, which nobody reads.
-    stored = sum(path.stat().st_size for path in folder.graph.parent.glob(f"{folder.graph.name}*"))
-    mapped = (stored if prepacked else 0) + (folder.parameters if reader else 0)
+    # The files hold more than that: the originals of packed weights, which nobody reads.
+    files = [path.parent for path in (prepacked, faster) if path is not None]
+    mapped = sum(used_bytes(path) for path in files)
     return _Graph(folder, session, reader, mapped)
 
 

@@ -22,6 +22,7 @@ import onnx
 import onnxruntime as ort
 
 from specops.models.int8_prefill import int8_prefill
+from specops.models.weight_cache import USED
 from specops.session import ModelLoadError, load, plain_options
 
 _EXTERNAL_BYTES = 1024  # smaller weights stay in the graph's own file
@@ -94,21 +95,40 @@ def _save(graph: Path, saved: Path) -> ort.InferenceSession:
 
 
 def _rewrite(saved: Path, destination: Path) -> None:
-    """Copy the weights and their packed forms to places that are aligned."""
+    """Copy the weights and their packed forms to places that are aligned, what is used first.
+
+    Once there is a packed form the original of it is never read; it stays, because the format
+    wants it. How many bytes come before the first of them goes into the file `used`.
+    """
     model = onnx.load(saved, load_external_data=False)
     data = destination.with_name(f"{destination.name}.data")
+    unused = []
     with saved.with_name(f"{saved.name}.data").open("rb") as source, data.open("wb") as target:
         for tensor in model.graph.initializer:
             entries = {entry.key: entry for entry in tensor.external_data}
             if not entries:
                 continue
             entries["location"].value = data.name
-            for key, entry in entries.items():
-                if key.startswith(_PACKED):
-                    entry.value = _move_blobs(entry.value, source, target)
-            offset, length = (int(entries[key].value) for key in ("offset", "length"))
-            entries["offset"].value = str(_copy(source, offset, length, target))
+            packed = [entry for key, entry in entries.items() if key.startswith(_PACKED)]
+            for entry in packed:
+                entry.value = _move_blobs(entry.value, source, target)
+            if packed:
+                unused.append(entries)
+            else:
+                _move(entries, source, target)
+        used = target.tell()
+        for entries in unused:
+            _move(entries, source, target)
     onnx.save(model, destination)
+    destination.with_name(USED).write_text(str(used), encoding="ascii")
+
+
+def _move(
+    entries: dict[str, onnx.StringStringEntryProto], source: BinaryIO, target: BinaryIO
+) -> None:
+    """Copy a weight as the graph has it."""
+    offset, length = (int(entries[key].value) for key in ("offset", "length"))
+    entries["offset"].value = str(_copy(source, offset, length, target))
 
 
 def _move_blobs(text: str, source: BinaryIO, target: BinaryIO) -> str:

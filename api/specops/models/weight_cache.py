@@ -3,8 +3,9 @@
 A prepacked graph fits one processor and one version of ONNX Runtime. It is a cache: named after
 both and the graph it was made from, checked against its own digests at every start, and made again
 when anything differs. Checking it reads it once from front to back, which is also what brings it
-into the page cache before the first request needs it; what the memory cap has no room for is
-checked all the same, but let go of at once, so that it does not push out what was read before it.
+into the page cache before the first request needs it. What kernels use comes first in the file,
+then the originals of what was packed, which nobody reads again. Those, and what the memory cap has
+no room for, are checked all the same, but let go of at once, so that they push nothing else out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from specops.models.hub import locked
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 3  # counts up when what is written here or by `prepack` changes
+_FORMAT = 4  # counts up when what is written here or by `prepack` changes
+USED = "used"  # a file: how many bytes of the weights are read once the graph is loaded
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
 _INT8_PREFILL = "-int8-prefill"
@@ -121,16 +123,27 @@ def _intact(folder: Path, report: Callable[[str], None]) -> bool:
     """Read a prepacked graph whole and compare its digests; tells how far it is."""
     try:
         expected = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        used = used_bytes(folder)
     except (OSError, ValueError):
         return False
     total, room = sum(path.stat().st_size for path in _files(folder)), page_cache_room()
-    if room < total:
+    if room < used:
         log.warning(
-            "%s holds %.0f MB and memory has room for %.0f: the rest is read from disk for "
-            "every token; raise the memory limit, or take smaller weights",
-            *(folder, total / 1e6, room / 1e6),
+            "%s has %.0f MB of weights in use and memory has room for %.0f: the rest is read from "
+            "disk for every token; raise the memory limit, or take smaller weights",
+            *(folder, used / 1e6, room / 1e6),
         )
-    return bool(expected) and _digests(folder, room, _percents(folder, total, report)) == expected
+    kept, tell = min(room, used), _percents(folder, total, report)
+    return bool(expected) and _digests(folder, kept, tell) == expected
+
+
+def used_bytes(folder: Path) -> int:
+    """Bytes of a prepacked graph's folder that should be in the page cache.
+
+    Raises:
+        OSError, ValueError: the file that says so is missing or damaged.
+    """
+    return (folder / _GRAPH).stat().st_size + int((folder / USED).read_text(encoding="ascii"))
 
 
 def _percents(folder: Path, total: int, report: Callable[[str], None]) -> Callable[[int], None]:
@@ -169,9 +182,12 @@ def _digests(folder: Path, room: int, tell: Callable[[int], None]) -> dict[str, 
             while size := file.readinto(buffer):
                 tell(done)
                 digest.update(buffer[:size])
+                stays = min(size, max(0, room - done))
+                if stays < size:  # a length of 0 would mean the whole file
+                    os.posix_fadvise(
+                        file.fileno(), start + stays, size - stays, os.POSIX_FADV_DONTNEED
+                    )
                 done += size
-                if done > room:
-                    os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_DONTNEED)
                 start += size
         found[path.name] = digest.hexdigest()
     return found
@@ -201,7 +217,8 @@ def _make(graph: Path, folder: Path, options: list[str]) -> None:
             text=True,
             check=True,
         )
-        digests = _digests(temporary, page_cache_room(), lambda done: None)
+        kept = min(page_cache_room(), used_bytes(temporary))
+        digests = _digests(temporary, kept, lambda done: None)
         manifest = json.dumps(digests, indent=2)
         (temporary / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
         temporary.rename(folder)
