@@ -42,12 +42,14 @@ class End:
         seconds: from sending to the first byte of the answer.
         headers: by lower-case name.
         tokens: generated, as the usage tells.
+        queue_seconds: before a row was free, as the timings tell.
     """
 
     status: int
     seconds: float
     headers: dict[str, str]
     tokens: int
+    queue_seconds: float
 
 
 @contextmanager
@@ -141,11 +143,11 @@ def _end(answer: bytes, seconds: float) -> End:
             status = 504 if last["error"]["code"] == "timeout" else 500
         elif events[-1] != "[DONE]":
             status = 0  # it broke off
-        tokens = (last.get("usage") or {}).get("completion_tokens", 0)
     else:
-        answered = json.loads(text)
-        tokens = answered.get("usage", {}).get("completion_tokens", 0)
-    return End(status, seconds, headers, tokens)
+        last = json.loads(text)
+    tokens = (last.get("usage") or {}).get("completion_tokens", 0)
+    waited = (last.get("timings") or {}).get("queue_ms", 0) / 1000
+    return End(status, seconds, headers, tokens, waited)
 
 
 async def gauge(port: int, name: str) -> float:
@@ -166,6 +168,23 @@ def resident_bytes(process: subprocess.Popen[bytes]) -> int:
     )
 
 
+def _told(ends: list[End]) -> str:
+    """A burst in words."""
+    refused = [end.seconds * 1000 for end in ends if end.status == 429]
+    waits = [
+        end.queue_seconds / float(end.headers["x-estimated-wait"])
+        for end in ends
+        if end.status == 200 and float(end.headers["x-estimated-wait"])
+    ]
+    text = str(dict(sorted(Counter(end.status for end in ends).items())))
+    if len(refused) > 1:
+        text += f", 429 after {median(refused):.1f} ms (median)"
+        text += f" and {quantiles(refused, n=20)[-1]:.1f} ms (95 %)"
+    if waits:
+        text += f", waits of {median(waits):.2f} times the estimate (median)"
+    return text
+
+
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=200)
@@ -173,17 +192,8 @@ def _main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (port, process):
         for number in range(options.bursts):
-            before = resident_bytes(process)
-            ends = asyncio.run(crowd(port, options.clients))
-            refused = sorted(end.seconds * 1000 for end in ends if end.status == 429)
-            counts = dict(sorted(Counter(end.status for end in ends).items()))
-            print(f"burst {number + 1}: {counts}, first byte of a 429 after", end=" ")
-            if len(refused) > 1:
-                print(
-                    f"{median(refused):.1f} ms (median), {quantiles(refused, n=20)[-1]:.1f} (95 %)",
-                    end="",
-                )
-            print(f"; anonymous memory {before / 1e6:.1f} → {resident_bytes(process) / 1e6:.1f} MB")
+            told = _told(asyncio.run(crowd(port, options.clients)))
+            print(f"burst {number + 1}: {told}, {resident_bytes(process) / 1e6:.1f} MB")
         process.send_signal(signal.SIGTERM)
         print("exit code", process.wait(60))
 
