@@ -639,6 +639,17 @@ async def test_models_before_one_is_loaded_are_503_and_no_refusal_is_counted() -
     assert rejected == 1
 
 
+async def test_the_description_knows_our_errors_alone() -> None:
+    async with api() as here:
+        text = (await here.client.get("/openapi.json")).text
+    assert "HTTPValidationError" not in text
+    paths = json.loads(text)["paths"]
+    assert set(paths[CHAT]["post"]["responses"]) == {
+        *("200", "400", "401", "404", "413", "415", "429", "500", "503", "504")
+    }
+    assert "422" in paths["/generate"]["post"]["responses"]
+
+
 # -- keys --------------------------------------------------------------------------------------
 
 KEYS = "first-key,second-key"

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,6 +25,23 @@ from specops.service import NotReady, QueueFull, Service
 
 _NOT_READY_RETRY_SECONDS = 5
 _GENERATING = frozenset((generate.PATH, completions.PATH, chat.PATH))
+
+
+class _Described(FastAPI):
+    """Describes the API without the framework's own answer to wrong fields, which nobody gets."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description, as `/openapi.json` has it."""
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            for operations in schema["paths"].values():
+                for operation in operations.values():
+                    answer = operation["responses"].get("422", {})
+                    if "HTTPValidationError" in str(answer):
+                        del operation["responses"]["422"]
+            for name in ("HTTPValidationError", "ValidationError"):
+                schema["components"]["schemas"].pop(name, None)
+        return super().openapi()
 
 
 def create_app(
@@ -46,7 +64,7 @@ def create_app(
         yield
         await service.stop()
 
-    app = FastAPI(
+    app = _Described(
         title="Spec-Ops",
         version=version("specops"),
         summary="LLM inference for small machines, made fast by speculative decoding",
