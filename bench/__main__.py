@@ -14,23 +14,20 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-from bench import kernels, layer_stack, overhead, quantization, speculation
+from bench import kernels, layer_stack, overhead, quantization
+from bench.experiments import ALWAYS, EXPERIMENTS, HELP, add_options
 from bench.machine import Machine, describe
 from bench.models import TINYLLAMA_VOCAB, configured, tinyllama
 from bench.peers import compare
 from bench.peers.environment import install
 from bench.peers.models import peer_models
-from bench.report import Table, write
+from bench.report import Chart, Table, write
 from specops.config import ConfigError
 
 RESULTS = Path(__file__).resolve().parent / "results" / "local"
 _OVERHEAD_SMALL = overhead.Plan(loads=3, rounds=8, new_tokens=256)
 _OVERHEAD_LARGE = overhead.Plan(loads=3, rounds=4, new_tokens=64)
 _OVERHEAD_QUICK = overhead.Plan(loads=1, rounds=2, new_tokens=16)
-_SPECULATION = speculation.Plan(prompts=40, exact_prompts=20, new_tokens=96)
-_SPECULATION_QUICK = speculation.Plan(
-    prompts=3, exact_prompts=3, new_tokens=24, draft_lengths=(1, 4)
-)
 _PEERS = compare.Plan(loads=2, rounds=9, passes=3)
 _PEERS_QUICK = compare.Plan(loads=1, rounds=2, passes=3)
 _PEERS_THREADS = 2
@@ -53,8 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.benchmark in ("overhead", "all"):
             equal &= _overhead(options, machine)
-        if options.benchmark in ("speculation", "all"):
-            equal &= _speculation(options, machine)
+        for name in ALWAYS if options.benchmark == "all" else (options.benchmark,):
+            if name in EXPERIMENTS:
+                equal &= _experiment(name, options, machine)
         if options.benchmark == "kernels":
             _kernels(options, machine)
         if options.benchmark == "quantization":
@@ -63,6 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _layer_stack(options, machine)
         if options.benchmark == "peers":
             _peers(options, machine)
+        if options.benchmark == "report":
+            from bench.page import write_page  # noqa: PLC0415 - draws: takes a second to import
+
+            _progress(f"wrote {write_page(options.results)}")
     except (ConfigError, RuntimeError, OSError) as error:  # no model, no server, no prompts
         _progress(str(error))
         return _FAILED
@@ -86,27 +88,30 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         choices=(
             "overhead",
-            "speculation",
+            *EXPERIMENTS,
             "kernels",
             "quantization",
             "layer-stack",
             "peers",
+            "report",
             "all",
         ),
         default="all",
-        help="all (default): the first two; kernels: the operators of a pass; quantization: bits "
-        "per byte of each way to store weights; layer-stack: the time of a pass by block size; "
-        "peers: against llama.cpp and OpenVINO, which are downloaded and compiled first",
+        help=f"all (default): overhead, {', '.join(ALWAYS)}; {HELP}; kernels: the operators "
+        "of a pass; quantization: bits per byte of each way to store weights; layer-stack: the "
+        "time of a pass by block size; peers: against llama.cpp and OpenVINO, which are downloaded "
+        "and compiled first; report: one HTML page of all results",
     )
     parser.add_argument("--quick", action="store_true", help="show that it works, in seconds")
     parser.add_argument(
         "--skip-tinyllama",
         action="store_true",
-        help="overhead, kernels: leave out the 1.1 B-parameter model with random weights",
+        help="overhead, kernels, simulated: leave out the model of 1.1 B random parameters",
     )
     parser.add_argument(
-        "--prompts", type=Path, help="speculation: JSON lines with the field `prompt`"
+        "--prompts", type=Path, help="prompts of your own: JSON lines with the field `prompt`"
     )
+    add_options(parser)
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="folder to write to (default: %(default)s)"
     )
@@ -134,15 +139,11 @@ def _kernels(options: argparse.Namespace, machine: Machine) -> None:
     _publish(options, machine, "kernels", kernels.result(model, profiles), tables)
 
 
-def _speculation(options: argparse.Namespace, machine: Machine) -> bool:
-    model, plan = configured(), _SPECULATION_QUICK if options.quick else _SPECULATION
-    prompts = speculation.read_prompts(options.prompts) if options.prompts else None
-    measured = speculation.measure(model, plan, _progress, prompts)
-    result = speculation.result(model, measured, plan)
-    _publish(
-        options, machine, "speculation", result, [_shown(speculation.table(model, measured, plan))]
-    )
-    return speculation.lossless(measured) is not False
+def _experiment(name: str, options: argparse.Namespace, machine: Machine) -> bool:
+    outcome = EXPERIMENTS[name](options, _progress)
+    tables = [_shown(table) for table in outcome.tables]
+    _publish(options, machine, name, outcome.result, tables, charts=outcome.charts)
+    return outcome.sound
 
 
 def _peers(options: argparse.Namespace, machine: Machine) -> None:
@@ -179,12 +180,19 @@ def _publish(
     name: str,
     result: Mapping[str, object],
     tables: list[Table],
+    *,
+    charts: Sequence[Chart] = (),
 ) -> None:
     print(f"{machine.line}\n", flush=True)
     document = {"quick": options.quick, "machine": asdict(machine), **result}
     signed = [*tables[:-1], tables[-1].noting(f"measured on {machine.line}")]
-    for path in write(options.results, name, document, signed):
+    for path in write(options.results, name, document, signed, charts):
         _progress(f"wrote {path}")
+    if charts:
+        from bench.plots import save  # noqa: PLC0415 - as above
+
+        for path in save(options.results / name, charts):
+            _progress(f"wrote {path}")
 
 
 def _shown(table: Table) -> Table:

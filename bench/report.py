@@ -1,14 +1,15 @@
-"""Tables for people, JSON for programs: one result, written in three forms.
+"""Tables and charts for people, JSON for programs: one result, written in several forms.
 
 The same table is printed with aligned columns and kept as Markdown, so that documentation can
-quote a file instead of retyping figures.
+quote a file instead of retyping figures. The JSON holds tables and charts too: whoever draws them
+again, such as the HTML report, needs nothing else.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,59 @@ class Table:
         return "\n\n".join(part for part in (f"### {self.title}", drawn, notes) if part) + "\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values over the places of a chart; None where there is none.
+
+    `low` and `high` are the quartiles, or empty.
+    """
+
+    name: str
+    values: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture as data: `kind` is `lines` or `bars`.
+
+    Attributes:
+        places: what stands below the horizontal axis, in order.
+        level: a value that the eye should compare with, drawn as a horizontal line.
+    """
+
+    title: str
+    kind: str
+    across: str
+    up: str
+    places: Sequence[str]
+    series: Sequence[Series]
+    level: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A line that a measurement should reach, and where it came out."""
+
+    what: str
+    least: float
+    measured: float
+
+    @property
+    def met(self) -> bool:
+        """Whether it was reached."""
+        return self.measured >= self.least
+
+
+def wanted_table(title: str, lines: Sequence[Wanted]) -> Table:
+    """What was wanted, line by line, and whether it is so."""
+    rows = [
+        (line.what, f"{line.least:.2f}", f"{line.measured:.3f}", yes(line.met)) for line in lines
+    ]
+    return Table(title, ("what", "at least", "measured", "reached"), rows)
+
+
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *others = zip(cells, widths, strict=True)
     return "  ".join(
@@ -73,7 +127,11 @@ def yes(value: bool) -> str:
 
 
 def write(
-    folder: Path, name: str, result: Mapping[str, Any], tables: Sequence[Table]
+    folder: Path,
+    name: str,
+    result: Mapping[str, Any],
+    tables: Sequence[Table],
+    charts: Sequence[Chart] = (),
 ) -> tuple[Path, Path]:
     """Write `name`.json and `name`.md into a folder, replacing what was there.
 
@@ -82,12 +140,19 @@ def write(
         name: of the benchmark.
         result: what was measured, fit for JSON.
         tables: the readable form of it.
+        charts: pictures of it, see `bench.plots`.
 
     Returns:
         The two files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    document = {"schema_version": SCHEMA_VERSION, "benchmark": name, **result}
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "benchmark": name,
+        **result,
+        "tables": [asdict(table) for table in tables],
+        "charts": [asdict(chart) for chart in charts],
+    }
     data, page = folder / f"{name}.json", folder / f"{name}.md"
     data.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     page.write_text("\n".join(table.markdown() for table in tables), encoding="utf-8")

@@ -1,50 +1,65 @@
-"""What guessing gains: each drafter with several draft lengths against plain decoding.
+"""What guessing gains: configurations against plain decoding, prompt by prompt, in turns.
 
-Per prompt all configurations run in turns, so that each ratio compares what the same machine did
-with the same text within seconds. Speculation promises the same output; that is checked, in
-exact mode token by token, and in default mode it is counted how often a near-tie fell otherwise.
+Per prompt all configurations run one after the other, so that each ratio compares what the same
+machine did with the same text within a second. Every configuration has a controller of its own:
+none knows what another one has learned.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.models import BenchModel, Progress
+from bench.prompts import Prompt
 from bench.quiet import settle
-from bench.report import Table, spread, yes
+from bench.report import Series, spread
 from bench.stats import Summary, ratios, rotated
+from specops.controller import Controller
 from specops.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, GenerationStats
-from training.corpus import read_prompts as shipped_prompts
 
-DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8)
+_WARM_UP = 16  # tokens
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is measured. Exact mode, where this processor has it, is checked on the first
-    `exact_prompts`.
-    """
-
-    prompts: int
-    exact_prompts: int
-    new_tokens: int
-    draft_lengths: tuple[int, ...] = DRAFT_LENGTHS
+HOW = (
+    "tok/s and speedup are of decoding, without the prompt's pass; configurations in turns for "
+    "every prompt; speedup: time of plain decoding over this one's, per prompt and round, median "
+    "with quartiles; total: the same of the sums",
+    "accepted: of the guessed tokens; misses: steps for which the drafter had no guess; tok/jump: "
+    "tokens per step, misses included; accept. length: 1 + accepted per draft; equal: greedy "
+    "outputs that are token by token those of plain decoding (default mode: near-ties may flip)",
+)
+COLUMNS = (
+    "k", "accepted", "misses", "tok/jump", "accept. length", "tok/s", "speedup", "total", "equal",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Where guesses come from, and how many are asked for."""
+    """Where guesses come from, and how many: `k` of them, or as many as pay and `k` at most."""
 
     drafter: str
     k: int
+    adaptive: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name in tables and charts."""
+        if not self.k:
+            return "plain"
+        return f"{self.drafter}, adaptive" if self.adaptive else f"{self.drafter}, k={self.k}"
 
 
 PLAIN = Config(NO_DRAFTER, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: every configuration `rounds` times on every prompt."""
+
+    new_tokens: int
+    rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +69,91 @@ class Run:
     tokens: tuple[int, ...]
     stats: GenerationStats
 
-
-@dataclass(slots=True)
-class Runs:
-    """All of one configuration, in the order of the prompts."""
-
-    default: list[Run] = field(default_factory=list)
-    exact: list[Run] = field(default_factory=list)
+    @property
+    def request_seconds(self) -> float:
+        """From leaving the queue to the last token."""
+        return self.stats.prefill_seconds + self.stats.decode_seconds
 
 
-Measured = dict[Config, Runs]
+class Runner:
+    """Runs single requests on one engine, alone.
+
+    Attributes:
+        engine: with one more controller per configuration that has been run.
+    """
+
+    def __init__(self, engine: Engine, max_k: int) -> None:
+        self.engine = engine
+        self._costs = engine.scheduler.controller.costs
+        self._max_k = max_k
+        self._controllers: dict[Config, Controller] = {}
+
+    @classmethod
+    def load(cls, model: BenchModel) -> Runner:
+        """Load a model's engine.
+
+        Raises:
+            What `Engine.load` raises.
+        """
+        return cls(Engine.load(model.settings), model.settings.max_k_draft)
+
+    def choose(self, config: Config) -> None:
+        """What runs next is this configuration."""
+        controller = self._controllers.get(config)
+        if controller is None:
+            controller = self._controllers[config] = Controller(self._costs, self._max_k)
+        self.engine.scheduler.controller = controller
+
+    def request(
+        self, prompt: Prompt, config: Config, new_tokens: int, *, exact: bool = False
+    ) -> GenerationRequest:
+        """The request; every configuration decodes the same number of tokens."""
+        return GenerationRequest(
+            request_id="bench",
+            prompt_tokens=self.engine.encode(prompt.text),
+            max_new_tokens=new_tokens,
+            sampling=prompt.sampling,
+            drafter=config.drafter,
+            k_draft=config.k,
+            adaptive=config.adaptive,
+            exact=exact,
+            ignore_eos=True,
+        )
+
+    def run(self, prompt: Prompt, config: Config, new_tokens: int, *, exact: bool = False) -> Run:
+        """Continue a prompt.
+
+        Raises:
+            PromptTooLong: it leaves no room in the context.
+            RuntimeError: nothing was decoded.
+        """
+        self.choose(config)
+        outputs = list(self.engine.generate(self.request(prompt, config, new_tokens, exact=exact)))
+        stats = outputs[-1].stats
+        if stats is None or stats.generated_tokens < 2:
+            raise RuntimeError(f"nothing was decoded: {outputs[-1]}")
+        return Run(tuple(piece.token for output in outputs for piece in output.pieces), stats)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The runs of each configuration, in the order of `prompts`, round by round."""
+
+    prompts: list[Prompt]
+    runs: dict[Config, list[Run]]
+
+    def of(self, category: str) -> Measured:
+        """What concerns one category."""
+        kept = [place for place, item in enumerate(self.prompts) if item.category == category]
+        runs = {config: [runs[place] for place in kept] for config, runs in self.runs.items()}
+        return Measured([self.prompts[place] for place in kept], runs)
+
+    def rows(self) -> list[Row]:
+        """The figures of every configuration, in order."""
+        greedy = [not prompt.sampling.temperature for prompt in self.prompts]
+        return [
+            Row.of(config, runs, self.runs[PLAIN], greedy) for config, runs in self.runs.items()
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +167,8 @@ class Row:
 
     drafter: str
     k: int
+    adaptive: bool
+    label: str
     tokens_per_second: float
     acceptance: float
     misses: float
@@ -85,27 +177,27 @@ class Row:
     speedup: Summary
     total_speedup: float
     request_speedup: float
-    equal: int  # prompts whose output is plain decoding's
-    exact_equal: int  # the same in exact mode
+    greedy: int  # runs that are greedy
+    equal: int  # of them those whose output is plain decoding's
 
     @classmethod
-    def of(cls, config: Config, runs: Runs, plain: Runs) -> Row:
+    def of(
+        cls, config: Config, runs: Sequence[Run], plain: Sequence[Run], greedy: Sequence[bool]
+    ) -> Row:
         """Sum a configuration up."""
-        stats = [run.stats for run in runs.default]
-        bases = [run.stats for run in plain.default]
+        stats, bases = [run.stats for run in runs], [run.stats for run in plain]
         decode, base = [s.decode_seconds for s in stats], [s.decode_seconds for s in bases]
-        prefill = sum(s.prefill_seconds for s in stats)
-        base_prefill = sum(s.prefill_seconds for s in bases)
+        whole = sum(run.request_seconds for run in runs)
         decoded = sum(s.generated_tokens - 1 for s in stats)
         steps, drafts = sum(s.sequence_steps for s in stats), sum(s.drafts for s in stats)
-        accepted, guessed = (
-            sum(s.accepted_tokens for s in stats),
-            sum(s.draft_tokens for s in stats),
-        )
+        accepted = sum(s.accepted_tokens for s in stats)
+        guessed = sum(s.draft_tokens for s in stats)
         misses = sum(s.draft_misses for s in stats)
         return cls(
             drafter=config.drafter,
             k=config.k,
+            adaptive=config.adaptive,
+            label=config.label,
             tokens_per_second=decoded / sum(decode),
             acceptance=accepted / guessed if guessed else 0.0,
             misses=misses / (misses + drafts) if misses + drafts else 0.0,
@@ -113,133 +205,70 @@ class Row:
             mean_acceptance_length=1 + accepted / drafts if drafts else 0.0,
             speedup=Summary.of(ratios(base, decode)),
             total_speedup=sum(base) / sum(decode),
-            request_speedup=(sum(base) + base_prefill) / (sum(decode) + prefill),
-            equal=_equal(runs.default, plain.default),
-            exact_equal=_equal(runs.exact, plain.exact),
+            request_speedup=sum(run.request_seconds for run in plain) / whole,
+            greedy=sum(greedy),
+            equal=sum(
+                counts and run.tokens == other.tokens
+                for counts, run, other in zip(greedy, runs, plain, strict=True)
+            ),
+        )
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells below `COLUMNS`."""
+        guesses = bool(self.k)
+        return (
+            f"≤{self.k}" if self.adaptive else str(self.k),
+            f"{self.acceptance:.1%}" if guesses else "",
+            f"{self.misses:.1%}" if guesses else "",
+            f"{self.tokens_per_jump:.2f}",
+            f"{self.mean_acceptance_length:.2f}" if guesses else "",
+            f"{self.tokens_per_second:.1f}",
+            spread(self.speedup) if guesses else "",
+            f"{self.total_speedup:.2f}" if guesses else "",
+            f"{self.equal}/{self.greedy}" if guesses and self.greedy else "",
         )
 
 
-def _equal(runs: Sequence[Run], others: Sequence[Run]) -> int:
-    return sum(run.tokens == other.tokens for run, other in zip(runs, others, strict=True))
-
-
-def read_prompts(path: Path) -> list[str]:
-    """Prompts from a file of JSON lines, each with the field `prompt`."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["prompt"] for line in lines if line.strip()]
-
-
 def measure(
-    model: BenchModel, plan: Plan, progress: Progress, prompts: Sequence[str] | None = None
+    runner: Runner,
+    configs: Sequence[Config],
+    prompts: Sequence[Prompt],
+    plan: Plan,
+    progress: Progress,
 ) -> Measured:
-    """Run every configuration on every prompt.
-
-    Args:
-        model: the pair.
-        plan: how much.
-        progress: told about every prompt.
-        prompts: texts to continue; the shipped held-out code by default.
+    """Run every configuration on every prompt, plain decoding among them.
 
     Raises:
         PromptTooLong: a prompt leaves no room in the context.
         ValueError: there are no prompts.
     """
-    texts = list(prompts or shipped_prompts())[: plan.prompts]
-    engine = Engine.load(model.settings)
-    drafters = [name for name in engine.info.drafters if name != NO_DRAFTER]
-    configs = [PLAIN, *(Config(name, k) for name in drafters for k in plan.draft_lengths)]
-    measured = {config: Runs() for config in configs}
+    if not prompts:
+        raise ValueError("there are no prompts to measure on")
+    configs = [PLAIN, *(config for config in configs if config != PLAIN)]
+    measured = Measured([], {config: [] for config in configs})
     settle()
     for config in configs:  # the first pass of each width binds
-        _run(engine, texts[0], config, plan.new_tokens, exact=False)
-    for number, text in enumerate(texts):
-        for config in rotated(configs, number):
-            run = _run(engine, text, config, plan.new_tokens, exact=False)
-            measured[config].default.append(run)
-        if number < plan.exact_prompts and engine.info.exact_align is not None:
-            for config in configs:
-                run = _run(engine, text, config, plan.new_tokens, exact=True)
-                measured[config].exact.append(run)
-        progress(f"{model.title}: prompt {number + 1} of {len(texts)}")
+        runner.run(prompts[0], config, min(plan.new_tokens, _WARM_UP))
+    for turn in range(plan.rounds):
+        for number, prompt in enumerate(prompts):
+            measured.prompts.append(prompt)
+            for config in rotated(configs, turn + number):
+                measured.runs[config].append(runner.run(prompt, config, plan.new_tokens))
+        progress(f"round {turn + 1} of {plan.rounds}: {len(prompts)} prompts, {len(configs)} ways")
     return measured
 
 
-def _run(engine: Engine, text: str, config: Config, new_tokens: int, *, exact: bool) -> Run:
-    request = GenerationRequest(
-        request_id="bench",
-        prompt_tokens=engine.encode(text),
-        max_new_tokens=new_tokens,
-        drafter=config.drafter,
-        k_draft=config.k,
-        exact=exact,
-        ignore_eos=True,  # every configuration decodes the same number of tokens
-    )
-    outputs = list(engine.generate(request))
-    stats = outputs[-1].stats
-    if stats is None or stats.generated_tokens < 2:
-        raise RuntimeError(f"nothing was decoded: {outputs[-1]}")
-    return Run(tuple(piece.token for output in outputs for piece in output.pieces), stats)
+def result(measured: Measured) -> list[dict[str, Any]]:
+    """The figures, fit for JSON."""
+    return [asdict(row) for row in measured.rows()]
 
 
-def rows(measured: Measured) -> list[Row]:
-    """The figures of every configuration, plain decoding first."""
-    return [Row.of(config, runs, measured[PLAIN]) for config, runs in measured.items()]
-
-
-def lossless(measured: Measured) -> bool | None:
-    """In exact mode every configuration's output is plain decoding's; None without such runs."""
-    plain = measured[PLAIN].exact
-    if not plain:
-        return None
-    return all(_equal(runs.exact, plain) == len(plain) for runs in measured.values())
-
-
-def table(model: BenchModel, measured: Measured, plan: Plan) -> Table:
-    """A row per configuration."""
-    prompts, exact = len(measured[PLAIN].default), len(measured[PLAIN].exact)
-    proven = lossless(measured)
-    verdict = "not promised on this processor" if proven is None else yes(proven)
-    lines = [
-        (
-            row.drafter if row.k else "plain",
-            str(row.k) if row.k else "",
-            f"{row.acceptance:.1%}" if row.k else "",
-            f"{row.misses:.1%}" if row.k else "",
-            f"{row.tokens_per_jump:.2f}",
-            f"{row.mean_acceptance_length:.2f}" if row.k else "",
-            f"{row.tokens_per_second:.1f}",
-            spread(row.speedup) if row.k else "",
-            f"{row.total_speedup:.2f}" if row.k else "",
-            f"{row.request_speedup:.2f}" if row.k else "",
-            f"{row.equal}/{prompts}",
-            f"{row.exact_equal}/{exact}" if exact else "",
-        )
-        for row in rows(measured)
-    ]
-    columns = (
-        "drafter", "k", "accepted", "misses", "tok/jump", "accept. length", "tok/s",
-        "speedup", "total", "request", "equal", "equal, exact",
-    )  # fmt: skip
-    notes = (
-        f"{prompts} prompts, {plan.new_tokens} new tokens each, one stream, greedy, "
-        "configurations in turns for every prompt; tok/s and speedup are of decoding",
-        "speedup: time of plain decoding over this, per prompt, median with quartiles; total: of "
-        "the sums; request: of the sums, prompts' passes included",
-        "accepted: of the guessed tokens; misses: steps for which the drafter had no guess; "
-        "tok/jump: tokens per step, misses included; accept. length: 1 + accepted per draft",
-        "equal: prompts whose output is token by token that of plain decoding in the same mode; "
-        f"exact mode lossless: {verdict}",
-    )
-    return Table(f"Speculation: {model.title}", columns, lines, notes)
-
-
-def result(model: BenchModel, measured: Measured, plan: Plan) -> dict[str, Any]:
-    """All of it, fit for JSON."""
-    return {
-        "model": model.key,
-        "prompts": len(measured[PLAIN].default),
-        "exact_prompts": len(measured[PLAIN].exact),
-        "new_tokens": plan.new_tokens,
-        "lossless": lossless(measured),
-        "configs": [asdict(row) for row in rows(measured)],
+def speedups(name: str, rows: Sequence[Row]) -> Series:
+    """Speedups with their quartiles as a series of a chart."""
+    found: Mapping[str, list[float | None]] = {
+        "values": [row.speedup.median for row in rows],
+        "low": [row.speedup.low for row in rows],
+        "high": [row.speedup.high for row in rows],
     }
+    return Series(name, **found)

@@ -61,23 +61,32 @@ def test_overhead_measures_all_sides_on_the_same_output(model: Path, tmp_path: P
 
 
 @pytest.mark.e2e
-def test_speculation_is_measured_and_lossless(model: Path, tmp_path: Path) -> None:
+def test_speculation_is_compared_and_all_results_become_a_page(model: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "def add(a, b):\\n"}\n{"prompt": "return a + b\\n"}\n')
-    done = bench(model, tmp_path, "speculation", "--prompts", str(prompts))
+    done = bench(model, tmp_path, "compare", "--prompts", str(prompts))
     assert done.returncode == 0, done.stderr
-    result = kept(tmp_path, "speculation")
+    result = kept(tmp_path, "compare")
+    ways = [(item["drafter"], item["adaptive"]) for item in result["categories"]["own"]]
+    assert ways == [("none", False), ("ngram", False), ("ngram", True)]
+    assert (tmp_path / "compare.png").is_file()
+    done = bench(model, tmp_path, "report")
+    assert done.returncode == 0, done.stderr
+    assert "Drafters by kind of text" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.e2e
+def test_equality_is_proven_in_pieces(model: Path, tmp_path: Path) -> None:
+    done = bench(model, tmp_path, "equality", "--seconds", "600")
+    assert done.returncode == 0, done.stderr
+    result = kept(tmp_path, "equality")
+    assert result["complete"]
     assert result["lossless"] is not False  # None where a processor has no exact mode
-    assert [(item["drafter"], item["k"]) for item in result["configs"]] == [
-        ("none", 0),
-        ("ngram", 1),
-        ("ngram", 4),
-    ]
 
 
 @pytest.mark.e2e
 def test_a_missing_model_is_said_in_a_line(tmp_path: Path) -> None:
-    done = bench(tmp_path / "nowhere", tmp_path, "speculation")
+    done = bench(tmp_path / "nowhere", tmp_path, "compare")
     assert done.returncode == 2
     assert "nowhere holds no model" in done.stderr
     assert "Traceback" not in done.stderr

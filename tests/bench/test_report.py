@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from bench.report import SCHEMA_VERSION, Table, spread, write
+from bench.report import SCHEMA_VERSION, Table, Wanted, spread, wanted_table, write
 from bench.stats import Summary
 
 TABLE = Table("Speed", ("side", "tok/s"), [("engine", "9.5"), ("API", "10.25")], ("one stream",))
@@ -58,6 +59,8 @@ def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
         "schema_version": SCHEMA_VERSION,
         "benchmark": "overhead",
         "quick": True,
+        "tables": json.loads(json.dumps([asdict(TABLE)] * 2)),
+        "charts": [],
     }
     assert page.read_text().count("### Speed") == 2
 
@@ -65,3 +68,8 @@ def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
 def test_a_result_that_is_no_number_is_refused_before_it_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write(tmp_path, "overhead", {"rate": float("nan")}, [TABLE])
+
+
+def test_a_line_is_reached_from_its_figure_on() -> None:
+    rows = wanted_table("Wanted", [Wanted("a", 0.97, 0.97), Wanted("b", 0.97, 0.9699)]).rows
+    assert [row[-1] for row in rows] == ["yes", "NO"]

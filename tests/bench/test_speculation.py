@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from bench import speculation
 from bench.models import BenchModel
-from bench.speculation import PLAIN, Config, Plan, Run, Runs
+from bench.prompts import CREATIVE, Prompt
+from bench.speculation import PLAIN, Config, Measured, Plan, Row, Runner
 from specops.config import Settings
-from specops.request import GenerationStats
+from specops.request import SamplingParams
+from tests.bench.runs import ADAPTIVE, NGRAM, run
 
-MODEL = BenchModel("made-up", "Made-up model", Settings(), large=False)
-NGRAM = Config("ngram", 4)
-
-
-def run(tokens: str, seconds: float, steps: int = 10, **counts: int) -> Run:
-    """Eleven tokens, ten of them decoded."""
-    stats = GenerationStats(
-        generated_tokens=11,
-        sequence_steps=steps,
-        prefill_seconds=1.0,
-        decode_seconds=seconds,
-        **counts,  # type: ignore[arg-type]  # the integer ones
-    )
-    return Run(tuple(map(ord, tokens)), stats)
+BASES = [run("aa", 2.0), run("bb", 6.0)]
+DRAFTED = [
+    run("aa", 1.0, steps=5, drafts=4, draft_misses=1, draft_tokens=16, accepted_tokens=5),
+    run("bc", 2.0, steps=5, drafts=1, draft_misses=4, draft_tokens=4, accepted_tokens=5),
+]
 
 
-def plain() -> Runs:
-    return Runs(default=[run("aa", 2.0), run("bb", 6.0)], exact=[run("aa", 2.0)])
-
-
-def drafted(exact: str = "aa") -> Runs:
-    first = run("aa", 1.0, steps=5, drafts=4, draft_misses=1, draft_tokens=16, accepted_tokens=5)
-    second = run("bc", 2.0, steps=5, drafts=1, draft_misses=4, draft_tokens=4, accepted_tokens=5)
-    return Runs(default=[first, second], exact=[run(exact, 1.0)])
-
-
-def row(runs: Runs) -> speculation.Row:
-    return speculation.Row.of(NGRAM, runs, plain())
+def row(greedy: tuple[bool, ...] = (True, True)) -> Row:
+    return Row.of(NGRAM, DRAFTED, BASES, greedy)
 
 
 def test_acceptance_jumps_and_misses_are_sums_over_all_prompts() -> None:
-    found = row(drafted())
+    found = row()
     assert found.acceptance == pytest.approx(10 / 20)
     assert found.misses == pytest.approx(5 / 10)
     assert found.tokens_per_jump == pytest.approx(20 / 10)
@@ -53,60 +35,74 @@ def test_acceptance_jumps_and_misses_are_sums_over_all_prompts() -> None:
 
 
 def test_speedup_is_plain_time_over_this_per_prompt_and_of_the_sums() -> None:
-    found = row(drafted())
+    found = row()
     assert (found.speedup.low, found.speedup.high) == pytest.approx((2.25, 2.75))
     assert found.speedup.median == pytest.approx(2.5)
     assert found.total_speedup == pytest.approx(8 / 3)
     assert found.request_speedup == pytest.approx(10 / 5)
 
 
-def test_equal_counts_the_prompts_with_plain_decodings_output() -> None:
-    found = row(drafted())
-    assert found.equal == 1
-    assert found.exact_equal == 1
+def test_equal_counts_the_greedy_prompts_with_plain_decodings_output() -> None:
+    assert (row().equal, row().greedy) == (1, 2)
+    sampled = row(greedy=(False, True))
+    assert (sampled.equal, sampled.greedy) == (0, 1)
 
 
 def test_a_drafter_that_never_guessed_has_no_acceptance() -> None:
-    found = row(Runs(default=[run("aa", 2.0), run("bb", 6.0)], exact=[run("aa", 1.0)]))
+    found = Row.of(NGRAM, BASES, BASES, (True, True))
     assert (found.acceptance, found.mean_acceptance_length, found.misses) == (0.0, 0.0, 0.0)
 
 
-def test_one_differing_token_in_exact_mode_is_not_lossless() -> None:
-    assert speculation.lossless({PLAIN: plain(), NGRAM: drafted()})
-    assert speculation.lossless({PLAIN: plain(), NGRAM: drafted(exact="ab")}) is False
+def test_cells_stand_below_their_columns_whatever_the_configuration() -> None:
+    for config in (PLAIN, NGRAM, ADAPTIVE):
+        assert len(Row.of(config, DRAFTED, BASES, (True, True)).cells) == len(speculation.COLUMNS)
 
 
-def test_without_exact_runs_nothing_is_said_about_losslessness() -> None:
-    measured = {PLAIN: Runs(default=plain().default), NGRAM: Runs(default=drafted().default)}
-    assert speculation.lossless(measured) is None
-    assert speculation.table(MODEL, measured, Plan(2, 1, 11)).rows[1][-1] == ""
+def test_labels_tell_configurations_apart() -> None:
+    configs = (PLAIN, NGRAM, ADAPTIVE, Config("ngram", 8))
+    assert len({config.label for config in configs}) == 4
 
 
-def test_table_and_result_show_every_configuration() -> None:
-    measured, plan = {PLAIN: plain(), NGRAM: drafted()}, Plan(2, 1, 11)
-    rows = speculation.table(MODEL, measured, plan).rows
-    assert [line[:3] for line in rows] == [("plain", "", ""), ("ngram", "4", "50.0%")]
-    assert rows[1][-2:] == ("1/2", "1/1")
-    result = speculation.result(MODEL, measured, plan)
-    assert [item["k"] for item in result["configs"]] == [0, 4]
+def test_a_category_has_its_own_prompts_and_runs() -> None:
+    both = Measured([Prompt("code", "a"), Prompt(CREATIVE, "b")], {PLAIN: BASES, NGRAM: DRAFTED})
+    part = both.of(CREATIVE)
+    assert [prompt.text for prompt in part.prompts] == ["b"]
+    assert part.runs == {PLAIN: BASES[1:], NGRAM: DRAFTED[1:]}
+    result = speculation.result(part)
+    assert [item["k"] for item in result] == [0, 4]
     assert json.loads(json.dumps(result)) == result
 
 
-def test_prompts_are_read_from_json_lines(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "a\\n", "id": 1}\n\n{"prompt": "b"}\n')
-    assert speculation.read_prompts(file) == ["a\n", "b"]
-
-
-def test_every_drafter_and_length_runs_on_every_prompt(tiny_settings: Settings) -> None:
-    model = BenchModel("tiny", "tiny", tiny_settings, large=False)
-    plan = Plan(prompts=2, exact_prompts=1, new_tokens=12, draft_lengths=(1, 3))
-    prompts = ["def add(a, b):\n", "return a + b\n", "not measured\n"]
-    measured = speculation.measure(model, plan, lambda text: None, prompts)
-    drafters = [config.drafter for config in measured]
-    assert drafters == ["none", *(name for name in ("draft", "ngram", "cascade") for _ in (1, 3))]
-    assert all(len(runs.default) == 2 for runs in measured.values())
-    assert speculation.lossless(measured) is not False  # None where a processor has no exact mode
-    guessed = {config: runs.default[0].stats.draft_tokens for config, runs in measured.items()}
+def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: Settings) -> None:
+    runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings, large=False))
+    prompts = [
+        Prompt("code", "def add(a, b):\n"),
+        Prompt(CREATIVE, "return a + b\n", SamplingParams(temperature=0.8, seed=1)),
+    ]
+    configs = [Config("draft", 1), Config("draft", 3), Config("ngram", 3, adaptive=True)]
+    found = speculation.measure(runner, configs, prompts, Plan(12, rounds=2), lambda text: None)
+    assert list(found.runs) == [PLAIN, *configs]
+    assert found.prompts == prompts * 2
+    assert all(len(runs) == 4 for runs in found.runs.values())
+    assert all(len(run.tokens) == 12 for runs in found.runs.values() for run in runs)
+    guessed = {config: runs[0].stats.draft_tokens for config, runs in found.runs.items()}
     assert guessed[PLAIN] == 0
-    assert guessed[Config("draft", 3)] > guessed[Config("draft", 1)] > 0
+    assert guessed[configs[1]] > guessed[configs[0]] > 0
+    assert [row.greedy for row in found.rows()] == [2] * 4
+
+
+def test_a_configuration_learns_from_its_own_requests_alone(tiny_settings: Settings) -> None:
+    runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings, large=False))
+    runner.choose(NGRAM)
+    first = runner.engine.scheduler.controller
+    runner.choose(ADAPTIVE)
+    assert runner.engine.scheduler.controller is not first
+    assert runner.engine.scheduler.controller.costs is first.costs
+    runner.choose(NGRAM)
+    assert runner.engine.scheduler.controller is first
+
+
+def test_no_prompts_are_refused(tiny_settings: Settings) -> None:
+    runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings, large=False))
+    with pytest.raises(ValueError, match="no prompts"):
+        speculation.measure(runner, [], [], Plan(4), lambda text: None)

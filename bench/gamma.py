@@ -1,0 +1,85 @@
+"""Fixed draft lengths: what 0 to 8 guesses per step bring, drafter by drafter, on code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench import speculation
+from bench.models import BenchModel, Progress
+from bench.outcome import Outcome
+from bench.prompts import Prompt
+from bench.report import Chart, Series, Table
+from bench.speculation import COLUMNS, HOW, PLAIN, Config, Measured, Runner
+from specops.engine import NO_DRAFTER
+
+LENGTHS = tuple(range(1, 9))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: `each` prompts, with each of `lengths`."""
+
+    each: int
+    sizes: speculation.Plan
+    lengths: tuple[int, ...] = LENGTHS
+
+
+FULL = Plan(20, speculation.Plan(new_tokens=128, rounds=2))
+QUICK = Plan(2, speculation.Plan(new_tokens=16), lengths=(1, 4))
+
+
+def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> Outcome:
+    """Measure every drafter with every length, and adaptively."""
+    runner = Runner.load(model)
+    drafters = [name for name in runner.engine.info.drafters if name != NO_DRAFTER]
+    longest = model.settings.max_k_draft
+    ways = [
+        config
+        for name in drafters
+        for config in (
+            *(Config(name, k) for k in plan.lengths),
+            Config(name, longest, adaptive=True),
+        )
+    ]
+    measured = speculation.measure(runner, ways, prompts, plan.sizes, progress)
+    return outcome(model, measured, plan)
+
+
+def outcome(model: BenchModel, measured: Measured, plan: Plan) -> Outcome:
+    """The table, and speed and acceptance over the draft length."""
+    rows = measured.rows()
+    prompts = len(measured.prompts) // plan.sizes.rounds
+    table = Table(
+        f"Draft lengths: {model.title}",
+        ("guesses", *COLUMNS),
+        [(row.label, *row.cells) for row in rows],
+        (
+            f"{prompts} prompts of code, {plan.sizes.new_tokens} new tokens each, "
+            f"{plan.sizes.rounds} rounds, one stream, greedy",
+            *HOW,
+        ),
+    )
+    places = [str(config.k) for config in (PLAIN, *(Config("", k) for k in plan.lengths))]
+    speed, accepted = [], []
+    for name in dict.fromkeys(row.drafter for row in rows if row.k):
+        fixed = [row for row in rows if row.drafter == name and not row.adaptive]
+        found = speculation.speedups(name, fixed)
+        speed.append(Series(name, (1.0, *found.values), (1.0, *found.low), (1.0, *found.high)))
+        (adaptive,) = [row.speedup.median for row in rows if row.drafter == name and row.adaptive]
+        speed.append(Series(f"{name}, adaptive", [adaptive] * len(places)))
+        accepted.append(Series(name, (None, *(row.acceptance for row in fixed))))
+    charts = [
+        Chart("Speed over plain decoding", "lines", "guesses per step (k)",
+              "times plain decoding", places, speed, level=1.0),
+        Chart("Accepted guesses", "lines", "guesses per step (k)",
+              "share of the guessed tokens", places, accepted),
+    ]  # fmt: skip
+    result = {
+        "model": model.key,
+        "prompts": prompts,
+        "new_tokens": plan.sizes.new_tokens,
+        "rounds": plan.sizes.rounds,
+        "configs": speculation.result(measured),
+    }
+    return Outcome(result, [table], charts)

@@ -1,0 +1,154 @@
+"""Prompts of four kinds, made from the demo pair's held-out text: how much repeats itself differs.
+
+Neither model was trained on any of this text. How each kind is made is said beside its function;
+the same seed gives the same prompts on every Python version.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specops.request import SamplingParams
+from training.corpus import Document, heldout_prompts, read_held_out
+from training.corpus import read_prompts as shipped_prompts
+
+GREEDY = SamplingParams()
+CODE, STRUCTURED, EXTRACTIVE, CREATIVE = "code", "structured", "extractive", "creative"
+CATEGORIES = (CODE, STRUCTURED, EXTRACTIVE, CREATIVE)
+OWN = "own"
+# Greedy prose of so small a model soon goes in circles, which lookups would win from.
+_CREATIVE_TEMPERATURE = 0.8
+
+_RECORDS = 10  # in a structured prompt
+_PASSAGE_LINES = 16  # in an extractive prompt
+_REPEATED_LINES = 2
+_LEAST_PROSE, _MOST_PROSE = 30, 120  # words of a paragraph
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to continue, and how tokens are drawn."""
+
+    category: str
+    text: str
+    sampling: SamplingParams = GREEDY
+
+
+def by_category(each: int, categories: tuple[str, ...] = CATEGORIES) -> list[Prompt]:
+    """`each` prompts of every category, category by category.
+
+    Raises:
+        ValueError: the held-out text does not have so many.
+    """
+    return [
+        Prompt(category, text, _sampling(category, number))
+        for category in categories
+        for number, text in enumerate(_MAKERS[category](each))
+    ]
+
+
+def code(count: int) -> list[Prompt]:
+    """So many prompts of held-out code; beyond the shipped ones, others of the same kind."""
+    shipped = shipped_prompts()
+    texts = shipped[:count] if count <= len(shipped) else heldout_prompts(count)
+    return [Prompt(CODE, text) for text in texts]
+
+
+def from_file(path: Path) -> list[Prompt]:
+    """Prompts from a file of JSON lines, each with the field `prompt`, maybe with `category`."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    return [Prompt(row.get("category", OWN), row["prompt"]) for row in rows]
+
+
+def _sampling(category: str, seed: int) -> SamplingParams:
+    if category != CREATIVE:
+        return GREEDY
+    return SamplingParams(temperature=_CREATIVE_TEMPERATURE, top_p=0.95, seed=seed)
+
+
+def _code(count: int) -> list[str]:
+    """The first 8, 16 or 32 lines of a function or a class, as shipped."""
+    return [prompt.text for prompt in code(count)]
+
+
+def _structured(count: int) -> list[str]:
+    """JSON records of a module's functions, one a line; more of them are to come."""
+    prompts = []
+    for document in read_held_out():
+        functions = _functions(document)
+        for start in range(0, len(functions) - _RECORDS + 1, _RECORDS):
+            records = functions[start : start + _RECORDS]
+            prompts.append("".join(json.dumps(record) + ",\n" for record in records))
+    return _some(prompts, count, STRUCTURED)
+
+
+def _functions(document: Document) -> list[dict[str, object]]:
+    nodes = [
+        node for node in ast.walk(ast.parse(document.text)) if isinstance(node, ast.FunctionDef)
+    ]
+    return [
+        {
+            "module": document.path,
+            "name": node.name,
+            "line": node.lineno,
+            "args": [argument.arg for argument in node.args.args],
+        }
+        for node in sorted(nodes, key=lambda node: node.lineno)
+    ]
+
+
+def _extractive(count: int) -> list[str]:
+    """16 lines of a function, then its first 2 lines again: the rest is to be repeated."""
+    prompts = []
+    for document in read_held_out():
+        lines = document.text.splitlines()
+        for start, line in enumerate(lines):
+            passage = lines[start : start + _PASSAGE_LINES]
+            if line.startswith("    def ") and len(passage) == _PASSAGE_LINES:
+                again = passage[:_REPEATED_LINES]
+                prompts.append(
+                    "\n".join([*passage, "", "    # The same again:", "", *again]) + "\n"
+                )
+    return _some(prompts, count, EXTRACTIVE)
+
+
+def _creative(count: int) -> list[str]:
+    """Half of a docstring's paragraph of 30 to 120 words, prose for the most part; sampled."""
+    prompts = []
+    for document in read_held_out():
+        for node in ast.walk(ast.parse(document.text)):
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                continue
+            for paragraph in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
+                words = paragraph.split(" ")
+                if _is_prose(paragraph):
+                    prompts.append('"""' + " ".join(words[: len(words) // 2]))
+    return _some(prompts, count, CREATIVE)
+
+
+def _is_prose(paragraph: str) -> bool:
+    words = paragraph.split()
+    if not _LEAST_PROSE <= len(words) <= _MOST_PROSE:
+        return False
+    return sum(word.strip(".,;:()").isalpha() for word in words) > 0.85 * len(words)
+
+
+def _some(prompts: list[str], count: int, category: str) -> list[str]:
+    unique = sorted(set(prompts))
+    if count > len(unique):
+        raise ValueError(f"the held-out text has {len(unique)} {category} prompts, not {count}")
+    return random.Random(0).sample(unique, count)
+
+
+_MAKERS: dict[str, Callable[[int], list[str]]] = {
+    CODE: _code,
+    STRUCTURED: _structured,
+    EXTRACTIVE: _extractive,
+    CREATIVE: _creative,
+}
