@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from bench.outcome import Outcome
 from bench.prompts import Prompt
 from bench.report import Table, yes
 from bench.speculation import PLAIN, Config, Run, Runner
-from specops.drafters.registry import Means, make_drafters
 from specops.engine import NO_DRAFTER, Engine
 
 _CHUNK = 10  # prompts between two looks at the clock
-_SHARED_NGRAMS = 65_536  # entries of the shared table, which is off by default
+_SHARED_NGRAMS = 65_536
 MODES = ("exact", "default")
 
 
@@ -65,7 +64,7 @@ Counts = dict[str, dict[str, Count]]  # mode, label
 
 def configs(engine: Engine, k: int, max_k: int) -> list[Config]:
     """Every drafter, with a fixed length and adaptively."""
-    drafters = [name for name in engine.scheduler.drafters if name != NO_DRAFTER]
+    drafters = [name for name in engine.info.drafters if name != NO_DRAFTER]
     return [
         way for name in drafters for way in (Config(name, k), Config(name, max_k, adaptive=True))
     ]
@@ -82,8 +81,9 @@ def run(
 
     The outcome says how many prompts are done. The checkpoint is removed when all are.
     """
-    runner = Runner.load(model)
-    _add_shared(runner.engine)
+    # The drafter that shares n-grams between requests is off by default; here it takes part.
+    shared = replace(model.settings, shared_ngrams=_SHARED_NGRAMS)
+    runner = Runner.load(replace(model, settings=shared))
     ways = configs(runner.engine, model.settings.k_draft, model.settings.max_k_draft)
     modes = MODES if runner.engine.info.exact_align is not None else MODES[1:]
     prompts = prompts[: plan.prompts if len(modes) == len(MODES) else plan.default_prompts]
@@ -107,14 +107,6 @@ def run(
     if done == len(prompts):
         checkpoint.unlink(missing_ok=True)
     return outcome(model, counts, plan, len(prompts))
-
-
-def _add_shared(engine: Engine) -> None:
-    """The drafter that shares n-grams between requests is off by default; here it takes part."""
-    drafters = dict(engine.scheduler.drafters)
-    means = Means(vocab_size=engine.info.vocab_size, shared_ngrams=_SHARED_NGRAMS)
-    made = make_drafters(means)
-    engine.scheduler.drafters = {"ngram_cache": made["ngram_cache"], **drafters}
 
 
 def _compare(
