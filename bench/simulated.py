@@ -73,10 +73,15 @@ class SimulatedDrafter:
         rng = np.random.default_rng([self._seed, len(self._scripts)])
         self._scripts.append(_Script(tokens, rng.random(len(tokens)) >= self._acceptance))
 
+    def start(self, row: int, tokens: Sequence[int], like: int) -> None:
+        """The row's last sequence is forgotten."""
+        self.release(row)
+
     def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """The draft model, if there is one, takes the prompt in."""
+        """The draft model, if there is one, takes in what is new of the prompt."""
         if self._model is not None:
-            self._feed(self._model, row, tokens[: self._room(self._model, row)])
+            fed = len(self._fed.get(row, ()))
+            self._feed(self._model, row, tokens[fed : self._model.cache.capacity])
 
     def propose(
         self,
@@ -97,7 +102,7 @@ class SimulatedDrafter:
         """Tokens that the model, if there is one, has not been fed."""
         if self._model is None:
             return 0
-        return max(1, length - len(self._fed.get(row, ())))
+        return max(1, min(length, self._model.cache.capacity) - len(self._fed.get(row, ())))
 
     def release(self, row: int) -> None:
         """Forget a row; the known continuations stay."""
@@ -160,6 +165,3 @@ class SimulatedDrafter:
             # A draft model chooses from what it computes: that is part of the cost.
             model.extend(row, known[start : start + model.max_width], logits=1)[-1].argmax()
         self._fed.setdefault(row, []).extend(tokens)
-
-    def _room(self, model: Decoder, row: int) -> int:
-        return model.cache.capacity - model.cache.lengths[row]

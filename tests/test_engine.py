@@ -141,7 +141,7 @@ def test_leaving_early_leaves_nothing_behind(tiny_settings: Settings) -> None:
     next(outputs)
     outputs.close()  # type: ignore[attr-defined]
     assert not engine.scheduler.busy
-    assert engine.scheduler.target.cache.tokens == 0
+    assert engine.scheduler.rows.tokens == 0
 
 
 @pytest.mark.parametrize(

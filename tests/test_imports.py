@@ -24,7 +24,7 @@ LAYERS = [
     {"collectors"},
     {"engine"},
     {"models", "scheduler"},
-    {"speculation", "exactness"},
+    {"speculation", "exactness", "rows", "waiting", "pacing"},
     {"controller"},
     {"costs"},
     {"drafters", "verify", "sequence"},

@@ -36,7 +36,7 @@ def loaded(tiny_settings: Settings) -> Engine:
 @pytest.fixture
 def engine(loaded: Engine) -> Engine:
     assert not loaded.scheduler.busy
-    assert loaded.scheduler.target.cache.tokens == 0
+    assert loaded.scheduler.rows.tokens == 0
     return loaded
 
 
@@ -77,6 +77,9 @@ class Oracle:
     def __init__(self, known: list[int], wrong_every: int = 0) -> None:
         self._known = known
         self._wrong_every = wrong_every
+
+    def start(self, row: int, tokens: Sequence[int], like: int) -> None:
+        pass
 
     def prefill(self, row: int, tokens: Sequence[int]) -> None:
         pass
@@ -170,7 +173,10 @@ def test_the_counts_add_up(engine: Engine) -> None:
         outputs += result.outputs
     stats = outputs[-1].stats
     assert stats is not None
-    assert stats.prompt_tokens == sum(step.prompt_tokens for step in steps) == 40
+    computed, cached = (
+        sum(getattr(step, name) for step in steps) for name in ("prompt_tokens", "cached_tokens")
+    )
+    assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (computed + cached, cached)
     assert stats.generated_tokens == sum(step.emitted_tokens for step in steps) == 40
     assert len(tokens(outputs)) == 40
     decoding = [step for step in steps if step.kind is not StepKind.PREFILL]
@@ -242,9 +248,9 @@ def test_a_cancelled_request_frees_its_place_within_a_step(engine: Engine, where
         outputs += scheduler.step().outputs
     scheduler.cancel(leaving.request_id)
     outputs += scheduler.step().outputs
-    assert scheduler.target.cache.lengths[len(scheduler.running) :] == [0] * (
-        ROWS - len(scheduler.running)
-    )
+    assert leaving.request_id not in {slot.taken.request.request_id for slot in scheduler.rows}
+    assert len(scheduler.rows) == len(before)
+    assert not len(scheduler.waiting)
     last = [item for item in outputs if item.request_id == leaving.request_id][-1]
     assert last.finish is FinishReason.CANCELLED
     while scheduler.busy:
@@ -252,7 +258,7 @@ def test_a_cancelled_request_frees_its_place_within_a_step(engine: Engine, where
     for item in before:
         mine = [output for output in outputs if output.request_id == item.request_id]
         assert tokens(mine) == expected[item.request_id]
-    assert scheduler.target.cache.tokens == 0
+    assert scheduler.rows.tokens == 0
 
 
 def test_a_request_ends_at_its_deadline(engine: Engine) -> None:

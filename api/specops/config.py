@@ -146,11 +146,26 @@ class Settings:
         _choice("refuse", "shrink"),
         "what becomes of rows and context that do not fit the memory limit",
     )
-    prefill_chunk: int = _knob(128, _integer(2, 4096), "prompt tokens per forward pass")
+    prefill_chunk: int = _knob(128, _integer(2, 4096), "most prompt tokens per forward pass")
     prefill: str = _knob(
         "auto",
         _choice("auto", "int8", "same"),
         "weights that read prompts: 8 bits in a second file, the same, or 8 bits if both fit",
+    )
+    longest_pause: float = _knob(
+        0.25,
+        _seconds(0.01, 3600),
+        "seconds between two tokens of a running request that prompts of others may cause",
+    )
+    prefix_cache: str = _knob(
+        "client",
+        _choice("client", "all", "off"),
+        "whose prompts may begin with what an earlier request has computed",
+    )
+    queue_order: str = _knob(
+        "arrival",
+        _choice("arrival", "clients"),
+        "who gets a free row: who came first, or the client that has had the least",
     )
     threads: int = _knob(0, _integer(0, 256), "compute threads; 0: what the CPU quota allows")
     queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a row")

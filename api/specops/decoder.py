@@ -106,6 +106,11 @@ class Decoder:
         self._logits: Logits = np.zeros((most, self.vocab_size), np.float32)
         self._bindings: OrderedDict[_Shape, _Binding] = OrderedDict()
 
+    @property
+    def one_graph(self) -> bool:
+        """Prompts are read by the graph that decodes: keys and values are the same by either."""
+        return self._prefill_session is self._session
+
     def decode(self, first_row: int, tokens: Sequence[int]) -> Logits:
         """Feed one token to each of the rows from `first_row` on.
 

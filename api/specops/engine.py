@@ -24,9 +24,11 @@ from specops.memory_plan import Demand, MemoryPlan, Supply, pass_bytes, plan_mem
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.models.weight_cache import graph_key, prepacked_graph, used_bytes
 from specops.request import GenerationRequest, Output, PromptTooLong
+from specops.rows import PrefixCache
 from specops.scheduler import Scheduler
 from specops.session import Session, open_session, share_threads
 from specops.tokenizer import Tokenizer
+from specops.waiting import ByArrival, ByClient
 
 log = logging.getLogger(__name__)
 
@@ -262,6 +264,9 @@ def _assemble(
         end_tokens=target.end_tokens,
         prefill_chunk=settings.prefill_chunk,
         exact_align=align or 1,
+        longest_pause=settings.longest_pause,
+        prefix_cache=PrefixCache(settings.prefix_cache),
+        waiting=ByClient() if settings.queue_order == "clients" else ByArrival(),
     )
     begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
     return Engine(

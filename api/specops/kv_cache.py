@@ -6,9 +6,16 @@ rolling back is a length change: what lies beyond a row's length is overwritten 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from the first on."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +69,28 @@ class KvCache:
             raise ValueError(f"row {row} holds {self.lengths[row]} tokens, cannot keep {length}")
         self.lengths[row] = length
 
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """Replace what a row holds by the first `length` tokens of another row."""
+        if not 0 <= length <= self.lengths[source]:
+            raise ValueError(
+                f"row {source} holds {self.lengths[source]} tokens, cannot give {length}"
+            )
+        for keys, values in self.buffers:
+            keys[destination, :, :length] = keys[source, :, :length]
+            values[destination, :, :length] = values[source, :, :length]
+        self.lengths[destination] = length
+
     def move(self, source: int, destination: int) -> None:
         """Copy a row's used part over another row and empty the source."""
-        used = self.lengths[source]
-        for keys, values in self.buffers:
-            keys[destination, :, :used] = keys[source, :, :used]
-            values[destination, :, :used] = values[source, :, :used]
-        self.lengths[destination] = used
+        self.copy(source, destination, self.lengths[source])
         self.lengths[source] = 0
+
+    def swap(self, first: int, second: int) -> None:
+        """Let two rows change places; one that is empty costs a single copy."""
+        one, other = self.lengths[first], self.lengths[second]
+        for buffers in self.buffers:
+            for buffer in buffers:
+                kept = buffer[first, :, :one].copy() if other else buffer[first, :, :one]
+                buffer[first, :, :other] = buffer[second, :, :other]
+                buffer[second, :, :one] = kept
+        self.lengths[first], self.lengths[second] = other, one

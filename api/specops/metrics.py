@@ -125,6 +125,9 @@ class Metrics:
         self._target_steps[step.kind].inc()
         self._target_step_seconds[step.kind].observe(step.seconds)
         self._prompt_tokens.inc(step.prompt_tokens)
+        if step.cached_tokens:
+            self._prefix_hits.inc()
+            self._cached_tokens.inc(step.cached_tokens)
         self._generated_tokens.inc(step.emitted_tokens)
         if step.kind is StepKind.PREFILL:
             return
@@ -153,6 +156,7 @@ class Metrics:
         self._requests_running.set(result.running)
         self._requests_waiting.set(result.waiting)
         self._kv_tokens.set(result.kv_tokens)
+        self._kept_tokens.set(result.kept_tokens)
 
     def observe_finish(
         self,
@@ -280,6 +284,13 @@ class Metrics:
     def _make_counters(self, max_k_draft: int) -> None:
         counter = self._counter
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens processed.")
+        self._prefix_hits = counter(
+            "prefix_hits", "Requests whose prompt began with tokens that the KV cache held already."
+        )
+        self._cached_tokens = counter(
+            "cached_prompt_tokens",
+            "Prompt tokens that needed no processing: the KV cache had them.",
+        )
         self._generated_tokens = counter(
             "generated_tokens", "Tokens generated, each request's first included."
         )
@@ -339,7 +350,12 @@ class Metrics:
         self._requests_waiting = gauge("requests_waiting", "Requests that wait for a row.")
         self._rows = gauge("rows", "Requests that can run at the same time.")
         self._queue_size = gauge("queue_size", "Requests that may wait before 429 is answered.")
-        self._kv_tokens = gauge("kv_tokens", "Tokens held in the target's KV cache.")
+        self._kv_tokens = gauge("kv_tokens", "Tokens of running requests in the target's KV cache.")
+        self._kept_tokens = gauge(
+            "kv_kept_tokens",
+            "Tokens that finished requests have left in the target's KV cache: prompts that begin "
+            "alike use them, whoever needs the room overwrites them.",
+        )
         self._kv_capacity = gauge(
             "kv_capacity_tokens", "Tokens that the target's KV cache can hold."
         )

@@ -62,6 +62,7 @@ class GenerationRequest:
     logprobs: int | None = None  # likeliest tokens told beside each; None: no probabilities
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    client: str = ""  # who asks: shares of the machine and of the prefix cache go by that
     stream: bool = True  # each step's output is wanted at once, not only the last one's
     arrival: float = 0.0
     deadline: float = float("inf")  # of the whole answer
@@ -111,6 +112,7 @@ class GenerationStats:
     """
 
     prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0  # of them, those that an earlier request had computed
     generated_tokens: int = 0
     sequence_steps: int = 0  # decode and verify passes that this request took part in
     drafts: int = 0  # steps with at least one guessed token
@@ -181,6 +183,7 @@ class StepStats:
     seconds: float
     rows: int
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of a prompt's beginning that needed no pass; told with its first one
     emitted_tokens: int = 0
     drafter: str | None = None
     draft_seconds: float = 0.0
@@ -204,4 +207,5 @@ class StepResult:
     outputs: tuple[Output, ...]
     running: int  # rows in use after the step
     waiting: int
-    kv_tokens: int  # tokens held in the target's KV cache
+    kv_tokens: int  # tokens of running requests in the target's KV cache
+    kept_tokens: int = 0  # tokens in it that finished requests have left

@@ -1,20 +1,20 @@
 """Which request gets the next forward pass. Moves requests; knows neither tensors nor HTTP.
 
-`running[row]` is the sequence in that row of the cache: rows are kept compact, the last row takes
-a finished one's place. One step is at most one chunk of one prompt, then one pass per sequence
-that is past its prompt: those with guesses verify them row by row, the others share a pass.
+One step is at most one chunk of one prompt, then one pass per sequence that is past its prompt:
+those with guesses verify them row by row, the others share a pass. `rows` knows who is in which
+row, `waiting` whose turn it is, `pacing` how long a chunk may be.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 
 from specops.controller import Controller
 from specops.decoder import Decoder
 from specops.drafters.base import Drafter
+from specops.pacing import Pace
 from specops.request import (
     FinishReason,
     GenerationRequest,
@@ -23,9 +23,13 @@ from specops.request import (
     StepResult,
     StepStats,
 )
+from specops.rows import PrefixCache, Rows, Slot
 from specops.sequence import Sequence
 from specops.speculation import Turn, jump, plan_round
 from specops.tokenizer import Tokenizer
+from specops.waiting import ByArrival, Waiting
+
+_NO_BOUND = float("inf")
 
 
 class Scheduler:
@@ -37,8 +41,11 @@ class Scheduler:
         controller: chooses how many guesses pay.
         tokenizer: the target's.
         end_tokens: tokens that end a text.
-        prefill_chunk: prompt tokens per pass.
+        prefill_chunk: most prompt tokens per pass.
         exact_align: width of exact passes, see `exactness`.
+        longest_pause: seconds between two tokens of a running request that prompts may cause.
+        prefix_cache: whose prompts may begin with what an earlier request has computed.
+        waiting: the order in which requests get rows; first come, first served by default.
         clock: seconds; replaced in tests.
     """
 
@@ -52,39 +59,42 @@ class Scheduler:
         end_tokens: frozenset[int],
         prefill_chunk: int,
         exact_align: int,
+        longest_pause: float = _NO_BOUND,
+        prefix_cache: PrefixCache = PrefixCache.CLIENT,
+        waiting: Waiting | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
         self.drafters = drafters
         self.controller = controller
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: Waiting = ByArrival() if waiting is None else waiting
+        self.rows = Rows(target.cache, reuse=prefix_cache, one_graph=target.one_graph)
+        self._pace = Pace(controller.costs, longest_pause=longest_pause, most=prefill_chunk)
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
-        self._prefill_chunk = prefill_chunk
         self._exact_align = exact_align
         self._clock = clock
 
     @property
     def busy(self) -> bool:
         """There is something to do."""
-        return bool(self.waiting or self.running)
+        return bool(len(self.waiting) or len(self.rows))
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request. Its length was checked against the context before."""
-        self.waiting.append(
+        self.waiting.add(
             Sequence(request, self._tokenizer, end_tokens=self._end_tokens, clock=self._clock)
         )
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next step; one that is not here any more is no error."""
-        for sequence in (*self.waiting, *self.running):
+        for sequence in self._sequences():
             if sequence.request.request_id == request_id:
                 sequence.finish = FinishReason.CANCELLED
 
     def cancel_all(self) -> None:
         """End every request at the next step."""
-        for sequence in (*self.waiting, *self.running):
+        for sequence in self._sequences():
             sequence.finish = FinishReason.CANCELLED
 
     def step(self) -> StepResult:
@@ -92,29 +102,33 @@ class Scheduler:
         self._expire()
         outputs = list(self._retire())
         self._admit()
-        stats: list[StepStats] = []
-        fresh: Sequence | None = None
-        if prefilling := [row for row, item in enumerate(self.running) if item.prefilling]:
-            oldest = min(prefilling, key=lambda row: self.running[row].request.arrival)
-            fresh = self.running[oldest]
-            stats.append(self._prefill(oldest))
         # Whoever has just got its first token shows it before it is given another pass.
-        stats += self._decode_round(skip=fresh)
-        for sequence in self.running:
-            if not sequence.finish and (output := sequence.output()):
+        decoding = list(self.rows.decoding)
+        stats = list(self._prefill(self.rows.prefilling[0])) if self.rows.prefilling else []
+        stats += self._decode_round(decoding)
+        for sequence in self._running():
+            if not sequence.finish and (output := self._output(sequence)):
                 outputs.append(output)
         outputs += self._retire()
         return StepResult(
             stats=tuple(stats),
             outputs=tuple(outputs),
-            running=len(self.running),
+            running=len(self.rows),
             waiting=len(self.waiting),
-            kv_tokens=self.target.cache.tokens,
+            kv_tokens=self.rows.tokens,
+            kept_tokens=self.rows.kept_tokens,
         )
+
+    def _running(self) -> Iterator[Sequence]:
+        return (slot.taken for slot in self.rows)
+
+    def _sequences(self) -> Iterator[Sequence]:
+        yield from self.waiting
+        yield from self._running()
 
     def _expire(self) -> None:
         now = self._clock()
-        for sequence in (*self.waiting, *self.running):
+        for sequence in self._sequences():
             if not sequence.finish and now > sequence.request.deadline:
                 sequence.finish = FinishReason.TIMEOUT
         for sequence in self.waiting:
@@ -126,52 +140,71 @@ class Scheduler:
         ended = [sequence for sequence in self.waiting if sequence.finish]
         for sequence in ended:
             self.waiting.remove(sequence)
-        for row in reversed(range(len(self.running))):
-            if self.running[row].finish:
-                ended.append(self.running[row])
-                self._free(row)
+        for slot in [slot for slot in self.rows if slot.taken.finish]:
+            ended.append(slot.taken)
+            self.rows.give_back(slot)
+            if self.rows.reuse is PrefixCache.OFF:
+                for drafter in self.drafters.values():
+                    drafter.release(slot.number)
         for sequence in ended:
-            output = sequence.output()
+            output = self._output(sequence)
             if output is None:
                 raise AssertionError("a finished sequence always has a last output")
             yield output
 
-    def _free(self, row: int) -> None:
-        last = self.running.pop()
-        source = len(self.running)
-        self.target.cache.truncate(row, 0)
-        for drafter in self.drafters.values():
-            drafter.release(row)
-        if source == row:
-            return
-        self.running[row] = last
-        self.target.cache.move(source, row)
-        for drafter in self.drafters.values():
-            drafter.move(source, row)
+    def _output(self, sequence: Sequence) -> Output | None:
+        output = sequence.output()
+        if output is not None:
+            self.waiting.generated(sequence.request.client, len(output.pieces))
+        return output
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.target.cache.rows:
-            sequence = self.waiting.popleft()
+        while len(self.waiting) and not self.rows.full:
+            sequence = self.waiting.next()
             sequence.start()
-            self.running.append(sequence)
+            self._start_drafters(self.rows.take(sequence))
 
-    def _prefill(self, row: int) -> StepStats:
+    def _start_drafters(self, slot: Slot) -> None:
+        """The slot's prompt begins with what is in its row, copied or left there."""
+        like = self.rows.share(slot)
+        for drafter in self.drafters.values():
+            drafter.start(slot.number, slot.taken.request.prompt_tokens, like.number)
+
+    def _prefill(self, slot: Slot) -> Iterator[StepStats]:
         """Feed the next chunk of a prompt; the last one brings the first token."""
-        sequence = self.running[row]
-        prompt = sequence.request.prompt_tokens
-        chunk = prompt[sequence.prefilled : sequence.prefilled + self._prefill_chunk]
-        start = time.perf_counter()
-        logits = self.target.prefill(row, chunk, align=self._exact_align)
-        seconds = time.perf_counter() - start
+        sequence = slot.taken
+        request, first = sequence.request, not sequence.begun
+        if first:  # who came at the same time may have computed the same beginning by now
+            self._start_drafters(slot)
+        drafter = self.drafters.get(request.drafter)
+        if drafter is not None and not self._worth_feeding(sequence):
+            drafter = None
+        most = self._pace.chunk(
+            sequence.prefilled, len(self.rows.decoding), drafts=drafter is not None
+        )
+        if drafter is not None and self._catch_up(slot, drafter, most):
+            return
+        chunk = request.prompt_tokens[sequence.prefilled : sequence.prefilled + most]
+        start = self._clock()
+        logits = self.target.prefill(slot.row, chunk, align=self._exact_align)
+        seconds = self._clock() - start
+        self._pace.read(sequence.prefilled, len(chunk), seconds)
+        sequence.begun = True
         sequence.prefilled += len(chunk)
         emitted = 0
         if not sequence.prefilling:
             emitted = sequence.append([sequence.next_token(logits[-1])], 0, None, logits[-1:])
-        drafter = self.drafters.get(sequence.request.drafter)
-        if drafter is not None and not sequence.finish and self._worth_feeding(sequence):
-            drafter.prefill(row, chunk)
-        return StepStats(
-            StepKind.PREFILL, seconds, 1, prompt_tokens=len(chunk), emitted_tokens=emitted
+        if drafter is not None and not sequence.finish:
+            self._feed_drafter(slot, drafter, sequence.prefilled)
+        if not (sequence.prefilling or sequence.finish):
+            self.rows.prompt_read(slot)
+        yield StepStats(
+            StepKind.PREFILL,
+            seconds,
+            1,
+            prompt_tokens=len(chunk),
+            cached_tokens=sequence.cached if first else 0,
+            emitted_tokens=emitted,
         )
 
     def _worth_feeding(self, sequence: Sequence) -> bool:
@@ -181,15 +214,33 @@ class Scheduler:
             not request.adaptive or self.controller.pays(request.drafter)
         )
 
-    def _decode_round(self, skip: Sequence | None) -> Iterator[StepStats]:
+    def _catch_up(self, slot: Slot, drafter: Drafter, most: int) -> bool:
+        """Let a draft model read a chunk of what the target's cache holds and its own does not.
+
+        Returns:
+            Whether it did: a step feeds one of the two.
+        """
+        held = slot.taken.prefilled
+        lag = drafter.backlog(slot.number, held)
+        if lag < 2:  # a backlog is 1 where nothing is missing
+            return False
+        self._feed_drafter(slot, drafter, held - max(0, lag - most))
+        return drafter.backlog(slot.number, held) < lag
+
+    def _feed_drafter(self, slot: Slot, drafter: Drafter, length: int) -> None:
+        """Let a drafter take in the first `length` tokens of a prompt."""
+        lag = drafter.backlog(slot.number, length)
+        start = self._clock()
+        drafter.prefill(slot.number, slot.taken.request.prompt_tokens[:length])
+        if drafter.runs_model:
+            self._pace.draft_read(lag, self._clock() - start)
+
+    def _decode_round(self, slots: list[Slot]) -> Iterator[StepStats]:
         """One jump for every sequence that is past its prompt."""
-        active = [
-            (row, sequence)
-            for row, sequence in enumerate(self.running)
-            if not (sequence.prefilling or sequence.finish or sequence is skip)
-        ]
+        active = [(slot.row, slot.taken) for slot in slots]
         if not active:
             return
+        start = self._clock()
         shared: list[Turn] = []
         for turn in plan_round(active, self.drafters, self.controller, self._exact_align):
             if turn.draft.tokens or turn.candidate.alone:
@@ -200,19 +251,20 @@ class Scheduler:
         for _, run in groupby(enumerate(shared), key=lambda item: item[1].row - item[0]):
             yield self._decode([turn for _, turn in run])
         self.controller.round_ended(len(active))
+        self._pace.decoded(len(active), self._clock() - start)
 
     def _decode(self, turns: list[Turn]) -> StepStats:
         """One token for each of several adjacent rows, in one pass."""
-        start = time.perf_counter()
+        start = self._clock()
         logits = self.target.decode(turns[0].row, [turn.sequence.tokens[-1] for turn in turns])
-        seconds = time.perf_counter() - start
+        seconds = self._clock() - start
         emitted = 0
         for index, turn in enumerate(turns):
             sequence = turn.sequence
             token = sequence.next_token(logits[index])
             emitted += sequence.append([token], 0, None, logits[index : index + 1])
             sequence.count_step(asked=turn.asked)
-        self.controller.decoded([turn.candidate for turn in turns], time.perf_counter() - start)
+        self.controller.decoded([turn.candidate for turn in turns], self._clock() - start)
         return StepStats(
             StepKind.DECODE,
             seconds,

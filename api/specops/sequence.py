@@ -37,6 +37,9 @@ class Sequence:
         request: what was asked for.
         tokens: prompt and generated tokens.
         prefilled: prompt tokens that the target's cache holds.
+        cached: how many of them it held already, from another request.
+        begun: a pass was made for the prompt.
+        slot: the request's place, see `specops.rows`.
         finish: set once the request has ended.
         outlook: what its guesses have been worth.
         rng: random numbers of a request without a seed.
@@ -52,7 +55,9 @@ class Sequence:
     ) -> None:
         self.request = request
         self.tokens = list(request.prompt_tokens)
-        self.prefilled = 0
+        self.prefilled = self.cached = 0
+        self.begun = False
+        self.slot = 0
         self.finish: FinishReason | None = None
         self.outlook = Outlook()
         self.rng = np.random.default_rng()
@@ -154,6 +159,7 @@ class Sequence:
         counts = self._counts
         return GenerationStats(
             prompt_tokens=len(self.request.prompt_tokens),
+            cached_prompt_tokens=self.cached,
             generated_tokens=self.generated,
             sequence_steps=counts.sequence_steps,
             drafts=counts.drafts,

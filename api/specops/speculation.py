@@ -115,14 +115,14 @@ def _look_up(
         return turn
     turn.asked = True
     start = time.perf_counter()
-    turn.draft = drafter.look_up(row, sequence.tokens, most)
+    turn.draft = drafter.look_up(sequence.slot, sequence.tokens, most)
     turn.seconds = time.perf_counter() - start
     candidate.most = len(turn.draft.tokens)
     candidate.source = turn.draft.origin
     candidate.kind = kind_of_match(turn.draft.match_length)
     if not candidate.most and drafter.runs_model:
         candidate.paid, candidate.most = True, most
-        candidate.backlog = drafter.backlog(row, len(sequence.tokens))
+        candidate.backlog = drafter.backlog(sequence.slot, len(sequence.tokens))
     return turn
 
 
@@ -135,7 +135,7 @@ def _propose(turn: Turn, length: int, drafters: Mapping[str, Drafter]) -> None:
     drafter = drafters[sequence.request.drafter]
     start = time.perf_counter()
     turn.draft = drafter.propose(
-        turn.row, sequence.tokens, length, sequence.request.sampling, sequence.rng
+        sequence.slot, sequence.tokens, length, sequence.request.sampling, sequence.rng
     )
     turn.seconds += time.perf_counter() - start
 

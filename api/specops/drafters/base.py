@@ -47,8 +47,18 @@ class Drafter(Protocol):
     def runs_model(self) -> bool:
         """Whether `propose` may run forward passes; what `look_up` finds never costs one."""
 
+    def start(self, row: int, tokens: Sequence[int], like: int) -> None:
+        """A sequence with this prompt begins in a row.
+
+        What was computed for the row's last sequence may be used as far as both begin alike, and
+        what was computed for the one in row `like`: the target found a common beginning there.
+        """
+
     def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Take in prompt tokens of a row, after the target did; called once per chunk."""
+        """Take in what is new of a prompt, after the target did; called once per chunk.
+
+        `tokens` is all of the prompt that the target has so far.
+        """
 
     def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
         """Guess like `propose`, but only what costs no forward pass; maybe nothing."""
@@ -95,6 +105,10 @@ class LookupDrafter(ABC):
     @abstractmethod
     def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
         """Guess up to `count` tokens that follow `tokens`; see `Drafter.look_up`."""
+
+    def start(self, row: int, tokens: Sequence[int], like: int) -> None:
+        """The row's last sequence is forgotten."""
+        self.release(row)
 
     def prefill(self, row: int, tokens: Sequence[int]) -> None:  # noqa: B027 - may do nothing
         """Nothing: tokens are taken in when guesses are asked for."""

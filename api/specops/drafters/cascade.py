@@ -19,7 +19,7 @@ class CascadeDrafter:
     """Asks its parts in turn and says whose guesses they are.
 
     The parts are drafters that can be asked for by name, too, and keep their rows themselves:
-    whoever releases and moves the rows of all drafters has told them already.
+    whoever starts, releases and moves the rows of all drafters has told them already.
 
     Args:
         parts: from the cheapest to the dearest.
@@ -29,6 +29,9 @@ class CascadeDrafter:
 
     def __init__(self, parts: Sequence[Drafter]) -> None:
         self._parts = tuple(parts)
+
+    def start(self, row: int, tokens: Sequence[int], like: int) -> None:
+        """Nothing: the parts are told themselves."""
 
     def prefill(self, row: int, tokens: Sequence[int]) -> None:
         """Every part takes the prompt in: which one will be asked is not known yet."""

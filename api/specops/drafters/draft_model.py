@@ -13,6 +13,7 @@ from numpy.random import Generator
 
 from specops.decoder import Decoder
 from specops.drafters.base import NO_DRAFT, Draft
+from specops.kv_cache import common_prefix
 from specops.request import SamplingParams
 from specops.sampling import Floats, draw, draw_seeded, filtered_probs
 
@@ -42,10 +43,19 @@ class DraftModelDrafter:
         self._fed: dict[int, list[int]] = {}  # row: the tokens in its cache
         self._sure: dict[int, int] = {}  # row: how many of them are no guesses
 
+    def start(self, row: int, tokens: Sequence[int], like: int) -> None:
+        """Keep the longest beginning that this row's cache or that of `like` has of the prompt."""
+        own, other = (common_prefix(self._fed.get(place, ()), tokens) for place in (row, like))
+        if other > own:
+            self._decoder.cache.copy(like, row, other)
+        else:
+            self._decoder.cache.truncate(row, own)
+        same = max(own, other)
+        self._fed[row], self._sure[row] = list(tokens[:same]), same
+
     def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Feed a chunk of the prompt, as far as the draft's context reaches."""
-        room = self._decoder.cache.capacity - self._decoder.cache.lengths[row]
-        self._feed(row, tokens[:room])
+        """Feed what is new of the prompt, as far as the draft's context reaches."""
+        self._feed(row, tokens[len(self._fed.get(row, ())) : self._decoder.cache.capacity])
         self._sure[row] = len(self._fed.get(row, ()))
 
     def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
@@ -73,7 +83,7 @@ class DraftModelDrafter:
 
     def backlog(self, row: int, length: int) -> int:
         """Tokens not fed yet; rejected guesses, which are fed anew, are taken for fed."""
-        return max(1, length - len(self._fed.get(row, ())))
+        return max(1, min(length, self._decoder.cache.capacity) - len(self._fed.get(row, ())))
 
     def release(self, row: int) -> None:
         """Forget a row."""
