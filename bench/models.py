@@ -70,9 +70,14 @@ def _ignore(detail: str) -> None:
     """Take no notice: the engine tells what it does."""
 
 
+def _settings() -> Settings:
+    """The environment's; every prompt is read anew, however often a benchmark asks the same."""
+    return replace(Settings.from_env(), prefix_cache="off")
+
+
 def configured() -> BenchModel:
     """The model that the service would serve: the demo pair, unless `SPECOPS_*` say otherwise."""
-    settings = Settings.from_env()
+    settings = _settings()
     name = choose(settings).name
     return BenchModel(name, f"{name} model", settings, large=False)
 
@@ -92,7 +97,7 @@ def tinyllama(progress: Progress, cache: Path = CACHE) -> BenchModel:
             shutil.rmtree(outdated)
         _build_tinyllama(home / "checkpoint", folder, progress)
     settings = replace(
-        Settings.from_env(),
+        _settings(),
         target=str(folder),
         draft=NO_DRAFTER,
         quant="",

@@ -67,6 +67,8 @@ SERIES_BEFORE_TRAFFIC = [
     *(("target_step_seconds_count", {"kind": kind}) for kind in StepKind),
     *(("target_steps_total", {"kind": kind}) for kind in StepKind),
     ("prompt_tokens_total", {}),
+    ("prefix_hits_total", {}),
+    ("cached_prompt_tokens_total", {}),
     ("generated_tokens_total", {}),
     ("decode_tokens_total", {}),
     ("wasted_tokens_total", {}),
@@ -97,6 +99,7 @@ SERIES_BEFORE_TRAFFIC = [
     ("requests_running", {}),
     ("requests_waiting", {}),
     ("kv_tokens", {}),
+    ("kv_kept_tokens", {}),
     ("kv_capacity_tokens", {}),
 ]
 
@@ -158,6 +161,14 @@ def test_prefill_step_is_no_jump(metrics: Readable) -> None:
     assert metrics.value("decode_tokens_total") == 0
     assert metrics.value("sequence_steps_total") == 0
     assert metrics.value("avg_jump") == 0
+
+
+def test_a_prompts_cached_beginning_is_a_hit_and_no_work(metrics: Readable) -> None:
+    metrics.observe_step(StepStats(StepKind.PREFILL, 0.2, 1, prompt_tokens=8, cached_tokens=100))
+    metrics.observe_step(StepStats(StepKind.PREFILL, 0.2, 1, prompt_tokens=5))
+    assert metrics.value("prefix_hits_total") == 1
+    assert metrics.value("cached_prompt_tokens_total") == 100
+    assert metrics.value("prompt_tokens_total") == 13
 
 
 def test_misses_count_as_steps_but_not_as_drafts(metrics: Readable) -> None:
@@ -232,11 +243,13 @@ def test_average_jump_forgets_what_is_older_than_a_minute(metrics: Readable) -> 
 
 def test_load_gauges_show_the_last_step(metrics: Readable) -> None:
     metrics.observe_step_result(StepResult((), (), running=2, waiting=5, kv_tokens=300))
-    metrics.observe_step_result(StepResult((), (), running=1, waiting=0, kv_tokens=120))
+    last = StepResult((), (), running=1, waiting=0, kv_tokens=120, kept_tokens=50)
+    metrics.observe_step_result(last)
     metrics.set_kv_capacity(4096)
     assert metrics.value("requests_running") == 1
     assert metrics.value("requests_waiting") == 0
     assert metrics.value("kv_tokens") == 120
+    assert metrics.value("kv_kept_tokens") == 50
     assert metrics.value("kv_capacity_tokens") == 4096
 
 

@@ -48,6 +48,7 @@ class Details(BaseModel):
     """What a request cost, and how well its guesses did."""
 
     prompt_tokens: int
+    cached_prompt_tokens: int = Field(description="of them, computed for an earlier request")
     generated_tokens: int
     sequence_steps: int = Field(description="decode and verify passes of the target")
     drafts: int = Field(description="passes with at least one guess")
