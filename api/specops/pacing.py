@@ -15,7 +15,8 @@ _SCATTER = 1 / 4  # and in the mean deviation
 _MARGIN = 3.0  # mean deviations by which a time may be longer than expected: 1 in 100 is longer
 _SURPRISE = 2.0  # a time this many times longer than the mean counts as this many
 _LEAST_SHARE = 1 / 3  # of a round's time: where rounds are long, a prompt is still read
-_LEAST_TOKENS = 8  # also the step in which chunks grow: every width has bindings of its own
+_LEAST_TOKENS = 8
+_EVEN = 2  # chunks of odd width have a token computed in vain where kernels take them in pairs
 
 
 class Estimate:
@@ -69,7 +70,7 @@ class Pace:
         token = self._token_at(position).longest
         if drafts:
             token += self._draft_token.longest
-        tokens = int((seconds - self._fixed) / token) // _LEAST_TOKENS * _LEAST_TOKENS
+        tokens = int((seconds - self._fixed) / token) // _EVEN * _EVEN
         return min(max(tokens, _LEAST_TOKENS), self._most)
 
     def read(self, position: int, tokens: int, seconds: float) -> None:

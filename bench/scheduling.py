@@ -1,0 +1,165 @@
+"""What requests cost each other: batches, pauses while a prompt is read, and the next turn's start.
+
+`python -m bench.scheduling` measures the engine without HTTP on the TinyLlama shape: plain
+decoding of 8 rows against one, the pauses of running streams while a prompt of 1,500 tokens is
+read, what that does to the prompt, and the second turn of a chat of 1,000 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from bench.models import CACHE, TINYLLAMA_VOCAB, tinyllama
+from specops.engine import Engine
+from specops.request import GenerationRequest, StepKind, StepResult
+from specops.rows import PrefixCache
+
+ROWS = 8
+CONTEXT = 1792
+LONG, CHAT, SHORT = 1500, 1000, 200  # tokens of prompts
+_SPOKEN = 64  # tokens of the chat's first answer
+_ROUNDS = 48  # of decoding, per measurement
+_ids = count()
+
+
+def request(prompt: tuple[int, ...], output: int) -> GenerationRequest:
+    """A plain request that does not end by itself."""
+    return GenerationRequest(
+        request_id=str(next(_ids)), prompt_tokens=prompt, max_new_tokens=output, ignore_eos=True
+    )
+
+
+def prompt(tokens: int, seed: int) -> tuple[int, ...]:
+    """Random tokens."""
+    return tuple(np.random.default_rng(seed).integers(1, TINYLLAMA_VOCAB, tokens).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A long prompt beside running streams: its own time, and their pauses, in seconds."""
+
+    seconds: float
+    pauses: list[float]
+
+
+class Bench:
+    """Runs an engine step by step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._scheduler = engine.scheduler
+
+    def steps(self) -> Iterator[tuple[float, StepResult]]:
+        """Steps until nothing is left to do, each with the time of its end."""
+        while self._scheduler.busy:
+            result = self._scheduler.step()
+            yield time.perf_counter(), result
+
+    def fill(self, rows: int, output: int) -> None:
+        """Start streams, up to where all of them decode; their prompts are alike."""
+        rows_table = self._scheduler.rows
+        rows_table.reuse = PrefixCache.ALL  # read once, copied into the other rows
+        for _ in range(rows):
+            self._scheduler.add(request(prompt(SHORT, 1), output))
+        for _ in self.steps():
+            if len(rows_table.decoding) == rows:
+                break
+        rows_table.reuse = PrefixCache.OFF
+
+    def clear(self) -> None:
+        """End everything."""
+        self._scheduler.cancel_all()
+        for _ in self.steps():
+            pass
+
+    def decoding(self, rows: int) -> float:
+        """Tokens per second of plain decoding."""
+        self.fill(rows, _ROUNDS + 8)
+        begun, tokens = time.perf_counter(), 0
+        for _, result in self.steps():
+            if result.running < rows or tokens >= _ROUNDS * rows:
+                break
+            tokens += sum(step.emitted_tokens for step in result.stats)
+        seconds = time.perf_counter() - begun
+        self.clear()
+        return tokens / seconds
+
+    def reading(self, running: int) -> Reading:
+        """A long prompt, up to its first token, beside running streams."""
+        self.fill(running, 1000)
+        for index, _ in enumerate(self.steps()):
+            if index == 8:
+                break
+        item = request(prompt(LONG, 2), 1)
+        self._scheduler.add(item)
+        begun = time.perf_counter()
+        last: dict[str, float] = {}
+        pauses: list[float] = []
+        for now, result in self.steps():
+            said = {output.request_id for output in result.outputs}
+            if item.request_id in said:
+                break
+            pauses += [now - last[name] for name in said & last.keys()]
+            last |= dict.fromkeys(said, now)
+        seconds = time.perf_counter() - begun
+        self.clear()
+        return Reading(seconds, pauses)
+
+    def first_token(self, item: GenerationRequest) -> tuple[float, tuple[int, ...]]:
+        """Seconds until a request's first token, and all of its tokens."""
+        self._scheduler.add(item)
+        begun, first = time.perf_counter(), 0.0
+        tokens: list[int] = []
+        for now, result in self.steps():
+            tokens += [piece.token for output in result.outputs for piece in output.pieces]
+            if not first and any(step.kind is StepKind.PREFILL for step in result.stats) and tokens:
+                first = now - begun
+        return first, tuple(tokens)
+
+    def chat(self) -> tuple[float, float]:
+        """Seconds until the first token of the first and of the second turn."""
+        self._scheduler.rows.reuse = PrefixCache.ALL
+        text = prompt(CHAT, 3)
+        first, answer = self.first_token(request(text, _SPOKEN))
+        second, _ = self.first_token(request(text + answer + prompt(20, 4), 8))
+        self._scheduler.rows.reuse = PrefixCache.OFF
+        return first, second
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.scheduling", description=__doc__)
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where the random model is kept")
+    options = parser.parse_args()
+    model = tinyllama(print, cache=options.cache)
+    bound = model.settings.longest_pause
+    engine = Engine.load(replace(model.settings, rows=ROWS, context=CONTEXT))
+    bench = Bench(engine)
+    one = bench.decoding(1)
+    print(f"one plain stream: {one:.1f} tokens/s", flush=True)
+    for rows in (2, 4, ROWS):
+        many = bench.decoding(rows)
+        print(f"{rows} rows: {many:.1f} tokens/s, {many / one:.2f} x one", flush=True)
+    alone = bench.reading(0).seconds
+    print(f"a prompt of {LONG} tokens alone: {alone:.2f} s; longest pause allowed: {bound:g} s")
+    for running in (1, 4):
+        found = bench.reading(running)
+        tail, longest = np.quantile(found.pauses, 0.99), max(found.pauses)
+        print(
+            f"beside {running} streams: {found.seconds:.2f} s, {found.seconds / alone:.2f} x "
+            f"alone; {len(found.pauses)} pauses, 99 of 100 within {tail:.3f} s, longest {longest:.3f} s",
+            flush=True,
+        )
+    first, second = bench.chat()
+    print(f"chat of {CHAT} tokens: first token after {first:.2f} s, ", end="")
+    print(f"second turn after {second:.3f} s ({second / first:.1%})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Clients that leave at random moments, against an engine; whoever stays must not notice.
+
+Used by the tests for a moment and as a soak: `python -m tests.leavers --seconds 300`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import numpy as np
+
+from specops.config import Settings
+from specops.engine import Engine
+from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
+from specops.rows import PrefixCache
+
+PLACES = 64  # clients at a time
+LEAVING = 0.5  # share of them that leave before their end
+_ids = count()
+
+
+@dataclass(slots=True)
+class Client:
+    """Somebody who waits for an answer.
+
+    `expected` is what the request gets alone; `patience` the steps after which it leaves.
+    """
+
+    request: GenerationRequest
+    expected: tuple[int, ...]
+    patience: float
+    tokens: list[int] = field(default_factory=list)
+    left_in: str = ""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of everybody."""
+
+    stayed: int = 0
+    left: Counter[str] = field(default_factory=Counter)  # by the phase that they left in
+    wasted_tokens: int = 0
+    cached_tokens: int = 0
+
+
+def kinds(engine: Engine, prompts: list[str], number: int) -> list[GenerationRequest]:
+    """Exact requests of every sort; some begin alike."""
+    rng = np.random.default_rng(0)
+    drafters = list(engine.info.drafters)
+    made = []
+    for index in range(number):
+        tokens = engine.encode(prompts[index % len(prompts)])
+        beginning = engine.encode(prompts[index % 3])[:60]
+        made.append(
+            GenerationRequest(
+                request_id="",
+                prompt_tokens=(beginning + tokens)[: int(rng.integers(20, 300))],
+                max_new_tokens=int(rng.integers(4, 60)),
+                sampling=SamplingParams(0.8, seed=index) if index % 4 == 3 else SamplingParams(),
+                drafter=drafters[index % len(drafters)],
+                k_draft=4,
+                adaptive=index % 5 != 0,
+                exact=True,
+                ignore_eos=True,
+            )
+        )
+    return made
+
+
+def alone(engine: Engine, request: GenerationRequest) -> tuple[int, ...]:
+    """What a request gets where nobody else is, nor has been."""
+    rows = engine.scheduler.rows
+    before, rows.reuse = rows.reuse, PrefixCache.OFF
+    request = replace(request, request_id=f"alone {next(_ids)}")
+    found = [piece.token for output in engine.generate(request) for piece in output.pieces]
+    rows.reuse = before
+    return tuple(found)
+
+
+def play(
+    engine: Engine, requests: list[GenerationRequest], go_on: Callable[[], bool], seed: int = 0
+) -> Tally:
+    """Let clients come and leave while `go_on()` is true, then let the rest finish.
+
+    Raises:
+        AssertionError: somebody got another output than alone, or a place was not freed.
+    """
+    rng = np.random.default_rng(seed)
+    scheduler = engine.scheduler
+    texts = [alone(engine, request) for request in requests]
+    clients: dict[str, Client] = {}
+    tally = Tally()
+    while (coming := go_on()) or clients:
+        while coming and len(clients) < PLACES:
+            which = int(rng.integers(len(requests)))
+            name = str(next(_ids))
+            patience = rng.exponential(60) if rng.random() < LEAVING else float("inf")
+            client = Client(replace(requests[which], request_id=name), texts[which], patience)
+            clients[name] = client
+            scheduler.add(client.request)
+        leaving = [name for name, client in clients.items() if client.patience < 1]
+        for name in leaving:
+            clients[name].left_in = _phase(engine, name)
+            scheduler.cancel(name)
+        for output in scheduler.step().outputs:
+            _take(tally, clients, output)
+        assert not clients.keys() & set(leaving), "a place was not freed within a step"
+        assert len(scheduler.rows) + len(scheduler.waiting) == len(clients)
+        for client in clients.values():
+            client.patience -= 1
+    assert not scheduler.busy
+    assert scheduler.rows.tokens == 0
+    return tally
+
+
+def _phase(engine: Engine, name: str) -> str:
+    rows = engine.scheduler.rows
+    for phase, slots in (("prefilling", rows.prefilling), ("decoding", rows.decoding)):
+        if name in {slot.taken.request.request_id for slot in slots}:
+            return phase
+    return "waiting"
+
+
+def _take(tally: Tally, clients: dict[str, Client], output: Output) -> None:
+    client = clients[output.request_id]
+    client.tokens += [piece.token for piece in output.pieces]
+    got = tuple(client.tokens)
+    assert got == client.expected[: len(got)], f"another output than alone: {client.request}"
+    if output.finish is None:
+        return
+    del clients[output.request_id]
+    assert output.stats is not None
+    tally.cached_tokens += output.stats.cached_prompt_tokens
+    if output.finish is FinishReason.CANCELLED:
+        assert output.stats.generated_tokens == len(got)
+        tally.left[client.left_in] += 1
+        tally.wasted_tokens += len(got)
+    else:
+        assert got == client.expected
+        tally.stayed += 1
+
+
+def main() -> None:
+    """The soak, on the demo pair."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--rows", type=int, default=8)
+    options = parser.parse_args()
+    settings = Settings(rows=options.rows, longest_pause=0.05)
+    engine = Engine.load(settings)
+    lines = (settings.models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
+    prompts = [json.loads(line)["prompt"] for line in lines.splitlines()]
+    end = time.monotonic() + options.seconds
+    tally = play(engine, kinds(engine, prompts, 60), lambda: time.monotonic() < end)
+    print(f"{tally.stayed} stayed and got what they get alone; {tally.left.total()} left:")
+    print(f"{dict(tally.left)}, {tally.wasted_tokens} tokens wasted")
+    print(f"{tally.cached_tokens} prompt tokens came from the prefix cache; all places are free")
+
+
+if __name__ == "__main__":
+    main()

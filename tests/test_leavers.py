@@ -1,0 +1,36 @@
+"""Whoever leaves, in whatever phase, is gone within a step, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specops.config import Settings
+from specops.engine import Engine
+from tests.leavers import kinds, play
+
+SETTINGS = Settings(threads=2)
+PROMPTS = [
+    json.loads(line)["prompt"]
+    for line in (SETTINGS.models_dir / "demo" / "heldout.jsonl").read_text("utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("queue_order", ["arrival", "clients"])
+def test_outputs_are_those_of_requests_that_are_alone(
+    rows: int, queue_order: str, tmp_path: Path
+) -> None:
+    """Exact, on the demo pair, every drafter, seeded and greedy; prompts in chunks of 16."""
+    engine = Engine.load(
+        replace(SETTINGS, rows=rows, cache_dir=tmp_path, prefill_chunk=16, queue_order=queue_order)
+    )
+    steps = iter(range(250))
+    tally = play(engine, kinds(engine, PROMPTS, 16), lambda: next(steps, None) is not None, rows)
+    assert tally.stayed > 20
+    assert set(tally.left) == {"waiting", "prefilling", "decoding"}
+    assert tally.wasted_tokens > 0
+    assert tally.cached_tokens > 0

@@ -1,0 +1,161 @@
+"""A long prompt makes nobody wait longer than allowed, and does not wait long itself."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+
+from specops.costs import CostCurve
+from specops.pacing import Estimate, Pace
+from specops.request import GenerationRequest
+from specops.scheduler import Scheduler
+from tests.simulated_target import DECODE, VERIFY, SimulatedTarget, make_scheduler
+
+PROMPT = 1500
+_ids = count()
+
+
+def request(prompt: int, output: int, **fields: object) -> GenerationRequest:
+    number = next(_ids)
+    return GenerationRequest(
+        request_id=str(number),
+        prompt_tokens=(1 + number % 30,) * prompt,
+        max_new_tokens=output,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def read_prompt(target: SimulatedTarget, scheduler: Scheduler) -> tuple[float, list[float]]:
+    """Add a long prompt: the time until its first token, and everybody else's pauses meanwhile."""
+    item = request(PROMPT, 1)
+    scheduler.add(item)
+    start, last = target.now, dict[str, float]()
+    pauses = []
+    while True:
+        for output in scheduler.step().outputs:
+            if output.request_id == item.request_id:
+                return target.now - start, pauses
+            if output.request_id in last:
+                pauses.append(target.now - last[output.request_id])
+            last[output.request_id] = target.now
+
+
+def alone(**machine: float) -> float:
+    target = SimulatedTarget(rows=8, capacity=2048, **machine)  # type: ignore[arg-type]
+    return read_prompt(target, make_scheduler(target))[0]
+
+
+def beside(
+    running: int, longest_pause: float = 0.25, **machine: float
+) -> tuple[float, list[float]]:
+    """Beside others that have been decoding for a while."""
+    target = SimulatedTarget(rows=8, capacity=2048, **machine)  # type: ignore[arg-type]
+    scheduler = make_scheduler(target, longest_pause=longest_pause)
+    for _ in range(running):
+        scheduler.add(request(20, 1000))
+    for _ in range(30):
+        scheduler.step()
+    return read_prompt(target, scheduler)
+
+
+@pytest.mark.parametrize(
+    ("running", "scatter"),
+    [(1, 0.0), (2, 0.0), (4, 0.0), (7, 0.0), (1, 0.1), (2, 0.1), (4, 0.1)],
+)
+def test_the_longest_pause_is_kept_and_the_prompt_hardly_slower(
+    running: int, scatter: float
+) -> None:
+    seconds, pauses = beside(running, scatter=scatter)
+    assert len(pauses) >= 30
+    assert np.quantile(pauses, 0.99) <= 0.25
+    assert seconds <= 1.4 * alone()
+
+
+@pytest.mark.parametrize("slowness", [0.5, 2.0])
+def test_a_machine_of_another_speed_is_learned(slowness: float) -> None:
+    """The costs that it begins with are wrong by a factor of 2."""
+    _, pauses = beside(2, slowness=slowness)
+    assert np.quantile(pauses, 0.95) <= 0.25
+    assert max(pauses[3:]) <= 0.25
+
+
+def test_a_shorter_pause_costs_the_prompt_more() -> None:
+    long, short = (beside(2, longest_pause=pause) for pause in (0.25, 0.12))
+    assert max(short[1]) <= 0.12 < max(long[1])
+    assert short[0] > long[0]
+
+
+def test_rounds_longer_than_the_bound_still_leave_a_share_to_the_prompt() -> None:
+    seconds, pauses = beside(7, longest_pause=0.05)
+    assert min(pauses) > 0.05
+    assert seconds < 5 * alone()
+
+
+def test_a_prompt_that_nobody_waits_for_is_read_in_the_widest_chunks() -> None:
+    pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.1, most=128)
+    assert pace.chunk(0, 0, drafts=False) == 128
+    assert pace.chunk(0, 1, drafts=False) < 128
+
+
+def test_chunks_shrink_as_a_long_prompt_gets_dearer() -> None:
+    pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.25, most=128)
+    first = pace.chunk(0, 1, drafts=False)
+    for position in range(0, 4096, 32):
+        pace.read(position, 32, 0.0144 + 32 * (0.0056 + 0.000002 * position))
+    assert pace.chunk(4000, 1, drafts=False) < first
+    assert pace.chunk(10, 1, drafts=False) >= first
+
+
+def test_a_draft_model_that_reads_along_has_its_part_of_the_time() -> None:
+    pace = Pace(CostCurve(VERIFY, DECODE, 0.002, feed=0.001), longest_pause=0.25, most=128)
+    assert pace.chunk(0, 1, drafts=True) < pace.chunk(0, 1, drafts=False)
+    before = pace.chunk(0, 1, drafts=True)
+    for _ in range(20):
+        pace.draft_read(32, 0.1)
+    assert pace.chunk(0, 1, drafts=True) < before
+
+
+def test_an_estimate_follows_and_is_not_thrown_by_one_hiccup() -> None:
+    estimate = Estimate(1.0)
+    for _ in range(100):
+        estimate.saw(3.0)
+    assert estimate.mean == pytest.approx(3.0, rel=1e-4)
+    assert estimate.longest == pytest.approx(3.0, rel=0.01)
+    estimate.saw(300.0)
+    assert estimate.mean < 3.5
+    for _ in range(30):
+        estimate.saw(3.0)
+    assert estimate.longest == pytest.approx(3.0, rel=0.05)
+
+
+def test_short_prompts_get_their_turn_in_the_order_of_their_coming() -> None:
+    target = SimulatedTarget(rows=4, capacity=2048)
+    scheduler = make_scheduler(target)
+    items = [request(prompt, 3) for prompt in (600, 40, 40)]
+    for item in items:
+        scheduler.add(item)
+    begun: list[str] = []
+    while scheduler.busy:
+        begun += [output.request_id for output in scheduler.step().outputs if output.pieces]
+    assert list(dict.fromkeys(begun)) == [item.request_id for item in items]
+
+
+@pytest.mark.parametrize("running", [3])
+def test_rows_that_decode_share_one_pass_while_a_prompt_is_read(running: int) -> None:
+    """Also where one of them ends and leaves a gap, and where the prompt then joins."""
+    target = SimulatedTarget(rows=4, capacity=2048)
+    scheduler = make_scheduler(target)
+    for output in (40, 8, 60):
+        scheduler.add(request(20, output))
+    for _ in range(6):
+        scheduler.step()
+    scheduler.add(request(300, 30))
+    widths = []
+    while scheduler.busy:
+        result = scheduler.step()
+        decodes = [step.rows for step in result.stats if step.kind == "decode"]
+        assert len(decodes) <= 1
+        widths += decodes
+    assert set(widths) == {1, 2, 3}
