@@ -40,6 +40,7 @@ class SimulatedTarget:
         self, *, rows: int, capacity: int, slowness: float = 1.0, scatter: float = 0.0
     ) -> None:
         self.cache = KvCache(SHAPE, rows=rows, capacity=capacity)
+        self.one_graph = True
         self.now = 0.0
         self._slowness = slowness
         self._scatter = scatter
@@ -47,14 +48,12 @@ class SimulatedTarget:
         self._logits = np.zeros((capacity, VOCAB), np.float32)
         self._logits[:, SAID] = 1
 
-    def extend(
-        self, row: int, tokens: Sequence[int], *, align: int = 1, logits: int | None = None
-    ) -> np.ndarray:
+    def prefill(self, row: int, tokens: Sequence[int], *, align: int = 1) -> np.ndarray:
         """A chunk of a prompt."""
         per_token = _TOKEN + _TOKEN_AT * self.cache.lengths[row]
         self._pass(_FIXED + len(tokens) * per_token)
         self.cache.lengths[row] += len(tokens)
-        return self._logits[: logits or len(tokens)]
+        return self._logits[:1]
 
     def decode(self, first_row: int, tokens: Sequence[int]) -> np.ndarray:
         """A token for each of some rows."""

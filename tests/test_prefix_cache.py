@@ -26,9 +26,13 @@ SYSTEM = tuple(np.random.default_rng(5).integers(1, 320, 41).tolist())
 _ids = count()
 
 
-@pytest.fixture(scope="module", params=[1, ROWS])
+@pytest.fixture(scope="module", params=[(1, "same"), (ROWS, "same"), (ROWS, "int8")], ids=str)
 def loaded(request: pytest.FixtureRequest, tiny_settings: Settings) -> Engine:
-    return Engine.load(replace(tiny_settings, rows=request.param))
+    """Its prompts are read by the graph that decodes, or by another one."""
+    rows, prefill = request.param
+    engine = Engine.load(replace(tiny_settings, rows=rows, prefill=prefill))
+    assert engine.scheduler.target.one_graph == (prefill == "same")
+    return engine
 
 
 @pytest.fixture
@@ -110,7 +114,9 @@ def test_a_conversation_is_the_same_and_only_its_new_part_is_computed(
         found, stats = generate(engine, item)
         assert found == text
         assert stats.cached_prompt_tokens == held
-        held = len(item.prompt_tokens) + len(text) - 1  # the last token was never fed
+        held = len(item.prompt_tokens)
+        if engine.scheduler.target.one_graph:  # else an answer is not what reading it would give
+            held += len(text) - 1  # the last token was never fed
 
 
 def test_a_beginning_of_any_length_gives_the_same_text(engine: Engine) -> None:

@@ -80,6 +80,11 @@ class Scheduler:
         """There is something to do."""
         return bool(len(self.waiting) or len(self.rows))
 
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences that have a row."""
+        return [slot.taken for slot in self.rows]
+
     def add(self, request: GenerationRequest) -> None:
         """Queue a request. Its length was checked against the context before."""
         self.waiting.add(
@@ -106,7 +111,7 @@ class Scheduler:
         decoding = list(self.rows.decoding)
         stats = list(self._prefill(self.rows.prefilling[0])) if self.rows.prefilling else []
         stats += self._decode_round(decoding)
-        for sequence in self._running():
+        for sequence in self.running:
             if not sequence.finish and (output := self._output(sequence)):
                 outputs.append(output)
         outputs += self._retire()
@@ -119,12 +124,9 @@ class Scheduler:
             kept_tokens=self.rows.kept_tokens,
         )
 
-    def _running(self) -> Iterator[Sequence]:
-        return (slot.taken for slot in self.rows)
-
     def _sequences(self) -> Iterator[Sequence]:
         yield from self.waiting
-        yield from self._running()
+        yield from self.running
 
     def _expire(self) -> None:
         now = self._clock()
