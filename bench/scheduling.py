@@ -153,7 +153,7 @@ def main() -> None:
         tail, longest = np.quantile(found.pauses, 0.99), max(found.pauses)
         print(
             f"beside {running} streams: {found.seconds:.2f} s, {found.seconds / alone:.2f} x "
-            f"alone; of {len(found.pauses)} pauses 99 % within {tail:.3f} s, longest {longest:.3f} s",
+            f"alone; pauses: 99 % within {tail:.3f} s, the longest {longest:.3f} s",
             flush=True,
         )
     first, second = bench.chat()

@@ -101,7 +101,7 @@ def test_sampled_tokens_are_distributed_as_without_guesses(
                 ignore_eos=True,
             )
             engine.scheduler.add(request)
-            engine.scheduler.waiting[-1].rng = np.random.default_rng(seed)
+            list(engine.scheduler.waiting)[-1].rng = np.random.default_rng(seed)
             while engine.scheduler.busy:
                 outputs = engine.scheduler.step().outputs
             found[outputs[-1].pieces[-1].token] += 1

@@ -116,7 +116,7 @@ def test_sampled_tokens_are_distributed_as_without_guesses(
             sampling = replace(SEEDED, seed=seed if seeded else None)
             item = request(sampling=sampling, drafter=name, k_draft=k_draft, max_new_tokens=3)
             engine.scheduler.add(item)
-            engine.scheduler.waiting[-1].rng = np.random.default_rng(seed)
+            list(engine.scheduler.waiting)[-1].rng = np.random.default_rng(seed)
             found[list(last_tokens(engine))[-1]] += 1
         return found
 
