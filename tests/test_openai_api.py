@@ -664,6 +664,23 @@ async def test_any_of_the_keys_opens(key: str) -> None:
         assert (await here.client.post("/generate", json={"prompt": ""})).status_code == 200
 
 
+@pytest.mark.parametrize("path", [CHAT, "/generate"])
+async def test_a_key_is_a_client_and_the_engine_is_not_told_which_key(path: str) -> None:
+    async with api(api_keys=KEYS) as here:
+        for key in ("first-key", "second-key", "first-key"):
+            here.client.headers["authorization"] = f"Bearer {key}"
+            if path == CHAT:
+                await here.ask(CHAT)
+            else:
+                await here.client.post(path, json={"prompt": "abc"})
+    first, second, again = (request.client for request in here.service.requests)
+    assert first == again != second
+    assert not {first, second} & {"", *KEYS.split(",")}
+    async with api() as here:
+        await here.ask(CHAT)
+    assert here.service.requests[0].client == ""
+
+
 @pytest.mark.parametrize(
     "value",
     [None, "", "Bearer", "Bearer ", "Bearer first", "Basic first-key", "first-key", "Bearer é"],

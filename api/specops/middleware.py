@@ -79,7 +79,9 @@ class RequestContext:
         if shape := headers.get("x-load-test"):
             self._observe_load_test(shape)
         exchange = _Exchange(receive, send, request_id, _length(headers))
-        scope.setdefault("state", {}).update(request_id=request_id, arrival=exchange.started)
+        scope.setdefault("state", {}).update(
+            request_id=request_id, arrival=exchange.started, client=self._keys.client(headers)
+        )
         token = logs.request_id.set(request_id)
         try:
             await self._answer(scope, exchange)
@@ -119,10 +121,20 @@ class ApiKeys:
         """Whether a request may pass."""
         if not self._digests or path in OPEN_PATHS:
             return True
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = _digest(key.strip())
+        scheme, key = _sent(headers)
+        given = _digest(key)
         known = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(known)
+        return scheme == "bearer" and any(known)
+
+    def client(self, headers: Headers) -> str:
+        """Who asks: a name for the key; everybody is the same client where there are no keys."""
+        return _digest(_sent(headers)[1]).hex()[:16] if self._digests else ""
+
+
+def _sent(headers: Headers) -> tuple[str, str]:
+    """The scheme and the key that a client sent."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return scheme.lower(), key.strip()
 
 
 def _digest(key: str) -> bytes:

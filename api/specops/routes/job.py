@@ -208,6 +208,7 @@ async def start(
         ignore_eos=body.ignore_eos,
         arrival=request.state.arrival,
         deadline=request.state.arrival + settings.request_timeout,
+        client=request.state.client,
         **options,
         **fields,
     )
