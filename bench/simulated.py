@@ -111,15 +111,6 @@ class SimulatedDrafter:
         if self._model is not None:
             self._model.cache.truncate(row, 0)
 
-    def move(self, source: int, destination: int) -> None:
-        """Take a row along."""
-        self._rows.pop(destination, None)
-        if source in self._rows:
-            self._rows[destination] = self._rows.pop(source)
-        if self._model is not None:
-            self._fed[destination] = self._fed.pop(source, [])
-            self._model.cache.move(source, destination)
-
     def _guess(self, row: int, tokens: Sequence[int], count: int) -> Draft:
         script = self._script(row, tokens)
         if script is None:

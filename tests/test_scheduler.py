@@ -93,9 +93,6 @@ class Oracle:
     def release(self, row: int) -> None:
         pass
 
-    def move(self, source: int, destination: int) -> None:
-        pass
-
     def propose(
         self,
         row: int,

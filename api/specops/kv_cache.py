@@ -80,11 +80,6 @@ class KvCache:
             values[destination, :, :length] = values[source, :, :length]
         self.lengths[destination] = length
 
-    def move(self, source: int, destination: int) -> None:
-        """Copy a row's used part over another row and empty the source."""
-        self.copy(source, destination, self.lengths[source])
-        self.lengths[source] = 0
-
     def swap(self, first: int, second: int) -> None:
         """Let two rows change places; one that is empty costs a single copy."""
         one, other = self.lengths[first], self.lengths[second]

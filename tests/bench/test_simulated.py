@@ -72,12 +72,11 @@ def test_has_no_guess_where_the_sequence_went_another_way_and_counts_it() -> Non
     assert drafter.lost == 2
 
 
-def test_tells_several_sequences_apart_and_follows_their_rows() -> None:
+def test_tells_several_sequences_apart() -> None:
     drafter = make(1)
     drafter.know((1, 2), (3, 4, 5))
     assert propose(drafter, [1, 2, 3], 1, row=1).tokens == (4,)
-    drafter.release(0)
-    drafter.move(1, 0)
+    drafter.start(1, PROMPT, 1)
     assert propose(drafter, [1, 2, 3, 4], 1, row=0).tokens == (5,)
     assert propose(drafter, [*PROMPT, TEXT[0]], 1, row=1).tokens == (TEXT[1],)
 

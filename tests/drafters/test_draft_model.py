@@ -105,13 +105,25 @@ def test_draws_from_the_distribution_that_it_reports(draft_decoder: Decoder) -> 
     assert not draft.probs[:, VOCAB:].any()
 
 
-def test_rows_move(draft_decoder: Decoder) -> None:
+@pytest.mark.parametrize(("like", "known"), [(0, 2), (2, 5)])
+def test_a_new_sequence_goes_on_from_the_longest_common_beginning(
+    draft_decoder: Decoder, like: int, known: int
+) -> None:
+    """Of its own row's last sequence, or of another row's, which keeps what it has."""
     drafter = DraftModelDrafter(draft_decoder, vocab_size=VOCAB)
-    tokens = [5, 6, 7, 8]
-    expected = propose(drafter, tokens, 3, row=2)
-    drafter.move(2, 0)
-    assert propose(drafter, tokens, 3, row=0) == expected
-    assert draft_decoder.cache.lengths[2] == 0
+    prompt = [5, 6, 7, 8, 9, 10]
+    expected = propose(drafter, prompt, 3, row=1)
+    propose(drafter, [5, 6, 300], 4, row=0)
+    propose(drafter, [*prompt[:5], 300], 4, row=2)
+    held = draft_decoder.cache.lengths[2]
+    drafter.start(0, prompt, like)
+    assert draft_decoder.cache.lengths[0] == known
+    assert drafter.backlog(0, len(prompt)) == len(prompt) - known
+    with counted(draft_decoder) as fed:
+        drafter.prefill(0, prompt)
+    assert fed == [len(prompt) - known]
+    assert propose(drafter, prompt, 3, row=0) == expected
+    assert draft_decoder.cache.lengths[2] == held
 
 
 PROMPT = [5, 6, 7, 8]

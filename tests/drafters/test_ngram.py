@@ -98,10 +98,12 @@ def test_refuses_bounds_that_mean_nothing(bounds: dict[str, int]) -> None:
         NgramDrafter(**bounds)
 
 
-def test_rows_move_and_are_forgotten() -> None:
+@pytest.mark.parametrize("forget", ["start", "release"])
+def test_rows_are_forgotten(forget: str) -> None:
     drafter = NgramDrafter()
-    propose(drafter, [1, 2, 3], 1, row=2)
-    drafter.move(2, 0)
-    assert propose(drafter, [1, 2, 3, 1, 2], 1, row=0).tokens == (3,)
-    drafter.release(0)
-    assert propose(drafter, [7, 8], 1, row=0) is NO_DRAFT
+    assert propose(drafter, [1, 2, 3, 1, 2], 1).tokens == (3,)
+    if forget == "start":
+        drafter.start(0, [7, 8], 0)
+    else:
+        drafter.release(0)
+    assert propose(drafter, [7, 8], 1) is NO_DRAFT

@@ -21,18 +21,17 @@ def test_every_drafter_is_filed_under_its_own_name(draft_decoder: Decoder) -> No
     assert all(drafter.name == name for name, drafter in drafters.items())
 
 
-def test_a_row_that_moves_with_all_drafters_goes_on_as_before(draft_decoder: Decoder) -> None:
-    """The cascade shares its parts: a row must not be moved twice, nor released while in use."""
+def test_a_row_that_all_drafters_start_anew_keeps_the_common_beginning(
+    draft_decoder: Decoder,
+) -> None:
+    """The cascade shares its parts: they are told once, and what they keep is not forgotten."""
     drafters = make_drafters(Means(VOCAB, draft_decoder))
     tokens = [5, 6, 7, 8]
-    drafters["cascade"].prefill(1, tokens[:3])
     expected = propose(drafters["cascade"], tokens, 3, row=1)
     for drafter in drafters.values():
-        drafter.release(0)
-    for drafter in drafters.values():
-        drafter.move(1, 0)
-    assert draft_decoder.cache.lengths[:2] == [6, 0]
-    assert propose(drafters["cascade"], tokens, 3, row=0) == expected
+        drafter.start(1, tokens, 1)
+    assert draft_decoder.cache.lengths[1] == 4
+    assert propose(drafters["cascade"], tokens, 3, row=1) == expected
 
 
 def test_what_is_looked_up_runs_no_model(draft_decoder: Decoder) -> None:

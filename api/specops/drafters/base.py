@@ -37,7 +37,11 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """Guesses how a sequence goes on. Keeps its state per row of the target's KV cache."""
+    """Guesses how a sequence goes on. Keeps its state per row.
+
+    A row here is a number that a sequence has from its start to its end; where the target's cache
+    holds the sequence may change.
+    """
 
     @property
     def name(self) -> str:
@@ -89,14 +93,11 @@ class Drafter(Protocol):
     def release(self, row: int) -> None:
         """Forget a row."""
 
-    def move(self, source: int, destination: int) -> None:
-        """A row's sequence goes on in another row; the source is free."""
-
 
 class LookupDrafter(ABC):
     """What all drafters have in common that run no model: they only have to look up.
 
-    One that keeps something per row overrides `release` and `move`, too.
+    One that keeps something per row overrides `release`, too.
     """
 
     name: str
@@ -129,7 +130,4 @@ class LookupDrafter(ABC):
         return 0
 
     def release(self, row: int) -> None:  # noqa: B027
-        """Nothing is kept."""
-
-    def move(self, source: int, destination: int) -> None:  # noqa: B027
         """Nothing is kept."""

@@ -19,7 +19,7 @@ class CascadeDrafter:
     """Asks its parts in turn and says whose guesses they are.
 
     The parts are drafters that can be asked for by name, too, and keep their rows themselves:
-    whoever starts, releases and moves the rows of all drafters has told them already.
+    whoever starts and releases the rows of all drafters has told them already.
 
     Args:
         parts: from the cheapest to the dearest.
@@ -72,6 +72,3 @@ class CascadeDrafter:
 
     def release(self, row: int) -> None:
         """Nothing: the parts forget the row themselves."""
-
-    def move(self, source: int, destination: int) -> None:
-        """Nothing: the parts move the row themselves."""

@@ -91,12 +91,6 @@ class DraftModelDrafter:
         self._sure.pop(row, None)
         self._decoder.cache.truncate(row, 0)
 
-    def move(self, source: int, destination: int) -> None:
-        """Copy a row's cache."""
-        self._decoder.cache.move(source, destination)
-        self._fed[destination] = self._fed.pop(source, [])
-        self._sure[destination] = self._sure.pop(source, 0)
-
     def _catch_up(self, row: int, tokens: Sequence[int]) -> Floats:
         """Make the cache hold `tokens`, return the logits [V] after the last."""
         fed = self._fed.setdefault(row, [])

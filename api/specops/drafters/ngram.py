@@ -71,9 +71,3 @@ class NgramDrafter(LookupDrafter):
     def release(self, row: int) -> None:
         """Forget a row's automaton."""
         self._rows.pop(row, None)
-
-    def move(self, source: int, destination: int) -> None:
-        """Take a row's automaton along."""
-        self.release(destination)
-        if source in self._rows:
-            self._rows[destination] = self._rows.pop(source)

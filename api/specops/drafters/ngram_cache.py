@@ -108,13 +108,6 @@ class NgramCacheDrafter(LookupDrafter):
         self._own.release(row)
         self._taught.pop(row, None)
 
-    def move(self, source: int, destination: int) -> None:
-        """Take a row along."""
-        self._own.move(source, destination)
-        self._taught.pop(destination, None)
-        if source in self._taught:
-            self._taught[destination] = self._taught.pop(source)
-
     def clear(self) -> None:
         """Forget what the requests so far taught."""
         self.table.clear()
