@@ -99,6 +99,21 @@ def test_a_prompt_that_nobody_waits_for_is_read_in_the_widest_chunks() -> None:
     assert pace.chunk(0, 1, drafts=False) < 128
 
 
+def test_who_does_not_stream_does_not_hold_prompts_up() -> None:
+    """Beside answers that are wanted whole a prompt's chunks are as wide as alone."""
+
+    def passes(stream: bool) -> int:
+        target = SimulatedTarget(rows=4, capacity=2048)
+        scheduler = make_scheduler(target)
+        scheduler.add(request(20, 1000, stream=stream))
+        scheduler.step()
+        scheduler.add(request(512, 1))
+        kinds = [step.kind for _ in range(40) for step in scheduler.step().stats]
+        return kinds.count("prefill")
+
+    assert passes(stream=False) == 4 < passes(stream=True)
+
+
 def test_chunks_shrink_as_a_long_prompt_gets_dearer() -> None:
     pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.25, most=128)
     first = pace.chunk(0, 1, drafts=False)

@@ -181,9 +181,10 @@ class Scheduler:
         drafter = self.drafters.get(request.drafter)
         if drafter is not None and not self._worth_feeding(sequence):
             drafter = None
-        most = self._pace.chunk(
-            sequence.prefilled, len(self.rows.decoding), drafts=drafter is not None
-        )
+        # Whoever gets all of its answer at its end does not see a pause.
+        seen = any(other.taken.request.stream for other in self.rows.decoding)
+        decoding = len(self.rows.decoding) if seen else 0
+        most = self._pace.chunk(sequence.prefilled, decoding, drafts=drafter is not None)
         if drafter is not None and self._catch_up(slot, drafter, most):
             return
         chunk = request.prompt_tokens[sequence.prefilled : sequence.prefilled + most]
