@@ -92,7 +92,7 @@ class Bench:
 
     def reading(self, running: int) -> Reading:
         """A long prompt, up to its first token, beside running streams."""
-        self.fill(running, 1000)
+        self.fill(running, CONTEXT - SHORT)
         for index, _ in enumerate(self.steps()):
             if index == 8:
                 break
