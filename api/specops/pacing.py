@@ -74,7 +74,7 @@ class Pace:
         return min(max(tokens, _LEAST_TOKENS), self._most)
 
     def read(self, position: int, tokens: int, seconds: float) -> None:
-        """Take in the target's pass over `tokens` from `position` on."""
+        """Take in the target's pass over `tokens` from `position` on, for which others waited."""
         seconds = max(seconds - self._fixed, seconds / 2)
         self._token_at(position).saw(seconds / tokens)
 

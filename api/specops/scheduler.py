@@ -191,7 +191,8 @@ class Scheduler:
         start = self._clock()
         logits = self.target.prefill(slot.row, chunk, align=self._exact_align)
         seconds = self._clock() - start
-        self._pace.read(sequence.prefilled, len(chunk), seconds)
+        if decoding:  # chunks that nobody waits for are wider, and cheaper by the token
+            self._pace.read(sequence.prefilled, len(chunk), seconds)
         sequence.begun = True
         sequence.prefilled += len(chunk)
         emitted = 0
