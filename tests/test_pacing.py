@@ -95,8 +95,8 @@ def test_rounds_longer_than_the_bound_still_leave_a_share_to_the_prompt() -> Non
 
 def test_a_prompt_that_nobody_waits_for_is_read_in_the_widest_chunks() -> None:
     pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.1, most=128)
-    assert pace.chunk(0, 0, drafts=False) == 128
-    assert pace.chunk(0, 1, drafts=False) < 128
+    assert pace.chunk(0, 0) == 128
+    assert pace.chunk(0, 1) < 128
 
 
 def test_who_does_not_stream_does_not_hold_prompts_up() -> None:
@@ -116,20 +116,22 @@ def test_who_does_not_stream_does_not_hold_prompts_up() -> None:
 
 def test_chunks_shrink_as_a_long_prompt_gets_dearer() -> None:
     pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.25, most=128)
-    first = pace.chunk(0, 1, drafts=False)
+    first = pace.chunk(0, 1)
     for position in range(0, 4096, 32):
         pace.read(position, 32, 0.0144 + 32 * (0.0056 + 0.000002 * position))
-    assert pace.chunk(4000, 1, drafts=False) < first
-    assert pace.chunk(10, 1, drafts=False) >= first
+    assert pace.chunk(4000, 1) < first
+    assert pace.chunk(10, 1) >= first
 
 
-def test_a_draft_model_that_reads_along_has_its_part_of_the_time() -> None:
-    pace = Pace(CostCurve(VERIFY, DECODE, 0.002, feed=0.001), longest_pause=0.25, most=128)
-    assert pace.chunk(0, 1, drafts=True) < pace.chunk(0, 1, drafts=False)
-    before = pace.chunk(0, 1, drafts=True)
+def test_a_draft_model_reads_as_much_as_fits_into_the_pause() -> None:
+    pace = Pace(CostCurve(VERIFY, DECODE, 0.002, feed=0.001), longest_pause=0.25, most=512)
+    before = pace.draft_chunk(1)
+    assert pace.chunk(0, 1) < before < 250
     for _ in range(20):
         pace.draft_read(32, 0.1)
-    assert pace.chunk(0, 1, drafts=True) < before
+    assert pace.draft_chunk(1) < before
+    unbound = Pace(CostCurve(VERIFY, DECODE), longest_pause=float("inf"), most=512)
+    assert unbound.draft_chunk(1) == unbound.chunk(0, 1) == 512
 
 
 def test_an_estimate_follows_and_is_not_thrown_by_one_hiccup() -> None:

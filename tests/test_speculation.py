@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -11,6 +11,8 @@ import pytest
 from scipy.stats import chi2_contingency
 
 from specops.config import Settings
+from specops.drafters.base import NO_DRAFT, Draft, LookupDrafter
+from specops.drafters.draft_model import DraftModelDrafter
 from specops.engine import Engine
 from specops.request import GenerationRequest, GenerationStats, SamplingParams, StepKind
 
@@ -172,3 +174,153 @@ def test_guesses_that_never_come_true_are_declined(engine: Engine) -> None:
                 declined += step.declined_drafters
     assert set(declined) == {"draft"}
     assert engine.scheduler.controller.estimated_speedup >= 1
+
+
+class Reader(LookupDrafter):
+    """Notes what it is given to read, and guesses like a draft model: for a price."""
+
+    name = "draft"
+    runs_model = True
+
+    def __init__(self) -> None:
+        self.read: dict[int, list[int]] = {}
+        self.calls: list[str] = []
+
+    def prefill(self, row: int, tokens: Sequence[int]) -> None:
+        self.calls.append("prefill")
+        self.read[row] = list(tokens)
+
+    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+        return NO_DRAFT
+
+    def propose(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        count: int,
+        sampling: SamplingParams,
+        rng: np.random.Generator,
+    ) -> Draft:
+        self.calls.append("propose")
+        self.read[row] = list(tokens)
+        return Draft((tokens[-1],) * count)
+
+    def backlog(self, row: int, length: int) -> int:
+        return length - len(self.read.get(row, ()))
+
+    def release(self, row: int) -> None:
+        self.read.pop(row, None)
+
+
+LONG_PROMPT = tuple(range(1, 101))
+CHUNK = 40
+
+
+@pytest.fixture
+def reader(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    """Replaces the draft model; 40 prompt tokens are read at once."""
+    reader = Reader()
+    monkeypatch.setattr(engine.scheduler, "drafters", {"draft": reader})
+    monkeypatch.setattr(engine.scheduler._pace, "draft_chunk", lambda decoding: CHUNK)
+    return reader
+
+
+def emitted(engine: Engine) -> int:
+    """Tokens that one step brings."""
+    return sum(step.emitted_tokens for step in engine.scheduler.step().stats)
+
+
+def test_the_first_token_is_out_before_the_draft_model_reads_the_prompt(
+    engine: Engine, reader: Reader
+) -> None:
+    engine.scheduler.add(
+        request(prompt_tokens=LONG_PROMPT, max_new_tokens=20, drafter="draft", k_draft=2)
+    )
+    engine.scheduler.add(request(prompt_tokens=LONG_PROMPT, max_new_tokens=1))
+    while not emitted(engine):
+        assert reader.calls == []
+    assert reader.calls == []
+    list(last_tokens(engine))
+    assert reader.calls[0] == "prefill"
+
+
+def test_a_prompt_is_read_chunk_by_chunk_while_plain_tokens_come(
+    engine: Engine, reader: Reader
+) -> None:
+    engine.scheduler.add(
+        request(prompt_tokens=LONG_PROMPT, max_new_tokens=20, drafter="draft", k_draft=2)
+    )
+    while not emitted(engine):
+        pass
+    for read in (CHUNK, 2 * CHUNK):
+        assert emitted(engine) == 1  # the target's own
+        assert list(reader.read.values()) == [list(LONG_PROMPT[:read])]
+    emitted(engine)
+    assert reader.calls == ["prefill"] * 3 + ["propose"]
+    list(last_tokens(engine))
+    assert reader.calls.count("prefill") == 3
+
+
+def test_one_prompt_is_read_at_a_time(engine: Engine, reader: Reader) -> None:
+    for _ in range(2):
+        engine.scheduler.add(
+            request(prompt_tokens=LONG_PROMPT, max_new_tokens=20, drafter="draft", k_draft=2)
+        )
+    while engine.scheduler.busy:
+        before = reader.calls.count("prefill")
+        engine.scheduler.step()
+        assert reader.calls.count("prefill") - before <= 1
+    assert reader.calls.count("prefill") == 6
+
+
+def test_no_prompt_is_read_for_guesses_that_have_not_paid_or_have_no_room(
+    engine: Engine, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = request(prompt_tokens=LONG_PROMPT, drafter="draft", k_draft=2, max_new_tokens=2)
+    assert len(run(engine, two)[0]) == 2  # the last token is never guessed
+    assert reader.calls == []
+    monkeypatch.setattr(engine.scheduler.controller, "pays", lambda drafter: False)
+    run(
+        engine,
+        request(
+            prompt_tokens=LONG_PROMPT, max_new_tokens=20, drafter="draft", k_draft=2, adaptive=True
+        ),
+    )
+    assert "prefill" not in reader.calls
+
+
+def test_a_prompt_that_was_caught_up_with_is_not_read_again(
+    engine: Engine, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guesses came to pay while the request was running, after its drafter had to catch up."""
+    controller = engine.scheduler.controller
+    monkeypatch.setattr(controller, "pays", lambda drafter: bool(reader.calls))
+    monkeypatch.setattr(controller, "choose", lambda found: [min(item.most, 2) for item in found])
+    item = request(
+        prompt_tokens=LONG_PROMPT, max_new_tokens=20, drafter="draft", k_draft=2, adaptive=True
+    )
+    monkeypatch.setattr(controller, "asks", lambda outlook, drafter: True)
+    run(engine, item)
+    assert set(reader.calls) == {"propose"}
+
+
+def test_a_draft_model_that_read_in_chunks_holds_the_whole_prompt(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.scheduler._pace, "draft_chunk", lambda decoding: CHUNK)
+    draft = engine.scheduler.drafters["draft"]
+    assert isinstance(draft, DraftModelDrafter)
+    engine.scheduler.add(
+        request(prompt_tokens=LONG_PROMPT, max_new_tokens=20, drafter="cascade", k_draft=2)
+    )
+    while not engine.scheduler.rows.decoding:
+        engine.scheduler.step()
+    place = engine.scheduler.rows.decoding[0].number
+    held = [len(draft._fed.get(place, ()))]
+    while held[-1] < len(LONG_PROMPT):
+        engine.scheduler.step()
+        held.append(len(draft._fed[place]))
+    assert held[:3] == [0, CHUNK, 2 * CHUNK]
+    assert draft._fed[place][: len(LONG_PROMPT)] == list(LONG_PROMPT)
+    assert draft._decoder.cache.lengths[place] == held[-1]
+    list(last_tokens(engine))

@@ -55,22 +55,33 @@ class Pace:
         self._draft_token = Estimate(costs.feed)
         self._round: dict[int, Estimate] = {}  # by the number of rows that decode
 
-    def chunk(self, position: int, decoding: int, *, drafts: bool) -> int:
-        """Most tokens for a pass.
+    def chunk(self, position: int, decoding: int) -> int:
+        """Most tokens for a pass of the target.
 
         Args:
             position: tokens of the prompt that the cache holds.
             decoding: rows that wait meanwhile.
-            drafts: a draft model reads the chunk, too.
         """
         if not decoding:
             return self._most
+        return self._fitting(self._pause(decoding) - self._fixed, self._token_at(position))
+
+    def draft_chunk(self, decoding: int) -> int:
+        """Most tokens that a draft model may read while so many rows wait."""
+        if not decoding:
+            return self._most
+        return self._fitting(self._pause(decoding), self._draft_token)
+
+    def _pause(self, decoding: int) -> float:
+        """Seconds that so many rows may be kept waiting beside a round of their own."""
         waiting = self._round_of(decoding).longest
-        seconds = max(self._longest_pause - waiting, _LEAST_SHARE * waiting)
-        token = self._token_at(position).longest
-        if drafts:
-            token += self._draft_token.longest
-        tokens = int((seconds - self._fixed) / token) // _EVEN * _EVEN
+        return max(self._longest_pause - waiting, _LEAST_SHARE * waiting)
+
+    def _fitting(self, seconds: float, token: Estimate) -> int:
+        """Tokens, each of which takes so long, that fit into the time."""
+        if seconds >= self._most * token.longest:
+            return self._most
+        tokens = int(seconds / token.longest) // _EVEN * _EVEN
         return min(max(tokens, _LEAST_TOKENS), self._most)
 
     def read(self, position: int, tokens: int, seconds: float) -> None:

@@ -25,7 +25,7 @@ from specops.request import (
 )
 from specops.rows import PrefixCache, Rows, Slot
 from specops.sequence import Sequence
-from specops.speculation import Turn, jump, plan_round
+from specops.speculation import Turn, jump, plan_round, reader
 from specops.tokenizer import Tokenizer
 from specops.waiting import ByArrival, Waiting
 
@@ -109,7 +109,11 @@ class Scheduler:
         self._admit()
         # Whoever has just got its first token shows it before it is given another pass.
         decoding = list(self.rows.decoding)
-        stats = list(self._prefill(self.rows.prefilling[0])) if self.rows.prefilling else []
+        stats: list[StepStats] = []
+        if self.rows.prefilling:
+            stats.append(self._prefill(self.rows.prefilling[0]))
+        else:
+            self._let_a_drafter_read(decoding)
         stats += self._decode_round(decoding)
         for sequence in self.running:
             if not sequence.finish and (output := self._output(sequence)):
@@ -172,37 +176,28 @@ class Scheduler:
         for drafter in self.drafters.values():
             drafter.start(slot.number, slot.taken.request.prompt_tokens, like.number)
 
-    def _prefill(self, slot: Slot) -> Iterator[StepStats]:
+    def _prefill(self, slot: Slot) -> StepStats:
         """Feed the next chunk of a prompt; the last one brings the first token."""
         sequence = slot.taken
         request, first = sequence.request, not sequence.begun
         if first:  # who came at the same time may have computed the same beginning by now
             self._start_drafters(slot)
-        drafter = self.drafters.get(request.drafter)
-        if drafter is not None and not self._worth_feeding(sequence):
-            drafter = None
-        # Whoever gets all of its answer at its end does not see a pause.
-        seen = any(other.taken.request.stream for other in self.rows.decoding)
-        decoding = len(self.rows.decoding) if seen else 0
-        most = self._pace.chunk(sequence.prefilled, decoding, drafts=drafter is not None)
-        if drafter is not None and self._catch_up(slot, drafter, most):
-            return
+        watched = self._watched()
+        most = self._pace.chunk(sequence.prefilled, watched)
         chunk = request.prompt_tokens[sequence.prefilled : sequence.prefilled + most]
         start = self._clock()
         logits = self.target.prefill(slot.row, chunk, align=self._exact_align)
         seconds = self._clock() - start
-        if decoding:  # chunks that nobody waits for are wider, and cheaper by the token
+        if watched:  # chunks that nobody waits for are wider, and cheaper by the token
             self._pace.read(sequence.prefilled, len(chunk), seconds)
         sequence.begun = True
         sequence.prefilled += len(chunk)
         emitted = 0
         if not sequence.prefilling:
             emitted = sequence.append([sequence.next_token(logits[-1])], 0, None, logits[-1:])
-        if drafter is not None and not sequence.finish:
-            self._feed_drafter(slot, drafter, sequence.prefilled)
         if not (sequence.prefilling or sequence.finish):
             self.rows.prompt_read(slot)
-        yield StepStats(
+        return StepStats(
             StepKind.PREFILL,
             seconds,
             1,
@@ -211,33 +206,25 @@ class Scheduler:
             emitted_tokens=emitted,
         )
 
-    def _worth_feeding(self, sequence: Sequence) -> bool:
-        """Whether a draft model should see the prompt before it is known to be asked."""
-        request = sequence.request
-        return request.k_draft > 0 and (
-            not request.adaptive or self.controller.pays(request.drafter)
-        )
+    def _watched(self) -> int:
+        """Rows that decode; 0 where nobody would see them pause: all get their answers whole."""
+        seen = any(slot.taken.request.stream for slot in self.rows.decoding)
+        return len(self.rows.decoding) if seen else 0
 
-    def _catch_up(self, slot: Slot, drafter: Drafter, most: int) -> bool:
-        """Let a draft model read a chunk of what the target's cache holds and its own does not.
-
-        Returns:
-            Whether it did: a step feeds one of the two.
-        """
-        held = slot.taken.prefilled
-        lag = drafter.backlog(slot.number, held)
-        if lag < 2:  # a backlog is 1 where nothing is missing
-            return False
-        self._feed_drafter(slot, drafter, held - max(0, lag - most))
-        return drafter.backlog(slot.number, held) < lag
-
-    def _feed_drafter(self, slot: Slot, drafter: Drafter, length: int) -> None:
-        """Let a drafter take in the first `length` tokens of a prompt."""
-        lag = drafter.backlog(slot.number, length)
+    def _let_a_drafter_read(self, slots: list[Slot]) -> None:
+        """Let one draft model read a chunk of a prompt; its request's first token is out."""
+        for slot in slots:
+            drafter = reader(slot.taken, self.drafters, self.controller)
+            if drafter is not None:
+                break
+        else:
+            return
+        prompt = slot.taken.request.prompt_tokens
+        lag = drafter.backlog(slot.number, len(prompt))
+        chunk = min(lag, self._pace.draft_chunk(self._watched()))
         start = self._clock()
-        drafter.prefill(slot.number, slot.taken.request.prompt_tokens[:length])
-        if drafter.runs_model:
-            self._pace.draft_read(lag, self._clock() - start)
+        drafter.prefill(slot.number, prompt[: len(prompt) - lag + chunk])
+        self._pace.draft_read(chunk, self._clock() - start)
 
     def _decode_round(self, slots: list[Slot]) -> Iterator[StepStats]:
         """One jump for every sequence that is past its prompt."""

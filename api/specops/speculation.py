@@ -94,6 +94,26 @@ def plan_round(
     return turns
 
 
+def reader(
+    sequence: Sequence, drafters: Mapping[str, Drafter], controller: Controller
+) -> Drafter | None:
+    """The draft model that has to read the request's prompt before it guesses, or to read on.
+
+    None where it has read it, and where its guesses have not paid of late: should they come to
+    be asked for, it catches up.
+    """
+    request = sequence.request
+    drafter = drafters.get(request.drafter)
+    if drafter is None or not drafter.runs_model:
+        return None
+    if min(request.k_draft, sequence.remaining - 1) < 1:
+        return None
+    if request.adaptive and not controller.pays(drafter.name):
+        return None
+    # A backlog is 1 where nothing is missing.
+    return drafter if drafter.backlog(sequence.slot, len(request.prompt_tokens)) > 1 else None
+
+
 def _look_up(
     row: int,
     sequence: Sequence,
@@ -120,7 +140,7 @@ def _look_up(
     candidate.most = len(turn.draft.tokens)
     candidate.source = turn.draft.origin
     candidate.kind = kind_of_match(turn.draft.match_length)
-    if not candidate.most and drafter.runs_model:
+    if not candidate.most and drafter.runs_model and not reader(sequence, drafters, controller):
         candidate.paid, candidate.most = True, most
         candidate.backlog = drafter.backlog(sequence.slot, len(sequence.tokens))
     return turn

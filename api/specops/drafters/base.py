@@ -59,9 +59,11 @@ class Drafter(Protocol):
         """
 
     def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Take in what is new of a prompt, after the target did; called once per chunk.
+        """Take in what is new of a prompt; for drafters that run a model.
 
-        `tokens` is all of the prompt that the target has so far.
+        Called before the first guess and after the target's first token, chunk by chunk; not at
+        all where the drafter's guesses have not paid: `propose` then has to catch up. `tokens` is
+        the prompt from its start to the end of the chunk.
         """
 
     def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
