@@ -140,11 +140,13 @@ def _memory(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Tokens in the KV cache",
-            "Tokens of running requests, against the room for them. At capacity with requests "
-            "waiting: shorter requests, or a larger memory limit.",
+            "Tokens of running requests, and those that finished ones left for prompts that begin "
+            "alike, against the room for them. Running ones at capacity with requests waiting: "
+            "shorter requests, or a larger memory limit.",
             "short",
             {
-                "held": now("specops_kv_tokens"),
+                "running": now("specops_kv_tokens"),
+                "kept": now("specops_kv_kept_tokens"),
                 "capacity": now("specops_kv_capacity_tokens"),
             },
             limits=("capacity",),

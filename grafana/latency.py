@@ -193,6 +193,37 @@ def _steps(made: Dashboard) -> None:
     )
 
 
+def _saved(made: Dashboard) -> None:
+    made.with_row(Row("What need not be read again?"))
+    made.with_panel(
+        curves(
+            "Prompt tokens, read and known",
+            "Tokens of prompts per second that a pass had to read, and those that the KV cache "
+            "still held from requests that began alike (chats, shared instructions). None known "
+            "although prompts begin alike: what was kept has been overwritten; more SPECOPS_ROWS "
+            "keep more.",
+            "short",
+            {
+                "read": rate("specops_prompt_tokens_total"),
+                "known": rate("specops_cached_prompt_tokens_total"),
+            },
+            stacked=True,
+            width=12,
+        )
+    )
+    made.with_panel(
+        curves(
+            "Requests with a known beginning",
+            "Share of the requests whose prompt began with tokens that the KV cache held. Low with "
+            "chats: their turns come too late, or too many of them share the rows; put what all "
+            "prompts share at their beginning.",
+            "percentunit",
+            {"of all requests": ratio("specops_prefix_hits_total", "specops_requests_total")},
+            width=12,
+        )
+    )
+
+
 _KINDS = ("prefill", "decode", "verify")
 
 
@@ -202,5 +233,5 @@ def build() -> Dashboard:
         "latency",
         "Where does the time go?",
         "From a request's arrival to its last token: waiting, reading, generating, step by step.",
-        (_glance, _parts, _heatmaps, _steps),
+        (_glance, _parts, _heatmaps, _steps, _saved),
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from board import board
-from panels import bars, big_number, curves
-from promql import WINDOW, now, rate, rate_by, ratio, ratio_by, series
+from panels import bars, big_number, curves, heat
+from promql import WINDOW, buckets, now, rate, rate_by, ratio, ratio_by, series
 
 STEP_SECONDS = "specops_target_step_seconds_sum"
 DECODE, DECODE_OR_VERIFY = 'kind="decode"', 'kind=~"decode|verify"'
+VERIFY, GUESS, ONE_TOKEN = 'kind="verify"', 'kind="guess"', 'kind="decode", size="1"'
 
 
 def _sum_rate(counter: str, labels: str = "") -> str:
@@ -35,11 +36,11 @@ def _glance(made: Dashboard) -> None:
     made.with_panel(
         big_number(
             "Gain over plain decoding",
-            "How many times as fast as plain decoding, from the measured time of each kind of "
-            "step. Below 1 guessing costs more than it brings: leave SPECOPS_ADAPTIVE on, or try "
-            "another drafter. 0: no traffic, or no plain step to compare with.",
+            "How many times as fast as plain decoding, by the service's own estimate from the "
+            "measured costs of passes. Below 1 guessing costs more than it brings: leave "
+            "SPECOPS_ADAPTIVE on, or try another drafter. 1: plain decoding, or no traffic yet.",
             "short",
-            gain(),
+            now("specops_estimated_speedup", of="avg"),
             decimals=2,
             warn=1,
             alarm=0.95,
@@ -115,11 +116,15 @@ def _worth(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Gain over time",
-            "The time that the same tokens would have taken one by one, over the time that they "
-            "took. 1 is the line between gain and loss. Below it for long: set "
-            "SPECOPS_ADAPTIVE=1, choose another drafter, or none.",
+            "How many times as fast as plain decoding: by the service's estimate, and by the time "
+            "that steps really took (0 where no plain step was among them). 1 is the line between "
+            "gain and loss. Below it for long: set SPECOPS_ADAPTIVE=1, choose another drafter, or "
+            "none.",
             "short",
-            {"times as fast as plain decoding": gain()},
+            {
+                "estimated": now("specops_estimated_speedup", of="avg"),
+                "by the time of steps": gain(),
+            },
             warn=1,
             low_is_bad=True,
         )
@@ -250,11 +255,54 @@ def _lengths(made: Dashboard) -> None:
     )
 
 
+def _reckoning(made: Dashboard) -> None:
+    made.with_row(Row("What does the choice of lengths reckon with?"))
+    cost = "specops_pass_cost_seconds"
+    made.with_panel(
+        curves(
+            "Cost of a verification, in plain steps",
+            "What checking so many tokens of one request costs, in steps of one token. The flatter "
+            "the curves lie on each other, the longer drafts may be. All of them high: `int8` "
+            "weights (SPECOPS_QUANT) make long verifications cheaper than `int4`.",
+            "short",
+            {
+                "{{size}} tokens": f"max by (size) ({series(cost, VERIFY)}) "
+                f"/ on () group_left () (max({series(cost, ONE_TOKEN)}) > 0) "
+                f"or 0 * max by (size) ({series(cost, VERIFY)})"
+            },
+        )
+    )
+    made.with_panel(
+        curves(
+            "Cost of a step, by requests in it",
+            "Seconds of a plain step for so many requests, and of one guess of the draft model. "
+            "Sharing pays where two requests cost less than twice as much as one; then lengths "
+            "fall to 0 under load. A guess that costs a third of a step must be right often.",
+            "s",
+            {
+                "{{size}} requests": f"max by (size) ({series(cost, DECODE)})",
+                "a guess": f"max({series(cost, GUESS)}) or vector(0)",
+            },
+        )
+    )
+    made.with_panel(
+        heat(
+            "Lengths chosen",
+            "How many tokens the service chose to guess, pass by pass; 0 is not guessing. All at "
+            "0: guessing does not pay on this text, or at this load. All at the top: try a larger "
+            "SPECOPS_MAX_K_DRAFT.",
+            "short",
+            buckets("specops_chosen_draft_tokens"),
+            width=8,
+        )
+    )
+
+
 def build() -> Dashboard:
     """The whole dashboard."""
     return board(
         "speculation",
         "Does speculation pay?",
         "What guesses cost, what they bring, who makes them.",
-        (_glance, _worth, _guesses, _lengths),
+        (_glance, _worth, _guesses, _lengths, _reckoning),
     )

@@ -152,6 +152,8 @@ NOT_TRAFFIC = {"Model", "Ready for", "Queue", "Processors used", "Processors", "
 NOT_TRAFFIC |= {"Memory used of the cap", "Anonymous memory of the cap", "Memory against the cap"}
 NOT_TRAFFIC |= {"Time lost for lack of memory", "Time lost for memory", "Tokens in the KV cache"}
 NOT_TRAFFIC |= {"Page faults per second", "Disk in use", "Disk of the models", "Swap in use"}
+NOT_TRAFFIC |= {"Gain over plain decoding", "Gain over time"}  # 1 where nothing is gained
+NOT_TRAFFIC |= {"Cost of a verification, in plain steps", "Cost of a step, by requests in it"}
 NOT_TRAFFIC |= {"Throttled", "Stopped by the processor quota", "Killed for memory, and restarts"}
 
 

@@ -256,7 +256,10 @@ function showModel(event) {
 
 function showController(event, before) {
   const { figures } = event;
-  const entries = [["Draft length", figures.draft_length.toFixed(2)]];
+  const entries = [
+    ["Estimated gain", `${figures.estimated_speedup.toFixed(2)} ×`],
+    ["Draft length", figures.draft_length.toFixed(2)],
+  ];
   for (const name of drafters) {
     const gained = (figure) =>
       (figures[`${figure}_tokens_total/${name}`] ?? 0) -

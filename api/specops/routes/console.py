@@ -30,7 +30,8 @@ FIGURES = tuple(
     f"specops_{name}"
     for name in (
         *("generated_tokens_total", "draft_tokens_total", "accepted_tokens_total"),
-        *("avg_jump", "draft_length", "requests_running", "requests_waiting", "memory_bytes"),
+        *("avg_jump", "draft_length", "estimated_speedup", "requests_running", "requests_waiting"),
+        "memory_bytes",
     )
 )
 _LINKS = {
