@@ -37,6 +37,7 @@ INFO = ModelInfo(
 )
 STATS = GenerationStats(
     prompt_tokens=3,
+    cached_prompt_tokens=1,
     generated_tokens=5,
     sequence_steps=2,
     drafts=1,

@@ -88,7 +88,8 @@ class Places:
         """Take in what a request has cost; one that was broken off tells nothing."""
         if finish not in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        prompt_token = stats.prefill_seconds / max(1, stats.prompt_tokens)
+        computed = max(1, stats.prompt_tokens - stats.cached_prompt_tokens)
+        prompt_token = stats.prefill_seconds / computed
         self._prompt_token_seconds = _mean(self._prompt_token_seconds, prompt_token)
         self._output_tokens = _mean(self._output_tokens, stats.generated_tokens)
         if stats.generated_tokens > 1:

@@ -11,7 +11,7 @@ from specops.engine import Engine
 from specops.errors import ApiError, error_responses
 from specops.routes.job import Job
 from specops.routes.state import AppState
-from specops.schemas.openai import Timings, Usage
+from specops.schemas.openai import PromptTokensDetails, Timings, Usage
 from specops.sse import DONE, event
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -88,7 +88,13 @@ def usage(job: Job) -> Usage:
     prompts = job.answers[:: job.choices]
     prompt = sum(len(answer.request.prompt_tokens) for answer in prompts)
     generated = sum(answer.stats.generated_tokens for answer in job.answers)
-    return Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated)
+    cached = sum(answer.stats.cached_prompt_tokens for answer in prompts)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=generated,
+        total_tokens=prompt + generated,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+    )
 
 
 def timings(job: Job) -> Timings:

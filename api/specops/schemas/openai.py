@@ -114,18 +114,26 @@ class OpenAiRequest(EngineOptions):
         )
 
 
+class PromptTokensDetails(BaseModel):
+    """What the tokens of the prompts were."""
+
+    cached_tokens: int = Field(description="computed for an earlier request")
+
+
 class Usage(BaseModel):
     """Tokens in and out; a prompt counts once, however many answers it gets."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class Timings(BaseModel):
     """What llama.cpp's server calls so, and how the guesses did; sums over all choices."""
 
-    prompt_n: int = Field(description="tokens of the prompts")
+    cache_n: int = Field(description="tokens of the prompts that needed no pass")
+    prompt_n: int = Field(description="the others")
     prompt_ms: float = Field(description="from leaving the queue to the first token")
     prompt_per_second: float
     predicted_n: int = Field(description="tokens generated")
@@ -144,13 +152,15 @@ class Timings(BaseModel):
     def of(cls, all_stats: Iterable[GenerationStats], drafter: str) -> Timings:
         """Sum up what the choices took."""
         stats = list(all_stats)
-        prompt = sum(item.prompt_tokens for item in stats)
+        cached = sum(item.cached_prompt_tokens for item in stats)
+        prompt = sum(item.prompt_tokens for item in stats) - cached
         prompt_seconds = sum(item.prefill_seconds for item in stats)
         generated = sum(item.generated_tokens for item in stats)
         decoded = sum(max(0, item.generated_tokens - 1) for item in stats)
         seconds = sum(item.decode_seconds for item in stats)
         steps = sum(item.sequence_steps for item in stats)
         return cls(
+            cache_n=cached,
             prompt_n=prompt,
             prompt_ms=_ms(prompt_seconds),
             prompt_per_second=_per(prompt, prompt_seconds),
