@@ -213,14 +213,12 @@ def test_cancelling_a_shared_ticket_ends_all_of_its_requests(tiny_settings: Sett
 
 def test_who_waits_too_long_for_a_row_is_told(tiny_settings: Settings) -> None:
     async def scenario() -> None:
-        changed = replace(tiny_settings, rows=1, queue_timeout=0.001)
-        async with serving(changed) as (service, metrics):
+        async with serving(replace(tiny_settings, rows=1, queue_timeout=77)) as (service, metrics):
             running = service.submit(request(max_new_tokens=FOREVER))
-            async for output in running:
-                if output.pieces and not service.waiting:
-                    waiting = service.submit(request())
-                    break
-            ended = (await collect(waiting))[-1]
+            (taken,) = running.requests
+            assert taken.start_by - taken.arrival == pytest.approx(77)
+            late = service.submit(request(start_by=time.monotonic()))
+            ended = (await collect(late))[-1]
             assert ended.finish is FinishReason.TIMEOUT
             assert ended.stats is not None
             assert ended.stats.generated_tokens == 0
@@ -280,9 +278,13 @@ def test_many_steps_wake_the_event_loop_once(tiny_settings: Settings) -> None:
 
             service._deliver_all = counted  # type: ignore[method-assign]
             ticket = service.submit(request(max_new_tokens=FOREVER, stream=True))
-            scheduler = service.engine.scheduler
+            published = service._results
+
+            def ended() -> bool:
+                return bool(published) and any(item.finish for item in published[-1][1].outputs)
+
             deadline = time.monotonic() + 30
-            while not (service._results and not scheduler.busy) and time.monotonic() < deadline:
+            while not ended() and time.monotonic() < deadline:
                 time.sleep(0.001)  # noqa: ASYNC251 - the loop is what must not run
             outputs = await collect(ticket)
             assert sum(len(output.pieces) for output in outputs) == FOREVER
