@@ -115,16 +115,18 @@ def measure(case: Case, seconds: float, cache: Path) -> Outcome:
     swap = _SWAP_BYTES if case.swap else 0
     with cgroup(f"specops-caps-{os.getpid()}", memory=int(case.cap_gb * GB), swap=swap) as group:
         with _watched(group, outcome):
-            begin = time.monotonic()
+            begin, users = time.monotonic(), list[threading.Thread]()
             try:
                 with serving(settings, group.enclosed) as (_, client):
                     outcome.start_seconds = time.monotonic() - begin
                     outcome.rows, outcome.context = _shape(client)
                     before = group.counters()["pgmajfault"]
-                    _load(client, seconds, outcome)
+                    users = _load(client, seconds, outcome)
                     outcome.major_faults = group.counters()["pgmajfault"] - before
             except (ServerError, OSError, HTTPException) as error:
                 outcome.ending = _told(error)
+            for user in users:
+                user.join()
         outcome.oom_kills = group.oom_kills()
         if outcome.oom_kills:
             outcome.ending = "killed"
@@ -189,25 +191,29 @@ def _watched(group: Cgroup, outcome: Outcome) -> Iterator[None]:
         watcher.join()
 
 
-def _load(client: Client, seconds: float, outcome: Outcome) -> None:
+def _load(client: Client, seconds: float, outcome: Outcome) -> list[threading.Thread]:
     """Let the clients ask for a while and count what was generated.
 
-    Their last answers are not waited for: under the tightest caps they take minutes.
+    Returns:
+        The clients. Their last answers end with the server: under the tightest caps they would
+        take minutes.
     """
     stop = threading.Event()
 
     def ask(seed: int) -> None:
         own, rng = Client(client.port), random.Random(seed)
-        while not stop.is_set():
-            try:
+        try:
+            while not stop.is_set():
                 own.generate(_body(rng))
-            except (ServerError, OSError, HTTPException):
-                if not stop.is_set():
-                    outcome.failed_requests += 1
-                return
+        except (ServerError, OSError, HTTPException):
+            if not stop.is_set():
+                outcome.failed_requests += 1
+        finally:
+            own.close()
 
-    for seed in range(_CLIENTS):
-        threading.Thread(target=ask, args=(seed,), daemon=True).start()
+    users = [threading.Thread(target=ask, args=(seed,)) for seed in range(_CLIENTS)]
+    for user in users:
+        user.start()
     name = "specops_generated_tokens_total"
     before, begin = client.metric(name), time.monotonic()
     while time.monotonic() - begin < seconds and not outcome.failed_requests:
@@ -215,6 +221,7 @@ def _load(client: Client, seconds: float, outcome: Outcome) -> None:
     stop.set()
     outcome.tokens = client.metric(name) - before
     outcome.seconds = time.monotonic() - begin
+    return users
 
 
 def _body(rng: random.Random) -> dict[str, Any]:

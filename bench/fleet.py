@@ -329,7 +329,7 @@ def draw(runs: Sequence[Simulated], path: Path) -> None:
     """95th percentile and refusals by load, a line per fleet and routing."""
     figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 6.5), sharex=True)
     colours = dict(zip(ROUTES, ("tab:blue", "tab:green", "tab:orange"), strict=True))
-    styles = dict(zip(REPLICAS, (":", "--", "-"), strict=True))
+    styles = dict(zip(REPLICAS, (":", "--", "-"), strict=False))
     for route in ROUTES:
         for replicas in REPLICAS:
             line = [run for run in runs if (run.route, run.replicas) == (route, replicas)]
