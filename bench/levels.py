@@ -35,7 +35,7 @@ class Plan:
     lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
 
 
-FULL = Plan(3, speculation.Plan(new_tokens=64))
+FULL = Plan(2, speculation.Plan(new_tokens=64))
 QUICK = Plan(1, speculation.Plan(new_tokens=16), levels=(0.9, 0.0), lengths=(1, 3))
 
 # One run: per level, per configuration, the figures with seconds and tokens per jump.
