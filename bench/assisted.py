@@ -37,7 +37,7 @@ class Plan:
     sizes: speculation.Plan
 
 
-FULL = Plan(8, speculation.Plan(new_tokens=128, rounds=2))
+FULL = Plan(4, speculation.Plan(new_tokens=128))
 QUICK = Plan(1, speculation.Plan(new_tokens=16))
 
 
