@@ -32,7 +32,7 @@ class Plan:
     each: int
     sizes: speculation.Plan
     levels: tuple[float, ...] = (0.9, 0.7, 0.5, 0.3, 0.0)
-    lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+    lengths: tuple[int, ...] = (1, 2, 4, 8)
 
 
 FULL = Plan(2, speculation.Plan(new_tokens=64))
