@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from specops.chat_template import ChatTemplate, ChatTemplateError
@@ -96,7 +96,7 @@ class FakeTokenizer:
     """A token per byte."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode()
+        return bytes(tokens).decode(errors="replace")
 
     def spelling(self, token: int) -> tuple[str, bytes]:
         return chr(token), bytes([token])
@@ -165,6 +165,10 @@ class FakeService:
     def check_room(self, count: int, tokens: int = 0) -> None:
         if isinstance(self.refusal, QueueFull):
             raise self.refusal
+
+    def reserve(self) -> Callable[[], None]:
+        self.check_room(1)
+        return lambda: None
 
     def submit(self, *requests: GenerationRequest) -> FakeTicket:
         if self.refusal:

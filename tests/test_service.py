@@ -251,6 +251,24 @@ def test_a_full_queue_is_seen_before_a_prompt_is_looked_at(tiny_settings: Settin
     asyncio.run(scenario())
 
 
+def test_a_reserved_place_is_nobody_elses_until_it_is_released(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(replace(tiny_settings, queue_size=0)) as (service, _):
+            kept = [service.reserve() for _ in range(tiny_settings.rows)]
+            with pytest.raises(QueueFull):
+                service.reserve()
+            with pytest.raises(QueueFull):
+                service.submit(request())
+            kept[0]()
+            kept[0]()
+            await collect(service.submit(request()))
+            service.reserve()
+            with pytest.raises(QueueFull):
+                service.reserve()
+
+    asyncio.run(scenario())
+
+
 def test_a_ticket_tells_when_nothing_comes(tiny_settings: Settings) -> None:
     async def scenario() -> None:
         ticket = Ticket([request()], Place(0, 0.0), lambda: None)

@@ -85,12 +85,12 @@ def create_app(
 
 
 def _refuse_if_full(scope: Scope, service: Service) -> Response | None:
-    """Turn away who wants an answer and would find no place, before the body is read."""
+    """Turn away who wants an answer and finds no place, before the body is read; keep one else."""
     wants_answer = scope["method"] == "POST" and scope["path"] in _GENERATING
     if not wants_answer or service.state is not ModelState.READY:
         return None
     try:
-        service.check_room(1)
+        scope["state"]["release"] = service.reserve()
     except QueueFull as error:
         return _full(error)
     return None

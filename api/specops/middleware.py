@@ -6,6 +6,7 @@ Pure ASGI: the framework's own base class hides that a client left and times str
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -25,6 +26,7 @@ from specops.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error
 
 MAX_BODY_BYTES = 1 << 20
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
+_TURNS = 3  # of the event loop, in which it hears of everybody who is at the door
 _QUIET_PATHS = ("/health", "/metrics")  # asked every few seconds
 # Open where keys are asked for: what orchestrators and Prometheus ask, and what tells how to ask.
 OPEN_PATHS = frozenset(
@@ -48,7 +50,8 @@ class RequestContext:
         app: answers.
         keys: what clients must send, see `ApiKeys`.
         rejected: told of each request that sends none of them.
-        refuse: answers a request before anything of it is read, or lets it pass with None. A crowd
+        refuse: answers a request before anything of it is read, or lets it pass with None; may set
+            `request.state.release`, which is called at the latest when the request is over. A crowd
             is turned away ten times as fast as if its bodies were read.
         observe_load_test: called with the shape of the load test that a request says it belongs
             to (header `X-Load-Test`), so that dashboards can tell such load from people's.
@@ -80,12 +83,16 @@ class RequestContext:
             self._observe_load_test(shape)
         exchange = _Exchange(receive, send, request_id, _length(headers))
         scope.setdefault("state", {}).update(
-            request_id=request_id, arrival=exchange.started, client=self._keys.client(headers)
+            request_id=request_id,
+            arrival=exchange.started,
+            release=lambda: None,
+            client=self._keys.client(headers),
         )
         token = logs.request_id.set(request_id)
         try:
             await self._answer(scope, exchange)
         finally:
+            scope["state"]["release"]()
             _log_access(scope, exchange)
             logs.request_id.reset(token)
 
@@ -98,6 +105,8 @@ class RequestContext:
             if (refusal := self._refuse(scope)) is not None:
                 await refusal(scope, exchange.receive, exchange.send)
                 return
+            for _ in range(_TURNS):  # who came at the same time and is refused knows it first
+                await asyncio.sleep(0)
             await self.app(scope, exchange.receive, exchange.send)
         except Exception:
             log.exception("request failed")

@@ -110,6 +110,7 @@ class Service:
         self._engine: Engine | None = None
         self._gate: MemoryGate | None = None
         self._places: Places | None = None
+        self._reserved = 0  # places of requests that are not read yet
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._results: deque[tuple[float, StepResult]] = deque()  # with the time of each step
         self._woken = 0.0
@@ -170,6 +171,26 @@ class Service:
         """
         self._room(count, tokens)
 
+    def reserve(self) -> Callable[[], None]:
+        """Keep a place for a request that has not been read yet.
+
+        Returns:
+            Gives the place up, for good or to be taken by `submit`; idempotent.
+
+        Raises:
+            QueueFull: see `check_room`.
+        """
+        self.check_room(1)
+        kept = True
+        self._reserved += 1
+
+        def release() -> None:
+            nonlocal kept
+            self._reserved -= kept
+            kept = False
+
+        return release
+
     def submit(self, *requests: GenerationRequest) -> Ticket:
         """Queue requests, all or none; call on the event loop.
 
@@ -199,7 +220,7 @@ class Service:
         if self._places is None or self._gate is None:
             raise NotReady(self.state, "no model is loaded")
         places, shed = self._places, None
-        full = places.taken + count > places.count
+        full = places.taken + self._reserved + count > places.count
         if not full:
             shed = self._gate.refusal(
                 promised_tokens=places.tokens, tokens=tokens, in_flight=places.taken

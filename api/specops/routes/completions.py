@@ -94,11 +94,13 @@ def _encode(prompt: str | list[int], engine: Engine) -> Tokens:
 
 def _echoes(body: CompletionRequest, engine: Engine) -> list[str]:
     """What each choice's text begins with."""
+    if not body.echo:
+        return [""] * (len(body.prompts) * body.choices)
     texts = [
         prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt)
         for prompt in body.prompts
     ]
-    return [text if body.echo else "" for text in texts for _ in range(body.choices)]
+    return [text for text in texts for _ in range(body.choices)]
 
 
 class _Text:

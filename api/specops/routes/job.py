@@ -195,6 +195,7 @@ async def start(
     places = engine.info.rows + settings.queue_size
     if prompts.count * choices > places:
         raise InvalidField("n", f"prompts times n is more than this server's {places} places")
+    request.state.release()  # the place that was kept for it; nobody comes between
     service.check_room(prompts.count * choices)
     options = _options(body, settings, engine.info)
     if prompts.size < _LONG_TEXT:
