@@ -38,9 +38,11 @@ STATE_COLOURS = {"green": "#73bf69", "yellow": "#f2cc0c", "red": "#f2495c"}
 Series = tuple[str, list[float], list[float]]  # legend, minutes before now, values
 
 
-def query(prometheus: str, expr: str, legend: str, minutes: float) -> list[Series]:
-    """The series of one query over the last `minutes`."""
-    now = time.time()
+def query(
+    prometheus: str, expr: str, legend: str, minutes: float, until: float | None = None
+) -> list[Series]:
+    """The series of one query over the `minutes` before `until`, in Unix time; now by default."""
+    now = time.time() if until is None else until
     for variable, value in VARIABLES.items():
         expr = expr.replace(variable, value)
     parameters = {
@@ -173,9 +175,11 @@ DRAWERS = {
 }
 
 
-def draw(board: dict[str, Any], prometheus: str, minutes: float) -> Figure:
-    """The whole dashboard."""
-    height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
+def draw(
+    board: dict[str, Any], prometheus: str, minutes: float, until: float | None = None
+) -> Figure:
+    """The whole dashboard, with a line at the bottom that says who drew it."""
+    height = 1 + max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     figure = plt.figure(
         figsize=(COLUMNS * INCHES_PER_COLUMN, height * INCHES_PER_ROW), facecolor=BACKGROUND
     )
@@ -192,11 +196,18 @@ def draw(board: dict[str, Any], prometheus: str, minutes: float) -> Figure:
         )
         for spine in axes.spines.values():
             spine.set_visible(False)
-        axes.set_title(panel["title"], color=TEXT, fontsize=9, loc="left", pad=4)
+        axes.set_title(
+            panel["title"],
+            color=TEXT,
+            fontsize=9,
+            loc="left",
+            y=1.0,
+            pad=-9 if panel["type"] == "stat" else 4,
+        )
         found = [
             series
             for target in panel["targets"]
-            for series in query(prometheus, target["expr"], target["legendFormat"], minutes)
+            for series in query(prometheus, target["expr"], target["legendFormat"], minutes, until)
         ]
         DRAWERS[panel["type"]](axes, panel, found)
     note = "drawn by grafana/picture.py (matplotlib) from the dashboard's own queries, no Grafana"
@@ -210,10 +221,12 @@ def main() -> None:
     parser.add_argument("--dashboard", default="healthy")
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", metavar="URL")
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--until", type=float, metavar="UNIX TIME", help="default: now")
     parser.add_argument("--output", type=Path, default=Path("dashboard.png"))
     options = parser.parse_args()
     board = json.loads((FOLDER / "dashboards" / f"{options.dashboard}.json").read_text())
-    draw(board, options.prometheus, options.minutes).savefig(options.output, dpi=80)
+    figure = draw(board, options.prometheus, options.minutes, options.until)
+    figure.savefig(options.output, dpi=80)
 
 
 if __name__ == "__main__":

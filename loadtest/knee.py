@@ -23,7 +23,8 @@ PANELS = (
     ("tokens_per_second", "tokens per second"),
 )
 COLUMNS = (
-    ("knee, requests per second", "arrived_per_second", ".1f"),
+    ("knee: arrivals a second asked for", "asked_per_second", ".0f"),
+    ("that came", "arrived_per_second", ".1f"),
     ("tokens per second there", "tokens_per_second", ".0f"),
     ("first token p95 there, ms", "ttft_p95", ".0f"),
     ("latency p95 there, ms", "latency_p95", ".0f"),

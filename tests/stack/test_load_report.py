@@ -29,7 +29,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Modules:
 
 def figures(load: Modules, rate: float, **changed: float) -> dict[str, float]:
     made: dict[str, float] = load.record.summary(load.record.Tally(answered=10), 10)
-    return made | {"arrived_per_second": rate} | changed
+    return made | {"arrived_per_second": rate, "asked_per_second": rate} | changed
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_ramps_are_drawn_and_compared(
     monkeypatch.setattr("sys.argv", [*arguments, "--table", str(tmp_path / "a.md")])
     knee.main()
     assert (tmp_path / "a.png").stat().st_size > 10_000
-    assert "| fast | 8.0 |" in (tmp_path / "a.md").read_text()
+    assert "| fast | 8 | 8.0 |" in (tmp_path / "a.md").read_text()
