@@ -21,6 +21,7 @@ from specops.config import Settings
 from specops.engine import NO_DRAFTER
 from specops.models.prepare import choose, prepare
 from specops.models.weight_cache import prepacked_graph
+from tests import checkpoints, random_weights
 from tests.checkpoints import make_llama_checkpoint
 from training.corpus import load_corpus
 
@@ -141,11 +142,19 @@ def tinyllama_pair(progress: Progress, quant: str, cache: Path = CACHE) -> tuple
 
 
 def _exporter_digest() -> str:
-    """Changes with the exporter's code: another exporter may draw another graph."""
-    digest = hashlib.sha256()
+    """Changes with the exporter's code, which may draw another graph, and with the weights."""
+    digest = hashlib.sha256(weights_digest().encode())
     for path in sorted(Path(export.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def weights_digest() -> str:
+    """Changes with the code that draws the random checkpoints."""
+    digest = hashlib.sha256()
+    for module in (checkpoints, random_weights):
+        digest.update(Path(module.__file__).read_bytes())
+    return digest.hexdigest()
 
 
 def tinyllama_checkpoint(path: Path, dtype: str = "bfloat16") -> None:

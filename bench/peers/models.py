@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.models import CACHE, BuildError, Progress, tinyllama_checkpoint
+from bench.models import CACHE, BuildError, Progress, tinyllama_checkpoint, weights_digest
 from bench.peers.environment import PINNED
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -57,8 +57,8 @@ def peer_models(
 
 
 def _digest() -> str:
-    """Changes with what writes the files and with the peers' versions."""
-    digest = hashlib.sha256("\n".join(PINNED).encode())
+    """Changes with the weights, with what writes the files and with the peers' versions."""
+    digest = hashlib.sha256("\n".join((weights_digest(), *PINNED)).encode())
     for writer, _ in _WRITERS.values():
         digest.update((Path(__file__).parent / f"{writer}.py").read_bytes())
     return digest.hexdigest()[:12]

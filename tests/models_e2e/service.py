@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-START_SECONDS = 300.0
+START_SECONDS = 1800.0
 STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _WORKERS = {  # what runs in a process of its own, by its module
