@@ -12,6 +12,11 @@ from collections.abc import Sequence
 from specops.drafters.base import NO_DRAFT, Draft, LookupDrafter
 from specops.drafters.suffix_automaton import SuffixAutomaton
 
+# One token in common is as good where the length is adaptive and worse where it is not. Speedup of
+# plain decoding with at least 1, 2, 3 tokens in common: adaptive 1.74, 1.74, 1.73; three guesses
+# always 1.67, 1.68, 1.67, where 45 % of the first guesses after one token in common are right.
+# Simulated, not timed: the controller and the demo target's own continuations of 32 prompts, 96
+# tokens each, with its measured pass costs (2 cores, AMD EPYC, AVX512-VNNI, onnxruntime 1.31.1).
 MIN_MATCH = 2
 MAX_TOKENS = 8192
 
