@@ -19,15 +19,20 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("queue_order", ["arrival", "clients"])
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo-cache")
+
+
+@pytest.mark.parametrize(("rows", "queue_order"), [(1, "arrival"), (5, "clients")])
 def test_outputs_are_those_of_requests_that_are_alone(
-    rows: int, queue_order: str, tmp_path: Path
+    rows: int, queue_order: str, cache_dir: Path
 ) -> None:
     """Exact, on the demo pair, every drafter, seeded and greedy; prompts in chunks of 16."""
-    engine = Engine.load(
-        replace(SETTINGS, rows=rows, cache_dir=tmp_path, prefill_chunk=16, queue_order=queue_order)
+    settings = replace(
+        SETTINGS, rows=rows, cache_dir=cache_dir, prefill_chunk=16, queue_order=queue_order
     )
+    engine = Engine.load(settings)
     steps = iter(range(250))
     tally = play(engine, kinds(engine, PROMPTS, 16), lambda: next(steps, None) is not None, rows)
     assert tally.stayed > 20
