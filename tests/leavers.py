@@ -29,12 +29,14 @@ _ids = count()
 class Client:
     """Somebody who waits for an answer.
 
-    `expected` is what the request gets alone; `patience` the steps after which it leaves.
+    `expected` is what the request gets alone; `patience` the steps after which it leaves, counted
+    from its coming or, where it is `settled`, from when it gets a row.
     """
 
     request: GenerationRequest
     expected: tuple[int, ...]
     patience: float
+    settled: bool = False
     tokens: list[int] = field(default_factory=list)
     left_in: str = ""
 
@@ -100,8 +102,11 @@ def play(
         while coming and len(clients) < PLACES:
             which = int(rng.integers(len(requests)))
             name = str(next(_ids))
-            patience = rng.exponential(60) if rng.random() < LEAVING else float("inf")
-            client = Client(replace(requests[which], request_id=name), texts[which], patience)
+            request = replace(requests[which], request_id=name)
+            client = Client(request, texts[which], float("inf"))
+            if rng.random() < LEAVING:
+                client.settled = bool(rng.random() < 0.5)
+                client.patience = rng.exponential(15 if client.settled else 60)
             clients[name] = client
             scheduler.add(client.request)
         leaving = [name for name, client in clients.items() if client.patience < 1]
@@ -112,8 +117,8 @@ def play(
             _take(tally, clients, output)
         assert not clients.keys() & set(leaving), "a place was not freed within a step"
         assert len(scheduler.rows) + len(scheduler.waiting) == len(clients)
-        for client in clients.values():
-            client.patience -= 1
+        for name, client in clients.items():
+            client.patience -= not client.settled or _phase(engine, name) != "waiting"
     assert not scheduler.busy
     assert scheduler.rows.tokens == 0
     return tally
