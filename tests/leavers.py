@@ -86,7 +86,12 @@ def alone(engine: Engine, request: GenerationRequest) -> tuple[int, ...]:
 
 
 def play(
-    engine: Engine, requests: list[GenerationRequest], go_on: Callable[[], bool], seed: int = 0
+    engine: Engine,
+    requests: list[GenerationRequest],
+    go_on: Callable[[], bool],
+    *,
+    seed: int = 0,
+    places: int = PLACES,
 ) -> Tally:
     """Let clients come and leave while `go_on()` is true, then let the rest finish.
 
@@ -99,7 +104,7 @@ def play(
     clients: dict[str, Client] = {}
     tally = Tally()
     while (coming := go_on()) or clients:
-        while coming and len(clients) < PLACES:
+        while coming and len(clients) < places:
             which = int(rng.integers(len(requests)))
             name = str(next(_ids))
             request = replace(requests[which], request_id=name)

@@ -33,9 +33,13 @@ def test_outputs_are_those_of_requests_that_are_alone(
         SETTINGS, rows=rows, cache_dir=cache_dir, prefill_chunk=16, queue_order=queue_order
     )
     engine = Engine.load(settings)
-    steps = iter(range(250))
-    tally = play(engine, kinds(engine, PROMPTS, 16), lambda: next(steps, None) is not None, rows)
-    assert tally.stayed > 20
-    assert set(tally.left) == {"waiting", "prefilling", "decoding"}
-    assert tally.wasted_tokens > 0
+    steps = iter(range(150))
+    requests = kinds(engine, PROMPTS, 10)
+    tally = play(engine, requests, lambda: next(steps, None) is not None, places=24)
+    assert tally.stayed > 10
     assert tally.cached_tokens > 0
+    if rows == 1:
+        assert tally.left["waiting"]
+    else:
+        assert set(tally.left) == {"waiting", "prefilling", "decoding"}
+        assert tally.wasted_tokens > 0
