@@ -56,10 +56,14 @@ PLAIN = Config(NO_DRAFTER, 0)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: every configuration `rounds` times on every prompt."""
+    """How much is measured: every configuration `rounds` times on every prompt.
+
+    `exact` runs all of it in exact mode: no configuration's output can leave the others'.
+    """
 
     new_tokens: int
     rounds: int = 1
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +253,13 @@ def measure(
     measured = Measured([], {config: [] for config in configs})
     settle()
     for config in configs:  # the first pass of each width binds
-        runner.run(prompts[0], config, min(plan.new_tokens, _WARM_UP))
+        runner.run(prompts[0], config, min(plan.new_tokens, _WARM_UP), exact=plan.exact)
     for turn in range(plan.rounds):
         for number, prompt in enumerate(prompts):
             measured.prompts.append(prompt)
             for config in rotated(configs, turn + number):
-                measured.runs[config].append(runner.run(prompt, config, plan.new_tokens))
+                done = runner.run(prompt, config, plan.new_tokens, exact=plan.exact)
+                measured.runs[config].append(done)
         progress(f"round {turn + 1} of {plan.rounds}: {len(prompts)} prompts, {len(configs)} ways")
     return measured
 

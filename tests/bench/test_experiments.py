@@ -126,7 +126,7 @@ def test_adaptive_is_held_against_whichever_of_on_and_off_took_less() -> None:
 
 
 def test_levels_measure_every_length_at_the_acceptance_asked_for(tiny: BenchModel) -> None:
-    plan = levels.Plan(1, speculation.Plan(24), levels=(1.0, 0.0), lengths=(1, 3))
+    plan = levels.Plan(1, speculation.Plan(24, exact=True), levels=(1.0, 0.0), lengths=(1, 3))
     outcome = levels.run(tiny, PROMPTS[:2], plan, quiet)
     (found,) = fits_json(outcome)["runs"]
     assert set(found["1"]) == {"k=0", "k=1", "k=3", "adaptive"}
