@@ -3,8 +3,9 @@
 Weights of 1.1 B parameters that say something are not at hand, so their acceptance is simulated
 (`bench.simulated`); what passes cost is real. Every table says so.
 
-Random weights have many near-ties, and in default mode a text soon leaves the continuation that the
-drafter knows: all runs are in exact mode, plain decoding too, whose passes are then two tokens wide.
+Random weights have many near-ties, so in default mode a text soon leaves the continuation that
+the drafter knows. All runs are in exact mode, plain decoding's too, whose passes are then two
+tokens wide.
 """
 
 from __future__ import annotations
