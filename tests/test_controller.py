@@ -43,12 +43,14 @@ class Machine:
             candidates = [self.candidate(outlook, fixed) for outlook in outlooks]
             lengths = self.controller.choose(candidates)
             plain = [c for c, length in zip(candidates, lengths, strict=True) if not length]
+            rows = [row for row, length in enumerate(lengths) if not length]
             for rate, candidate, length in zip(rates, candidates, lengths, strict=True):
                 if length:
                     self.verify(candidate, length, rate(step))
             if plain:
-                cost = DECODE[len(plain) - 1]
-                self.controller.decoded(plain, cost)
+                width = rows[-1] - rows[0] + 1  # a pass takes adjacent rows
+                cost = DECODE[width - 1]
+                self.controller.decoded(plain, cost, rows=width)
                 self.time += cost
                 self.tokens += len(plain)
             self.controller.round_ended(len(candidates))

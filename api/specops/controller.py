@@ -98,21 +98,25 @@ class Controller:
         return outlook.gain >= 0 or outlook.ask_credit > 0
 
     def choose(self, candidates: Sequence[Candidate]) -> list[int]:
-        """Guesses to verify per request, 0 for none: the round that is worth most."""
+        """Guesses to verify per request, 0 for none: the round that is worth most.
+
+        Args:
+            candidates: all that decode, by row.
+        """
         active = len(candidates)
         self._plain_step = self.costs.decode[active] / active
         rate = self._rate(active)
         lengths = [0] * active
         undecided: list[tuple[float, int, int]] = []  # worth of guessing, index, length
-        sharing = 0
+        sharing = [False] * active
         for index, candidate in enumerate(candidates):
             if candidate.fixed:
                 lengths[index] = candidate.most
-                sharing += not candidate.most and not candidate.alone
+                sharing[index] = not candidate.most and not candidate.alone
                 continue
             length, worth = self._best_length(candidate, rate)
             if not candidate.alone:
-                sharing += 1
+                sharing[index] = True
                 if length:
                     undecided.append((worth, index, length))
             elif length and worth > 1 - rate * self.costs.verify[candidate.width(0)]:
@@ -169,18 +173,27 @@ class Controller:
     def _split(
         self,
         undecided: list[tuple[float, int, int]],
-        sharing: int,
+        sharing: list[bool],
         rate: float,
         lengths: list[int],
     ) -> None:
-        """Give passes of their own to those who are worth more there than in the shared one."""
+        """Give passes of their own to those who are worth more there than in the shared one.
+
+        The shared pass takes all rows from the first to the last of those who are in it.
+        """
         undecided.sort(reverse=True)
         decode = self.costs.decode
-        total, best, chosen = 0.0, sharing - rate * decode[sharing], 0
-        for count, (worth, _, _) in enumerate(undecided, start=1):
-            total += worth
-            rest = sharing - count
-            if (here := total + rest - rate * decode[rest]) > best:
+        first, end, rest = 0, len(sharing), sum(sharing)
+        total, best, chosen = 0.0, float("-inf"), 0
+        for count in range(len(undecided) + 1):
+            if count:
+                worth, index, _ = undecided[count - 1]
+                total, rest, sharing[index] = total + worth, rest - 1, False
+            while first < end and not sharing[first]:
+                first += 1
+            while first < end and not sharing[end - 1]:
+                end -= 1
+            if (here := total + rest - rate * decode[end - first]) > best:
                 best, chosen = here, count
         for _, index, length in undecided[:chosen]:
             lengths[index] = length
@@ -208,16 +221,16 @@ class Controller:
         outlook.ask_credit -= cost
         self._gained(outlook, drafter, -cost / self._plain_step)
 
-    def decoded(self, candidates: Sequence[Candidate], seconds: float) -> None:
+    def decoded(self, candidates: Sequence[Candidate], seconds: float, *, rows: int) -> None:
         """Take in the pass of one token for each of these.
 
         Args:
             candidates: who shared it.
             seconds: all that it took, drawing the tokens included.
+            rows: that it took, those of others between them included.
         """
-        rows = len(candidates)
         self.costs.saw_decode(rows, seconds)
-        share = self.costs.decode[rows] / rows
+        share = self.costs.decode[rows] / len(candidates)
         for candidate in candidates:
             candidate.outlook.length = 0
             self._count(candidate, 1, share)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby
 
 from specops.controller import Controller
 from specops.decoder import Decoder
@@ -238,24 +237,39 @@ class Scheduler:
                 yield jump(turn, self.target, self.controller)
             else:
                 shared.append(turn)
-        # Adjacent rows have the same distance between row and place in the list.
-        for _, run in groupby(enumerate(shared), key=lambda item: item[1].row - item[0]):
-            yield self._decode([turn for _, turn in run])
+        if shared:
+            yield self._decode(shared, slots)
         self.controller.round_ended(len(active))
         self._pace.decoded(len(active), self._clock() - start)
 
-    def _decode(self, turns: list[Turn]) -> StepStats:
-        """One token for each of several adjacent rows, in one pass."""
+    def _decode(self, turns: list[Turn], slots: list[Slot]) -> StepStats:
+        """One token for each of several rows, in one pass.
+
+        A pass takes adjacent rows, so those between them that verified come along, and forget it:
+        a second pass would read all weights once more.
+
+        Args:
+            turns: by row.
+            slots: all that decode, by row, beginning with row 0.
+        """
+        first, last = turns[0].row, turns[-1].row
+        taken = slots[first : last + 1]
+        idle = {slot.row for slot in taken} - {turn.row for turn in turns}
+        lengths = {row: self.target.cache.lengths[row] for row in idle}
         start = self._clock()
-        logits = self.target.decode(turns[0].row, [turn.sequence.tokens[-1] for turn in turns])
+        found = self.target.decode(first, [slot.taken.tokens[-1] for slot in taken])
         seconds = self._clock() - start
+        for row, length in lengths.items():
+            self.target.cache.truncate(row, length)
+        logits = found[[turn.row - first for turn in turns]] if idle else found
         emitted = 0
         for index, turn in enumerate(turns):
             sequence = turn.sequence
             token = sequence.next_token(logits[index])
             emitted += sequence.append([token], 0, None, logits[index : index + 1])
             sequence.count_step(asked=turn.asked)
-        self.controller.decoded([turn.candidate for turn in turns], self._clock() - start)
+        took = self._clock() - start
+        self.controller.decoded([turn.candidate for turn in turns], took, rows=len(taken))
         return StepStats(
             StepKind.DECODE,
             seconds,

@@ -81,7 +81,7 @@ def test_the_image_is_built_measured_listed_and_audited() -> None:
 def test_dependabot_looks_after_everything_that_is_pinned() -> None:
     config = yaml.safe_load((ROOT / ".github/dependabot.yml").read_text())
     kinds = {entry["package-ecosystem"] for entry in config["updates"]}
-    assert {"github-actions", "pip", "docker", "docker-compose", "devcontainers"} <= kinds
+    assert {"github-actions", "pip", "docker", "docker-compose"} <= kinds
     for entry in config["updates"]:
         for folder in entry.get("directories", [entry.get("directory")]):
             assert (ROOT / folder.lstrip("/")).is_dir()
@@ -141,7 +141,12 @@ def test_the_ports_of_the_stack_are_forwarded_and_named() -> None:
 
 def test_it_brings_an_engine_and_runs_scripts_that_are_there() -> None:
     config = dev_container()
-    assert any("docker-in-docker" in feature for feature in config["features"])
+    (feature,) = config["features"]
+    folder = ROOT / ".devcontainer" / feature
+    about = json.loads((folder / "devcontainer-feature.json").read_text())
+    assert about["privileged"]
+    assert os.access(folder / "install.sh", os.X_OK)
+    assert f"cat >{about['entrypoint']} " in (folder / "install.sh").read_text()
     for command in (config["onCreateCommand"], config["postCreateCommand"]):
         shell, path = command.split()
         assert shell == "bash"
