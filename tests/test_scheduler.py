@@ -139,6 +139,35 @@ def test_plain_requests_share_passes(engine: Engine) -> None:
     assert widest == ROWS
 
 
+def test_whoever_verifies_does_not_part_the_others(engine: Engine) -> None:
+    """Rows 0 and 2 share a pass although row 1, up to the end of its context, has its own."""
+    longest = tuple(RNG.integers(1, 320, CONTEXT - 20).tolist())
+    prompts = [PROMPTS[1], longest, PROMPTS[2]]
+    alone = [generate(engine, request(prompt, exact=False)) for prompt in prompts]
+    drafters = engine.scheduler.drafters
+    engine.scheduler.drafters = {"draft": Oracle([*longest, *alone[1]], wrong_every=3)}
+    guessing = {"drafter": "draft", "k_draft": 4, "max_new_tokens": 20}
+    items = [
+        request(prompt, exact=False, **(guessing if prompt is longest else {}))
+        for prompt in prompts
+    ]
+    for item in items:
+        engine.scheduler.add(item)
+    found: dict[str, list[int]] = {item.request_id: [] for item in items}
+    rounds = []
+    try:
+        while engine.scheduler.busy:
+            result = engine.scheduler.step()
+            rounds.append([step.kind for step in result.stats if step.kind is not StepKind.PREFILL])
+            for output in result.outputs:
+                found[output.request_id] += [piece.token for piece in output.pieces]
+    finally:
+        engine.scheduler.drafters = drafters
+    assert [StepKind.VERIFY, StepKind.DECODE] in rounds
+    assert max(kinds.count(StepKind.DECODE) for kinds in rounds) == 1
+    assert [found[item.request_id] for item in items] == [alone[0], alone[1], alone[2]]
+
+
 def test_the_outputs_origin_is_told(engine: Engine) -> None:
     prompt = PROMPTS[1]
     plain = generate(engine, request(prompt))
