@@ -112,6 +112,8 @@ def play(
             if rng.random() < LEAVING:
                 client.settled = bool(rng.random() < 0.5)
                 client.patience = rng.exponential(15 if client.settled else 60)
+                if client.settled and rng.random() < 0.5:
+                    client.patience = 1.0  # in the midst of its prompt, however fast steps are
             clients[name] = client
             scheduler.add(client.request)
         leaving = [name for name, client in clients.items() if client.patience < 1]

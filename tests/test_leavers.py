@@ -33,7 +33,7 @@ def test_outputs_are_those_of_requests_that_are_alone(
         SETTINGS, rows=rows, cache_dir=cache_dir, prefill_chunk=16, queue_order=queue_order
     )
     engine = Engine.load(settings)
-    steps = iter(range(150))
+    steps = iter(range(400))
     requests = kinds(engine, PROMPTS, 10)
     tally = play(engine, requests, lambda: next(steps, None) is not None, places=24)
     assert tally.stayed > 10
