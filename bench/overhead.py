@@ -12,7 +12,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bench.bare import BareLoop
@@ -99,8 +99,11 @@ def measure(model: BenchModel, plan: Plan, progress: Progress) -> Measured:
 def _measure_load(measured: Measured, plan: Plan, progress: Progress) -> None:
     """Start every side, time it, stop it. Sessions must not outlive this: the next engine could
     not set up the process's thread pool.
+
+    All read the prompt with the graph that decodes, since the bare loop has no other.
     """
-    model, new_tokens = measured.model, plan.new_tokens
+    new_tokens = plan.new_tokens
+    model = replace(measured.model, settings=replace(measured.model.settings, prefill="same"))
     engine = Engine.load(model.settings)
     prompt = engine.encode(_PROMPT)
     measured.prompt_tokens = len(prompt)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported model with room for the benchmark's prompt in its few-entry vocabulary."""
     folder = tmp_path_factory.mktemp("bench")
-    checkpoint = make_llama_checkpoint(folder / "checkpoint", hidden=128, ffn=256, context=1024)
+    checkpoint = make_llama_checkpoint(folder / "checkpoint", hidden=128, ffn=256, context=2048)
     export_checkpoint(checkpoint, folder / "model", quantization=Quantization.parse("int8-128"))
     return folder / "model"
 
