@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -76,9 +78,17 @@ def describe() -> Machine:
         specops=version("specops"),
         commit=commit or None,
         modified=None if status is None else bool(status),
-        command=shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
+        command=_command(sys.argv[1:]),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """What was asked for; where the results went is nobody's concern."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--results")
+    _, asked = parser.parse_known_args(arguments)
+    return shlex.join(["python", "-m", "bench", *asked])
 
 
 def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, frozenset[str]]:

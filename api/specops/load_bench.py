@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specops.config import Settings
-from specops.engine import NO_DRAFTER, WARM_UP, Download, Engine, ModelState
+from specops.engine import NO_DRAFTER, Download, Engine, ModelState
+from specops.graphs import WARM_UP
 from specops.memory import process_memory
 
 READ_AHEAD = "reading"  # how the weight cache's reports begin
@@ -135,7 +136,7 @@ def _serve_a_little(engine: Engine, settings: Settings) -> None:
         keys.fill(0)
         values.fill(0)
     chunk = min(settings.prefill_chunk, decoder.cache.capacity - 1)
-    decoder.extend(0, [index % decoder.vocab_size for index in range(chunk)], logits=1)
+    decoder.prefill(0, [index % decoder.vocab_size for index in range(chunk)])
     decoder.decode(0, [0])
     decoder.cache.truncate(0, 0)
 

@@ -48,3 +48,8 @@ def test_the_chosen_mode_of_huge_pages_is_read(tmp_path: Path, text: str, mode: 
     setting.write_text(text)
     assert machine._huge_pages(setting) == mode
     assert machine._huge_pages(tmp_path / "missing") == "unknown"
+
+
+def test_the_command_is_what_was_asked_for_and_not_where_it_went() -> None:
+    asked = ["equality", "--seconds", "150", "--results", "/somewhere", "--quick"]
+    assert machine._command(asked) == "python -m bench equality --seconds 150 --quick"
