@@ -23,6 +23,7 @@ LAYERS = [
     {"metrics"},
     {"collectors"},
     {"engine"},
+    {"graphs"},
     {"models", "scheduler"},
     {"speculation", "exactness", "rows", "waiting", "pacing"},
     {"controller"},

@@ -12,7 +12,8 @@ import pytest
 
 from specops import load_bench
 from specops.cli import main
-from specops.engine import WARM_UP, ModelState
+from specops.engine import ModelState
+from specops.graphs import WARM_UP
 from specops.load_bench import LoadRun
 
 ROWS, CONTEXT = 2, 128

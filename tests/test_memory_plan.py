@@ -186,7 +186,7 @@ def test_the_table_adds_up() -> None:
 def test_the_engine_allocates_what_is_planned_and_logs_it(
     tiny_settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "specops.engine"):
+    with caplog.at_level(logging.INFO, "specops.graphs"):
         engine = Engine.load(replace(tiny_settings, rows=0))
     assert engine.info.rows == engine.plan.rows == MOST_ROWS
     assert engine.info.context == engine.plan.context == 128
@@ -203,7 +203,7 @@ def test_the_engine_does_not_start_where_its_cache_does_not_fit(
     fixed, context = pass_bytes(width=16, hidden=256, heads=4, vocab=320, logits=16)
     room = spare_bytes(1) + fixed + 128 * context + 2 * 128 * 2560  # two rows, and no third
     tight = replace(real, limit=1000 * MB, free=room)
-    monkeypatch.setattr("specops.engine.Supply.read", lambda: tight)
+    monkeypatch.setattr("specops.graphs.Supply.read", lambda: tight)
     with pytest.raises(ConfigError, match="3 rows of 128 tokens do not fit"):
         Engine.load(tiny_settings)
     engine = Engine.load(replace(tiny_settings, memory_fit="shrink"))

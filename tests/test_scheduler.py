@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specops.config import Settings
-from specops.drafters.base import NO_DRAFT, Draft
+from specops.drafters.base import NO_DRAFT, Draft, LookupDrafter
 from specops.engine import Engine
 from specops.request import (
     TARGET,
@@ -68,7 +68,7 @@ def generate(engine: Engine, item: GenerationRequest) -> list[int]:
     return tokens(list(engine.generate(item)))
 
 
-class Oracle:
+class Oracle(LookupDrafter):
     """Guesses a known continuation, with an error now and then."""
 
     name = "draft"
@@ -78,20 +78,11 @@ class Oracle:
         self._known = known
         self._wrong_every = wrong_every
 
-    def start(self, row: int, tokens: Sequence[int], like: int) -> None:
-        pass
-
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        pass
-
     def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
         return NO_DRAFT
 
     def backlog(self, row: int, length: int) -> int:
         return 1
-
-    def release(self, row: int) -> None:
-        pass
 
     def propose(
         self,

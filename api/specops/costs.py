@@ -69,6 +69,12 @@ class CostCurve:
             for size, cost in enumerate(seconds, start=1):
                 yield kind, size, cost * self.drift
 
+    @property
+    def prompt_token(self) -> float:
+        """A token of a prompt, by the widest pass that was measured: until prompts tell."""
+        widest = len(self.verify) - 1
+        return self.verify[widest] / widest
+
     def saw_verify(self, width: int, seconds: float) -> None:
         """Take in a pass of one row over `width` tokens."""
         ratio = self._saw(self.verify[width], seconds)

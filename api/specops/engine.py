@@ -15,28 +15,23 @@ from specops.config import ConfigError, Settings
 from specops.controller import Controller
 from specops.costs import calibrate
 from specops.cpus import available_threads
-from specops.decoder import Decoder, cache_shape
 from specops.drafters.base import Drafter
 from specops.drafters.registry import Means, make_drafters
 from specops.exactness import exact_align
-from specops.memory import page_cache_room
-from specops.memory_plan import Demand, MemoryPlan, Supply, pass_bytes, plan_memory
+from specops.graphs import load_graph, open_decoder, planned
+from specops.memory_plan import MemoryPlan
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
-from specops.models.weight_cache import graph_key, prepacked_graph, used_bytes
+from specops.models.weight_cache import graph_key
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.rows import PrefixCache
 from specops.scheduler import Scheduler
-from specops.session import Session, open_session, share_threads
+from specops.session import share_threads
 from specops.tokenizer import Tokenizer
 from specops.waiting import ByArrival, ByClient
 
 log = logging.getLogger(__name__)
 
 NO_DRAFTER = "none"
-WARM_UP = "running a first pass"
-_LEAST_WIDTH = 16  # what the check for exactness needs
-_UNKNOWN_HIDDEN, _UNKNOWN_HEADS = 4096, 32  # where a model's description does not say
-_FULL_SHARE = 0.75  # of the room for weights: the rest is the KV cache's and the requests'
 
 
 class ModelState(StrEnum):
@@ -164,8 +159,7 @@ class Engine:
     def token_seconds(self) -> tuple[float, float]:
         """Seconds of a row for a token of a prompt and for one of an output, as measured."""
         costs = self.scheduler.controller.costs
-        widest = len(costs.verify) - 1
-        return costs.verify[widest] / widest, costs.decode[-1]
+        return costs.prompt_token, costs.decode[-1]
 
     def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Fit a request into the context: `max_new_tokens` is cut to what is left.
@@ -212,12 +206,12 @@ def _assemble(
     tokenizer = Tokenizer.load(target.path)
     if draft is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
-    graphs = [_load(target, settings, report, settings.prefill)]
+    graphs = [load_graph(target, settings, report, prefill=settings.prefill)]
     if draft is not None:
-        graphs.append(_load(draft, settings, report, "same"))
-    plan = _planned(settings, graphs)
+        graphs.append(load_graph(draft, settings, report))
+    plan = planned(settings, graphs)
     context = plan.context
-    decoder = _decoder(graphs[0], settings, plan.rows, context, report)
+    decoder = open_decoder(graphs[0], settings, plan.rows, context, report)
     report("comparing passes of different widths")
     align = exact_align(decoder)
     if align is None and settings.exact:
@@ -229,7 +223,7 @@ def _assemble(
     draft_decoder = None
     if draft is not None:
         capacity = min(context, draft.context_length)
-        draft_decoder = _decoder(graphs[1], settings, plan.rows, capacity, report)
+        draft_decoder = open_decoder(graphs[1], settings, plan.rows, capacity, report)
         kv_bytes += draft_decoder.cache.nbytes
     drafters = make_drafters(
         Means(decoder.vocab_size, draft_decoder, shared_ngrams=settings.shared_ngrams)
@@ -299,106 +293,6 @@ def _costs_file(
     """Where the costs of these passes are kept: other models or threads have another file."""
     key = "-".join(graph_key(folder.graph) for folder in (target, draft) if folder is not None)
     return settings.cache_dir / "costs" / f"{target.name}-{key}-{threads}.json"
-
-
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """A loaded graph. `mapped_bytes` of its weights lie in the page cache, 0 if it copied them.
-
-    `prefill` is its form that reads prompts faster, where there is one.
-    """
-
-    folder: ModelFolder
-    session: Session
-    prefill: Session | None
-    mapped_bytes: int
-
-
-def _load(
-    folder: ModelFolder, settings: Settings, report: Callable[[str], None], prefill: str
-) -> _Graph:
-    name = f"{folder.name}-{folder.quant}"
-    prepacked = faster = None
-    if settings.prepack:
-        cache = settings.cache_dir
-        if prefill == "int8" or (prefill == "auto" and _room_for_both(folder)):
-            faster = prepacked_graph(folder.graph, name, cache, report, int8_prefill=True)
-        # Last, so that its weights are what stays in memory if not all of them fit.
-        prepacked = prepacked_graph(folder.graph, name, cache, report)
-    report(f"opening {prepacked or folder.graph}")
-    session = open_session(prepacked or folder.graph, prepacked=prepacked is not None)
-    reader = None if faster is None else open_session(faster, prepacked=True)
-    # The files hold more than that: the originals of packed weights, which nobody reads.
-    files = [path.parent for path in (prepacked, faster) if path is not None]
-    mapped = sum(used_bytes(path) for path in files)
-    return _Graph(folder, session, reader, mapped)
-
-
-def _planned(settings: Settings, graphs: list[_Graph]) -> MemoryPlan:
-    """Rows and context for loaded graphs, the target first; the plan goes to the log.
-
-    Raises:
-        MemoryPlanError: see `plan_memory`.
-    """
-    width = _pass_width(settings)
-    passes = [
-        pass_bytes(
-            width=width,
-            hidden=graph.folder.hidden_size or _UNKNOWN_HIDDEN,
-            heads=graph.folder.num_heads or _UNKNOWN_HEADS,
-            vocab=graph.folder.vocab_size,
-            logits=width,
-        )
-        for graph in graphs
-    ]
-    demand = Demand(
-        kv_token_bytes=sum(cache_shape(graph.session).bytes_per_token for graph in graphs),
-        mapped_weights=sum(graph.mapped_bytes for graph in graphs),
-        fixed_pass_bytes=max(fixed for fixed, _ in passes),  # one model computes at a time
-        context_pass_bytes=max(per_token for _, per_token in passes),
-        context=graphs[0].folder.context_length,
-    )
-    plan = plan_memory(
-        Supply.read(),
-        demand,
-        rows=settings.rows,
-        context=settings.context,
-        shrink=settings.memory_fit == "shrink",
-    )
-    for line in plan.lines():
-        log.info("memory: %s", line)
-    if plan.shrunk:
-        log.warning("less than was asked for fits: %d rows of %d tokens", plan.rows, plan.context)
-    return plan
-
-
-def _pass_width(settings: Settings) -> int:
-    """Tokens of the widest pass."""
-    return max(settings.prefill_chunk, settings.max_k_draft + 1, _LEAST_WIDTH)
-
-
-def _decoder(
-    graph: _Graph, settings: Settings, rows: int, capacity: int, report: Callable[[str], None]
-) -> Decoder:
-    decoder = Decoder(
-        graph.session,
-        rows=rows,
-        capacity=capacity,
-        max_width=_pass_width(settings),
-        prefill_session=graph.prefill,
-    )
-    report(WARM_UP)
-    # It allocates; it also proves that the graphs run before anyone is served.
-    decoder.prefill(0, [0, 0])
-    decoder.extend(0, [0, 0])
-    decoder.cache.truncate(0, 0)
-    return decoder
-
-
-def _room_for_both(folder: ModelFolder) -> bool:
-    """Whether the weights fit twice: as they are, and in 8 bits."""
-    stored = sum(path.stat().st_size for path in folder.graph.parent.glob(f"{folder.graph.name}*"))
-    return _FULL_SHARE * page_cache_room() >= stored + folder.parameters
 
 
 def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:

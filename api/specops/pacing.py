@@ -108,8 +108,7 @@ class Pace:
         if key not in self._token:
             known = min(self._token, key=lambda other: abs(other - key), default=None)
             if known is None:
-                widest = len(self._costs.verify) - 1
-                seconds = self._costs.verify[widest] * self._costs.drift / widest
+                seconds = self._costs.prompt_token * self._costs.drift
             else:
                 seconds = self._token[known].mean
             self._token[key] = Estimate(seconds)

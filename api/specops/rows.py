@@ -107,10 +107,11 @@ class Rows:
         """Give a sequence the free slot that suits it best; see `share` for what it then holds."""
         free = [slot for slot in self._slots if slot.sequence is None]
         slot = min(free, key=lambda item: (len(item.tokens) > 0, item.used))
-        best = max(free, key=lambda item: self._usable(item, sequence))
-        if self._usable(best, sequence) >= max(_LEAST, _CONTINUED * len(best.tokens)):
+        usable = {item: self._usable(item, sequence) for item in free}
+        best = max(free, key=usable.__getitem__)
+        if usable[best] >= max(_LEAST, _CONTINUED * len(best.tokens)):
             slot = best
-        same = self._usable(slot, sequence)
+        same = usable[slot]
         self._begin(slot, sequence, same if same >= _LEAST else 0, slot.exact)
         slot.sequence, slot.client, slot.tokens = sequence, sequence.request.client, []
         sequence.slot = slot.number
@@ -127,8 +128,9 @@ class Rows:
             The slot whose tokens the prompt begins with; the slot itself where none has more.
         """
         sequence = slot.taken
-        best = max(self._slots, key=lambda item: self._usable(item, sequence))
-        same = self._usable(best, sequence)
+        usable = {item: self._usable(item, sequence) for item in self._slots}
+        best = max(self._slots, key=usable.__getitem__)
+        same = usable[best]
         if best is slot or same < self._cache.lengths[slot.row] + _LEAST:
             return slot
         self._cache.copy(best.row, slot.row, same)

@@ -159,17 +159,16 @@ class Service:
             raise NotReady(self.state, message.strip())
         return self._engine
 
-    def check_room(self, count: int, tokens: int = 0) -> None:
+    def check_room(self, count: int) -> None:
         """Refuse at once whom there is no room for, before anything is computed for them.
 
         Args:
             count: requests that want in together.
-            tokens: that they may take; 0 where that is not known yet.
 
         Raises:
             QueueFull: the rows and the places of the queue are taken, or memory is.
         """
-        self._room(count, tokens)
+        self._room(count)
 
     def reserve(self) -> Callable[[], None]:
         """Keep a place for a request that has not been read yet.
@@ -216,7 +215,8 @@ class Service:
             self._inbox.put(request)
         return ticket
 
-    def _room(self, count: int, tokens: int) -> Places:
+    def _room(self, count: int, tokens: int = 0) -> Places:
+        """Where to enter. `tokens` they may take; 0 where that is not known yet."""
         if self._places is None or self._gate is None:
             raise NotReady(self.state, "no model is loaded")
         places, shed = self._places, None

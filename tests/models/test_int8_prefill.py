@@ -142,12 +142,12 @@ def test_speculative_output_stays_plain_output(tiny_settings: Settings) -> None:
 def test_auto_takes_it_where_both_fit(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch, room: int, both: bool
 ) -> None:
-    monkeypatch.setattr("specops.engine.page_cache_room", lambda: room)
+    monkeypatch.setattr("specops.graphs.page_cache_room", lambda: room)
     loaded: list[bool] = []
 
     def watched(*args: object, int8_prefill: bool = False) -> None:
         loaded.append(int8_prefill)
 
-    monkeypatch.setattr("specops.engine.prepacked_graph", watched)
+    monkeypatch.setattr("specops.graphs.prepacked_graph", watched)
     Engine.load(replace(tiny_settings, draft=NO_DRAFTER))
     assert loaded == ([True, False] if both else [False])

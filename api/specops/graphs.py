@@ -1,0 +1,146 @@
+"""From a model's folder to a decoder: open its graphs, plan memory, try passes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specops.config import Settings
+from specops.decoder import Decoder, cache_shape
+from specops.memory import page_cache_room
+from specops.memory_plan import Demand, MemoryPlan, Supply, pass_bytes, plan_memory
+from specops.models.folder import ModelFolder
+from specops.models.weight_cache import prepacked_graph, used_bytes
+from specops.session import Session, open_session
+
+log = logging.getLogger(__name__)
+
+WARM_UP = "running a first pass"
+_LEAST_WIDTH = 16  # what the check for exactness needs
+_UNKNOWN_HIDDEN, _UNKNOWN_HEADS = 4096, 32  # where a model's description does not say
+_FULL_SHARE = 0.75  # of the room for weights: the rest is the KV cache's and the requests'
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A loaded graph. `mapped_bytes` of its weights lie in the page cache, 0 if it copied them.
+
+    `prefill` is its form that reads prompts faster, where there is one.
+    """
+
+    folder: ModelFolder
+    session: Session
+    prefill: Session | None
+    mapped_bytes: int
+
+
+def load_graph(
+    folder: ModelFolder,
+    settings: Settings,
+    report: Callable[[str], None],
+    *,
+    prefill: str = "same",
+) -> Graph:
+    """Open a model's graph, its weights mapped where they can be.
+
+    Args:
+        folder: the model.
+        settings: see `Settings`.
+        report: told what takes time.
+        prefill: weights that read prompts, as `SPECOPS_PREFILL` says it.
+
+    Raises:
+        ModelLoadError: ONNX Runtime does not take it.
+    """
+    name = f"{folder.name}-{folder.quant}"
+    prepacked = faster = None
+    if settings.prepack:
+        cache = settings.cache_dir
+        if prefill == "int8" or (prefill == "auto" and _room_for_both(folder)):
+            faster = prepacked_graph(folder.graph, name, cache, report, int8_prefill=True)
+        # Last, so that its weights are what stays in memory if not all of them fit.
+        prepacked = prepacked_graph(folder.graph, name, cache, report)
+    report(f"opening {prepacked or folder.graph}")
+    session = open_session(prepacked or folder.graph, prepacked=prepacked is not None)
+    reader = None if faster is None else open_session(faster, prepacked=True)
+    # The files hold more than that: the originals of packed weights, which nobody reads.
+    files = [path.parent for path in (prepacked, faster) if path is not None]
+    mapped = sum(used_bytes(path) for path in files)
+    return Graph(folder, session, reader, mapped)
+
+
+def planned(settings: Settings, graphs: Sequence[Graph]) -> MemoryPlan:
+    """Rows and context for loaded graphs, the target first; the plan goes to the log.
+
+    Raises:
+        MemoryPlanError: see `plan_memory`.
+    """
+    width = _pass_width(settings)
+    passes = [
+        pass_bytes(
+            width=width,
+            hidden=graph.folder.hidden_size or _UNKNOWN_HIDDEN,
+            heads=graph.folder.num_heads or _UNKNOWN_HEADS,
+            vocab=graph.folder.vocab_size,
+            logits=width,
+        )
+        for graph in graphs
+    ]
+    demand = Demand(
+        kv_token_bytes=sum(cache_shape(graph.session).bytes_per_token for graph in graphs),
+        mapped_weights=sum(graph.mapped_bytes for graph in graphs),
+        fixed_pass_bytes=max(fixed for fixed, _ in passes),  # one model computes at a time
+        context_pass_bytes=max(per_token for _, per_token in passes),
+        context=graphs[0].folder.context_length,
+    )
+    plan = plan_memory(
+        Supply.read(),
+        demand,
+        rows=settings.rows,
+        context=settings.context,
+        shrink=settings.memory_fit == "shrink",
+    )
+    for line in plan.lines():
+        log.info("memory: %s", line)
+    if plan.shrunk:
+        log.warning("less than was asked for fits: %d rows of %d tokens", plan.rows, plan.context)
+    return plan
+
+
+def _pass_width(settings: Settings) -> int:
+    """Tokens of the widest pass."""
+    return max(settings.prefill_chunk, settings.max_k_draft + 1, _LEAST_WIDTH)
+
+
+def open_decoder(
+    graph: Graph, settings: Settings, rows: int, capacity: int, report: Callable[[str], None]
+) -> Decoder:
+    """Give a graph its KV cache and run first passes.
+
+    Args:
+        graph: from `load_graph`.
+        settings: see `Settings`.
+        rows: of the cache.
+        capacity: tokens a row.
+        report: told what takes time.
+    """
+    decoder = Decoder(
+        graph.session,
+        rows=rows,
+        capacity=capacity,
+        max_width=_pass_width(settings),
+        prefill_session=graph.prefill,
+    )
+    report(WARM_UP)
+    # It allocates; it also proves that the graphs run before anyone is served.
+    decoder.prefill(0, [0, 0])
+    decoder.extend(0, [0, 0])
+    decoder.cache.truncate(0, 0)
+    return decoder
+
+
+def _room_for_both(folder: ModelFolder) -> bool:
+    """Whether the weights fit twice: as they are, and in 8 bits."""
+    stored = sum(path.stat().st_size for path in folder.graph.parent.glob(f"{folder.graph.name}*"))
+    return _FULL_SHARE * page_cache_room() >= stored + folder.parameters
