@@ -29,6 +29,7 @@ from specops import session
 from specops.memory import page_cache_room
 from specops.models import folder as model_folder
 from specops.models.hub import locked
+from specops.models.page_cache import forget, read_ahead
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
 _INT8_PREFILL = "-int8-prefill"
 _PARTIAL = ".part"
-_PIECE = 4 << 20  # bytes read at a time
+_PIECE = 4 << 20  # bytes read at a time, whole large pages
 _KEPT = 2  # prepacked graphs of one name: models of one name may take turns
 _REPORT_SECONDS = 1.0
 _CPUINFO = Path("/proc/cpuinfo")
@@ -164,7 +165,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _digests(folder: Path, room: int, tell: Callable[[int], None]) -> dict[str, str]:
-    """The digest of every file, read in order: the page cache then holds it in large folios.
+    """The digest of every file, read in order, what stays in memory as `read_ahead` does it.
 
     It is to find damage, not malice: whoever can write here can write the manifest too. So XXH3,
     which is no slower than reading, where SHA-256 took three times as long on two processors.
@@ -179,10 +180,13 @@ def _digests(folder: Path, room: int, tell: Callable[[int], None]) -> dict[str, 
     for path in _files(folder):
         digest, start = xxhash.xxh3_128(), 0
         with path.open("rb", buffering=0) as file:
-            while size := file.readinto(buffer):
+            while True:
+                stays = max(0, room - done)
+                read_ahead(file.fileno(), start, min(stays, _PIECE))
+                if not (size := file.readinto(buffer)):
+                    break
                 tell(done)
                 digest.update(buffer[:size])
-                stays = min(size, max(0, room - done))
                 if stays < size:  # a length of 0 would mean the whole file
                     os.posix_fadvise(
                         file.fileno(), start + stays, size - stays, os.POSIX_FADV_DONTNEED
@@ -217,6 +221,8 @@ def _make(graph: Path, folder: Path, options: list[str]) -> None:
             text=True,
             check=True,
         )
+        for path in _files(temporary):
+            forget(path)  # and read again, from the disk: see `read_ahead`
         kept = min(page_cache_room(), used_bytes(temporary))
         digests = _digests(temporary, kept, lambda done: None)
         manifest = json.dumps(digests, indent=2)
