@@ -31,6 +31,14 @@ class ServerError(RuntimeError):
     """The server did not start, or refused a request; the message holds what it said."""
 
 
+class RefusedError(ServerError):
+    """A request was answered with another `status` than 200."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text}")
+        self.status = status
+
+
 def environment(settings: Settings) -> dict[str, str]:
     """The `SPECOPS_` variables that make a process read these settings, as `from_env` read them."""
 
@@ -105,7 +113,7 @@ class Client:
         """`POST /generate`; the answer.
 
         Raises:
-            ServerError: the status is not 200.
+            RefusedError: the status is not 200.
         """
         answer: dict[str, Any] = json.loads(self._post(body).read())
         return answer
@@ -114,7 +122,8 @@ class Client:
         """`POST /generate`, streaming, every event read as it comes; the answer at the end.
 
         Raises:
-            ServerError: the status is not 200, or the stream ended early.
+            RefusedError: the status is not 200.
+            ServerError: the stream ended early.
         """
         response = self._post({**body, "stream": True})
         events = [line for line in iter(response.readline, b"") if line.startswith(_EVENT)]
@@ -129,7 +138,7 @@ class Client:
         self._connection.request("POST", "/generate", json.dumps(body).encode(), headers)
         response = self._connection.getresponse()
         if response.status != http.HTTPStatus.OK:
-            raise ServerError(f"HTTP {response.status}: {response.read().decode()}")
+            raise RefusedError(response.status, response.read().decode())
         return response
 
 

@@ -9,22 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from bench import caps
-from bench.caps import Case, Outcome, cases, draw, keep, measure, read
+from bench import capped, caps
+from bench.capped import Case, Load, Outcome, Sample, evict, measure
+from bench.caps import cases, keep, main, read, soak_charts, table_charts
 from bench.cgroup import CgroupError, cgroup
 from specops.config import Settings
 
 SERVED = Outcome(
-    rows=4, context=2048, start_seconds=3.0, seconds=20.0, tokens=400.0, peak_anonymous=8 * 10**8,
-    major_faults=40,
+    rows=4, context=2048, start_seconds=3.0, seconds=20.0, tokens=400.0, answered=12, shed=1,
+    peak_anonymous=8 * 10**8, major_faults=40,
 )  # fmt: skip
 KILLED = Outcome(ending="killed", oom_kills=1, peak_anonymous=7 * 10**8)
+SHORT = Load(seconds=1.0, prompt_words=(8, 8))  # one word may take many tokens of a tiny model
 
 
 def test_every_case_has_a_name_of_its_own() -> None:
     names = [case.name for case in cases()]
     assert len(set(names)) == len(names)
-    assert "int4-1.0GB-mapped-noswap" in names
+    assert "tinyllama-int4-1.0GB-mapped-noswap" in names
 
 
 def test_a_case_replaces_its_earlier_self_and_no_other(tmp_path: Path) -> None:
@@ -35,22 +37,58 @@ def test_a_case_replaces_its_earlier_self_and_no_other(tmp_path: Path) -> None:
     kept = {entry["name"]: entry["ending"] for entry in read(tmp_path)}
     assert kept == {one.name: "served", other.name: "killed"}
     table = (tmp_path / "caps.md").read_text()
-    assert "| 20.0 | 800 | 0 | 2 | 0 |" in table
+    assert "| 20 | 20.0 | 12 | 1 | 0 | 800 | 0 | 2 | 0 |" in table
     assert "| killed |" in table
 
 
-def test_the_picture_shows_what_was_served_and_what_was_not(tmp_path: Path) -> None:
-    first, second, *_ = cases()
-    keep(first, SERVED, tmp_path)
-    keep(second, KILLED, tmp_path)
-    draw(read(tmp_path), tmp_path / "caps.png")
+def test_the_picture_has_a_bar_for_what_was_served_and_none_for_what_was_killed(
+    tmp_path: Path,
+) -> None:
+    mapped, copied, *_ = cases()
+    keep(mapped, SERVED, tmp_path)
+    keep(copied, KILLED, tmp_path)
+    (chart,) = table_charts(read(tmp_path))
+    bars = {series.name: series.values[0] for series in chart.series}
+    assert bars["mapped, no swap"] == 20.0
+    assert bars["copied, no swap"] is None
     assert (tmp_path / "caps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_soak_is_kept_apart_and_shown_over_time(tmp_path: Path) -> None:
+    samples = [
+        Sample(seconds=5.0 * number, tokens=100.0 * number, anonymous=10**8, file=2 * 10**8,
+               swap=0, major_faults=number)
+        for number in range(4)
+    ]  # fmt: skip
+    keep(next(cases()), replace(SERVED, samples=samples), tmp_path, "caps-soak")
+    assert read(tmp_path) == []
+    memory, speed = soak_charts(read(tmp_path, "caps-soak"))
+    assert [series.values for series in memory.series] == [[100.0] * 4, [200.0] * 4, [0.0] * 4]
+    assert speed.series[0].values == [20.0] * 3
+    assert (tmp_path / "caps-soak.png").exists()
+
+
+def test_only_what_is_missing_is_measured_and_no_more_than_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def note(case: Case, load: Load, cache: Path) -> Outcome:
+        measured.append(case.name)
+        return SERVED
+
+    monkeypatch.setattr(caps, "measure", note)
+    asked = ["--only", "noswap", "--missing", "--most", "2", "--results", str(tmp_path)]
+    assert main(asked) == 0
+    assert main(asked) == 0
+    wanted = [case.name for case in cases() if not case.swap]
+    assert measured == wanted[:4]
 
 
 def test_files_leave_the_page_cache(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(os.urandom(1 << 20))
-    caps._evict(tmp_path)
+    evict(tmp_path)
     assert file.stat().st_size == 1 << 20
 
 
@@ -62,25 +100,39 @@ def small_case(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Case
             pass
     except CgroupError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(caps, "_settings", lambda case, cache: replace(tiny_settings, threads=0))
-    monkeypatch.setattr(caps, "_PROMPT_WORDS", 8)  # one word may take many of its tokens
-    return Case("int4", 0.7, mapped=True, swap=False)
+    settings = replace(tiny_settings, threads=0)
+    monkeypatch.setattr(capped, "prepared", lambda case, cache: settings)
+    return Case("tinyllama", "int4", 0.7, mapped=True, swap=False)
 
 
 @pytest.mark.e2e
 def test_a_service_is_measured_under_a_real_cap(small_case: Case, tmp_path: Path) -> None:
-    outcome = measure(small_case, 1.0, tmp_path)
+    outcome = measure(small_case, replace(SHORT, sample_every=0.2), tmp_path)
     assert outcome.ending == "served"
     assert outcome.oom_kills == 0
     assert outcome.tokens > 0
+    assert outcome.answered > 0
     assert outcome.failed_requests == 0
     assert 0 < outcome.peak_anonymous < 700 * 10**6
     assert (outcome.rows, outcome.context) == (3, 128)
+    assert 0 < outcome.samples[0].anonymous <= outcome.peak_anonymous
     json.dumps(outcome.tokens_per_second)
 
 
 @pytest.mark.e2e
+def test_a_full_queue_is_counted_and_no_failure(
+    small_case: Case, tiny_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(tiny_settings, threads=0, rows=1, queue_size=0)
+    monkeypatch.setattr(capped, "prepared", lambda case, cache: settings)
+    outcome = measure(small_case, replace(SHORT, clients=4), tmp_path)
+    assert outcome.shed > 0
+    assert outcome.failed_requests == 0
+    assert outcome.ending == "served"
+
+
+@pytest.mark.e2e
 def test_a_cap_that_nothing_fits_is_told_as_what_it_is(small_case: Case, tmp_path: Path) -> None:
-    outcome = measure(replace(small_case, cap_gb=0.12), 1.0, tmp_path)
+    outcome = measure(replace(small_case, cap_gb=0.12), SHORT, tmp_path)
     assert outcome.tokens == 0
     assert outcome.ending in {"killed", "refused by the plan"}

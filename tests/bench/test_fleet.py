@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from bench import fleet
-from bench.fleet import QUEUE, ROUTES, Replica, capacity, main, simulate
+from bench import fleet, queueing
+from bench.fleet import main, served
+from bench.machine import describe
+from bench.queueing import QUEUE, ROUTES, Replica, capacity, simulate
+from specops.config import Settings
 
 TIMES = [2.0, 2.4, 3.0, 3.6]  # seconds of a request with 1 to 4 at once
 SPEEDS = [1.0, *(TIMES[0] / seconds for seconds in TIMES)]
@@ -16,7 +20,7 @@ SPEEDS = [1.0, *(TIMES[0] / seconds for seconds in TIMES)]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "_LEAST_REQUESTS", 8000)
+    monkeypatch.setattr(queueing, "_LEAST_REQUESTS", 8000)
 
 
 def test_a_request_alone_takes_its_own_time() -> None:
@@ -85,12 +89,27 @@ def test_the_command_draws_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(fleet, "REPLICAS", (10,))
-    monkeypatch.setattr(fleet, "_REQUESTS_PER_REPLICA", 30)
+    monkeypatch.setattr(queueing, "_REQUESTS_PER_REPLICA", 30)
     times = {str(count): [seconds] for count, seconds in enumerate(TIMES, 1)}
-    (tmp_path / "service-times.json").write_text(json.dumps({"seconds_by_clients": times}))
+    (tmp_path / "service-times.json").write_text(
+        json.dumps({"machine": asdict(describe()), "seconds_by_clients": times})
+    )
     picture = tmp_path / "sizing.png"
     assert main(["simulate", "--results", str(tmp_path), "--picture", str(picture)]) == 0
     assert f"{capacity(TIMES):.3f} requests/s" in capsys.readouterr().out
     runs = json.loads((tmp_path / "sizing.json").read_text())["runs"]
     assert len(runs) == len(ROUTES) * len(fleet.LOADS)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.e2e
+def test_a_service_is_timed_with_one_client_and_with_many(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "ROWS", 2)
+    monkeypatch.setattr(fleet, "_SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr(fleet, "_PROMPT_WORDS", 4)  # one word may take many of its tokens
+    monkeypatch.setattr(fleet, "_NEW_TOKENS", 16)
+    found = served(replace(tiny_settings, threads=0), 0.5)
+    assert list(found) == ["1", "2"]
+    assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in found.values())
