@@ -103,7 +103,6 @@ class Outcome:
     major_faults: int = 0  # during the load
     oom_kills: int = 0
     date: str = ""
-    commit: str = ""
     samples: list[Sample] = field(default_factory=list)
 
     @property
@@ -121,8 +120,7 @@ def measure(case: Case, load: Load, cache: Path) -> Outcome:
     settings = prepared(case, cache)
     for folder in (settings.cache_dir, Path(settings.target).parent):
         evict(folder)  # what others have read would be charged to nobody, and stay
-    machine = describe()
-    outcome = Outcome(date=machine.date, commit=machine.commit or "")
+    outcome = Outcome(date=describe().date)
     swap = SWAP_BYTES if case.swap else 0
     with cgroup(f"specops-caps-{os.getpid()}", memory=int(case.cap_gb * GB), swap=swap) as group:
         with _watched(group, outcome):

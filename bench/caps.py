@@ -102,7 +102,6 @@ def table(entries: Sequence[Entry], *, soaked: bool) -> Table:
         *("peak anonymous MB", "peak swap MB", "major faults/s", "OOM kills"),
     )
     load = SOAK_LOAD if soaked else TABLE_LOAD
-    commits = sorted({entry["commit"][:10] for entry in entries})
     machine = describe()
     return Table(
         "Under memory caps, for long" if soaked else "Under memory caps",
@@ -117,7 +116,7 @@ def table(entries: Sequence[Entry], *, soaked: bool) -> Table:
             "kept as: mapped = prepacked file in the page cache, copied = SPECOPS_PREPACK=0",
             "major faults: pages of files or swap that had to be read from the disk",
             f"{machine.cpu}, {machine.threads} threads, onnxruntime {machine.onnxruntime}, "
-            f"commits {', '.join(commits)}",
+            f"{max(entry['date'][:10] for entry in entries)}",
         ),
     )
 

@@ -27,6 +27,7 @@ MB = 10**6
 TINYLLAMA = Demand(
     kv_token_bytes=22 * 2 * 4 * 64 * 4 + 12 * 2 * 12 * 64 * 4,
     mapped_weights=850 * MB,
+    target_weights=680 * MB,
     fixed_pass_bytes=33 * MB,
     context_pass_bytes=128 * 32 * 4,
     context=2048,
@@ -34,6 +35,7 @@ TINYLLAMA = Demand(
 PHI3 = Demand(
     kv_token_bytes=32 * 2 * 32 * 96 * 4,
     mapped_weights=2300 * MB,
+    target_weights=2300 * MB,
     fixed_pass_bytes=42 * MB,
     context_pass_bytes=128 * 32 * 4,
     context=4096,
@@ -80,6 +82,21 @@ def test_where_weights_cannot_stay_one_modest_row_is_planned_and_the_table_says_
     assert plan.rows == 1
     assert not plan.weights_fit
     assert any("disk" in line for line in plan.lines())
+
+
+def test_where_both_models_weights_cannot_stay_the_targets_do_beside_a_shorter_context() -> None:
+    plan = plan_memory(supply(1000, held_mb=70), TINYLLAMA)
+    assert plan.rows == 1
+    assert 512 <= plan.context < 2048
+    assert TINYLLAMA.target_weights <= plan.left_for_weights < TINYLLAMA.mapped_weights
+    assert any("the target's stay" in line for line in plan.lines())
+    assert not any("every token" in line for line in plan.lines())
+
+
+def test_a_context_that_is_asked_for_is_kept_even_where_weights_must_go() -> None:
+    plan = plan_memory(supply(1000, held_mb=70), TINYLLAMA, context=2048)
+    assert (plan.rows, plan.context) == (1, 2048)
+    assert plan.left_for_weights < TINYLLAMA.target_weights
 
 
 def test_what_is_asked_for_and_fits_is_what_is_planned() -> None:
@@ -131,6 +148,7 @@ def test_a_cap_below_the_smallest_cache_is_refused_even_then() -> None:
     limit=st.integers(100, 30_000),
     held=st.integers(20, 3000),
     weights=st.integers(0, 5000),
+    draft=st.integers(0, 500),
     kv=st.integers(64, 1_000_000),
     context=st.integers(1, 8192),
     rows=st.integers(0, 8),
@@ -139,7 +157,9 @@ def test_a_cap_below_the_smallest_cache_is_refused_even_then() -> None:
 )
 def test_every_plan_fits(**drawn: int) -> None:
     rows, asked, context = drawn["rows"], drawn["asked"], drawn["context"]
-    demand = Demand(drawn["kv"], drawn["weights"] * MB, 20 * MB, 128 * 32 * 4, context)
+    target = drawn["weights"] * MB
+    both = target + drawn["draft"] * MB
+    demand = Demand(drawn["kv"], both, target, 20 * MB, 128 * 32 * 4, context)
     there = supply(drawn["limit"], min(drawn["held"], drawn["limit"]))
     shrink = bool(drawn["shrink"])
     try:

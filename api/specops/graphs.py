@@ -90,6 +90,7 @@ def planned(settings: Settings, graphs: Sequence[Graph]) -> MemoryPlan:
     demand = Demand(
         kv_token_bytes=sum(cache_shape(graph.session).bytes_per_token for graph in graphs),
         mapped_weights=sum(graph.mapped_bytes for graph in graphs),
+        target_weights=graphs[0].mapped_bytes,
         fixed_pass_bytes=max(fixed for fixed, _ in passes),  # one model computes at a time
         context_pass_bytes=max(per_token for _, per_token in passes),
         context=graphs[0].folder.context_length,

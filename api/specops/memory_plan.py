@@ -74,6 +74,7 @@ class Demand:
     Attributes:
         kv_token_bytes: keys and values of one token.
         mapped_weights: weights in the page cache.
+        target_weights: those of them that are the target's, which every token takes.
         fixed_pass_bytes: what a pass takes however long the context is.
         context_pass_bytes: what a pass takes per token of the context.
         context: most tokens per row.
@@ -81,6 +82,7 @@ class Demand:
 
     kv_token_bytes: int
     mapped_weights: int
+    target_weights: int
     fixed_pass_bytes: int
     context_pass_bytes: int
     context: int
@@ -143,7 +145,10 @@ class MemoryPlan:
     def _weights_note(self) -> str:
         if self.weights_fit:
             return "in the page cache"
-        return f"room for {_mb(self.left_for_weights)}: the rest comes from disk for every token"
+        room = f"room for {_mb(self.left_for_weights)}"
+        if self.left_for_weights >= self.demand.target_weights:
+            return f"{room}: the target's stay, the draft's come from disk when it guesses"
+        return f"{room}: the rest comes from disk for every token"
 
 
 def plan_memory(
@@ -167,10 +172,12 @@ def plan_memory(
         if _fits(plan):
             return plan
     else:
-        # Chosen so that the weights stay in memory too; if they cannot, no larger than is useful.
+        # Chosen so that the weights stay in memory too, or at least the target's: a draft that
+        # has to be read again soon guesses no more. If they cannot, no larger than is useful.
         modest = longest if context else min(longest, _COMFORTABLE_CONTEXT)
         for weights, most_rows, most_context in (
             (demand.mapped_weights, MOST_ROWS, longest),
+            (demand.target_weights, 1, modest),
             (0, 1, modest),
         ):
             choices = _choices(rows, most_rows, most_context, fixed=bool(context))
