@@ -7,10 +7,11 @@ tables to standard output, JSON and Markdown into the results folder.
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +19,7 @@ from bench import kernels, layer_stack, overhead, quantization
 from bench.experiments import ALWAYS, EXPERIMENTS, HELP, add_options
 from bench.machine import Machine, describe
 from bench.models import TINYLLAMA_VOCAB, configured, tinyllama
-from bench.peers import compare
+from bench.peers import compare, serving
 from bench.peers.environment import install
 from bench.peers.models import peer_models
 from bench.report import Chart, Table, write
@@ -31,6 +32,8 @@ _OVERHEAD_QUICK = overhead.Plan(loads=1, rounds=2, new_tokens=16)
 _PEERS = compare.Plan(loads=2, rounds=9, passes=3)
 _PEERS_QUICK = compare.Plan(loads=1, rounds=2, passes=3)
 _PEERS_THREADS = 2
+_SERVING = serving.Plan(rounds=5)
+_SERVING_QUICK = serving.Plan(rounds=1, clients=(1, 2), output=8)
 _QUANTIZATION_QUICK = quantization.Plan(choices=(), documents=2, tokens=64)
 _KERNEL_ROUNDS = 10
 _LAYER_STACK_QUICK = layer_stack.Plan(layers=1, rounds=1, passes=2)
@@ -61,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _layer_stack(options, machine)
         if options.benchmark == "peers":
             _peers(options, machine)
+        if options.benchmark == "serving":
+            _serving(options, machine)
         if options.benchmark == "report":
             from bench.page import write_page  # noqa: PLC0415 - draws: takes a second to import
 
@@ -93,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
             "quantization",
             "layer-stack",
             "peers",
+            "serving",
             "report",
             "all",
         ),
@@ -100,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"all (default): overhead, {', '.join(ALWAYS)}; {HELP}; kernels: the operators "
         "of a pass; quantization: bits per byte of each way to store weights; layer-stack: the "
         "time of a pass by block size; peers: against llama.cpp and OpenVINO, which are downloaded "
-        "and compiled first; report: one HTML page of all results",
+        "and compiled first; serving: requests at once, against the same; report: one HTML page "
+        "of all results",
     )
     parser.add_argument("--quick", action="store_true", help="show that it works, in seconds")
     parser.add_argument(
@@ -158,6 +165,26 @@ def _peers(options: argparse.Namespace, machine: Machine) -> None:
     )
     result = compare.result(measured)
     _publish(options, machine, "peers", result, [_shown(compare.table(model.title, measured))])
+
+
+def _serving(options: argparse.Namespace, machine: Machine) -> None:
+    python = install(_progress)
+    files, model = peer_models(python, _progress), tinyllama(_progress)
+    plan, file = _SERVING_QUICK if options.quick else _SERVING, options.results / "serving.json"
+    earlier = None
+    if options.add and file.is_file():
+        earlier = serving.Measured.kept(json.loads(file.read_text(encoding="utf-8")))
+    measured = serving.measure(
+        model,
+        serving.peers(python, files),
+        replace(plan, rounds=options.rounds or plan.rounds),
+        threads=_PEERS_THREADS,
+        vocab=TINYLLAMA_VOCAB,
+        progress=_progress,
+        earlier=earlier,
+    )
+    shown = _shown(serving.table(model.title, measured))
+    _publish(options, machine, "serving", serving.result(measured), [shown])
 
 
 def _quantization(options: argparse.Namespace, machine: Machine) -> None:

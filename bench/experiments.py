@@ -92,8 +92,11 @@ HELP = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that only experiments have."""
     parser.add_argument(
-        "--add", action="store_true", help="simulated: one more run beside those in the results"
+        "--add",
+        action="store_true",
+        help="simulated, serving: one more run beside those in the results",
     )
+    parser.add_argument("--rounds", type=int, help="serving: how often every case is measured")
     parser.add_argument(
         "--seconds",
         type=float,

@@ -2,5 +2,6 @@
 
 Each side is a process of its own that speaks `protocol`: `worker` is our end of it, `*_worker` are
 theirs. The peers' libraries live in an environment of their own (`environment`), their model files
-come from the same random checkpoint as ours (`models`), and `compare` holds the clock's rules.
+come from the same random checkpoint as ours (`models`). `compare` times single passes, `serving`
+whole requests that arrive at once.
 """

@@ -19,6 +19,7 @@ PINNED = (
     "llama-cpp-python==0.3.36",
     "numpy==2.4.6",
     "openvino==2026.4.1",
+    "openvino-genai==2026.4.1.0",
     "safetensors==0.8.0",
 )
 # Tools and the vision library are left out of the build; the kernels are as by default.

@@ -11,9 +11,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, TypeVar
 
 Pass = Callable[[], object]
+AnySide = TypeVar("AnySide")
 
 
 class Side(Protocol):
@@ -33,6 +34,16 @@ class Side(Protocol):
 
     def logits(self) -> list[float]:
         """[V] logits of the last token of the last pass."""
+
+
+class Serving(Protocol):
+    """A peer's own way to answer several requests at once."""
+
+    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
+        """See `Side`."""
+
+    def complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
+        """Generate `output` tokens, the likeliest each time, for prompts that arrive at once."""
 
 
 def prompt(tokens: int, vocab: int) -> list[int]:
@@ -97,18 +108,45 @@ def answer(side: Side, request: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{unknown!r} is nothing that can be done")
 
 
-def serve(side: Side) -> None:
+def answer_requests(side: Serving, request: dict[str, Any]) -> dict[str, Any]:
+    """Do what a comparison of whole requests asks for.
+
+    Raises:
+        ValueError: it asks for something that there is not.
+    """
+    values = dict(request)
+    match values.pop("do", None):
+        case "load":
+            return {"runs_on": side.load(values.pop("model"), **values)}
+        case "complete":
+            start = time.perf_counter()
+            tokens = side.complete(**values)
+            return {"seconds": time.perf_counter() - start, "tokens": tokens}
+        case unknown:
+            raise ValueError(f"{unknown!r} is nothing that can be done")
+
+
+def serve(side: AnySide, answering: Callable[[AnySide, dict[str, Any]], dict[str, Any]]) -> None:
     """Answer the requests on standard input until it ends.
 
     What the libraries print goes to standard error: standard output carries answers alone. An
     error ends the process, with the reason as its last line of standard error.
+
+    Args:
+        side: what runs the model.
+        answering: `answer` or `answer_requests`.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    _serve(side, sys.stdin, answers)
+    _serve(side, answering, sys.stdin, answers)
 
 
-def _serve(side: Side, requests: TextIO, answers: TextIO) -> None:
+def _serve(
+    side: AnySide,
+    answering: Callable[[AnySide, dict[str, Any]], dict[str, Any]],
+    requests: TextIO,
+    answers: TextIO,
+) -> None:
     for line in requests:
-        answers.write(json.dumps(answer(side, json.loads(line))) + "\n")
+        answers.write(json.dumps(answering(side, json.loads(line))) + "\n")
         answers.flush()
