@@ -34,6 +34,12 @@ def cpu_seconds(pid: int) -> float:
     return total / _NANOSECONDS
 
 
+def main_thread_seconds(pid: int) -> float:
+    """CPU time of a process's first thread, in seconds; in a server that is its event loop."""
+    schedstat = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii")
+    return int(schedstat.split()[0]) / _NANOSECONDS
+
+
 def machine_seconds(stat: Path = Path("/proc/stat")) -> float:
     """CPU time that everyone on this machine has taken together, in seconds, to 10 ms a core.
 

@@ -33,6 +33,7 @@ LAYERS = [
     {"kv_cache", "tokenizer", "chat_template", "session", "acceptance"},
     {"memory_plan", "admission"},
     {"config", "request", "cpus", "memory", "resources", "logs", "presets", "jump_window"},
+    {"priority"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

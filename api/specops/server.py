@@ -10,6 +10,7 @@ whoever restarts processes then starts a sound one.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -98,5 +99,7 @@ def run(app: FastAPI, settings: Settings) -> int:
         The exit code: 1 where the model or the engine had failed, otherwise 0.
     """
     server = make_server(app, settings)
+    gc.collect()
+    gc.freeze()  # or each full collection looks through all libraries: 30 ms without a token
     server.run()
     return 1 if server.service.error else 0

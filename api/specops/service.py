@@ -21,6 +21,7 @@ from specops.config import Settings
 from specops.engine import Download, Engine, ModelInfo, ModelState, Report
 from specops.metrics import Metrics
 from specops.places import Place, Places
+from specops.priority import give_way
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, StepResult
 from specops.ticket import InFlight, Ticket
 
@@ -254,6 +255,7 @@ class Service:
 
     def _run(self) -> None:
         engine: Engine | None = None
+        give_way()  # before the first pass: the threads that compute are started from here
         try:
             engine = self._load(self._settings, self._on_loop_report)
             self._on_loop(lambda: self._loaded(engine))

@@ -24,7 +24,7 @@ from bench.peers.compare import OURS, SideProcess
 from bench.peers.http_side import HttpSide
 from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.peers.worker import Worker, WorkerError
-from bench.quiet import cpu_seconds, machine_seconds, settle
+from bench.quiet import cpu_seconds, machine_seconds, main_thread_seconds, settle
 from bench.report import Table, spread, yes
 from bench.server import serving
 from bench.stats import Summary, ratios, rotated
@@ -70,6 +70,7 @@ class Measured:
     runs_on: dict[str, str] = field(default_factory=dict)
     agreement: dict[str, float] = field(default_factory=dict)  # share of our first tokens
     seconds: dict[int, dict[str, list[float]]] = field(default_factory=dict)  # clients -> side
+    http: dict[int, list[float]] = field(default_factory=dict)  # clients -> share of our CPU time
     runs: int = 0
     strangers: float = 0.0  # most of a core that others took while a side was timed
     disturbed: int = 0  # rounds of a case that were run again, because others computed
@@ -78,8 +79,9 @@ class Measured:
     def kept(cls, result: Mapping[str, Any]) -> Measured:
         """What `result` made, read back."""
         seconds = {case["clients"]: case["seconds"] for case in result["cases"]}
+        http = {case["clients"]: case["http_share"] for case in result["cases"]}
         names = ("threads", "output", "runs_on", "agreement", "runs", "strangers", "disturbed")
-        return cls(seconds=seconds, **{name: result[name] for name in names})
+        return cls(seconds=seconds, http=http, **{name: result[name] for name in names})
 
 
 class PeerSide:
@@ -226,13 +228,19 @@ def _round(
         everyone = [os.getpid(), *(side.pid for side in sides.values())]
         for name in rotated(list(sides), number):
             settle(*everyone)
+            side = sides[name]
             before, machine = sum(map(cpu_seconds, everyone)), machine_seconds()
+            spent, loop = cpu_seconds(side.pid), main_thread_seconds(side.pid)
             start = time.monotonic()
-            found[name], _ = sides[name].complete(prompts, output)
+            found[name], _ = side.complete(prompts, output)
             passed = time.monotonic() - start
             ours = sum(map(cpu_seconds, everyone)) - before
             strangers = max(strangers, (machine_seconds() - machine - ours) / passed)
+            if name == OURS:
+                loop = main_thread_seconds(side.pid) - loop
+                share = loop / (cpu_seconds(side.pid) - spent)
         if strangers <= _STRANGERS:
+            measured.http.setdefault(len(prompts), []).append(share)
             measured.strangers = max(measured.strangers, strangers)
             return found
         measured.disturbed += 1
@@ -295,6 +303,10 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         f"{name} {share:.0%}" for name, share in measured.agreement.items() if name != OURS
     )
     rounds = len(next(iter(measured.seconds.values()))[OURS])
+    shares = ", ".join(
+        f"{Summary.of(shares).median:.1%} with {clients}"
+        for clients, shares in measured.http.items()
+    )
     return (
         f"prompts of {PROMPT} tokens, outputs of {measured.output}, all sent at once; tok/s: "
         "generated tokens of all clients over the time from the first sending to the last token, "
@@ -303,6 +315,7 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         f"{LLAMA_CPP} with all prompts in one batch, {OPENVINO} through its continuous batching",
         "; ".join(f"{name}: {version}" for name, version in measured.runs_on.items())
         + f"; {measured.threads} threads each, everything else by default",
+        f"of {OURS}'s processor time its event loop took {shares} clients: all of HTTP",
         f"{measured.runs} starts, {rounds} interleaved rounds; share of prompts that are gone on "
         f"from with {OURS}'s token: {agreeing}; others took at most {measured.strangers:.0%} of a "
         f"core, {measured.disturbed} rounds were run again because they took more",
@@ -321,12 +334,17 @@ def result(measured: Measured) -> dict[str, Any]:
             {
                 "clients": clients,
                 "seconds": seconds,
+                "http_share": measured.http[clients],
                 "tokens_per_second": rates,
                 **asdict(verdict(clients, seconds)),
             }
         )
     return {
         "prompt": PROMPT,
-        **{name: value for name, value in asdict(measured).items() if name != "seconds"},
+        **{
+            name: value
+            for name, value in asdict(measured).items()
+            if name not in ("seconds", "http")
+        },
         "cases": cases,
     }

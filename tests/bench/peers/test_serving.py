@@ -121,6 +121,7 @@ def made_up() -> Measured:
         1: {OURS: [2.0, 2.0, 4.0], LLAMA_CPP: [2.4, 2.4, 4.8], OPENVINO: [2.5, 2.5, 5.0]},
         8: {OURS: [8.0, 8.0, 8.0], LLAMA_CPP: [20.0, 20.0, 20.0], OPENVINO: [6.4, 6.4, 6.4]},
     }
+    measured.http = {1: [0.01] * 3, 8: [0.02] * 3}
     return measured
 
 
@@ -154,7 +155,9 @@ class Slow:
 def test_a_round_that_others_disturbed_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = iter([0.0, 100.0, *[100.0] * 100])
     monkeypatch.setattr(serving, "machine_seconds", lambda: next(spent))
-    monkeypatch.setattr(serving, "cpu_seconds", lambda pid: 0.0)
+    now = iter(range(1000))
+    monkeypatch.setattr(serving, "cpu_seconds", lambda pid: 1e-9 * next(now))
+    monkeypatch.setattr(serving, "main_thread_seconds", lambda pid: 0.0)
     monkeypatch.setattr(serving, "settle", lambda *pids: None)
     measured = Measured(threads=2, output=4)
     sides = {OURS: Slow(1, [9.0, 1.0]), OPENVINO: Slow(2, [9.0, 2.0])}
