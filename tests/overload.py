@@ -168,6 +168,12 @@ def resident_bytes(process: subprocess.Popen[bytes]) -> int:
     )
 
 
+def served_seconds(log: Path, status: int) -> list[float]:
+    """What the server's own clock says of its answers with a status, as its log has them."""
+    lines = (json.loads(line) for line in log.read_text(encoding="utf-8").splitlines())
+    return [line["seconds"] for line in lines if line.get("status") == status]
+
+
 def _told(ends: list[End]) -> str:
     """A burst in words."""
     refused = [end.seconds * 1000 for end in ends if end.status == 429]
@@ -196,6 +202,8 @@ def _main() -> None:
             print(f"burst {number + 1}: {told}, {resident_bytes(process) / 1e6:.1f} MB")
         process.send_signal(signal.SIGTERM)
         print("exit code", process.wait(60))
+        if refused := served_seconds(Path(folder) / "log", 429):
+            print(f"the server's own part of a 429: {median(refused) * 1000:.1f} ms (median)")
 
 
 if __name__ == "__main__":

@@ -65,13 +65,18 @@ class HttpSide:
 
         Raises:
             ServerError: the server refused one, or ended it early.
+            ValueError: there are more prompts than clients.
         """
+        if len(prompts) > len(self._connections):
+            raise ValueError(f"{len(prompts)} prompts for {len(self._connections)} clients")
+        for connection in self._connections[: len(prompts)]:
+            connection.connect()
         ready = threading.Barrier(len(prompts) + 1)
         answers = [
             self._threads.submit(self._ask, connection, self._body(prompt, output), output, ready)
             for connection, prompt in zip(self._connections, prompts, strict=False)
         ]
-        ready.wait()
+        ready.wait(_PATIENCE)
         start = time.perf_counter()
         firsts = [answer.result() for answer in answers]
         return time.perf_counter() - start, firsts
@@ -97,8 +102,7 @@ class HttpSide:
         output: int,
         ready: threading.Barrier,
     ) -> str:
-        connection.connect()
-        ready.wait()
+        ready.wait(_PATIENCE)
         connection.request("POST", "/v1/completions", body, _HEADERS)
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:

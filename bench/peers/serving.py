@@ -176,7 +176,7 @@ def _started(
     threads: int,
     measured: Measured,
 ) -> Iterator[dict[str, Side]]:
-    rows = max(plan.clients)
+    rows = max(*plan.clients, _AGREEMENT_PROMPTS)
     settings = replace(model.settings, rows=rows, context=_CAPACITY, threads=threads)
     with contextlib.ExitStack() as stack:
         pid, client = stack.enter_context(serving(settings))
@@ -207,7 +207,7 @@ def _agree(sides: Mapping[str, Side], measured: Measured, vocab: int, spelled: A
     together, so not always; but by chance it would be one in so many tokens as there are.
     """
     prompts = _prompts(_AGREEMENT_PROMPTS, vocab, seed=1)
-    firsts = {}
+    firsts: dict[str, list[Any]] = {}
     for name, side in sides.items():
         _, first = side.complete(prompts, 1)
         firsts[name] = first if name == OURS else [spelled(token) for token in first]

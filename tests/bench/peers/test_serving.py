@@ -111,6 +111,8 @@ def test_an_answer_that_is_too_short_is_no_measurement() -> None:
         side.complete([[1]], 2)
     with answering((), []) as side, pytest.raises(ServerError, match="ended early"):
         side.complete([[1]], 2)
+    with answering((), []) as side, pytest.raises(ValueError, match="4 prompts for 3 clients"):
+        side.complete([[1]] * 4, 2)
 
 
 def made_up() -> Measured:
