@@ -26,6 +26,7 @@ CONTEXT = 1792
 LONG, CHAT, SHORT = 1500, 1000, 200  # tokens of prompts
 _SPOKEN = 64  # tokens of the chat's first answer
 _ROUNDS = 48  # of decoding, per measurement
+_READINGS = 3  # of the long prompt beside as many streams
 _ids = count()
 
 
@@ -43,10 +44,23 @@ def prompt(tokens: int, seed: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A long prompt beside running streams: its own time, and their pauses, in seconds."""
+    """A long prompt beside running streams: its own time and their pauses, in seconds.
+
+    `chunks` are the prompt's passes, `reading` the time that they took.
+    """
 
     seconds: float
     pauses: list[float]
+    chunks: int
+    reading: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Plain decoding: tokens per second, and the share of the time in the model's passes."""
+
+    rate: float
+    in_passes: float
 
 
 class Bench:
@@ -78,17 +92,18 @@ class Bench:
         for _ in self.steps():
             pass
 
-    def decoding(self, rows: int) -> float:
-        """Tokens per second of plain decoding."""
+    def decoding(self, rows: int) -> Decoding:
+        """Plain decoding of so many rows, every time with the same tokens behind them."""
         self.fill(rows, _ROUNDS + 8)
-        begun, tokens = time.perf_counter(), 0
+        begun, tokens, passes = time.perf_counter(), 0, 0.0
         for _, result in self.steps():
-            if result.running < rows or tokens >= _ROUNDS * rows:
-                break
             tokens += sum(step.emitted_tokens for step in result.stats)
+            passes += sum(step.seconds for step in result.stats)
+            if tokens >= _ROUNDS * rows:
+                break
         seconds = time.perf_counter() - begun
         self.clear()
-        return tokens / seconds
+        return Decoding(tokens / seconds, passes / seconds)
 
     def reading(self, running: int) -> Reading:
         """A long prompt, up to its first token, beside running streams."""
@@ -101,7 +116,9 @@ class Bench:
         begun = time.perf_counter()
         last: dict[str, float] = {}
         pauses: list[float] = []
+        chunks: list[float] = []
         for now, result in self.steps():
+            chunks += [step.seconds for step in result.stats if step.kind is StepKind.PREFILL]
             said = {output.request_id for output in result.outputs}
             if item.request_id in said:
                 break
@@ -109,7 +126,7 @@ class Bench:
             last |= dict.fromkeys(said, now)
         seconds = time.perf_counter() - begun
         self.clear()
-        return Reading(seconds, pauses)
+        return Reading(seconds, pauses, len(chunks), sum(chunks))
 
     def first_token(self, item: GenerationRequest) -> tuple[float, tuple[int, ...]]:
         """Seconds until a request's first token, and all of its tokens."""
@@ -132,6 +149,16 @@ class Bench:
         return first, second
 
 
+def _told(running: int, found: Reading, alone: float) -> None:
+    tail, longest = np.quantile(found.pauses, 0.99), max(found.pauses)
+    print(
+        f"beside {running} streams: {found.seconds:.2f} s, {found.seconds / alone:.2f} x alone; "
+        f"{found.chunks} chunks take {found.reading / alone:.2f} x; pauses: 99 % within "
+        f"{tail:.3f} s, the longest {longest:.3f} s",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.scheduling", description=__doc__)
@@ -142,20 +169,19 @@ def main() -> None:
     engine = Engine.load(replace(model.settings, rows=ROWS, context=CONTEXT))
     bench = Bench(engine)
     one = bench.decoding(1)
-    print(f"one plain stream: {one:.1f} tokens/s", flush=True)
+    print(f"one plain stream: {one.rate:.1f} tokens/s, {one.in_passes:.1%} of the time in passes")
     for rows in (2, 4, ROWS):
         many = bench.decoding(rows)
-        print(f"{rows} rows: {many:.1f} tokens/s, {many / one:.2f} x one", flush=True)
+        print(
+            f"{rows} rows: {many.rate:.1f} tokens/s, {many.rate / one.rate:.2f} x one, "
+            f"{many.in_passes:.1%} of the time in passes",
+            flush=True,
+        )
     alone = bench.reading(0).seconds
     print(f"a prompt of {LONG} tokens alone: {alone:.2f} s; longest pause allowed: {bound:g} s")
     for running in (1, 4):
-        found = bench.reading(running)
-        tail, longest = np.quantile(found.pauses, 0.99), max(found.pauses)
-        print(
-            f"beside {running} streams: {found.seconds:.2f} s, {found.seconds / alone:.2f} x "
-            f"alone; pauses: 99 % within {tail:.3f} s, the longest {longest:.3f} s",
-            flush=True,
-        )
+        for _ in range(_READINGS):
+            _told(running, bench.reading(running), alone)
     first, second = bench.chat()
     print(f"chat of {CHAT} tokens: first token after {first:.2f} s, ", end="")
     print(f"second turn after {second:.3f} s ({second / first:.1%})")
