@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specops.costs import CostCurve
-from specops.pacing import Estimate, Pace
+from specops.pacing import Expected, Margin, Pace
 from specops.request import GenerationRequest
 from specops.scheduler import Scheduler
 from tests.simulated_target import DECODE, VERIFY, SimulatedTarget, make_scheduler
@@ -134,17 +134,31 @@ def test_a_draft_model_reads_as_much_as_fits_into_the_pause() -> None:
     assert unbound.draft_chunk(1) == unbound.chunk(0, 1) == 512
 
 
-def test_an_estimate_follows_and_is_not_thrown_by_one_hiccup() -> None:
-    estimate = Estimate(1.0)
+def test_an_expectation_follows_and_is_not_thrown_by_one_hiccup() -> None:
+    expected = Expected(1.0)
     for _ in range(100):
-        estimate.saw(3.0)
-    assert estimate.mean == pytest.approx(3.0, rel=1e-4)
-    assert estimate.longest == pytest.approx(3.0, rel=0.01)
-    estimate.saw(300.0)
-    assert estimate.mean < 3.5
-    for _ in range(30):
-        estimate.saw(3.0)
-    assert estimate.longest == pytest.approx(3.0, rel=0.05)
+        expected.saw(3.0)
+    assert expected.seconds == pytest.approx(3.0, rel=1e-4)
+    expected.saw(300.0)
+    assert expected.seconds < 3.5
+
+
+def test_one_pause_in_a_hundred_is_later_than_the_margin_allows() -> None:
+    rng = np.random.default_rng(1)
+    for scatter in (0.02, 0.2):
+        margin, late = Margin(), []
+        for _ in range(20_000):
+            took = 1 + scatter * rng.standard_normal()
+            late.append(took > 1 + margin.share)
+            margin.saw(1.0, took)
+        assert np.mean(late[2000:]) == pytest.approx(0.01, abs=0.002)
+
+
+def test_a_machine_that_keeps_its_times_gets_all_of_the_pause() -> None:
+    margin = Margin()
+    for _ in range(1000):
+        margin.saw(1.0, 1.0)
+    assert margin.share == 0
 
 
 def test_short_prompts_get_their_turn_in_the_order_of_their_coming() -> None:

@@ -2,8 +2,8 @@
 
 While a chunk of a prompt is read, the others get no token. The longest pause between two of theirs
 is a chunk and a round of decoding, so the chunk gets what the round leaves of the allowed pause.
-Both times are estimated from what the last ones took and how much they scattered, as TCP estimates
-its round trips (Jacobson, Congestion Avoidance and Control, SIGCOMM 1988).
+Both times are expected to be what the last ones took, and the pause gets a margin such that one in
+a hundred is longer. One margin for all: what makes a pass late has little to do with its size.
 """
 
 from __future__ import annotations
@@ -11,38 +11,47 @@ from __future__ import annotations
 from specops.costs import CostCurve
 
 _MEAN = 1 / 8  # weight of the newest time in the mean
-_SCATTER = 1 / 4  # and in the mean deviation
-_MARGIN = 3.0  # mean deviations by which a time may be longer than expected: 1 in 100 is longer
-_SURPRISE = 2.0  # a time this many times longer than the mean counts as this many
+_SURPRISE = 2.0  # a time this many times longer than expected counts as this many
+_LATE = 0.01  # share of pauses that may be longer than the longest
+_FIRST_MARGIN = 0.1  # over what is expected
+_STEP = 0.05  # by which a pause that is late widens the margin
 _LEAST_SHARE = 1 / 3  # of a round's time: where rounds are long, a prompt is still read
 _LEAST_TOKENS = 8
 _EVEN = 2  # chunks of odd width have a token computed in vain where kernels take them in pairs
 
 
-class Estimate:
-    """A time that varies: its mean and its mean deviation, in seconds."""
+class Expected:
+    """A time that varies: the mean of the last ones, in seconds."""
 
     def __init__(self, seconds: float) -> None:
-        self.mean = seconds
-        self.deviation = seconds / 16
+        self.seconds = seconds
 
     def saw(self, seconds: float) -> None:
         """Take in the newest."""
-        error = min(seconds, _SURPRISE * self.mean) - self.mean
-        self.mean += _MEAN * error
-        self.deviation += _SCATTER * (abs(error) - self.deviation)
+        self.seconds += _MEAN * (min(seconds, _SURPRISE * self.seconds) - self.seconds)
 
-    @property
-    def longest(self) -> float:
-        """What it hardly ever exceeds."""
-        return self.mean + _MARGIN * self.deviation
+
+class Margin:
+    """How much longer than expected the longest pause of a hundred is.
+
+    Follows that quantile step by step (Robbins and Monro, A Stochastic Approximation Method, 1951):
+    up where a pause was longer, down by so much less that both balance where one in a hundred is.
+    """
+
+    def __init__(self) -> None:
+        self.share = _FIRST_MARGIN
+
+    def saw(self, expected: float, seconds: float) -> None:
+        """Take in a pause."""
+        late = seconds > expected * (1 + self.share)
+        self.share = max(0.0, self.share + _STEP * (late - _LATE))
 
 
 class Pace:
     """Chooses the width of prompts' passes. Used by the engine's thread.
 
     Args:
-        costs: of this machine: the first estimates come from there.
+        costs: of this machine: the first expectations come from there.
         longest_pause: seconds between two tokens of a running request that prompts may cause.
         most: tokens of the widest chunk.
     """
@@ -51,9 +60,11 @@ class Pace:
         self._costs = costs
         self._longest_pause = longest_pause
         self._most = most
-        self._token: dict[int, Estimate] = {}  # by the power of 2 below the tokens read before
-        self._draft_token = Estimate(costs.feed)
-        self._round: dict[int, Estimate] = {}  # by the number of rows that decode
+        self._margin = Margin()
+        self._token: dict[int, Expected] = {}  # by the power of 2 below the tokens read before
+        self._draft_token = Expected(costs.feed)
+        self._round: dict[int, Expected] = {}  # by the number of rows that decode
+        self._chunk: tuple[float, float] | None = None  # of this round: expected, and as it was
 
     def chunk(self, position: int, decoding: int) -> int:
         """Most tokens for a pass of the target.
@@ -74,52 +85,59 @@ class Pace:
 
     def _pause(self, decoding: int) -> float:
         """Seconds that so many rows may be kept waiting beside a round of their own."""
-        waiting = self._round_of(decoding).longest
-        return max(self._longest_pause - waiting, _LEAST_SHARE * waiting)
+        waiting = self._round_of(decoding).seconds
+        return max(self._longest_pause / (1 + self._margin.share) - waiting, _LEAST_SHARE * waiting)
 
-    def _fitting(self, seconds: float, token: Estimate) -> int:
+    def _fitting(self, seconds: float, token: Expected) -> int:
         """Tokens, each of which takes so long, that fit into the time."""
-        if seconds >= self._most * token.longest:
+        if seconds >= self._most * token.seconds:
             return self._most
-        tokens = int(seconds / token.longest) // _EVEN * _EVEN
+        tokens = int(seconds / token.seconds) // _EVEN * _EVEN
         return min(max(tokens, _LEAST_TOKENS), self._most)
 
     def read(self, position: int, tokens: int, seconds: float) -> None:
         """Take in the target's pass over `tokens` from `position` on, for which others waited."""
-        seconds = max(seconds - self._fixed, seconds / 2)
-        self._token_at(position).saw(seconds / tokens)
+        token = self._token_at(position)
+        self._chunk = self._fixed + tokens * token.seconds, seconds
+        token.saw(max(seconds - self._fixed, seconds / 2) / tokens)
 
     def draft_read(self, tokens: int, seconds: float) -> None:
         """Take in what the draft model took for its part."""
         if tokens:
+            self._chunk = tokens * self._draft_token.seconds, seconds
             self._draft_token.saw(seconds / tokens)
 
     def decoded(self, rows: int, seconds: float) -> None:
         """Take in a round in which so many rows got their tokens."""
-        self._round_of(rows).saw(seconds)
+        expected = self._round_of(rows)
+        if self._chunk is not None:
+            chunk, took = self._chunk
+            self._margin.saw(chunk + expected.seconds, took + seconds)
+            self._chunk = None
+        expected.saw(seconds)
 
     @property
     def _fixed(self) -> float:
         """What a pass takes however narrow it is: reading the weights."""
         return self._costs.verify[1] * self._costs.drift
 
-    def _token_at(self, position: int) -> Estimate:
+    def _token_at(self, position: int) -> Expected:
         key = position.bit_length()
         if key not in self._token:
             known = min(self._token, key=lambda other: abs(other - key), default=None)
             if known is None:
                 seconds = self._costs.prompt_token * self._costs.drift
             else:
-                seconds = self._token[known].mean
-            self._token[key] = Estimate(seconds)
+                seconds = self._token[known].seconds
+            self._token[key] = Expected(seconds)
         return self._token[key]
 
-    def _round_of(self, rows: int) -> Estimate:
+    def _round_of(self, rows: int) -> Expected:
         if rows not in self._round:
             known = min(self._round, key=lambda other: abs(other - rows), default=None)
             if known is None:
                 seconds = self._costs.decode[rows] * self._costs.drift
             else:
-                seconds = self._round[known].mean * rows / known
-            self._round[rows] = Estimate(seconds)
+                seconds = self._round[known].seconds * rows / known
+            self._round[rows] = Expected(seconds)
         return self._round[rows]
