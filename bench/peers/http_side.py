@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
@@ -49,8 +50,9 @@ class HttpSide:
         self._threads.shutdown()
 
     def _get(self, path: str) -> bytes:
-        self._connections[0].request("GET", path)
-        return self._connections[0].getresponse().read()
+        with contextlib.closing(self._connections[0]) as connection:
+            connection.request("GET", path)
+            return connection.getresponse().read()
 
     def complete(self, prompts: Sequence[Sequence[int]], output: int) -> tuple[float, list[Any]]:
         """Send all prompts at once.
