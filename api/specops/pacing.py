@@ -15,20 +15,24 @@ _SURPRISE = 2.0  # a time this many times longer than expected counts as this ma
 _LATE = 0.01  # share of pauses that may be longer than the longest
 _FIRST_MARGIN = 0.1  # over what is expected
 _STEP = 0.05  # by which a pause that is late widens the margin
+_STRETCH = 512  # tokens of a prompt that are taken to cost the same each
 _LEAST_SHARE = 1 / 3  # of a round's time: where rounds are long, a prompt is still read
 _LEAST_TOKENS = 8
 _EVEN = 2  # chunks of odd width have a token computed in vain where kernels take them in pairs
 
 
 class Expected:
-    """A time that varies: the mean of the last ones, in seconds."""
+    """A time that varies: the mean of the last ones, in seconds; a guess until they come."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self._seen = 1  # the guess
 
     def saw(self, seconds: float) -> None:
         """Take in the newest."""
-        self.seconds += _MEAN * (min(seconds, _SURPRISE * self.seconds) - self.seconds)
+        self._seen += 1
+        newest = min(seconds, _SURPRISE * self.seconds)
+        self.seconds += max(_MEAN, 1 / self._seen) * (newest - self.seconds)
 
 
 class Margin:
@@ -61,7 +65,7 @@ class Pace:
         self._longest_pause = longest_pause
         self._most = most
         self._margin = Margin()
-        self._token: dict[int, Expected] = {}  # by the power of 2 below the tokens read before
+        self._token: dict[int, Expected] = {}  # by the tokens read before, in stretches
         self._draft_token = Expected(costs.feed)
         self._round: dict[int, Expected] = {}  # by the number of rows that decode
         self._chunk: tuple[float, float] | None = None  # of this round: expected, and as it was
@@ -122,7 +126,7 @@ class Pace:
         return self._costs.verify[1] * self._costs.drift
 
     def _token_at(self, position: int) -> Expected:
-        key = position.bit_length()
+        key = position // _STRETCH
         if key not in self._token:
             known = min(self._token, key=lambda other: abs(other - key), default=None)
             if known is None:

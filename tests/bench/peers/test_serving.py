@@ -25,7 +25,11 @@ from tests.bench.peers.test_compare import THREADS, VOCAB, model, write_checkpoi
 __all__ = ["model"]  # a fixture
 
 ANSWER = (
-    {"choices": [{"logprobs": {"tokens": ["a"]}, "finish_reason": "length"}]},
+    {
+        "choices": [
+            {"logprobs": {"top_logprobs": [{"a": -1.0, "b": -2.0}]}, "finish_reason": "length"}
+        ]
+    },
     {"choices": [], "usage": {"completion_tokens": 1}},
 )
 
@@ -97,7 +101,7 @@ def test_clients_ask_for_plain_decoding_all_at_once() -> None:
     with answering(ANSWER, bodies, together=3) as side:
         seconds, firsts = side.complete(prompts, 1)
     assert seconds > 0
-    assert firsts == ["a", "a", "a"]
+    assert firsts == [["a", "b"]] * 3
     assert sorted(body["prompt"] for body in bodies) == prompts
     asked = {(body["model"], body["max_tokens"], body["drafter"]) for body in bodies}
     assert asked == {("m", 1, "none")}
@@ -118,7 +122,7 @@ def test_an_answer_that_is_too_short_is_no_measurement() -> None:
 def made_up() -> Measured:
     measured = Measured(threads=2, output=64, runs=1)
     measured.runs_on = {OURS: "a", LLAMA_CPP: "b", OPENVINO: "c"}
-    measured.agreement = {OURS: 1.0, LLAMA_CPP: 0.5, OPENVINO: 0.75}
+    measured.agreement = {LLAMA_CPP: 0.5, OPENVINO: 0.75}
     measured.seconds = {
         1: {OURS: [2.0, 2.0, 4.0], LLAMA_CPP: [2.4, 2.4, 4.8], OPENVINO: [2.5, 2.5, 5.0]},
         8: {OURS: [8.0, 8.0, 8.0], LLAMA_CPP: [20.0, 20.0, 20.0], OPENVINO: [6.4, 6.4, 6.4]},
@@ -179,10 +183,12 @@ def test_a_side_that_computes_something_else_is_found_out() -> None:
             return 1.0, [self.first] * len(prompts)
 
     measured = Measured(threads=2, output=4)
-    serving._agree({OURS: Fixed("a"), OPENVINO: Fixed(0)}, measured, VOCAB, "ab".__getitem__)
-    assert measured.agreement == {OURS: 1.0, OPENVINO: 1.0}
+    serving._agree({OURS: Fixed(["a", "c"]), OPENVINO: Fixed(0)}, measured, VOCAB, "ab".__getitem__)
+    assert measured.agreement == {OPENVINO: 1.0}
     with pytest.raises(WorkerError, match=f"{OPENVINO} computes something else"):
-        serving._agree({OURS: Fixed("a"), OPENVINO: Fixed(1)}, measured, VOCAB, "ab".__getitem__)
+        serving._agree(
+            {OURS: Fixed(["a", "c"]), OPENVINO: Fixed(1)}, measured, VOCAB, "ab".__getitem__
+        )
 
 
 @pytest.mark.e2e
