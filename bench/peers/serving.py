@@ -317,8 +317,9 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         + f"; {measured.threads} threads each, everything else by default",
         f"of {OURS}'s processor time its event loop took {shares} clients: all of HTTP",
         f"{measured.runs} starts, {rounds} interleaved rounds; share of prompts that are gone on "
-        f"from with one of the five tokens that {OURS} finds likeliest: {agreeing}; others took at most {measured.strangers:.0%} of a "
-        f"core, {measured.disturbed} rounds were run again because they took more",
+        f"from with one of the five tokens that {OURS} finds likeliest: {agreeing}; others took at "
+        f"most {measured.strangers:.0%} of a core, {measured.disturbed} rounds were run again "
+        "because they took more",
     )
 
 
