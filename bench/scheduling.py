@@ -8,6 +8,7 @@ read, what that does to the prompt, and the second turn of a chat of 1,000 token
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.models import CACHE, TINYLLAMA_VOCAB, tinyllama
+from bench.quiet import cpu_seconds, machine_seconds
 from specops.engine import Engine
 from specops.request import GenerationRequest, StepKind, StepResult
 from specops.rows import PrefixCache
@@ -46,13 +48,15 @@ def prompt(tokens: int, seed: int) -> tuple[int, ...]:
 class Reading:
     """A long prompt beside running streams: its own time and their pauses, in seconds.
 
-    `chunks` are the prompt's passes, `reading` the time that they took.
+    `chunks` are the prompt's passes, `reading` the time that they took, `others` the share of a
+    core that other processes had meanwhile.
     """
 
     seconds: float
     pauses: list[float]
     chunks: int
     reading: float
+    others: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class Bench:
                 break
         item = request(prompt(LONG, 2), 1)
         self._scheduler.add(item)
-        begun = time.perf_counter()
+        begun, others = time.perf_counter(), _others_seconds()
         last: dict[str, float] = {}
         pauses: list[float] = []
         chunks: list[float] = []
@@ -125,8 +129,9 @@ class Bench:
             pauses += [now - last[name] for name in said & last.keys()]
             last |= dict.fromkeys(said, now)
         seconds = time.perf_counter() - begun
+        others = (_others_seconds() - others) / seconds
         self.clear()
-        return Reading(seconds, pauses, len(chunks), sum(chunks))
+        return Reading(seconds, pauses, len(chunks), sum(chunks), others)
 
     def first_token(self, item: GenerationRequest) -> tuple[float, tuple[int, ...]]:
         """Seconds until a request's first token, and all of its tokens."""
@@ -149,12 +154,16 @@ class Bench:
         return first, second
 
 
+def _others_seconds() -> float:
+    return machine_seconds() - cpu_seconds(os.getpid())
+
+
 def _told(running: int, found: Reading, alone: float) -> None:
     tail, longest = np.quantile(found.pauses, 0.99), max(found.pauses)
     print(
         f"beside {running} streams: {found.seconds:.2f} s, {found.seconds / alone:.2f} x alone; "
         f"{found.chunks} chunks take {found.reading / alone:.2f} x; pauses: 99 % within "
-        f"{tail:.3f} s, the longest {longest:.3f} s",
+        f"{tail:.3f} s, the longest {longest:.3f} s; others had {found.others:.0%} of a core",
         flush=True,
     )
 
