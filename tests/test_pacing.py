@@ -143,22 +143,32 @@ def test_an_expectation_follows_and_is_not_thrown_by_one_hiccup() -> None:
     assert expected.seconds < 3.5
 
 
-def test_one_pause_in_a_hundred_is_later_than_the_margin_allows() -> None:
+@pytest.mark.parametrize("scatter", [0.02, 0.2])
+def test_hardly_any_pause_is_later_than_the_margin_allows(scatter: float) -> None:
     rng = np.random.default_rng(1)
-    for scatter in (0.02, 0.2):
-        margin, late = Margin(), []
-        for _ in range(20_000):
-            took = 1 + scatter * rng.standard_normal()
-            late.append(took > 1 + margin.share)
-            margin.saw(1.0, took)
-        assert np.mean(late[2000:]) == pytest.approx(0.01, abs=0.002)
+    margin, late = Margin(), []
+    for _ in range(20_000):
+        took = 1 + scatter * rng.standard_normal()
+        late.append(took > 1 + margin.share)
+        margin.saw(1.0, took)
+    assert 0 < np.mean(late) < 0.02
 
 
-def test_a_machine_that_keeps_its_times_gets_all_of_the_pause() -> None:
+def test_a_machine_that_keeps_its_times_gets_nearly_all_of_the_pause() -> None:
     margin = Margin()
-    for _ in range(1000):
+    for _ in range(30):
         margin.saw(1.0, 1.0)
-    assert margin.share == 0
+    assert margin.share < 0.01
+
+
+def test_a_bad_moment_is_forgotten_within_the_next_prompt() -> None:
+    margin = Margin()
+    for _ in range(10):
+        margin.saw(1.0, 1.7)
+    assert margin.share > 0.5
+    for _ in range(30):
+        margin.saw(1.0, 1.0)
+    assert margin.share < 0.05
 
 
 def test_short_prompts_get_their_turn_in_the_order_of_their_coming() -> None:

@@ -2,8 +2,8 @@
 
 While a chunk of a prompt is read, the others get no token. The longest pause between two of theirs
 is a chunk and a round of decoding, so the chunk gets what the round leaves of the allowed pause.
-Both times are expected to be what the last ones took, and the pause gets a margin such that one in
-a hundred is longer. One margin for all: what makes a pass late has little to do with its size.
+Both times are expected to be what the last ones took, and the pause gets a margin by how far the
+last ones were off. One margin for all: what makes a pass late has little to do with its size.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from specops.costs import CostCurve
 
 _MEAN = 1 / 8  # weight of the newest time in the mean
 _SURPRISE = 2.0  # a time this many times longer than expected counts as this many
-_LATE = 0.01  # share of pauses that may be longer than the longest
-_FIRST_MARGIN = 0.1  # over what is expected
-_STEP = 0.05  # by which a pause that is late widens the margin
+_SCATTER = 1 / 8  # and in the mean deviation of pauses
+_MARGIN = 3.0  # mean deviations by which a pause may be longer than expected: 1 in 100 is longer
+_UNKNOWN = 1 / 24  # mean deviation of pauses that were not seen yet
 _STRETCH = 512  # tokens of a prompt that are taken to cost the same each
 _LEAST_SHARE = 1 / 3  # of a round's time: where rounds are long, a prompt is still read
 _LEAST_TOKENS = 8
@@ -36,19 +36,24 @@ class Expected:
 
 
 class Margin:
-    """How much longer than expected the longest pause of a hundred is.
+    """How much longer than expected a pause may become, as a share of what was expected.
 
-    Follows that quantile step by step (Robbins and Monro, A Stochastic Approximation Method, 1951):
-    up where a pause was longer, down by so much less that both balance where one in a hundred is.
+    By mean deviations, as TCP sets its timeouts (Jacobson, Congestion Avoidance and Control,
+    SIGCOMM 1988).
     """
 
     def __init__(self) -> None:
-        self.share = _FIRST_MARGIN
+        self._deviation = _UNKNOWN
 
     def saw(self, expected: float, seconds: float) -> None:
         """Take in a pause."""
-        late = seconds > expected * (1 + self.share)
-        self.share = max(0.0, self.share + _STEP * (late - _LATE))
+        error = min(abs(seconds / expected - 1), _SURPRISE - 1)
+        self._deviation += _SCATTER * (error - self._deviation)
+
+    @property
+    def share(self) -> float:
+        """Hardly any pause is later than this."""
+        return _MARGIN * self._deviation
 
 
 class Pace:
