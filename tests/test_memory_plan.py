@@ -51,6 +51,14 @@ def anonymous(plan: MemoryPlan) -> int:
     return plan.kv_bytes + plan.pass_bytes + spare_bytes(plan.supply.limit)
 
 
+def test_what_fills_up_later_counts_as_held() -> None:
+    later = supply(2_000).less(300 * MB)
+    assert (later.held, later.free, later.limit) == (500 * MB, 1_500 * MB, 2_000 * MB)
+    assert supply(2_000).less(10_000 * MB).free == 0
+    full = plan_memory(supply(2_000), TINYLLAMA)
+    assert plan_memory(later, TINYLLAMA).kv_bytes < full.kv_bytes
+
+
 def test_a_machine_with_room_gives_all_rows_the_whole_context() -> None:
     plan = plan_memory(supply(24_000), TINYLLAMA)
     assert (plan.rows, plan.context) == (MOST_ROWS, 2048)

@@ -122,7 +122,7 @@ class Settings:
     shared_ngrams: int = _knob(
         0,
         _integer(0, 1_000_000),
-        "n-grams that requests share for guesses by `ngram_cache`, 0.2 KB each; 0: none, for how "
+        "n-grams that requests share for guesses by `ngram_cache`, 0.25 KB each; 0: none, for how "
         "fast an answer comes tells what others said",
     )
     adaptive: bool = _knob(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from specops.config import Settings
 from specops.decoder import Decoder, cache_shape
+from specops.drafters.ngram_cache import ENTRY_BYTES
 from specops.memory import page_cache_room
 from specops.memory_plan import Demand, MemoryPlan, Supply, pass_bytes, plan_memory
 from specops.models.folder import ModelFolder
@@ -96,7 +97,7 @@ def planned(settings: Settings, graphs: Sequence[Graph]) -> MemoryPlan:
         context=graphs[0].folder.context_length,
     )
     plan = plan_memory(
-        Supply.read(),
+        Supply.read().less(settings.shared_ngrams * ENTRY_BYTES),
         demand,
         rows=settings.rows,
         context=settings.context,

@@ -66,6 +66,10 @@ class Supply:
             source=reading.source,
         )
 
+    def less(self, count: int) -> Supply:
+        """The same when `count` bytes more are held: what fills up only as requests come."""
+        return replace(self, free=max(0, self.free - count), held=self.held + count)
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -132,7 +136,7 @@ class MemoryPlan:
         )
         rows = [
             ("limit", supply.limit, f"{supply.source}; swap beside it: {_mb(supply.swap)}"),
-            ("held now", supply.held, "the process, and weights that are not mapped"),
+            ("held now", supply.held, "the process, weights that are not mapped, shared n-grams"),
             ("KV cache", self.kv_bytes, per_token),
             ("a pass", self.pass_bytes, "activations, attention scores, logits"),
             ("spare", spare_bytes(supply.limit), "requests, threads"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specops.drafters.base import NO_DRAFT, Draft
 from specops.drafters.ngram import NgramDrafter
-from specops.drafters.ngram_cache import NgramCacheDrafter, NgramTable
+from specops.drafters.ngram_cache import ENTRY_BYTES, NgramCacheDrafter, NgramTable
 from tests.drafters.ask import propose
 
 
@@ -125,3 +128,16 @@ def test_learning_in_parts_is_learning_at_once(tokens: list[int], parts: list[in
 def test_refuses_a_table_without_room() -> None:
     with pytest.raises(ValueError, match="at least 1 of 1"):
         NgramTable(0)
+
+
+def test_an_entry_takes_the_memory_that_is_planned_for_it() -> None:
+    table, draw = NgramTable(10_000), random.Random(0)
+    tracemalloc.start()
+    try:
+        for _ in range(400):  # four times as much as there is room for
+            table.learn([draw.randrange(32_000) for _ in range(100)], 0)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(table) == table.entries
+    assert 0.6 < taken / len(table) / ENTRY_BYTES <= 1

@@ -15,6 +15,7 @@ from specops.drafters.base import NO_DRAFT, Draft, LookupDrafter
 from specops.drafters.ngram import NgramDrafter
 
 ORDER = 3
+ENTRY_BYTES = 250  # at most: the key, its place in the order and the token, half-empty tables
 _TOKEN_BITS = 32
 
 
@@ -22,7 +23,7 @@ class NgramTable:
     """The token that last followed each n-gram; the least recently used n-gram is forgotten.
 
     Args:
-        entries: n-grams in memory, at least 1; about 0.2 KB each.
+        entries: n-grams in memory, at least 1, `ENTRY_BYTES` each.
         order: tokens per n-gram, at least 1.
     """
 
