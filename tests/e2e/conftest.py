@@ -19,7 +19,7 @@ def tell() -> Tell:
     return _facts.append
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def started(
     tmp_path_factory: pytest.TempPathFactory, tell: Callable[[str], None]
 ) -> Iterator[Stack]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +23,7 @@ pytestmark = pytest.mark.e2e
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 BYTES = {"m": 1 << 20, "g": 1 << 30}
 ROWS = 4  # requests that run at the same time by default
+CLOSE, STEP = 64 << 20, 2 << 20  # bytes below the cap
 MOST_IMAGE_BYTES = 450 * 10**6  # of the API's image, without weights
 Tell = Callable[[str], None]
 every_service = pytest.mark.parametrize("service", SERVICES)
@@ -36,6 +40,16 @@ import os, pathlib, signal
 print("ready", flush=True)
 input()
 os.kill(victim, signal.SIGKILL)
+"""
+
+
+# Runs in the API's container: takes as many bytes as a line says, and holds them.
+HOG = """
+import sys
+held = []
+for line in sys.stdin:
+    held.append(b"x" * int(line))
+    print("held", flush=True)
 """
 
 
@@ -302,4 +316,68 @@ def test_the_model_cache_outlives_the_containers(stack: Stack, tell: Tell) -> No
     tell(
         f"ready {cold:.1f} s after the start with an empty volume, "
         f"{stack.seconds_to_ready():.1f} s with the volume of the run before"
+    )
+
+
+@contextmanager
+def hog(stack: Stack) -> Iterator[Callable[[int], bool]]:
+    """A process in the API's container; the function makes it grow, and says whether it lives."""
+    command = ("docker", "exec", "--interactive", stack.container("api"), "python", "-c", HOG)
+    with subprocess.Popen(
+        command, env=stack.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        orders, words = process.stdin, process.stdout
+
+        def grow(count: int) -> bool:
+            os.write(orders.fileno(), f"{count}\n".encode())
+            return words.readline() == b"held\n"
+
+        yield grow
+
+
+def figures(stack: Stack) -> dict[str, float]:
+    """The series of the metrics page."""
+    page = httpx.get(f"{stack.url('api')}/metrics").text
+    pairs = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
+    return {series: float(value) for series, _, value in pairs}
+
+
+def test_the_door_closes_before_the_cap_is_reached_and_who_breaks_it_is_killed(
+    stack: Stack, pool: ThreadPoolExecutor, tell: Tell
+) -> None:
+    if len(Path("/proc/swaps").read_text().splitlines()) > 1:
+        pytest.skip("this machine has swap, and twelve gigabytes of it would have to be filled")
+    api, before = stack.url("api"), figures(stack)
+    restarts = stack.inspect("api", "{{.RestartCount}}")
+    free = int(before['specops_memory_bytes{kind="limit"}'])
+    free -= int(before['specops_memory_bytes{kind="anon"}'])
+    with hog(stack) as grow:
+        assert grow(free - 2 * CLOSE)
+        free = 2 * CLOSE
+        shed = False
+        while not shed:
+            stream = Stream(api, max_new_tokens=900)  # an idle service refuses nobody
+            followed = pool.submit(stream.follow)
+            wait("the stream has begun", lambda events=stream.events: bool(events))
+            while not shed and not followed.done():
+                assert grow(STEP), "killed before anybody was refused"
+                free -= STEP
+                body = {"prompt": PROMPT, "max_new_tokens": 1}
+                shed = httpx.post(f"{api}/generate", json=body, timeout=60).status_code == 429
+            followed.result()
+            assert stream.complete
+        after = figures(stack)
+        assert after['specops_requests_rejected_total{reason="memory"}'] > 0
+        steps = 0
+        while grow(CLOSE):
+            steps += 1
+            assert steps < 100, "the cap does not hold"
+    assert stack.inspect("api", "{{.RestartCount}}") == restarts
+    assert figures(stack)["specops_oom_kills_total"] > before["specops_oom_kills_total"]
+    assert clients.generate(api, max_new_tokens=8)["generated_tokens"] == 8
+    tell(
+        f"another process in the container grew: 429 with {free / 1e6:.0f} MB left, running "
+        "requests were answered; beyond the cap the kernel killed it, the service went on"
     )

@@ -1,0 +1,95 @@
+"""What the README tells a newcomer to type, typed: the path with Docker, from start to end."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e import stand_ins
+from tests.e2e.conftest import Tell
+from tests.e2e.stack import COMPOSE, Stack
+from tests.stack.support import ROOT, Finished, run, tool
+
+pytestmark = pytest.mark.e2e
+
+README = (ROOT / "README.md").read_text()
+COMMANDS: list[str] = re.findall(r"^```bash\n(.*?)\n```", README, flags=re.DOTALL | re.MULTILINE)
+COMMAND_SECONDS = 600
+SHORTER = " ARGS='--time-scale 0.2'"  # of a load's two minutes
+
+
+@pytest.fixture(scope="module")
+def env(started: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which `docker compose` means the stack of these tests."""
+    folder = tmp_path_factory.mktemp("readme")
+    files = [ROOT / "compose.yaml", started.override]
+    if "grafana" not in started.services:
+        files.append(folder / "without-grafana.yaml")
+        files[-1].write_text(yaml.safe_dump({"services": {"grafana": {"profiles": ["never"]}}}))
+    found = {
+        **started.env,
+        "COMPOSE_FILE": ":".join(map(str, files)),
+        "COMPOSE_PROJECT_NAME": stand_ins.PREFIX,
+    }
+    if len(started.engine.compose) == 1:  # a program of its own: let the client find it
+        plugin = folder / "docker" / "cli-plugins" / "docker-compose"
+        plugin.parent.mkdir(parents=True)
+        plugin.symlink_to(started.engine.compose[0])
+        settings = Path.home() / ".docker" / "config.json"
+        if settings.exists():
+            (folder / "docker" / "config.json").symlink_to(settings)
+        found["DOCKER_CONFIG"] = str(folder / "docker")
+    return found
+
+
+def type_in(command: str, env: dict[str, str]) -> Finished:
+    """Run a command as it is written; a failure shows what it said."""
+    finished = run("bash", "-c", command, env=env, timeout=COMMAND_SECONDS)
+    assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
+    return finished
+
+
+def written(beginning: str) -> str:
+    """The first of the README's commands that begins so."""
+    return next(command for command in COMMANDS if command.startswith(beginning))
+
+
+def test_the_readmes_commands_do_what_it_says(
+    started: Stack, env: dict[str, str], tell: Tell
+) -> None:
+    started.compose("down")
+    port = started.env["SPECOPS_PORT"]
+
+    up = type_in(written("make up"), env)
+    assert re.search(rf"API +http://127\.0\.0\.1:{port}\n", up.stdout)
+    assert all(map(started.healthy, set(started.services) - {"locust"}))
+
+    if tool("curl"):
+        ask = written("curl").replace(":8000", f":{port}")
+        answer = json.loads(type_in(ask, env).stdout)
+        promised = {"generated_text", "tokens_per_second", "avg_tokens_per_jump", "latency_ms"}
+        assert promised <= set(answer)
+        assert answer["avg_tokens_per_jump"] > 1
+
+    # Its status may be that of a missed gate: how fast this machine is matters to nobody here.
+    load = run("bash", "-c", written("make load") + SHORTER, env=env, timeout=COMMAND_SECONDS)
+    assert "failed; " in load.stdout, load.stdout + load.stderr
+    (line,) = re.findall(r"^\d+ answered, .* failed; .*$", load.stdout, flags=re.MULTILINE)
+    (page,) = re.findall(r"^Report: (.*\.html)$", load.stdout, flags=re.MULTILINE)
+    assert (ROOT / page).is_file()
+    assert " 0 failed" in line
+
+    type_in("make down", env)
+    label = f"label=com.docker.compose.project={stand_ins.PREFIX}"
+    assert started.engine.docker("ps", "--all", "--quiet", "--filter", label).stdout == ""
+    tell(f"README: make up, curl, make load, make down as written; the load: {line.strip()}")
+
+
+def test_the_readme_names_the_ports_that_are_published() -> None:
+    published = re.findall(r"127\.0\.0\.1:(\d+)", README)
+    ports = "".join(port for service in COMPOSE["services"].values() for port in service["ports"])
+    assert all(f":-{port}" in ports for port in set(published))
