@@ -161,6 +161,8 @@ def draw(runs: Sequence[Simulated], path: Path) -> None:
             below.plot(loads, [100 * run.refused for run in line], **how)
     above.set_ylabel("p95 of a request, seconds")
     above.set_yscale("log")
+    above.yaxis.set_major_formatter("{x:g}")
+    above.yaxis.set_minor_formatter("{x:g}")
     above.legend(fontsize=7)
     below.set_ylabel("refused, %")
     below.set_xlabel("load offered, share of what the replicas can do")
