@@ -25,6 +25,7 @@ from typing import Any
 from bench.cgroup import Cgroup, cgroup
 from bench.machine import describe
 from bench.models import phi3, tinyllama_pair
+from bench.quiet import cpu_seconds, machine_seconds
 from bench.server import Client, RefusedError, ServerError, serving
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
@@ -93,6 +94,7 @@ class Outcome:
     rows: int = 0
     context: int = 0
     start_seconds: float = 0.0
+    first_seconds: float = 0.0  # of a first answer, which brings back what loading pushed out
     seconds: float = 0.0  # of the load
     tokens: float = 0.0
     answered: int = 0
@@ -102,6 +104,7 @@ class Outcome:
     peak_swap: int = 0
     major_faults: int = 0  # during the load
     oom_kills: int = 0
+    strangers: float = 0.0  # cores that others took during the load, as a mean
     date: str = ""
     samples: list[Sample] = field(default_factory=list)
 
@@ -126,10 +129,13 @@ def measure(case: Case, load: Load, cache: Path) -> Outcome:
         with _watched(group, outcome):
             begin, users = time.monotonic(), list[threading.Thread]()
             try:
-                with serving(settings, group.enclosed) as (_, client):
+                with serving(settings, group.enclosed) as (pid, client):
                     outcome.start_seconds = time.monotonic() - begin
                     outcome.rows, outcome.context = _shape(client)
+                    outcome.first_seconds = _first(client, load)
+                    others = _strangers(pid)
                     users = _play(load, client, group, outcome)
+                    outcome.strangers = (_strangers(pid) - others) / outcome.seconds
             except (ServerError, OSError, HTTPException) as error:
                 outcome.ending = _told(error)
             for user in users:
@@ -267,6 +273,13 @@ def _play(load: Load, client: Client, group: Cgroup, outcome: Outcome) -> list[t
     return users
 
 
+def _first(client: Client, load: Load) -> float:
+    """Seconds that one request takes, alone and before all others."""
+    begin = time.monotonic()
+    client.generate(load.body(random.Random("first")))
+    return time.monotonic() - begin
+
+
 def _ask(user: Client, body: dict[str, Any]) -> str:
     """What became of a request: answered, shed or failed."""
     try:
@@ -276,6 +289,11 @@ def _ask(user: Client, body: dict[str, Any]) -> str:
     except (ServerError, OSError, HTTPException):
         return "failed"
     return "answered"
+
+
+def _strangers(pid: int) -> float:
+    """CPU seconds of everyone but the service and this process, since the machine started."""
+    return machine_seconds() - cpu_seconds(pid) - time.process_time()
 
 
 def _generated(client: Client) -> float:

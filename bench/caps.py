@@ -44,6 +44,7 @@ TABLE_LOAD = Load(seconds=25.0)
 SOAK_LOAD = Load(
     seconds=600.0, clients=6, prompt_words=(20, 200), new_tokens=(16, 128), sample_every=5.0
 )
+DISTURBED = 0.3  # cores that others took: such a case is measured again
 Entry = dict[str, Any]
 
 
@@ -97,9 +98,9 @@ def read(folder: Path, name: str = "caps") -> list[Entry]:
 def table(entries: Sequence[Entry], *, soaked: bool) -> Table:
     """A row per case."""
     columns = (
-        *("weights", "cap GB", "kept as", "swap", "ending", "rows x context", "ready s"),
+        *("weights", "cap GB", "kept as", "swap", "ending", "rows x context", "ready s", "first s"),
         *("load s", "tokens/s", "answered", "429", "failed"),
-        *("peak anonymous MB", "peak swap MB", "major faults/s", "OOM kills"),
+        *("peak anonymous MB", "peak swap MB", "major faults/s", "OOM kills", "others' cores"),
     )
     load = SOAK_LOAD if soaked else TABLE_LOAD
     machine = describe()
@@ -112,9 +113,11 @@ def table(entries: Sequence[Entry], *, soaked: bool) -> Table:
             "guesses none stand: what is shown is plain decoding",
             f"{load.clients} clients, prompts of {_span(load.prompt_words)} words, "
             f"{_span(load.new_tokens)} new tokens; everything is put out of the page cache before; "
-            "rows and context by default, as the memory plan chose them",
+            "rows and context by default, as the memory plan chose them; first: one request alone, "
+            "before the load",
             "kept as: mapped = prepacked file in the page cache, copied = SPECOPS_PREPACK=0",
-            "major faults: pages of files or swap that had to be read from the disk",
+            "major faults: pages of files or swap that had to be read from the disk; "
+            "others' cores: CPU time that the rest of the machine took meanwhile",
             f"{machine.cpu}, {machine.threads} threads, onnxruntime {machine.onnxruntime}, "
             f"{max(entry['date'][:10] for entry in entries)}",
         ),
@@ -136,6 +139,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
         entry["ending"][:60],
         f"{entry['rows']} x {entry['context']:,}" if entry["rows"] else "",
         f"{entry['start_seconds']:.1f}" if entry["rows"] else "",
+        f"{entry['first_seconds']:.1f}" if "first_seconds" in entry and served else "",
         f"{entry['seconds']:.0f}" if served else "",
         "" if rate is None else f"{rate:.1f}",
         f"{entry['answered']}" if served else "",
@@ -145,6 +149,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
         f"{entry['peak_swap'] / 1e6:.0f}",
         f"{entry['major_faults'] / entry['seconds']:.0f}" if served else "",
         str(entry["oom_kills"]),
+        f"{entry['strangers']:.2f}" if served and "strangers" in entry else "",
     )
 
 
@@ -219,7 +224,9 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", default="", help="cases whose names contain this")
-    parser.add_argument("--missing", action="store_true", help="cases that are not kept yet")
+    parser.add_argument(
+        "--missing", action="store_true", help="cases that are not kept yet, or were disturbed"
+    )
     parser.add_argument("--most", type=int, default=1000, help="no more cases than this")
     parser.add_argument("--soak", action="store_true", help="a long load, with a time series")
     parser.add_argument("--seconds", type=float, help="of load per case")
@@ -259,7 +266,13 @@ def _measured(options: argparse.Namespace, name: str) -> bool:
 
 
 def _chosen(options: argparse.Namespace, name: str) -> list[Case]:
-    kept = {entry["name"] for entry in read(options.results, name)} if options.missing else set()
+    kept = set()
+    if options.missing:
+        kept = {
+            entry["name"]
+            for entry in read(options.results, name)
+            if entry.get("strangers", 0.0) < DISTURBED
+        }
     chosen = [case for case in cases() if options.only in case.name and case.name not in kept]
     if options.prepare:  # which does not depend on the cap
         chosen = list({(case.model, case.quant, case.mapped): case for case in chosen}.values())

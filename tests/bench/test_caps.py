@@ -37,7 +37,7 @@ def test_a_case_replaces_its_earlier_self_and_no_other(tmp_path: Path) -> None:
     kept = {entry["name"]: entry["ending"] for entry in read(tmp_path)}
     assert kept == {one.name: "served", other.name: "killed"}
     table = (tmp_path / "caps.md").read_text()
-    assert "| 20 | 20.0 | 12 | 1 | 0 | 800 | 0 | 2 | 0 |" in table
+    assert "| 20 | 20.0 | 12 | 1 | 0 | 800 | 0 | 2 | 0 | 0.00 |" in table
     assert "| killed |" in table
 
 
@@ -83,6 +83,17 @@ def test_only_what_is_missing_is_measured_and_no_more_than_asked(
     assert main(asked) == 0
     wanted = [case.name for case in cases() if not case.swap]
     assert measured == wanted[:4]
+
+
+def test_what_was_disturbed_is_still_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = [replace(SERVED, strangers=1.0), SERVED, SERVED]
+    monkeypatch.setattr(caps, "measure", lambda case, load, cache: outcomes.pop(0))
+    asked = ["--only", "int8-1.5GB-copied-noswap", "--missing", "--results", str(tmp_path)]
+    for left in (2, 1, 1):
+        assert main(asked) == 0
+        assert len(outcomes) == left
 
 
 def test_files_leave_the_page_cache(tmp_path: Path) -> None:
