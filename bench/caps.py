@@ -113,8 +113,8 @@ def table(entries: Sequence[Entry], *, soaked: bool) -> Table:
             "guesses none stand: what is shown is plain decoding",
             f"{load.clients} clients, prompts of {_span(load.prompt_words)} words, "
             f"{_span(load.new_tokens)} new tokens; everything is put out of the page cache before; "
-            "rows and context by default, as the memory plan chose them; first: one request alone, "
-            "before the load",
+            "rows and context by default, as the memory plan chose them; first: an answer of "
+            "8 tokens, alone, before the load",
             "kept as: mapped = prepacked file in the page cache, copied = SPECOPS_PREPACK=0",
             "major faults: pages of files or swap that had to be read from the disk; "
             "others' cores: CPU time that the rest of the machine took meanwhile",
