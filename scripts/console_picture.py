@@ -9,10 +9,14 @@ draw.
 from __future__ import annotations
 
 import argparse
-import shutil
+import sys
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
+
+from scripts.browser import launched
 
 ROOT = Path(__file__).resolve().parents[1]
 ANSWERS = 12
@@ -51,16 +55,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "console.png")
     parser.add_argument("--dark", action="store_true")
     options = parser.parse_args()
-    binary = shutil.which("chromium") or shutil.which("google-chrome")
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+    with launched() as browser:
         page = browser.new_page(
             viewport={"width": 1280, "height": 1130},
             color_scheme="dark" if options.dark else "light",
         )
         page.goto(options.url)
         take(page, options.output)
-        browser.close()
 
 
 if __name__ == "__main__":

@@ -68,6 +68,15 @@ def test_the_jobs_together_do_what_the_one_command_does() -> None:
         assert command in everything, command
 
 
+def test_whoever_checks_has_a_browser_and_a_prometheus() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(name.startswith("playwright") for name in extras["optional-dependencies"]["dev"])
+    one_command = (ROOT / ".ci/run").read_text()
+    for programs in (one_command, commands("e2e")):
+        assert re.search(r"chromium|google-chrome", programs)
+        assert "prometheus" in programs
+
+
 def test_the_image_is_built_measured_listed_and_audited() -> None:
     assert JOBS["image"]["env"]["MOST_MEGABYTES"] <= 450
     builds = [
