@@ -1,0 +1,103 @@
+"""Opens the four dashboards in a running Grafana and saves a picture of each.
+
+    python scripts/dashboard_pictures.py [URL] [--output FOLDER] [--minutes 15] [--patience 60]
+
+A picture is taken when every panel has been drawn: it is there, it has stopped loading, and there
+is something in it. Where one shows an error or no data, or is not drawn in time, the pictures are
+saved all the same, the panels are named and the exit status is 1. Panels are told by the marks that
+Grafana keeps for tests of its own (`@grafana/e2e-selectors`, the same from 11 on).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
+
+from scripts.browser import BrowserError, launched
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+DASHBOARDS = ROOT / "grafana" / "dashboards"
+DRAWN = "drawn"
+POLL_MS = 100
+WIDTH = 1600
+# Grafana's grid: 30 pixels a row and 8 between. Only what is in sight is drawn, so all of it is.
+ROW_PIXELS, FRAME_PIXELS = 38, 160
+LOOK = """(titles) => titles.map((title) => {
+  const marked = (mark) => `[data-testid="data-testid ${mark}"]`;
+  const panel = [...document.querySelectorAll('[data-testid^="data-testid Panel header "]')]
+    .find((found) => found.dataset.testid === `data-testid Panel header ${title}`);
+  if (!panel) return 'is not there';
+  if (panel.querySelector(marked('Panel status error'))) return 'shows an error';
+  if (panel.querySelector('[aria-label="Panel loading bar"]')) return 'is loading';
+  const empty = panel.querySelector(marked('Panel data error message'));
+  if (empty) return `shows no data: ${empty.textContent.trim()}`;
+  const content = panel.querySelector(marked('panel content'));
+  return content?.querySelector('canvas') || content?.textContent.trim() ? 'drawn' : 'is empty';
+})"""
+
+
+def titles(board: dict[str, Any]) -> list[str]:
+    """Of the panels that show data."""
+    return [panel["title"] for panel in board["panels"] if panel["type"] != "row"]
+
+
+def undrawn(page: Page, names: list[str], patience: float) -> dict[str, str]:
+    """Wait until all panels are drawn; those that are not by then, and what is wrong with each."""
+    deadline = time.monotonic() + patience
+    while True:
+        states = dict(zip(names, page.evaluate(LOOK, names), strict=True))
+        wrong = {name: state for name, state in states.items() if state != DRAWN}
+        if not wrong or time.monotonic() > deadline:
+            return wrong
+        page.wait_for_timeout(POLL_MS)  # between two looks at the condition
+
+
+def take(page: Page, url: str, board: dict[str, Any], output: Path, patience: float) -> list[str]:
+    """Save a picture of one dashboard; what is wrong with it, a line for each panel."""
+    rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
+    page.set_viewport_size({"width": WIDTH, "height": rows * ROW_PIXELS + FRAME_PIXELS})
+    answer = page.goto(url)
+    if answer is None or not answer.ok:
+        return [f"{board['title']} {url} answers {answer and answer.status}"]
+    wrong = undrawn(page, titles(board), patience)
+    page.screenshot(path=output)
+    return [f"{board['title']} / {title} {state}" for title, state in wrong.items()]
+
+
+def main() -> int:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:3000")
+    parser.add_argument("--output", type=Path, default=Path("pictures"), metavar="FOLDER")
+    parser.add_argument("--minutes", type=float, default=15, help="how far back")
+    parser.add_argument("--patience", type=float, default=60, help="seconds for each dashboard")
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    wrong = []
+    try:
+        with launched() as browser:
+            page = browser.new_page()
+            for path in sorted(DASHBOARDS.glob("*.json")):
+                board = json.loads(path.read_text())
+                url = f"{options.url}/d/{board['uid']}?kiosk&from=now-{options.minutes:g}m&to=now"
+                picture = options.output / f"{path.stem}.png"
+                wrong += take(page, url, board, picture, options.patience)
+                print(picture, flush=True)
+    except BrowserError as missing:
+        wrong.append(str(missing))
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
