@@ -1,4 +1,4 @@
-"""The two ways to ask: the service's own `/generate`, and OpenAI's `/v1/completions`.
+"""The ways to ask: the service's own `/generate`, and OpenAI's completions and chats.
 
 Each knows the body of a request and what the pieces of its answer mean, and nothing of Locust.
 """
@@ -65,7 +65,7 @@ class Generate:
         return Progress(tokens=len(event["tokens"]))
 
 
-class OpenAI:
+class Completions:
     """`POST /v1/completions`, with the usage at the end of a stream."""
 
     path = "/v1/completions"
@@ -75,11 +75,19 @@ class OpenAI:
         self, prompt: str, tokens: int, drafter: str, model: str, *, stream: bool
     ) -> dict[str, Any]:
         """The request for at most `tokens` tokens; the drafter is the server's choice."""
-        asked: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": tokens}
-        asked["temperature"] = 0
+        asked: dict[str, Any] = {"model": model, "max_tokens": tokens, "temperature": 0}
+        asked |= self.asked(prompt)
         if stream:
             asked |= {"stream": True, "stream_options": {"include_usage": True}}
         return asked
+
+    def asked(self, prompt: str) -> dict[str, Any]:
+        """The part of a request that holds the prompt."""
+        return {"prompt": prompt}
+
+    def text(self, choice: Mapping[str, Any]) -> str:
+        """What a choice in a stream adds to its answer; empty where it says something else."""
+        return str(choice.get("text") or "")
 
     def generated(self, answer: Mapping[str, Any]) -> int:
         """Tokens of a whole answer."""
@@ -90,11 +98,29 @@ class OpenAI:
         if "error" in event:
             return Progress(error=str(event["error"].get("code")))
         usage = event.get("usage")
-        text = any(choice.get("text") for choice in event.get("choices", []))
+        text = any(self.text(choice) for choice in event.get("choices", []))
         return Progress(
             tokens=1 if text else 0,
             generated=int(usage["completion_tokens"]) if usage else None,
         )
 
 
-PROTOCOLS: dict[str, ApiProtocol] = {"generate": Generate(), "openai": OpenAI()}
+class Chats(Completions):
+    """`POST /v1/chat/completions`: the prompt as the only message of a chat."""
+
+    path = "/v1/chat/completions"
+
+    def asked(self, prompt: str) -> dict[str, Any]:
+        """The part of a request that holds the prompt."""
+        return {"messages": [{"role": "user", "content": prompt}]}
+
+    def text(self, choice: Mapping[str, Any]) -> str:
+        """What a choice in a stream adds to its answer; empty where it says something else."""
+        return str(choice.get("delta", {}).get("content") or "")
+
+
+PROTOCOLS: dict[str, ApiProtocol] = {
+    "generate": Generate(),
+    "openai": Completions(),
+    "chat": Chats(),
+}

@@ -34,7 +34,7 @@ class StandIn(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert body["prompt"]
+        assert body.get("prompt") or body["messages"][0]["content"]
         with self.lock:
             type(self).served += 1
             odd = self.odd_one if self.served % 3 == 0 else "answer"
@@ -42,8 +42,9 @@ class StandIn(BaseHTTPRequestHandler):
             self.reply(429, "application/json", b"{}", {"Retry-After": "0"})
         elif odd == "fail":
             self.reply(500, "application/json", b"{}", {})
-        elif self.path == "/v1/completions":
+        elif self.path.startswith("/v1/"):
             assert body["model"] == "it"
+            assert ("messages" in body) == ("chat" in self.path)
             self.reply_as_openai(stream=bool(body.get("stream")))
         elif body.get("stream"):
             events = [*STEPS] if odd == "cut" else [*STEPS, ANSWER]
@@ -61,7 +62,10 @@ class StandIn(BaseHTTPRequestHandler):
         if not stream:
             self.reply(200, "application/json", json.dumps(usage).encode(), {})
             return
-        chunks = [{"choices": [{"text": text}], "usage": None} for text in ("a", "bc")]
+        deltas = [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "bc"}]
+        said = [{"text": delta["content"]} for delta in deltas]
+        said = [{"delta": delta} for delta in deltas] if "chat" in self.path else said
+        chunks = [{"choices": [choice], "usage": None} for choice in said]
         text = "".join(f"data: {json.dumps(event)}\n\n" for event in [*chunks, usage])
         self.reply(200, "text/event-stream", f"{text}data: [DONE]\n\n".encode(), {})
 
@@ -201,11 +205,17 @@ def test_processes_add_up(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["answer"], indirect=True)
-def test_openais_way_is_asked_too(url: str, tmp_path: Path) -> None:
-    status, rows, output = run_locust(url, tmp_path, "--api", "openai")
+@pytest.mark.parametrize("api", ["openai", "chat"])
+def test_openais_ways_are_asked_too(url: str, api: str, tmp_path: Path) -> None:
+    status, rows, output = run_locust(url, tmp_path, "--api", api)
     assert status == 0, output
     assert mean(rows["TOKENS per request"]) == 3
-    assert rows["TTFT first token"]["num_requests"] > 0
+    (streams,) = (
+        row["num_requests"] for name, row in rows.items() if name.endswith("completions (stream)")
+    )
+    assert streams > 0
+    assert abs(rows["TTFT first token"]["num_requests"] - streams) <= 2
+    assert abs(rows["ITL inter-token"]["num_requests"] - streams) <= 2  # one step after the first
 
 
 def test_nobody_answering_is_a_failure(tmp_path: Path) -> None:
