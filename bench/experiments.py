@@ -6,8 +6,9 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from bench import assisted, compare, concurrency, equality, gamma, levels, scenarios
+from bench import assisted, compare, concurrency, equality, gamma, levels, scenarios, watched
 from bench.models import Progress, configured, tinyllama
 from bench.outcome import Outcome
 from bench.prompts import (
@@ -50,10 +51,23 @@ def _concurrency(options: argparse.Namespace, progress: Progress) -> Outcome:
 def _simulated(options: argparse.Namespace, progress: Progress) -> Outcome:
     plan = levels.QUICK if options.quick else levels.FULL
     model = configured() if options.skip_tinyllama else tinyllama(progress)
-    file, earlier = options.results / "simulated.json", []
-    if options.add and file.is_file():
-        earlier = json.loads(file.read_text(encoding="utf-8"))["runs"]
-    return levels.run(model, _own(options) or code(2 * plan.each), plan, progress, earlier)
+    prompts = _own(options) or code(2 * plan.each)
+    return levels.run(model, prompts, plan, progress, _earlier("simulated", options))
+
+
+def _watched(options: argparse.Namespace, progress: Progress) -> Outcome:
+    plan = watched.QUICK if options.quick else watched.FULL
+    prompts = _own(options) or code(max(plan.clients))
+    return watched.run(configured(), prompts, plan, progress, _earlier("watched", options))
+
+
+def _earlier(name: str, options: argparse.Namespace) -> list[Any]:
+    """The runs in the results that this one is to stand beside."""
+    file = options.results / f"{name}.json"
+    if not options.add or not file.is_file():
+        return []
+    runs: list[Any] = json.loads(file.read_text(encoding="utf-8"))["runs"]
+    return runs
 
 
 def _equality(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -78,6 +92,7 @@ EXPERIMENTS: dict[str, Callable[[argparse.Namespace, Progress], Outcome]] = {
     "simulated": _simulated,
     "equality": _equality,
     "transformers": _transformers,
+    "watched": _watched,
 }
 ALWAYS = ("compare", "gamma", "scenarios", "concurrency")  # what `all` runs
 
@@ -85,7 +100,7 @@ HELP = (
     "compare: drafters by kind of text; gamma: fixed draft lengths; scenarios: target, draft, "
     "both; concurrency: several requests at once; simulated: set levels of acceptance at "
     "TinyLlama's size; equality: speculative against plain output; transformers: its assisted "
-    "generation (needs torch)"
+    "generation (needs torch); watched: a Prometheus and an open console"
 )
 
 
@@ -94,7 +109,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--add",
         action="store_true",
-        help="simulated, serving: one more run beside those in the results",
+        help="simulated, serving, watched: one more run beside those in the results",
     )
     parser.add_argument("--rounds", type=int, help="serving: how often every case is measured")
     parser.add_argument(

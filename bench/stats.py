@@ -6,6 +6,7 @@ in the result shows it. Ratios are taken within a round, where both sides met th
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,28 @@ class Summary:
             return cls(values[0], values[0], values[0], 1)
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median, low, high, len(values))
+
+
+def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+    """The median and the ends of its confidence interval: two of the values, from the binomial law.
+
+    Nothing is assumed of how the values are spread. Too few of them (below 6 for 95 %) bear no
+    such interval; then it is the whole range.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not values:
+        raise ValueError("nothing was measured")
+    ordered, count = sorted(values), len(values)
+    outside, below = 0, 0.0  # how many values at each end are left out, and how likely that errs
+    while True:
+        below += math.comb(count, outside) / 2**count
+        if below > (1 - confidence) / 2:
+            break
+        outside += 1
+    place = max(outside - 1, 0)
+    return statistics.median(ordered), ordered[place], ordered[count - 1 - place]
 
 
 def ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:

@@ -85,6 +85,22 @@ def test_equality_is_proven_in_pieces(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+def test_being_watched_is_measured_and_told_apart(model: Path, tmp_path: Path) -> None:
+    for runs in (1, 2):
+        done = bench(model, tmp_path, "watched", "--add")
+        assert done.returncode == 0, done.stderr
+        found = kept(tmp_path, "watched")["runs"]
+        assert len(found) == runs
+    for run in found:
+        assert set(run["rates"]) == {"1", "4"}
+        assert all(
+            rate > 0 for kinds in run["rates"].values() for kind in kinds.values() for rate in kind
+        )
+        assert run["costs"]["page_bytes"] > 10_000
+        assert run["costs"]["scrape_service"] > 0
+
+
+@pytest.mark.e2e
 def test_a_missing_model_is_said_in_a_line(tmp_path: Path) -> None:
     done = bench(tmp_path / "nowhere", tmp_path, "compare")
     assert done.returncode == 2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.stats import Summary, ratios, rotated
+from bench.stats import Summary, interval, ratios, rotated
 
 rates = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=30)
 
@@ -25,6 +25,26 @@ def test_one_interrupted_round_does_not_move_the_median() -> None:
 def test_nothing_measured_is_no_result() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         Summary.of([])
+
+
+@given(rates)
+def test_an_interval_holds_the_median_and_ends_at_values(values: list[float]) -> None:
+    middle, low, high = interval(values)
+    assert low <= middle <= high
+    assert {low, high} <= set(values)
+
+
+# By the tables of the sign test.
+@pytest.mark.parametrize(
+    ("count", "low", "high"), [(5, 1, 5), (6, 1, 6), (9, 2, 8), (20, 6, 15), (40, 14, 27)]
+)
+def test_the_interval_of_a_median_is_the_sign_tests(count: int, low: int, high: int) -> None:
+    assert interval([float(value) for value in range(1, count + 1)])[1:] == (low, high)
+
+
+def test_no_values_have_no_interval() -> None:
+    with pytest.raises(ValueError, match="nothing was measured"):
+        interval([])
 
 
 def test_ratios_are_taken_round_by_round() -> None:
