@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from board import board
-from panels import big_number, curves
+from panels import PER_SECOND, big_number, curves
 from promql import now, now_by, part, rate, rate_by, ratio, series
 
 MEMORY, DISK = "specops_memory_bytes", "specops_disk_bytes"
@@ -130,11 +130,14 @@ def _memory(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Page faults per second",
-            "`minor`: a page was given or found in memory, harmless. `major`: it was read from "
-            "disk. Major ones while it generates: the weights do not stay in the page cache, so "
-            "the cap is too tight for them; smaller weights (SPECOPS_QUANT) help.",
-            "short",
+            "`major`: a page was read from disk. Some of them while it generates: the weights do "
+            "not stay in the page cache, so the cap is too tight for them; smaller weights "
+            "(SPECOPS_QUANT) help. `minor` (on the right): a page was given or found in memory, "
+            "harmless.",
+            PER_SECOND,
             {"{{kind}}": rate_by("kind", "specops_page_faults_total")},
+            right={"minor": PER_SECOND},
+            colours={"major": "red"},
         )
     )
     made.with_panel(

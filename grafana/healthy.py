@@ -10,21 +10,42 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from board import board
-from panels import big_number, curves, label_now
+from panels import TOKENS_PER_SECOND, big_number, curves, label_now
 from promql import now, now_by, part, quantile, quantiles, rate, rate_by, ratio, series
 
+READY, FAILED, BETWEEN = 'state="ready"', 'state="failed"', 'state!~"ready|failed"'
+FIRING = 'ALERTS{alertstate="firing"}'
 OBJECTIVE = 30  # seconds; prometheus/rules/specops.yml counts what takes longer
+
+
+_ON_ITS_WAY, _WRONG = 2, 3
+
+
+def _states() -> str:
+    """A series for each state that an instance is in; its value says how bad that is."""
+    every = series("specops_model_state")
+
+    def having(labels: str) -> str:
+        return f"(max by (state) ({series('specops_model_state', labels)}) == 1)"
+
+    nobody = 'label_replace(vector(1), "state", "unreachable", "", "")'
+    return (
+        f"{having(READY)} or {_ON_ITS_WAY} * {having(BETWEEN)} or {_WRONG} * {having(FAILED)} "
+        f"or {_WRONG} * ({nobody} unless on () max({every}))"
+    )
 
 
 def _glance(made: Dashboard) -> None:
     made.with_panel(
         label_now(
             "Model",
-            "What the service is doing with its weights; it answers when this says `ready`. "
-            "`failed`: GET /health says why. `unreachable`: Prometheus gets no figures from the "
-            "API; its page /targets says why.",
-            {"{{state}}": f"max by (state) ({series('specops_model_state')}) == 1"},
-            otherwise="unreachable",
+            "What the service is doing with its weights; it answers when this says `ready`. Any "
+            "other state is on its way there, except `failed`: GET /health says why. "
+            "`unreachable`: Prometheus gets no figures from the API, so every other figure here "
+            "says nothing; its page /targets says why.",
+            {"{{state}}": _states()},
+            warn=_ON_ITS_WAY,
+            alarm=_WRONG,
         )
     )
     made.with_panel(
@@ -32,7 +53,7 @@ def _glance(made: Dashboard) -> None:
             "Tokens per second",
             "Tokens generated for all requests together. Low while requests wait: look at tokens "
             "per jump, and at `Where does the time go?`. 0: nobody asks.",
-            "short",
+            TOKENS_PER_SECOND,
             rate("specops_generated_tokens_total"),
             decimals=1,
         )
@@ -94,10 +115,10 @@ def _objectives(made: Dashboard) -> None:
     made.with_panel(
         big_number(
             "Alerts firing",
-            "Alerts of prometheus/rules/alerts.yml that fire now; Prometheus' page /alerts names "
-            "them, and each carries what to do. 0 is how it should be.",
+            "Alerts of prometheus/rules/alerts.yml that fire now; the panel `Alerts, by name` says "
+            "which, Prometheus' page /alerts what to do about each. 0 is how it should be.",
             "short",
-            'count(ALERTS{alertstate="firing"}) or vector(0)',
+            f"count({FIRING}) or vector(0)",
             warn=1,
             alarm=2,
         )
@@ -170,13 +191,14 @@ def _speed(made: Dashboard) -> None:
             "generated for requests that nobody waited for to the end; much of it means that "
             "clients give up, so shorten the queue (SPECOPS_QUEUE_SIZE) or the deadline "
             "(SPECOPS_REQUEST_TIMEOUT).",
-            "short",
+            TOKENS_PER_SECOND,
             {
                 "generated": rate("specops_generated_tokens_total"),
                 "prompt": rate("specops_prompt_tokens_total"),
                 "wasted": rate("specops_wasted_tokens_total"),
             },
             width=12,
+            colours={"wasted": "red"},
         )
     )
     made.with_panel(
@@ -257,6 +279,10 @@ def _load(made: Dashboard) -> None:
             "reqps",
             {"{{outcome}}": rate_by("outcome", "specops_requests_total")},
             stacked=True,
+            colours={
+                **{"stop": "green", "length": "blue"},
+                **{"cancelled": "yellow", "timeout": "orange", "error": "red"},
+            },
         )
     )
     made.with_panel(
@@ -282,10 +308,12 @@ def _memory(made: Dashboard) -> None:
             "`Will it fit?`.",
             "bytes",
             {
-                "{{kind}}": now_by("kind", "specops_memory_bytes", 'kind=~"anon|file|swap"'),
+                "{{kind}}": now_by("kind", "specops_memory_bytes", 'kind=~"anon|file"'),
                 "limit": now("specops_memory_bytes", 'kind="limit"'),
             },
             limits=("limit",),
+            stacked=True,
+            width=12,
         )
     )
     made.with_panel(
@@ -301,6 +329,22 @@ def _memory(made: Dashboard) -> None:
             },
             warn=3,
             alarm=10,
+            width=12,
+        )
+    )
+    nothing = 'label_replace(vector(0), "alertname", "none", "", "")'
+    made.with_panel(
+        curves(
+            "Alerts, by name",
+            "Which alerts fire, from when to when; `none` at 0 while nothing does. The one that "
+            "began first is mostly the cause of the others. Prometheus' page /alerts has a runbook "
+            "for each.",
+            "short",
+            {
+                "{{alertname}}": f"sum by (alertname) ({FIRING}) "
+                f"or ({nothing} unless on () {FIRING})"
+            },
+            width=12,
         )
     )
     made.with_panel(
@@ -317,6 +361,7 @@ def _memory(made: Dashboard) -> None:
                 f"or 0 * sum by (model) ({series('specops_download_bytes')})"
             },
             maximum=1,
+            width=12,
         )
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from board import board
-from panels import big_number, curves, heat
+from panels import PER_SECOND, TOKENS_PER_SECOND, big_number, curves, heat
 from promql import WINDOW, buckets, mean, quantile, rate, rate_by, ratio, ratio_by, series
 
 STEPS = "specops_target_step_seconds"
@@ -85,7 +85,7 @@ def _glance(made: Dashboard) -> None:
             "Prompts read",
             "Prompt tokens per second of prefill. Low: short prompts, which fill a pass badly, or "
             "a slow machine; a larger SPECOPS_PREFILL_CHUNK helps long ones.",
-            "short",
+            TOKENS_PER_SECOND,
             ratio("specops_prompt_tokens_total", f"{STEPS}_sum", "", 'kind="prefill"'),
             decimals=0,
         )
@@ -182,13 +182,15 @@ def _steps(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Steps and rows per step",
-            "Passes per second by kind, and requests per pass. Few rows per step while many run: "
-            "guessing keeps them apart; that is right as long as tokens per second are up.",
-            "short",
+            "Passes per second by kind, and (on the right) requests per pass. Few rows per step "
+            "while many run: guessing keeps them apart; that is right as long as tokens per second "
+            "are up.",
+            PER_SECOND,
             {
                 "{{kind}}": rate_by("kind", "specops_target_steps_total"),
                 "rows per step": ROWS_PER_STEP,
             },
+            right={"rows per step": "suffix:rows"},
         )
     )
 
@@ -202,7 +204,7 @@ def _saved(made: Dashboard) -> None:
             "still held from requests that began alike (chats, shared instructions). None known "
             "although prompts begin alike: what was kept has been overwritten; more SPECOPS_ROWS "
             "keep more.",
-            "short",
+            TOKENS_PER_SECOND,
             {
                 "read": rate("specops_prompt_tokens_total"),
                 "known": rate("specops_cached_prompt_tokens_total"),

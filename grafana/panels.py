@@ -6,7 +6,9 @@ the case that there is nothing to show.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from string import ascii_uppercase
+from typing import TypeVar
 
 from grafana_foundation_sdk.builders import (
     bargauge,
@@ -45,8 +47,27 @@ from promql import Queries
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="prometheus")
 NO_VALUE = "no traffic yet"
+# Rates of what has no unit of its own; Grafana writes the rest behind the figure.
+TOKENS_PER_SECOND, TIMES, PER_SECOND = "suffix:tok/s", "suffix:x", "suffix:/s"
+TALL = 8  # rows of Grafana's grid
 # Nothing is red while nothing happens: a low figure is judged only where it is above this.
 IDLE = 0.001
+
+
+AnyPanel = TypeVar("AnyPanel", stat.Panel, timeseries.Panel, bargauge.Panel, heatmaps.Panel)
+
+
+def _begun(panel: AnyPanel, title: str, description: str, unit: str, place: GridPos) -> AnyPanel:
+    """The panel with what every panel has; green until it gets thresholds of its own."""
+    return (
+        panel.title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .unit(unit)
+        .no_value(NO_VALUE)
+        .grid_pos(place)
+        .thresholds(thresholds(None, None))
+    )
 
 
 def thresholds(
@@ -87,40 +108,31 @@ def big_number(
 ) -> stat.Panel:
     """A number that answers at a glance."""
     panel = (
-        _stat(title, description)
-        .unit(unit)
-        .no_value(NO_VALUE)
+        _stat(title, description, unit)
+        .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
         .graph_mode(BigValueGraphMode.AREA)
         .text_mode(BigValueTextMode.VALUE)
-        .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
         .targets(_targets({title.lower(): expr}))
     )
     return panel if decimals is None else panel.decimals(decimals)
 
 
-def label_now(title: str, description: str, queries: Queries, *, otherwise: str) -> stat.Panel:
-    """The legend of the series that exists now, in large letters; `otherwise` if there is none."""
+def label_now(
+    title: str, description: str, queries: Queries, *, warn: float, alarm: float
+) -> stat.Panel:
+    """The legend of the series that there is now, in large letters; its value is its colour."""
     return (
-        _stat(title, description)
-        .unit("none")
-        .no_value(otherwise)
+        _stat(title, description, "none")
+        .thresholds(thresholds(warn, alarm))
         .graph_mode(BigValueGraphMode.NONE)
         .text_mode(BigValueTextMode.NAME)
-        .thresholds(thresholds(None, None))
         .targets(_targets(queries, instant=True))
     )
 
 
-def _stat(title: str, description: str) -> stat.Panel:
-    return (
-        stat.Panel()
-        .title(title)
-        .description(description)
-        .datasource(DATASOURCE)
-        .grid_pos(GridPos(h=4, w=4))
-        .color_mode(BigValueColorMode.VALUE)
-        .reduce_options(_last())
-    )
+def _stat(title: str, description: str, unit: str) -> stat.Panel:
+    panel = _begun(stat.Panel(), title, description, unit, GridPos(h=4, w=4))
+    return panel.color_mode(BigValueColorMode.VALUE).reduce_options(_last())
 
 
 def _last() -> common.ReduceDataOptions:
@@ -137,26 +149,26 @@ def curves(
     stacked: bool = False,
     maximum: float | None = None,
     limits: tuple[str, ...] = (),
+    right: Mapping[str, str] | None = None,
+    colours: Mapping[str, str] | None = None,
     warn: float | None = None,
     alarm: float | None = None,
     low_is_bad: bool = False,
 ) -> timeseries.Panel:
-    """Lines over time; the series named in `limits`, and thresholds, are dashed lines."""
+    """Lines over time; thresholds, and the series named in `limits`, are dashed.
+
+    Series named in `right` are of another size: they have an axis there, in the unit beside the
+    name. `colours` are for series whose name means good or bad.
+    """
     style = GraphTresholdsStyleMode.DASHED
     if warn is None and alarm is None:
         style = GraphTresholdsStyleMode.OFF
     panel = (
-        timeseries.Panel()
-        .title(title)
-        .description(description)
-        .datasource(DATASOURCE)
-        .unit(unit)
-        .no_value(NO_VALUE)
-        .grid_pos(GridPos(h=8, w=width))
+        _begun(timeseries.Panel(), title, description, unit, GridPos(h=TALL, w=width))
+        .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
         .min(0)
         .line_width(1)
         .fill_opacity(25 if stacked else 8)
-        .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
         .thresholds_style(common.GraphThresholdsStyleConfig().mode(style))
         .legend(
             common.VizLegendOptions()
@@ -173,7 +185,11 @@ def curves(
     if maximum is not None:
         panel.max(maximum)
     for name in limits:
-        panel.override_by_name(name, _limit_style())
+        panel.override_by_name(name, _LIMIT)
+    for name, its_unit in (right or {}).items():
+        panel.override_by_name(name, [DynamicConfigValue("unit", its_unit), *_RIGHT])
+    for name, colour in (colours or {}).items():
+        panel.override_by_name(name, [_colour(colour)])
     return panel.targets(_targets(queries))
 
 
@@ -182,18 +198,11 @@ def bars(
 ) -> bargauge.Panel:
     """A bar for each series, as long as its value is now; for shares, so they end at 1."""
     return (
-        bargauge.Panel()
-        .title(title)
-        .description(description)
-        .datasource(DATASOURCE)
-        .unit(unit)
-        .no_value(NO_VALUE)
-        .grid_pos(GridPos(h=8, w=width))
+        _begun(bargauge.Panel(), title, description, unit, GridPos(h=TALL, w=width))
         .min(0)
         .max(1)
         .orientation(VizOrientation.HORIZONTAL)
         .display_mode(BarGaugeDisplayMode.BASIC)
-        .thresholds(thresholds(None, None))
         .reduce_options(_last())
         .targets(_targets(queries))
     )
@@ -211,13 +220,7 @@ def heat(title: str, description: str, unit: str, expr: str, *, width: int = 12)
         .legend_format("{{le}}")
     )
     return (
-        heatmaps.Panel()
-        .title(title)
-        .description(description)
-        .datasource(DATASOURCE)
-        .unit(unit)
-        .no_value(NO_VALUE)
-        .grid_pos(GridPos(h=8, w=width))
+        _begun(heatmaps.Panel(), title, description, unit, GridPos(h=TALL, w=width))
         .calculate(False)
         .rows_frame(heatmaps.RowsHeatmapOptions().layout(HeatmapCellLayout.LE))
         .y_axis(heatmaps.YAxisConfig().unit(unit))
@@ -229,16 +232,22 @@ def heat(title: str, description: str, unit: str, expr: str, *, width: int = 12)
             .steps(64)
         )
         .show_tooltip()
-        .thresholds(thresholds(None, None))
         .targets([target])
     )
 
 
-def _limit_style() -> list[DynamicConfigValue]:
-    properties = {
-        "color": {"mode": "fixed", "fixedColor": "red"},
-        "custom.lineStyle": {"fill": "dash", "dash": [8, 8]},
-        "custom.fillOpacity": 0,
-        "custom.stacking": {"mode": "none"},
-    }
-    return [DynamicConfigValue(id_val=name, value=value) for name, value in properties.items()]
+def _colour(name: str) -> DynamicConfigValue:
+    return DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": name})
+
+
+_LIMIT = [
+    _colour("red"),
+    DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [8, 8]}),
+    DynamicConfigValue(id_val="custom.fillOpacity", value=0),
+    DynamicConfigValue(id_val="custom.stacking", value={"mode": "none"}),
+]
+_RIGHT = [
+    DynamicConfigValue(id_val="custom.axisPlacement", value="right"),
+    DynamicConfigValue(id_val="custom.fillOpacity", value=0),
+    DynamicConfigValue(id_val="custom.stacking", value={"mode": "none"}),
+]

@@ -33,7 +33,8 @@ VARIABLES = {"$__rate_interval": f"{4 * STEP}s", "$instance": ".*", "$model": ".
 COLUMNS, INCHES_PER_COLUMN, INCHES_PER_ROW = 24, 0.68, 0.42
 BACKGROUND, PANEL, TEXT, FAINT = "#111217", "#181b1f", "#ccccdc", "#2c3235"
 COLOURS = ("#73bf69", "#5794f2", "#f2cc0c", "#ff780a", "#b877d9", "#8ab8ff")
-STATE_COLOURS = {"green": "#73bf69", "yellow": "#f2cc0c", "red": "#f2495c"}
+NAMED = {"green": "#73bf69", "yellow": "#f2cc0c", "red": "#f2495c", "blue": "#5794f2"}
+NAMED["orange"] = "#ff9830"
 
 Series = tuple[str, list[float], list[float]]  # legend, minutes before now, values
 
@@ -80,21 +81,26 @@ def show(unit: str) -> Callable[[float], str]:
         "percentunit": lambda value: f"{value * 100:.3g} %",
         "reqps": lambda value: f"{value:.3g} req/s",
     }
-    return writers.get(unit, lambda value: f"{value:.3g}" if value < 1000 else f"{value:,.0f}")
+    behind = f" {unit.removeprefix('suffix:')}" if unit.startswith("suffix:") else ""
+
+    def plain(value: float) -> str:
+        return (f"{value:.3g}" if value < 1000 else f"{value:,.0f}") + behind
+
+    return writers.get(unit, plain)
 
 
 def draw_number(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
     """A large number (or name), in the colour of its threshold, over its curve."""
     defaults = panel["fieldConfig"]["defaults"]
     axes.set_axis_off()
-    text, colour = defaults["noValue"], STATE_COLOURS["green"]
+    text, colour = defaults["noValue"], NAMED["green"]
     alive = [series for series in found if series[1][-1] > -2 * STEP / 60]
     if alive:
         name, times, values = alive[0]
         text = show(defaults["unit"])(values[-1])
         for step in defaults.get("thresholds", {}).get("steps", []):
             if step["value"] is None or values[-1] >= step["value"]:
-                colour = STATE_COLOURS[step["color"]]
+                colour = NAMED[step["color"]]
         if panel["options"]["textMode"] == "name":
             text = name
         else:
@@ -103,32 +109,60 @@ def draw_number(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
     axes.text(0.5, 0.45, text, transform=axes.transAxes, ha="center", fontsize=19, color=colour)
 
 
+def overrides(panel: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By the name of a series, what is different about it."""
+    return {
+        override["matcher"]["options"]: {
+            item["id"]: item["value"] for item in override["properties"]
+        }
+        for override in panel["fieldConfig"]["overrides"]
+    }
+
+
 def draw_curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
-    """Lines over time, stacked where the panel says so, limits dashed in red."""
-    field = panel["fieldConfig"]
-    limits = {override["matcher"]["options"] for override in field["overrides"]}
-    stacked = "stacking" in field["defaults"]["custom"]
+    """Lines over time, stacked where the panel says so, limits dashed, some on the right."""
+    defaults, special = panel["fieldConfig"]["defaults"], overrides(panel)
+    stacked = "stacking" in defaults["custom"]
     base: list[float] | None = None
+    right: Axes | None = None
     for number, (name, times, values) in enumerate(found):
-        if name in limits:
-            axes.plot(times, values, "--", color=STATE_COLOURS["red"], linewidth=1, label=name)
-            continue
+        own = special.get(name, {})
         colour = COLOURS[number % len(COLOURS)]
+        if "color" in own:
+            colour = NAMED[own["color"]["fixedColor"]]
+        if "custom.lineStyle" in own:
+            axes.plot(times, values, "--", color=colour, linewidth=1, label=name)
+            continue
+        if "custom.axisPlacement" in own:
+            right = right or axes.twinx()
+            right.plot(times, values, color=colour, linewidth=1.2)
+            axes.plot([], [], color=colour, label=f"{name} (right)")
+            finish_axis(right, own["unit"], None)
+            right.tick_params(pad=-4)  # inside: beyond the edge is the next panel
+            plt.setp(right.get_yticklabels(), ha="right")
+            continue
         floor = base if stacked and base and len(base) == len(values) else [0.0] * len(values)
         top = [low + value for low, value in zip(floor, values, strict=True)]
         axes.plot(times, top, color=colour, linewidth=1.2, label=name)
         axes.fill_between(times, floor, top, color=colour, alpha=0.25 if stacked else 0.08)
         base = top
-    axes.set_ylim(bottom=0, top=field["defaults"].get("max"))
-    if axes.get_ylim()[1] < 1e-6:
-        axes.set_ylim(0, 1)
-    write = show(field["defaults"]["unit"])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    finish_axis(axes, defaults["unit"], defaults.get("max"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g} min"))
-    axes.tick_params(colors=TEXT, labelsize=7, length=0)
     axes.grid(color=FAINT, linewidth=0.6)
     if found:
         axes.legend(fontsize=6.5, ncols=3, frameon=False, labelcolor=TEXT, loc="upper left")
+
+
+def finish_axis(axes: Axes, unit: str, top: float | None) -> None:
+    """From 0 up, in the unit."""
+    axes.set_ylim(bottom=0, top=top)
+    if axes.get_ylim()[1] < 1e-6:
+        axes.set_ylim(0, 1)
+    write = show(unit)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axes.tick_params(colors=TEXT, labelsize=7, length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
 
 
 def draw_bars(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:

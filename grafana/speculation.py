@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from board import board
-from panels import bars, big_number, curves, heat
+from panels import PER_SECOND, TIMES, TOKENS_PER_SECOND, bars, big_number, curves, heat
 from promql import WINDOW, buckets, now, rate, rate_by, ratio, ratio_by, series
 
 STEP_SECONDS = "specops_target_step_seconds_sum"
@@ -39,7 +39,7 @@ def _glance(made: Dashboard) -> None:
             "How many times as fast as plain decoding, by the service's own estimate from the "
             "measured costs of passes. Below 1 guessing costs more than it brings: leave "
             "SPECOPS_ADAPTIVE on, or try another drafter. 1: plain decoding, or no traffic yet.",
-            "short",
+            TIMES,
             now("specops_estimated_speedup", of="avg"),
             decimals=2,
             warn=1,
@@ -120,7 +120,7 @@ def _worth(made: Dashboard) -> None:
             "that steps really took (0 where no plain step was among them). 1 is the line between "
             "gain and loss. Below it for long: set SPECOPS_ADAPTIVE=1, choose another drafter, or "
             "none.",
-            "short",
+            TIMES,
             {
                 "estimated": now("specops_estimated_speedup", of="avg"),
                 "by the time of steps": gain(),
@@ -233,7 +233,7 @@ def _lengths(made: Dashboard) -> None:
             "Drafts per second, and passes per second for which a drafter was asked and had no "
             "guess. Many misses: the n-gram drafter finds no repetition, which costs little; all "
             "drafts at 0 under load: speculation is off because it does not pay.",
-            "short",
+            PER_SECOND,
             {
                 "{{drafter}} guessed": rate_by("drafter", "specops_drafts_total"),
                 "{{drafter}} missed": rate_by("drafter", "specops_draft_misses_total"),
@@ -246,7 +246,7 @@ def _lengths(made: Dashboard) -> None:
             "Tokens guessed, and those of them that stood. The space between the lines was "
             "computed for nothing: fine while the gain is above 1, a reason for a lower "
             "SPECOPS_MAX_K_DRAFT where it is not.",
-            "short",
+            TOKENS_PER_SECOND,
             {
                 "guessed": rate("specops_draft_tokens_total"),
                 "accepted": rate("specops_accepted_tokens_total"),
@@ -264,7 +264,7 @@ def _reckoning(made: Dashboard) -> None:
             "What checking so many tokens of one request costs, in steps of one token. The flatter "
             "the curves lie on each other, the longer drafts may be. All of them high: `int8` "
             "weights (SPECOPS_QUANT) make long verifications cheaper than `int4`.",
-            "short",
+            TIMES,
             {
                 "{{size}} tokens": f"max by (size) ({series(cost, VERIFY)}) "
                 f"/ on () group_left () (max({series(cost, ONE_TOKEN)}) > 0) "

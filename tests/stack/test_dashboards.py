@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from specops.metrics import STATES
 from tests.stack import queries
-from tests.stack.support import ROOT, run
+from tests.stack.support import ROOT, run, tool
 
 PANELS = queries.panels()
 every_panel = pytest.mark.parametrize(
@@ -99,3 +101,68 @@ def test_every_panel_asks_the_chosen_instances_alone() -> None:
             for series, matchers in queries.asked(target["expr"]).series:
                 if series not in queries.OWN:
                     assert ("instance", "$instance") in matchers, f"{name} / {panel['title']}"
+
+
+def colour(panel: dict[str, Any], value: float) -> str:
+    """In which a panel's thresholds show a value."""
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    return str([s["color"] for s in steps if s["value"] is None or value >= s["value"]][-1])
+
+
+def assert_shows(
+    place: tuple[str, str], series: dict[str, float], samples: dict[str, float], folder: Path
+) -> None:
+    """With these series in Prometheus, the panel has these samples."""
+    if tool("promtool") is None:
+        pytest.skip("no promtool here")
+    (panel,) = (panel for name, panel in PANELS if (name, panel["title"]) == place)
+    (target,) = panel["targets"]
+    test = {
+        "interval": "5s",
+        "input_series": [{"series": name, "values": str(n)} for name, n in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": queries.filled(target["expr"]),
+                "eval_time": "0s",
+                "exp_samples": [{"labels": name, "value": n} for name, n in samples.items()],
+            }
+        ],
+    }
+    file = folder / "test.yml"
+    file.write_text(yaml.safe_dump({"tests": [test]}))
+    result = run("promtool", "test", "rules", file)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [(state, {"ready": "green", "failed": "red"}.get(state, "yellow")) for state in STATES]
+    + [("unreachable", "red")],
+)
+def test_the_models_state_has_its_colour(state: str, expected: str, tmp_path: Path) -> None:
+    place = ("healthy", "Model")
+    (panel,) = (panel for name, panel in PANELS if (name, panel["title"]) == place)
+    (value,) = (value for value in (1, 2, 3) if colour(panel, value) == expected)
+    present = STATES if state in STATES else ()  # Prometheus forgets what it cannot scrape
+    series = {
+        f'specops_model_state{{instance="a", state="{name}"}}': float(name == state)
+        for name in present
+    }
+    assert_shows(place, series, {f'{{state="{state}"}}': value}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("series", "samples"),
+    [
+        ({}, {'{alertname="none"}': 0}),
+        ({'ALERTS{alertname="SwapInUse", alertstate="pending"}': 1}, {'{alertname="none"}': 0}),
+        (
+            {f'ALERTS{{alertname="{n}", alertstate="firing"}}': 1 for n in ("A", "B")},
+            {'{alertname="A"}': 1, '{alertname="B"}': 1},
+        ),
+    ],
+)
+def test_alerts_are_named_while_they_fire(
+    series: dict[str, float], samples: dict[str, float], tmp_path: Path
+) -> None:
+    assert_shows(("healthy", "Alerts, by name"), series, samples, tmp_path)

@@ -68,13 +68,26 @@ def test_every_query_is_asked_and_every_panel_drawn(
     board = json.loads(path.read_text())
     figure = picture.draw(board, prometheus, minutes=1)
     titles = {panel["title"] for panel in board["panels"] if panel["type"] != "row"}
-    assert {axes.get_title(loc="left") for axes in figure.axes} == titles
+    assert {axes.get_title(loc="left") for axes in figure.axes} - {""} == titles
     expected = [
         queries.filled(target["expr"].replace("$__rate_interval", "20s"))
         for panel in board["panels"]
         for target in panel.get("targets", [])
     ]
     assert expected == StandIn.asked
+
+
+def test_a_series_of_another_size_has_an_axis_of_its_own(picture: ModuleType) -> None:
+    board = queries.boards()["capacity"]
+    (panel,) = (p for p in board["panels"] if p["title"] == "Page faults per second")
+    _, axes = picture.plt.subplots()
+    found = [("major", [-1.0, 0.0], [1.0, 2.0]), ("minor", [-1.0, 0.0], [1e5, 2e5])]
+    picture.draw_curves(axes, panel, found)
+    right = axes.figure.axes[1]
+    assert axes.get_ylim()[1] < 10
+    assert right.get_ylim()[1] > 1e5
+    assert axes.lines[0].get_color() == picture.NAMED["red"]
+    picture.plt.close(axes.figure)
 
 
 def test_labels_take_their_place_in_the_legend(picture: ModuleType, prometheus: str) -> None:
@@ -92,6 +105,7 @@ def test_labels_take_their_place_in_the_legend(picture: ModuleType, prometheus: 
         ("percentunit", 0.5, "50 %"),
         ("short", 12_345.0, "12,345"),
         ("reqps", 2.0, "2 req/s"),
+        ("suffix:tok/s", 1311.0, "1,311 tok/s"),
     ],
 )
 def test_values_are_written_in_their_unit(
