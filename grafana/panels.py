@@ -167,8 +167,9 @@ def curves(
         _begun(timeseries.Panel(), title, description, unit, GridPos(h=TALL, w=width))
         .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
         .min(0)
-        .line_width(1)
-        .fill_opacity(25 if stacked else 8)
+        # A stack has no lines: those of series at 0 would lie on its top, and look like them.
+        .line_width(0 if stacked else 1)
+        .fill_opacity(60 if stacked else 8)
         .thresholds_style(common.GraphThresholdsStyleConfig().mode(style))
         .legend(
             common.VizLegendOptions()
@@ -242,11 +243,13 @@ def _colour(name: str) -> DynamicConfigValue:
 
 _LIMIT = [
     _colour("red"),
+    DynamicConfigValue(id_val="custom.lineWidth", value=1),
     DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [8, 8]}),
     DynamicConfigValue(id_val="custom.fillOpacity", value=0),
     DynamicConfigValue(id_val="custom.stacking", value={"mode": "none"}),
 ]
 _RIGHT = [
+    DynamicConfigValue(id_val="custom.lineWidth", value=1),
     DynamicConfigValue(id_val="custom.axisPlacement", value="right"),
     DynamicConfigValue(id_val="custom.fillOpacity", value=0),
     DynamicConfigValue(id_val="custom.stacking", value={"mode": "none"}),

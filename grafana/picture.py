@@ -143,9 +143,20 @@ def draw_curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
             continue
         floor = base if stacked and base and len(base) == len(values) else [0.0] * len(values)
         top = [low + value for low, value in zip(floor, values, strict=True)]
-        axes.plot(times, top, color=colour, linewidth=1.2, label=name)
-        axes.fill_between(times, floor, top, color=colour, alpha=0.25 if stacked else 0.08)
-        base = top
+        opacity = defaults["custom"]["fillOpacity"] / 100
+        axes.fill_between(
+            times,
+            floor,
+            top,
+            color=colour,
+            alpha=opacity,
+            linewidth=0,
+            label=name if stacked else None,
+        )
+        if stacked:
+            base = top
+        else:
+            axes.plot(times, top, color=colour, linewidth=1.2, label=name)
     finish_axis(axes, defaults["unit"], defaults.get("max"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g} min"))
     axes.grid(color=FAINT, linewidth=0.6)
@@ -158,7 +169,7 @@ def finish_axis(axes: Axes, unit: str, top: float | None) -> None:
     axes.set_ylim(bottom=0, top=top)
     if axes.get_ylim()[1] < 1e-6:
         axes.set_ylim(0, 1)
-    write = show(unit)
+    write = show("short" if unit.startswith("suffix:") else unit)  # there is no room for words
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
     axes.tick_params(colors=TEXT, labelsize=7, length=0)
     for spine in axes.spines.values():
