@@ -171,6 +171,16 @@ def test_a_bad_moment_is_forgotten_within_the_next_prompt() -> None:
     assert margin.share < 0.05
 
 
+def test_short_pauses_that_come_late_do_not_narrow_the_long_ones() -> None:
+    """As where a draft model reads the last tokens of a prompt: a pass has its least time."""
+    pace = Pace(CostCurve(VERIFY, DECODE, 0.002, feed=0.001), longest_pause=0.25, most=512)
+    before = pace.chunk(0, 1)
+    for _ in range(20):
+        pace.draft_read(2, 0.02)
+        pace.decoded(1, DECODE[0])
+    assert pace.chunk(0, 1) == before
+
+
 def test_short_prompts_get_their_turn_in_the_order_of_their_coming() -> None:
     target = SimulatedTarget(rows=4, capacity=2048)
     scheduler = make_scheduler(target)

@@ -15,6 +15,7 @@ _SURPRISE = 2.0  # a time this many times longer than expected counts as this ma
 _SCATTER = 1 / 8  # and in the mean deviation of pauses
 _MARGIN = 3.0  # mean deviations by which a pause may be longer than expected: 1 in 100 is longer
 _UNKNOWN = 1 / 24  # mean deviation of pauses that were not seen yet
+_LONG = 0.5  # of the longest pause: how far shorter ones are off tells nothing of long ones
 _STRETCH = 512  # tokens of a prompt that are taken to cost the same each
 _LEAST_SHARE = 1 / 3  # of a round's time: where rounds are long, a prompt is still read
 _LEAST_TOKENS = 8
@@ -121,7 +122,9 @@ class Pace:
         expected = self._round_of(rows)
         if self._chunk is not None:
             chunk, took = self._chunk
-            self._margin.saw(chunk + expected.seconds, took + seconds)
+            pause = chunk + expected.seconds
+            if pause >= _LONG * self._longest_pause:
+                self._margin.saw(pause, took + seconds)
             self._chunk = None
         expected.saw(seconds)
 
