@@ -111,10 +111,10 @@ def table(entries: Sequence[Entry], *, soaked: bool) -> Table:
         notes=(
             f"tinyllama: {TITLES['tinyllama']}; phi3: {TITLES['phi3']}; random weights, of whose "
             "guesses none stand: what is shown is plain decoding",
-            f"{load.clients} clients, prompts of {_span(load.prompt_words)} words, "
-            f"{_span(load.new_tokens)} new tokens; everything is put out of the page cache before; "
-            "rows and context by default, as the memory plan chose them; first: an answer of "
-            "8 tokens, alone, before the load",
+            f"{load.clients} clients, prompts of {_span(load.prompt_words)} words (a token each, "
+            f"five for phi3), {_span(load.new_tokens)} new tokens; everything is put out "
+            "of the page cache before; rows and context by default, as the memory plan chose them; "
+            "first: an answer of 8 tokens, alone, before the load",
             "kept as: mapped = prepacked file in the page cache, copied = SPECOPS_PREPACK=0",
             "major faults: pages of files or swap that had to be read from the disk; "
             "others' cores: CPU time that the rest of the machine took meanwhile",
@@ -158,7 +158,7 @@ def _rate(entry: Entry) -> float | None:
 
 
 def table_charts(entries: Sequence[Entry]) -> list[Chart]:
-    """Tokens per second by cap, a chart per model and kind of weights."""
+    """Tokens per second by cap, a chart per model and kind of weights with several caps."""
     charts = []
     for (model, quant), caps in CAPS_GB.items():
         rates = {
@@ -173,7 +173,7 @@ def table_charts(entries: Sequence[Entry]) -> list[Chart]:
             )
             for mapped, swap in KINDS
         ]
-        if rates:
+        if rates and len(caps) > 1:
             charts.append(
                 Chart(
                     f"{TITLES[model]}, {quant}",
