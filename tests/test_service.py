@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -82,6 +85,18 @@ def test_requests_are_answered_and_counted(tiny_settings: Settings) -> None:
             assert sample(metrics, "sequence_steps_total") == sum(steps)
             assert sample(metrics, "kv_tokens") == 0
             assert sample(metrics, "kv_capacity_tokens") == 128 * tiny_settings.rows
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no priorities of threads")
+def test_the_engine_goes_behind_the_event_loop(tiny_settings: Settings) -> None:
+    async def scenario() -> None:
+        async with serving(tiny_settings) as (service, _):
+            computing = service._thread.native_id
+            assert computing is not None
+            own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            assert os.getpriority(os.PRIO_PROCESS, computing) > own
 
     asyncio.run(scenario())
 
