@@ -124,6 +124,22 @@ def test_what_does_not_pay_is_tried_for_no_more_than_a_fiftieth_of_the_time() ->
         assert tried.guessed > 0
 
 
+def test_a_cold_start_is_no_verdict_on_a_drafter() -> None:
+    controller, outlook = Controller(curve(), MOST), Outlook()
+    for _ in range(10):  # it finds nothing in a text's first words
+        assert controller.asks(outlook, "draft")
+        controller.asked(outlook, "draft", DECODE[0] / 10)
+    assert controller.asks(outlook, "draft")
+    assert controller.asks(Outlook(), "draft")
+
+
+def test_waiting_for_a_core_is_not_what_asking_costs() -> None:
+    controller, outlook = Controller(curve(), MOST), Outlook()
+    assert controller.asks(outlook, "draft")
+    controller.asked(outlook, "draft", 1000 * DECODE[0])
+    assert controller.asks(outlook, "draft")
+
+
 def test_a_text_that_turns_is_followed() -> None:
     machine = Machine(paid=False)
     machine.run([lambda step: 0.0 if step < 1000 else 0.9], 1000)

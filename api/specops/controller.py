@@ -20,6 +20,7 @@ _ASKING = 0.01  # share of the time that may go into asking for guesses that do 
 _PROBING = 0.01  # share of the time that may go into verifying guesses that do not pay
 _STICKINESS = 0.02  # tokens by which another length must be better than the last one
 _GAIN_WEIGHT = 1 / 24  # of a step in a request's mean gain
+_FIRST_GAIN = 0.25  # tokens a step, before a drafter was asked: a cold start is no verdict
 _RATE_WEIGHT = 1 / 48  # of a round in the mean rate
 _WORTHWHILE = 0.25  # share of steps from which on a model is worth feeding beforehand
 _FRESH = 2  # tokens that a draft model takes in with its first guess where it has kept up
@@ -94,7 +95,7 @@ class Controller:
     def asks(self, outlook: Outlook, drafter: str) -> bool:
         """Whether guesses are asked for in this step: they have paid, or it is time to try."""
         if outlook.gain is None:
-            outlook.gain = self._common_gain.get(drafter, 0.0)
+            outlook.gain = self._common_gain.get(drafter, _FIRST_GAIN)
         return outlook.gain >= 0 or outlook.ask_credit > 0
 
     def choose(self, candidates: Sequence[Candidate]) -> list[int]:
@@ -217,7 +218,8 @@ class Controller:
 
     def asked(self, outlook: Outlook, drafter: str, seconds: float) -> None:
         """Take in what it took to ask and to choose, guesses of a draft model apart."""
-        cost = seconds / self.costs.drift
+        # What took longer than a step was waited for: a core, the interpreter's lock.
+        cost = min(seconds / self.costs.drift, self._plain_step)
         outlook.ask_credit -= cost
         self._gained(outlook, drafter, -cost / self._plain_step)
 
@@ -298,7 +300,7 @@ class Controller:
     def _gained(self, outlook: Outlook, drafter: str, tokens: float) -> None:
         before = outlook.gain or 0.0
         outlook.gain = before + _GAIN_WEIGHT * (tokens - before)
-        common = self._common_gain.get(drafter, 0.0)
+        common = self._common_gain.get(drafter, _FIRST_GAIN)
         self._common_gain[drafter] = common + _GAIN_WEIGHT * (tokens - common)
 
     def _pay(self, candidate: Candidate, *, worthwhile: bool) -> None:
