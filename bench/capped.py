@@ -29,6 +29,7 @@ from bench.quiet import cpu_seconds, machine_seconds
 from bench.server import Client, RefusedError, ServerError, serving
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
+from specops.models.page_cache import forget
 from specops.models.prepare import choose, prepare
 from specops.models.weight_cache import prepacked_graph
 
@@ -195,9 +196,7 @@ def evict(folder: Path) -> None:
     """Put every file below a folder out of the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            forget(path)
 
 
 # -- loaded and watched ------------------------------------------------------------------------

@@ -269,16 +269,21 @@ def table(title: str, measured: Measured) -> Table:
     return Table(f"Against its peers: {title}", columns, rows, _notes(measured))
 
 
+def versions(runs_on: Mapping[str, str], threads: int) -> str:
+    """A note on what each side ran on."""
+    sides = "; ".join(f"{name}: {version}" for name, version in runs_on.items())
+    return f"{sides}; {threads} threads each, everything else by default"
+
+
 def _notes(measured: Measured) -> tuple[str, ...]:
-    plan, runs_on = measured.plan, measured.runs_on
+    plan = measured.plan
     agreeing = ", ".join(
         f"{name} {value:.3f}" for name, value in measured.agreement.items() if name != OURS
     )
     return (
         "ratio: how many times as fast as the faster peer, round by round with quartiles; a pass "
         f"has {_PAST} tokens of keys and values behind it, a prefill none",
-        "; ".join(f"{name}: {version}" for name, version in runs_on.items())
-        + f"; {measured.threads} threads each, everything else by default",
+        versions(measured.runs_on, measured.threads),
         f"weights: {OURS} int4 in blocks of 128, head and embedding int8; {LLAMA_CPP} Q4_0, head "
         f"Q6_K; {OPENVINO} int4 symmetric in groups of 128, head and embedding int8",
         f"{plan.loads} starts x {plan.rounds} interleaved rounds, prefill in every third; "

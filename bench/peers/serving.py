@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench.models import BenchModel, Progress
-from bench.peers.compare import OURS, SideProcess
+from bench.peers.compare import OURS, SideProcess, versions
 from bench.peers.http_side import HttpSide
 from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.peers.worker import Worker, WorkerError
@@ -313,8 +313,7 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         "prompts' passes included; ratio: over the faster peer, round by round with quartiles",
         f"{OURS}: over HTTP, streaming, plain decoding; the peers are called directly, "
         f"{LLAMA_CPP} with all prompts in one batch, {OPENVINO} through its continuous batching",
-        "; ".join(f"{name}: {version}" for name, version in measured.runs_on.items())
-        + f"; {measured.threads} threads each, everything else by default",
+        versions(measured.runs_on, measured.threads),
         f"of {OURS}'s processor time its event loop took {shares} clients: all of HTTP",
         f"{measured.runs} starts, {rounds} interleaved rounds; share of prompts that are gone on "
         f"from with one of the five tokens that {OURS} finds likeliest: {agreeing}; others took at "
