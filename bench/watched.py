@@ -48,7 +48,7 @@ class Plan:
     clients: tuple[int, ...] = (1, 4)
 
 
-FULL = Plan(rounds=8, seconds=2.5, new_tokens=256)
+FULL = Plan(rounds=16, seconds=2.5, new_tokens=256)
 QUICK = Plan(rounds=1, seconds=0.5, new_tokens=16)
 
 # One run: per number of clients, per kind of block, tokens per second of each block.

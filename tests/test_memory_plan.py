@@ -73,9 +73,11 @@ def test_under_4_gb_tinyllama_keeps_its_weights_in_memory_and_all_rows() -> None
 
 def test_rows_are_given_up_before_a_comfortable_context() -> None:
     plan = plan_memory(supply(1700), TINYLLAMA)
-    assert 1 <= plan.rows < MOST_ROWS
-    assert plan.context == 2048
+    assert 1 < plan.rows < MOST_ROWS
+    assert 1024 <= plan.context < 2048
     assert plan.weights_fit
+    more = plan_memory(supply(1700), TINYLLAMA, rows=plan.rows + 1)
+    assert more.context < 1024
 
 
 def test_under_4_gb_phi3_gets_one_row_and_what_fits_beside_its_weights() -> None:
@@ -143,7 +145,8 @@ def test_what_does_not_fit_is_shrunk_where_that_is_wanted() -> None:
     plan = plan_memory(supply(4000), PHI3, rows=4, context=4096, shrink=True)
     assert plan.shrunk
     assert anonymous(plan) <= plan.supply.free
-    assert plan.context >= 2048  # rows go first
+    assert plan.rows < 4
+    assert plan.context >= 1024  # rows go first
 
 
 def test_a_cap_below_the_smallest_cache_is_refused_even_then() -> None:

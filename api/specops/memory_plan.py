@@ -16,7 +16,7 @@ from specops.memory import page_cache_room, read_memory
 
 MOST_ROWS = 4  # where nobody asks for more: beyond it each row waits for the others
 _MIB = 1 << 20
-_COMFORTABLE_CONTEXT = 2048  # tokens: rows are given up before a context shorter than this
+_COMFORTABLE_CONTEXT = 1024  # tokens: rows are given up before a context shorter than this
 _LEAST_CONTEXT = 128  # tokens: less answers nothing
 _STEP = 64  # contexts that are chosen here are multiples of it
 _FLOAT_BYTES = 4
