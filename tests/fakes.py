@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from specops.chat_template import ChatTemplate, ChatTemplateError
+from specops.door import QueueFull
 from specops.engine import ModelInfo, ModelState
 from specops.places import Place
 from specops.request import (
@@ -17,7 +18,7 @@ from specops.request import (
     Output,
     Piece,
 )
-from specops.service import NotReady, QueueFull
+from specops.service import NotReady
 from specops.ticket import Ticket
 
 INFO = ModelInfo(
@@ -120,6 +121,21 @@ class FakeEngine:
         return self.encode(self.chat_template.render(messages))
 
 
+class FakeDoor:
+    """Has the surface of `Door`, as far as routes see it; `refusal` is what everybody hears."""
+
+    def __init__(self, refusal: Exception | None) -> None:
+        self._refusal = refusal
+
+    def check(self, count: int, tokens: int = 0) -> None:
+        if isinstance(self._refusal, QueueFull):
+            raise self._refusal
+
+    def reserve(self) -> Callable[[], None]:
+        self.check(1)
+        return lambda: None
+
+
 class FakeService:
     """Has the surface of `Service`; `answer` is what every request is told, if it is given.
 
@@ -153,6 +169,10 @@ class FakeService:
         self.loaded.info = self.info
         return self.loaded
 
+    @property
+    def door(self) -> FakeDoor:
+        return FakeDoor(self.refusal)
+
     def start(self) -> None:
         self.calls.append("start")
 
@@ -161,14 +181,6 @@ class FakeService:
         self.state = ModelState.DRAINING
         self.stopping.set()
         await self.may_stop.wait()
-
-    def check_room(self, count: int, tokens: int = 0) -> None:
-        if isinstance(self.refusal, QueueFull):
-            raise self.refusal
-
-    def reserve(self) -> Callable[[], None]:
-        self.check_room(1)
-        return lambda: None
 
     def submit(self, *requests: GenerationRequest) -> FakeTicket:
         if self.refusal:

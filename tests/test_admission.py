@@ -9,9 +9,9 @@ import pytest
 
 from specops.admission import CACHES_AHEAD, MemoryGate, Shed
 from specops.config import Settings
+from specops.door import QueueFull
 from specops.memory import Pressure
 from specops.memory_plan import spare_bytes
-from specops.service import QueueFull
 from tests.test_service import collect, request, sample, serving
 
 LIMIT = 4 << 30

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from specops import logs
 from specops.app import create_app
 from specops.config import Settings
+from specops.door import QueueFull
 from specops.engine import ModelState
 from specops.metrics import Metrics
 from specops.middleware import MAX_BODY_BYTES
 from specops.request import FinishReason, Output, PromptTooLong
 from specops.schemas.generate import GenerateRequest
-from specops.service import NotReady, QueueFull
+from specops.service import NotReady
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, STATS, FakeService, output
 

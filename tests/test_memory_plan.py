@@ -72,11 +72,11 @@ def test_under_4_gb_tinyllama_keeps_its_weights_in_memory_and_all_rows() -> None
 
 
 def test_rows_are_given_up_before_a_comfortable_context() -> None:
-    plan = plan_memory(supply(1700), TINYLLAMA)
+    plan = plan_memory(supply(1500), TINYLLAMA)
     assert 1 < plan.rows < MOST_ROWS
     assert 1024 <= plan.context < 2048
     assert plan.weights_fit
-    more = plan_memory(supply(1700), TINYLLAMA, rows=plan.rows + 1)
+    more = plan_memory(supply(1500), TINYLLAMA, rows=plan.rows + 1)
     assert more.context < 1024
 
 

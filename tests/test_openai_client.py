@@ -12,9 +12,9 @@ from openai import AsyncOpenAI
 
 from specops.app import create_app
 from specops.config import Settings
+from specops.door import QueueFull
 from specops.request import FinishReason, Logprob, Output, Piece, PromptTooLong
 from specops.server import make_server
-from specops.service import QueueFull
 from tests.fakes import FakeService, output
 
 pytestmark = pytest.mark.anyio

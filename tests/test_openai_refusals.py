@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from specops.door import QueueFull
 from specops.places import Place
-from specops.service import QueueFull
 from tests.asgi import AsgiClient
 from tests.fakes import FakeService
 from tests.openai_api import ANSWER, BODIES, CHAT, COMPLETIONS, api, both, problem

@@ -15,11 +15,12 @@ from itertools import count
 import pytest
 
 from specops.config import Settings
+from specops.door import QueueFull
 from specops.engine import Engine, ModelState
 from specops.metrics import Metrics
 from specops.places import Place
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong
-from specops.service import NotReady, QueueFull, Service
+from specops.service import NotReady, Service
 from specops.ticket import Ticket
 
 _ids = count()
@@ -258,9 +259,9 @@ def test_whoever_is_let_in_knows_its_place_and_its_wait(tiny_settings: Settings)
 def test_a_full_queue_is_seen_before_a_prompt_is_looked_at(tiny_settings: Settings) -> None:
     async def scenario() -> None:
         async with serving(replace(tiny_settings, queue_size=0)) as (service, metrics):
-            service.check_room(tiny_settings.rows)
+            service.door.check(tiny_settings.rows)
             with pytest.raises(QueueFull):
-                service.check_room(tiny_settings.rows + 1)
+                service.door.check(tiny_settings.rows + 1)
             assert sample(metrics, "requests_rejected_total", reason="queue_full") == 1
 
     asyncio.run(scenario())
@@ -269,17 +270,17 @@ def test_a_full_queue_is_seen_before_a_prompt_is_looked_at(tiny_settings: Settin
 def test_a_reserved_place_is_nobody_elses_until_it_is_released(tiny_settings: Settings) -> None:
     async def scenario() -> None:
         async with serving(replace(tiny_settings, queue_size=0)) as (service, _):
-            kept = [service.reserve() for _ in range(tiny_settings.rows)]
+            kept = [service.door.reserve() for _ in range(tiny_settings.rows)]
             with pytest.raises(QueueFull):
-                service.reserve()
+                service.door.reserve()
             with pytest.raises(QueueFull):
                 service.submit(request())
             kept[0]()
             kept[0]()
             await collect(service.submit(request()))
-            service.reserve()
+            service.door.reserve()
             with pytest.raises(QueueFull):
-                service.reserve()
+                service.door.reserve()
 
     asyncio.run(scenario())
 

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from specops.config import Settings
+from specops.door import QueueFull
 from specops.engine import ModelState
 from specops.errors import ApiError, InvalidField, from_http_exception, from_validation_error
 from specops.metrics import Metrics
@@ -21,7 +22,7 @@ from specops.middleware import ApiKeys, RequestContext
 from specops.request import PromptTooLong
 from specops.routes import chat, completions, console, generate, health, models
 from specops.routes.state import AppState
-from specops.service import NotReady, QueueFull, Service
+from specops.service import NotReady, Service
 
 _NOT_READY_RETRY_SECONDS = 5
 _GENERATING = frozenset((generate.PATH, completions.PATH, chat.PATH))
@@ -90,7 +91,7 @@ def _refuse_if_full(scope: Scope, service: Service) -> Response | None:
     if not wants_answer or service.state is not ModelState.READY:
         return None
     try:
-        scope["state"]["release"] = service.reserve()
+        scope["state"]["release"] = service.door.reserve()
     except QueueFull as error:
         return _full(error)
     return None

@@ -1,4 +1,4 @@
-"""The engine on its thread, and the door to it.
+"""The engine on its thread, and the way to it and back.
 
 HTTP handlers live on the event loop; the engine's thread alone touches rows and requests in
 flight. Between them: an inbox of commands, and one callback per step onto the loop, which hands
@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from specops.admission import MemoryGate, Shed
+from specops.admission import MemoryGate
 from specops.config import Settings
+from specops.door import Door
 from specops.engine import Download, Engine, ModelInfo, ModelState, Report
 from specops.metrics import Metrics
-from specops.places import Place, Places
+from specops.places import Places
 from specops.priority import give_way
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, StepResult
 from specops.ticket import InFlight, Ticket
@@ -31,9 +32,7 @@ __all__ = [
     "ModelInfo",
     "ModelState",
     "NotReady",
-    "Place",
     "PromptTooLong",
-    "QueueFull",
     "Service",
     "Ticket",
 ]
@@ -46,23 +45,6 @@ class NotReady(Exception):  # noqa: N818 - a state, not a fault
         super().__init__(message)
         self.state = state
         self.message = message
-
-
-_FULL = {
-    None: "the queue is full",
-    Shed.KV_TOKENS: "the requests before this one will fill the KV cache many times over",
-    Shed.MEMORY: "memory is running out",
-    Shed.PRESSURE: "the machine waits for memory most of the time",
-}
-
-
-class QueueFull(Exception):  # noqa: N818 - a state, not a fault
-    """All places are taken, or memory is. `retry_after` is the expected wait, in seconds."""
-
-    def __init__(self, retry_after: int, shed: Shed | None = None) -> None:
-        super().__init__(f"{_FULL[shed]}; try again in {retry_after} s")
-        self.retry_after = retry_after
-        self.reason = "queue_full" if shed is None else shed.value
 
 
 _GATHER_SECONDS = 0.02  # how long steps that nobody waits for are kept together
@@ -109,9 +91,7 @@ class Service:
         self._metrics = metrics
         self._load = load
         self._engine: Engine | None = None
-        self._gate: MemoryGate | None = None
-        self._places: Places | None = None
-        self._reserved = 0  # places of requests that are not read yet
+        self._door: Door | None = None
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._results: deque[tuple[float, StepResult]] = deque()  # with the time of each step
         self._woken = 0.0
@@ -160,36 +140,16 @@ class Service:
             raise NotReady(self.state, message.strip())
         return self._engine
 
-    def check_room(self, count: int) -> None:
-        """Refuse at once whom there is no room for, before anything is computed for them.
-
-        Args:
-            count: requests that want in together.
+    @property
+    def door(self) -> Door:
+        """Who is let in; for the event loop alone.
 
         Raises:
-            QueueFull: the rows and the places of the queue are taken, or memory is.
+            NotReady: no model is loaded.
         """
-        self._room(count)
-
-    def reserve(self) -> Callable[[], None]:
-        """Keep a place for a request that has not been read yet.
-
-        Returns:
-            Gives the place up, for good or to be taken by `submit`; idempotent.
-
-        Raises:
-            QueueFull: see `check_room`.
-        """
-        self.check_room(1)
-        kept = True
-        self._reserved += 1
-
-        def release() -> None:
-            nonlocal kept
-            self._reserved -= kept
-            kept = False
-
-        return release
+        if self._door is None:
+            raise NotReady(self.state, "no model is loaded")
+        return self._door
 
     def submit(self, *requests: GenerationRequest) -> Ticket:
         """Queue requests, all or none; call on the event loop.
@@ -197,7 +157,7 @@ class Service:
         Raises:
             NotReady: the model is loading, draining or failed.
             PromptTooLong: a prompt leaves no room for an answer.
-            QueueFull: see `check_room`.
+            QueueFull: see `Door.check`.
         """
         engine = self.engine
         try:
@@ -207,30 +167,14 @@ class Service:
             raise
         if taken := [item for item in requests if item.request_id in self._in_flight]:
             raise ValueError(f"request {taken[0].request_id} is already running")
-        places = self._room(len(requests), sum(request.tokens for request in requests))
-        ticket = Ticket(requests, places.enter(requests), lambda: self._cancel(requests))
+        place = self.door.enter(requests)
+        ticket = Ticket(requests, place, lambda: self._cancel(requests))
         self._idle.clear()
         for request in requests:
             self._in_flight[request.request_id] = InFlight(request, ticket)
             self.waiting += 1  # until the next step tells
             self._inbox.put(request)
         return ticket
-
-    def _room(self, count: int, tokens: int = 0) -> Places:
-        """Where to enter. `tokens` they may take; 0 where that is not known yet."""
-        if self._places is None or self._gate is None:
-            raise NotReady(self.state, "no model is loaded")
-        places, shed = self._places, None
-        full = places.taken + self._reserved + count > places.count
-        if not full:
-            shed = self._gate.refusal(
-                promised_tokens=places.tokens, tokens=tokens, in_flight=places.taken
-            )
-        if full or shed is not None:
-            refusal = QueueFull(places.retry_after, shed)
-            self._metrics.observe_rejected(refusal.reason)
-            raise refusal
-        return places
 
     def _cancel(self, requests: Sequence[GenerationRequest]) -> None:
         for request in requests:
@@ -318,17 +262,18 @@ class Service:
 
     def _loaded(self, engine: Engine) -> None:
         self._engine, self.info = engine, engine.info
-        self._gate = MemoryGate(engine.info.kv_capacity_tokens, engine.info.rows)
         self._metrics.set_model(_labels(engine.info))
         self._metrics.set_rows(engine.info.rows)
         self._metrics.set_kv_capacity(engine.info.kv_capacity_tokens)
         prompt_token, output_token = engine.token_seconds()
-        self._places = Places(
+        places = Places(
             rows=engine.info.rows,
             queue_size=self._settings.queue_size,
             prompt_token_seconds=prompt_token,
             output_token_seconds=output_token,
         )
+        gate = MemoryGate(engine.info.kv_capacity_tokens, engine.info.rows)
+        self._door = Door(places, gate, self._metrics.observe_rejected)
         controller = engine.scheduler.controller
         self._metrics.watch_controller(lambda: controller.estimated_speedup, controller.costs.table)
         self._progress(ModelState.READY, "")
@@ -378,10 +323,7 @@ class Service:
         self._metrics.observe_finish(reason, output.stats, latency, ttft)
         if output.stats is not None:
             self._metrics.observe_queue_wait(output.stats.queue_seconds)
-        if self._places is not None:
-            self._places.leave(request.request_id)
-            if output.stats is not None:
-                self._places.learn(reason, output.stats)
+        self.door.leave(request.request_id, reason, output.stats)
         if not self._in_flight:
             self._idle.set()
         flight.ticket.deliver(output)

@@ -196,7 +196,7 @@ async def start(
     if prompts.count * choices > places:
         raise InvalidField("n", f"prompts times n is more than this server's {places} places")
     request.state.release()  # the place that was kept for it; nobody comes between
-    service.check_room(prompts.count * choices)
+    service.door.check(prompts.count * choices)
     options = _options(body, settings, engine.info)
     if prompts.size < _LONG_TEXT:
         encoded = prompts.encode(engine)
