@@ -134,6 +134,25 @@ def test_a_draft_model_reads_as_much_as_fits_into_the_pause() -> None:
     assert unbound.draft_chunk(1) == unbound.chunk(0, 1) == 512
 
 
+def test_what_is_left_of_a_prompt_does_not_tell_what_a_token_costs() -> None:
+    """As where all of it but the end is in the cache: a pass has its least time."""
+    pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.25, most=128)
+    before = pace.chunk(0, 1)
+    for _ in range(20):
+        pace.chunk(190, 1)
+        pace.read(190, 1, 0.040)
+    assert pace.chunk(0, 1) == before
+
+
+def test_prompts_shorter_than_a_chunk_teach_it_where_they_take_long() -> None:
+    pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.25, most=128)
+    few = pace.chunk(0, 1) // 3
+    for _ in range(20):
+        pace.chunk(0, 1)
+        pace.read(0, few, 0.24)
+    assert pace.chunk(0, 1) <= few
+
+
 def test_an_expectation_follows_and_is_not_thrown_by_one_hiccup() -> None:
     expected = Expected(1.0)
     for _ in range(100):

@@ -15,7 +15,7 @@ _SURPRISE = 2.0  # a time this many times longer than expected counts as this ma
 _SCATTER = 1 / 8  # and in the mean deviation of pauses
 _MARGIN = 3.0  # mean deviations by which a pause may be longer than expected: 1 in 100 is longer
 _UNKNOWN = 1 / 24  # mean deviation of pauses that were not seen yet
-_LONG = 0.5  # of the longest pause: how far shorter ones are off tells nothing of long ones
+_LONG = 0.5  # of the longest pause, or of a chunk's tokens: shorter ones tell nothing of long ones
 _STRETCH = 512  # tokens of a prompt that are taken to cost the same each
 _LEAST_SHARE = 1 / 3  # of a round's time: where rounds are long, a prompt is still read
 _LEAST_TOKENS = 8
@@ -75,6 +75,7 @@ class Pace:
         self._draft_token = Expected(costs.feed)
         self._round: dict[int, Expected] = {}  # by the number of rows that decode
         self._chunk: tuple[float, float] | None = None  # of this round: expected, and as it was
+        self._allowed = most  # tokens of the latest chunk, had the prompt had as many
 
     def chunk(self, position: int, decoding: int) -> int:
         """Most tokens for a pass of the target.
@@ -83,9 +84,11 @@ class Pace:
             position: tokens of the prompt that the cache holds.
             decoding: rows that wait meanwhile.
         """
-        if not decoding:
-            return self._most
-        return self._fitting(self._pause(decoding) - self._fixed, self._token_at(position))
+        self._allowed = self._most
+        if decoding:
+            seconds = self._pause(decoding) - self._fixed
+            self._allowed = self._fitting(seconds, self._token_at(position))
+        return self._allowed
 
     def draft_chunk(self, decoding: int) -> int:
         """Most tokens that a draft model may read while so many rows wait."""
@@ -109,7 +112,9 @@ class Pace:
         """Take in the target's pass over `tokens` from `position` on, for which others waited."""
         token = self._token_at(position)
         self._chunk = self._fixed + tokens * token.seconds, seconds
-        token.saw(max(seconds - self._fixed, seconds / 2) / tokens)
+        # The last few of a prompt take as long as a pass does, however little a token takes.
+        if tokens >= _LONG * self._allowed or seconds >= _LONG * self._longest_pause:
+            token.saw(max(seconds - self._fixed, seconds / 2) / tokens)
 
     def draft_read(self, tokens: int, seconds: float) -> None:
         """Take in what the draft model took for its part."""
