@@ -25,11 +25,11 @@ from typing import Any
 from bench.cgroup import Cgroup, cgroup
 from bench.machine import describe
 from bench.models import phi3, tinyllama_pair
+from bench.page_cache import evict
 from bench.quiet import cpu_seconds, machine_seconds
 from bench.server import Client, RefusedError, ServerError, serving
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
-from specops.models.page_cache import forget
 from specops.models.prepare import choose, prepare
 from specops.models.weight_cache import prepacked_graph
 
@@ -190,13 +190,6 @@ def _prepack(settings: Settings) -> None:
         label = f"{folder.name}-{folder.quant}"
         for int8 in readers:  # the second form reads prompts where both have room
             prepacked_graph(folder.graph, label, settings.cache_dir, progress, int8_prefill=int8)
-
-
-def evict(folder: Path) -> None:
-    """Put every file below a folder out of the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            forget(path)
 
 
 # -- loaded and watched ------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Plan:
     loads: tuple[int, ...] = (1, 4, 8)
 
 
-FULL = Plan(16, speculation.Plan(new_tokens=128, rounds=3))
+FULL = Plan(16, speculation.Plan(new_tokens=128, rounds=6))
 QUICK = Plan(2, speculation.Plan(new_tokens=16), loads=(2,))
 
 

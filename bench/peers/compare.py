@@ -2,7 +2,8 @@
 
 All sides are up at once and take turns, case by case: one computes while the others are seen to
 be idle. Ratios are taken round by round, so that whatever the machine does meets every side.
-Several starts are measured, since how weights fall into memory pages moves single-token passes.
+Several starts are measured, each from the disk, since how weights fall into memory pages moves
+single-token passes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.models import BenchModel, Progress
+from bench.page_cache import evict
 from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.peers.protocol import prompt
 from bench.peers.worker import Worker, WorkerError
@@ -92,11 +94,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class SideProcess:
-    """How a side is started and what it loads."""
+    """How a side is started and what it loads, from files in the folder `weights`."""
 
     command: tuple[str, ...]
     model: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    weights: Path | None = None
 
 
 @dataclass(slots=True)
@@ -124,10 +127,10 @@ def sides(
     """Ours and the peers, ready to be started."""
     settings = replace(model.settings, rows=_ROWS, context=_CAPACITY, threads=threads)
     ours = (sys.executable, "-m", "bench.peers.ours_worker")
-    found = {OURS: SideProcess(ours, settings.target, environment(settings))}
+    found = {OURS: SideProcess(ours, settings.target, environment(settings), settings.cache_dir)}
     for peer, module in ((LLAMA_CPP, "llama_worker"), (OPENVINO, "openvino_worker")):
         command = (str(python), "-m", f"bench.peers.{module}")
-        found[peer] = SideProcess(command, str(files[peer]))
+        found[peer] = SideProcess(command, str(files[peer]), weights=files[peer].parent)
     return found
 
 
@@ -148,6 +151,9 @@ def measure(
     measured = Measured(plan, threads)
     for load in range(plan.loads):
         progress(f"starting all sides, {load + 1} of {plan.loads}")
+        for side in processes.values():
+            if side.weights is not None:
+                evict(side.weights)
         with _started(processes) as workers:
             _load(workers, processes, measured, vocab)
             for number in range(-1, plan.rounds):  # the first allocates and is not counted
@@ -286,8 +292,8 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         versions(measured.runs_on, measured.threads),
         f"weights: {OURS} int4 in blocks of 128, head and embedding int8; {LLAMA_CPP} Q4_0, head "
         f"Q6_K; {OPENVINO} int4 symmetric in groups of 128, head and embedding int8",
-        f"{plan.loads} starts x {plan.rounds} interleaved rounds, prefill in every third; "
-        f"correlation with {OURS}'s logits: {agreeing}; an idle side took at most "
+        f"{plan.loads} starts from the disk x {plan.rounds} interleaved rounds, prefill in every "
+        f"third; correlation with {OURS}'s logits: {agreeing}; an idle side took at most "
         f"{measured.idle_share:.1%} of a core; {measured.disturbed} rounds were run again because "
         "somebody else computed",
     )

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench.models import BenchModel, Progress
+from bench.page_cache import evict
 from bench.peers.compare import OURS, SideProcess, versions
 from bench.peers.http_side import HttpSide
 from bench.peers.models import LLAMA_CPP, OPENVINO
@@ -116,7 +117,11 @@ def peers(python: Path, files: Mapping[str, Path]) -> dict[str, SideProcess]:
     """The peers' processes, ready to be started."""
     modules = {LLAMA_CPP: "llama_serving_worker", OPENVINO: "genai_worker"}
     return {
-        name: SideProcess((str(python), "-m", f"bench.peers.{module}"), str(files[name]))
+        name: SideProcess(
+            (str(python), "-m", f"bench.peers.{module}"),
+            str(files[name]),
+            weights=files[name].parent,
+        )
         for name, module in modules.items()
     }
 
@@ -150,6 +155,10 @@ def measure(
     if (measured.threads, measured.output) != (threads, plan.output):
         raise WorkerError("what was measured before had other threads or outputs")
     progress("starting all sides")
+    evict(model.settings.cache_dir)
+    for side in processes.values():
+        if side.weights is not None:
+            evict(side.weights)
     with _started(model, processes, plan, threads, measured) as sides:
         spelled = Tokenizer.load(Path(model.settings.target)).spelling
         _agree(sides, measured, vocab, lambda token: spelled(token)[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench import capped, caps
-from bench.capped import Case, Load, Outcome, Sample, evict, measure
+from bench.capped import Case, Load, Outcome, Sample, measure
 from bench.caps import cases, keep, main, read, soak_charts, table_charts
 from bench.cgroup import CgroupError, cgroup
 from specops.config import Settings
@@ -94,13 +94,6 @@ def test_what_was_disturbed_is_still_missing(
     for left in (2, 1, 1):
         assert main(asked) == 0
         assert len(outcomes) == left
-
-
-def test_files_leave_the_page_cache(tmp_path: Path) -> None:
-    file = tmp_path / "weights"
-    file.write_bytes(os.urandom(1 << 20))
-    evict(tmp_path)
-    assert file.stat().st_size == 1 << 20
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from pathlib import Path
@@ -10,19 +9,9 @@ from pathlib import Path
 import pytest
 
 from specops.models.page_cache import forget, read_ahead
+from tests.page_cache import cached
 
 SIZE = 3 * mmap.PAGESIZE + 100
-
-
-def cached(path: Path, page: int) -> bool:
-    """Whether a page of a file is in memory; asking changes nothing."""
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-        first = ctypes.c_char.from_buffer(mapped)
-        there = (ctypes.c_ubyte * (SIZE // mmap.PAGESIZE + 1))()
-        failed = ctypes.CDLL(None).mincore(ctypes.byref(first), ctypes.c_size_t(SIZE), there)
-        del first  # or the mapping could not be closed
-    assert not failed
-    return bool(there[page] & 1)
 
 
 @pytest.fixture
