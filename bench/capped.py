@@ -101,6 +101,7 @@ class Outcome:
     tokens: float = 0.0
     answered: int = 0
     shed: int = 0  # answered with 429
+    late: int = 0  # answered with 504: no row, or no end of the text, in time
     failed_requests: int = 0
     peak_anonymous: int = 0
     peak_swap: int = 0
@@ -230,6 +231,7 @@ def _play(load: Load, client: Client, group: Cgroup, outcome: Outcome) -> list[t
             with lock:
                 outcome.answered += told == "answered"
                 outcome.shed += told == "shed"
+                outcome.late += told == "late"
                 outcome.failed_requests += told == "failed" and not stop.is_set()
             if told == "failed":
                 break
@@ -274,11 +276,12 @@ def _first(client: Client, load: Load) -> float:
 
 
 def _ask(user: Client, body: dict[str, Any]) -> str:
-    """What became of a request: answered, shed or failed."""
+    """What became of a request: answered, shed, late or failed."""
     try:
         user.generate(body)
     except RefusedError as refused:
-        return "shed" if refused.status == HTTPStatus.TOO_MANY_REQUESTS else "failed"
+        known = {HTTPStatus.TOO_MANY_REQUESTS: "shed", HTTPStatus.GATEWAY_TIMEOUT: "late"}
+        return known.get(HTTPStatus(refused.status), "failed")
     except (ServerError, OSError, HTTPException):
         return "failed"
     return "answered"

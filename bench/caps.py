@@ -99,7 +99,7 @@ def table(entries: Sequence[Entry], *, soaked: bool) -> Table:
     """A row per case."""
     columns = (
         *("weights", "cap GB", "kept as", "swap", "ending", "rows x context", "ready s", "first s"),
-        *("load s", "tokens/s", "answered", "429", "failed"),
+        *("load s", "tokens/s", "answered", "429", "504", "failed"),
         *("peak anonymous MB", "peak swap MB", "major faults/s", "OOM kills", "others' cores"),
     )
     load = SOAK_LOAD if soaked else TABLE_LOAD
@@ -144,6 +144,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
         "" if rate is None else f"{rate:.1f}",
         f"{entry['answered']}" if served else "",
         f"{entry['shed']}" if served else "",
+        f"{entry.get('late', 0)}" if served else "",
         f"{entry['failed_requests']}" if served else "",
         f"{entry['peak_anonymous'] / 1e6:.0f}",
         f"{entry['peak_swap'] / 1e6:.0f}",

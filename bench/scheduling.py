@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.models import CACHE, TINYLLAMA_VOCAB, tinyllama
+from bench.page_cache import evict
 from bench.quiet import cpu_seconds, machine_seconds
 from specops.engine import Engine
 from specops.request import GenerationRequest, StepKind, StepResult
@@ -175,6 +176,7 @@ def main() -> None:
     options = parser.parse_args()
     model = tinyllama(print, cache=options.cache)
     bound = model.settings.longest_pause
+    evict(model.settings.cache_dir)  # how weights lie in memory moves every figure
     engine = Engine.load(replace(model.settings, rows=ROWS, context=CONTEXT))
     bench = Bench(engine)
     one = bench.decoding(1)

@@ -13,6 +13,7 @@ from bench import capped, caps
 from bench.capped import Case, Load, Outcome, Sample, measure
 from bench.caps import cases, keep, main, read, soak_charts, table_charts
 from bench.cgroup import CgroupError, cgroup
+from bench.server import Client, RefusedError
 from specops.config import Settings
 
 SERVED = Outcome(
@@ -94,6 +95,17 @@ def test_what_was_disturbed_is_still_missing(
     for left in (2, 1, 1):
         assert main(asked) == 0
         assert len(outcomes) == left
+
+
+@pytest.mark.parametrize(("status", "told"), [(429, "shed"), (504, "late"), (500, "failed")])
+def test_what_has_become_of_a_request_goes_by_its_status(
+    status: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(client: Client, body: object) -> None:
+        raise RefusedError(status, "said so")
+
+    monkeypatch.setattr(Client, "generate", generate)
+    assert capped._ask(Client(1), {}) == told
 
 
 @pytest.fixture
