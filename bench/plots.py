@@ -17,19 +17,24 @@ from bench.report import Chart, Series
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8a8a00", "#000000")
 _MARKS = "osv^DPX*"
 _WIDTH, _HEIGHT, _DPI = 6.4, 4.4, 110
+_ABREAST = 4  # more charts than these stand in pairs below each other, and are lower
+_PAIR_HEIGHT = 2.8
+_SPARSE = 40  # places: more of them are too close to each other for marks
 # No date and no random ids: the same figures give the same file.
 _SVG = {"svg.hashsalt": "specops", "svg.fonttype": "path"}
 
 
 def figure(charts: Sequence[Chart]) -> Figure:
-    """All charts side by side.
+    """All charts side by side, or pair by pair where they are many.
 
     Raises:
         ValueError: a chart is of no known kind.
     """
-    drawn = Figure(figsize=(_WIDTH * len(charts), _HEIGHT), layout="constrained")
+    across, height = (len(charts), _HEIGHT) if len(charts) <= _ABREAST else (2, _PAIR_HEIGHT)
+    down = -(-len(charts) // across)
+    drawn = Figure(figsize=(_WIDTH * across, height * down), layout="constrained")
     for place, chart in enumerate(charts, start=1):
-        axes = drawn.add_subplot(1, len(charts), place)
+        axes = drawn.add_subplot(down, across, place)
         if chart.kind == "lines":
             _lines(axes, chart)
         elif chart.kind == "bars":
@@ -38,7 +43,8 @@ def figure(charts: Sequence[Chart]) -> Figure:
             raise ValueError(f"{chart.title}: no chart is of the kind {chart.kind!r}")
         if chart.level is not None:
             axes.axhline(chart.level, color="#888888", linewidth=1, linestyle="--", zorder=1)
-        axes.set_xticks(range(len(chart.places)), chart.places)
+        named = [place for place, name in enumerate(chart.places) if name]
+        axes.set_xticks(named, [chart.places[place] for place in named])
         axes.set_xlabel(chart.across)
         axes.set_ylabel(chart.up)
         axes.set_title(chart.title, fontsize="medium")
@@ -85,7 +91,7 @@ def _lines(axes: Axes, chart: Chart) -> None:
             yerr=_errors(series),
             label=series.name,
             color=_COLOURS[number % len(_COLOURS)],
-            marker=_MARKS[number % len(_MARKS)],
+            marker=_MARKS[number % len(_MARKS)] if len(chart.places) <= _SPARSE else "",
             markersize=5,
             capsize=2,
             elinewidth=0.8,

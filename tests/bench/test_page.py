@@ -40,6 +40,18 @@ def test_a_chart_shows_every_series_and_the_level_to_compare_with() -> None:
     assert any(list(line.get_ydata()) == [1.0, 1.0] for line in axes.lines)
 
 
+@pytest.mark.parametrize(("charts", "down", "across"), [(2, 1, 2), (4, 1, 4), (7, 4, 2)])
+def test_many_charts_stand_in_pairs(charts: int, down: int, across: int) -> None:
+    drawn = figure([CHART] * charts)
+    grid = drawn.axes[0].get_gridspec()
+    assert (len(drawn.axes), grid.nrows, grid.ncols) == (charts, down, across)
+
+
+def test_only_named_places_have_a_tick() -> None:
+    (axes,) = figure([replace(CHART, places=["", *CHART.places[1:]])]).axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == list(CHART.places[1:])
+
+
 def test_an_unknown_kind_of_chart_is_refused() -> None:
     with pytest.raises(ValueError, match="'pie'"):
         figure([replace(CHART, kind="pie")])
