@@ -38,7 +38,8 @@ class Plan:
     lengths: tuple[int, ...] = (1, 2, 4, 8)
 
 
-FULL = Plan(2, speculation.Plan(new_tokens=64, exact=True))
+# As many prompts as ways: each way is measured at each place of a turn.
+FULL = Plan(6, speculation.Plan(new_tokens=64, exact=True))
 QUICK = Plan(1, speculation.Plan(new_tokens=16, exact=True), levels=(0.9, 0.0), lengths=(1, 3))
 
 # One run: per level, per configuration, the figures with seconds and tokens per jump.
