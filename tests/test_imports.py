@@ -18,7 +18,7 @@ LAYERS = [
     {"app"},
     {"routes"},
     {"service", "schemas", "errors", "sse", "middleware"},
-    {"ticket"},
+    {"ticket", "door"},
     {"places"},
     {"metrics"},
     {"collectors"},

@@ -38,7 +38,7 @@ def test_a_case_replaces_its_earlier_self_and_no_other(tmp_path: Path) -> None:
     kept = {entry["name"]: entry["ending"] for entry in read(tmp_path)}
     assert kept == {one.name: "served", other.name: "killed"}
     table = (tmp_path / "caps.md").read_text()
-    assert "| 20 | 20.0 | 12 | 1 | 0 | 800 | 0 | 2 | 0 | 0.00 |" in table
+    assert "| 20 | 20.0 | 12 | 1 | 0 | 0 | 800 | 0 | 2 | 0 | 0.00 |" in table
     assert "| killed |" in table
 
 
