@@ -38,6 +38,7 @@ SWAP_BYTES = 12 * GB
 _WATCH_SECONDS = 0.1
 _RETRY_SECONDS = 1.0  # what `Retry-After` says at least
 _FIRST_TOKENS = 8
+_TOLD: dict[int, str] = {HTTPStatus.TOO_MANY_REQUESTS: "shed", HTTPStatus.GATEWAY_TIMEOUT: "late"}
 _WORDS = ("class", "def", "return", "import", "value", "self", "raise", "yield", "while", "path")
 
 
@@ -280,8 +281,7 @@ def _ask(user: Client, body: dict[str, Any]) -> str:
     try:
         user.generate(body)
     except RefusedError as refused:
-        known = {HTTPStatus.TOO_MANY_REQUESTS: "shed", HTTPStatus.GATEWAY_TIMEOUT: "late"}
-        return known.get(HTTPStatus(refused.status), "failed")
+        return _TOLD.get(refused.status, "failed")
     except (ServerError, OSError, HTTPException):
         return "failed"
     return "answered"

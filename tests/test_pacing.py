@@ -118,7 +118,8 @@ def test_chunks_shrink_as_a_long_prompt_gets_dearer() -> None:
     pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.25, most=128)
     first = pace.chunk(0, 1)
     for position in range(0, 4096, 32):
-        pace.read(position, 32, 0.0144 + 32 * (0.0056 + 0.000002 * position))
+        seconds = 0.0144 + 32 * (0.0056 + 0.000002 * position)
+        pace.read(position, 32, seconds, allowed=128)
     assert pace.chunk(4000, 1) < first
     assert pace.chunk(10, 1) >= first
 
@@ -139,8 +140,7 @@ def test_what_is_left_of_a_prompt_does_not_tell_what_a_token_costs() -> None:
     pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.25, most=128)
     before = pace.chunk(0, 1)
     for _ in range(20):
-        pace.chunk(190, 1)
-        pace.read(190, 1, 0.040)
+        pace.read(190, 1, 0.040, allowed=pace.chunk(190, 1))
     assert pace.chunk(0, 1) == before
 
 
@@ -148,8 +148,7 @@ def test_prompts_shorter_than_a_chunk_teach_it_where_they_take_long() -> None:
     pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.25, most=128)
     few = pace.chunk(0, 1) // 3
     for _ in range(20):
-        pace.chunk(0, 1)
-        pace.read(0, few, 0.24)
+        pace.read(0, few, 0.24, allowed=pace.chunk(0, 1))
     assert pace.chunk(0, 1) <= few
 
 

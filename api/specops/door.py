@@ -97,9 +97,7 @@ class Door:
         self.check(len(requests), sum(request.tokens for request in requests))
         return self._places.enter(requests)
 
-    def leave(
-        self, request_id: str, reason: FinishReason, stats: GenerationStats | None = None
-    ) -> None:
+    def leave(self, request_id: str, reason: FinishReason, stats: GenerationStats | None) -> None:
         """Free a request's place, and learn from what it took how long the others will wait."""
         self._places.leave(request_id)
         if stats is not None:

@@ -75,7 +75,6 @@ class Pace:
         self._draft_token = Expected(costs.feed)
         self._round: dict[int, Expected] = {}  # by the number of rows that decode
         self._chunk: tuple[float, float] | None = None  # of this round: expected, and as it was
-        self._allowed = most  # tokens of the latest chunk, had the prompt had as many
 
     def chunk(self, position: int, decoding: int) -> int:
         """Most tokens for a pass of the target.
@@ -84,11 +83,9 @@ class Pace:
             position: tokens of the prompt that the cache holds.
             decoding: rows that wait meanwhile.
         """
-        self._allowed = self._most
-        if decoding:
-            seconds = self._pause(decoding) - self._fixed
-            self._allowed = self._fitting(seconds, self._token_at(position))
-        return self._allowed
+        if not decoding:
+            return self._most
+        return self._fitting(self._pause(decoding) - self._fixed, self._token_at(position))
 
     def draft_chunk(self, decoding: int) -> int:
         """Most tokens that a draft model may read while so many rows wait."""
@@ -108,12 +105,15 @@ class Pace:
         tokens = int(seconds / token.seconds) // _EVEN * _EVEN
         return min(max(tokens, _LEAST_TOKENS), self._most)
 
-    def read(self, position: int, tokens: int, seconds: float) -> None:
-        """Take in the target's pass over `tokens` from `position` on, for which others waited."""
+    def read(self, position: int, tokens: int, seconds: float, *, allowed: int) -> None:
+        """Take in the target's pass over `tokens` from `position` on, for which others waited.
+
+        `allowed` is what `chunk` said: where the prompt ends, a pass takes fewer.
+        """
         token = self._token_at(position)
         self._chunk = self._fixed + tokens * token.seconds, seconds
         # The last few of a prompt take as long as a pass does, however little a token takes.
-        if tokens >= _LONG * self._allowed or seconds >= _LONG * self._longest_pause:
+        if tokens >= _LONG * allowed or seconds >= _LONG * self._longest_pause:
             token.saw(max(seconds - self._fixed, seconds / 2) / tokens)
 
     def draft_read(self, tokens: int, seconds: float) -> None:

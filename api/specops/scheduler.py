@@ -188,7 +188,7 @@ class Scheduler:
         logits = self.target.prefill(slot.row, chunk, align=self._exact_align)
         seconds = self._clock() - start
         if watched:  # chunks that nobody waits for are wider, and cheaper by the token
-            self._pace.read(sequence.prefilled, len(chunk), seconds)
+            self._pace.read(sequence.prefilled, len(chunk), seconds, allowed=most)
         sequence.begun = True
         sequence.prefilled += len(chunk)
         emitted = 0

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,13 @@ def sides(
     return found
 
 
+def from_disk(processes: Iterable[SideProcess]) -> None:
+    """Have sides that are started next read their weights from the disk."""
+    for side in processes:
+        if side.weights is not None:
+            evict(side.weights)
+
+
 def measure(
     processes: Mapping[str, SideProcess],
     plan: Plan,
@@ -151,9 +158,7 @@ def measure(
     measured = Measured(plan, threads)
     for load in range(plan.loads):
         progress(f"starting all sides, {load + 1} of {plan.loads}")
-        for side in processes.values():
-            if side.weights is not None:
-                evict(side.weights)
+        from_disk(processes.values())
         with _started(processes) as workers:
             _load(workers, processes, measured, vocab)
             for number in range(-1, plan.rounds):  # the first allocates and is not counted

@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.models import BenchModel, Progress
 from bench.page_cache import evict
-from bench.peers.compare import OURS, SideProcess, versions
+from bench.peers.compare import OURS, SideProcess, from_disk, versions
 from bench.peers.http_side import HttpSide
 from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.peers.worker import Worker, WorkerError
@@ -156,9 +156,7 @@ def measure(
         raise WorkerError("what was measured before had other threads or outputs")
     progress("starting all sides")
     evict(model.settings.cache_dir)
-    for side in processes.values():
-        if side.weights is not None:
-            evict(side.weights)
+    from_disk(processes.values())
     with _started(model, processes, plan, threads, measured) as sides:
         spelled = Tokenizer.load(Path(model.settings.target)).spelling
         _agree(sides, measured, vocab, lambda token: spelled(token)[0])
