@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import time
 import urllib.parse
@@ -36,7 +37,10 @@ COLOURS = ("#73bf69", "#5794f2", "#f2cc0c", "#ff780a", "#b877d9", "#8ab8ff")
 NAMED = {"green": "#73bf69", "yellow": "#f2cc0c", "red": "#f2495c", "blue": "#5794f2"}
 NAMED["orange"] = "#ff9830"
 
+ASIDE = {"custom.lineStyle", "custom.axisPlacement"}  # limits, and curves with their own axis
+
 Series = tuple[str, list[float], list[float]]  # legend, minutes before now, values
+Area = tuple[list[float], list[float], list[float]]  # minutes before now, floor, top
 
 
 def query(
@@ -119,11 +123,37 @@ def overrides(panel: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+def stacked_up(found: list[Series]) -> list[Area]:
+    """Each series on those before it, at every step from the first value to the last.
+
+    As Grafana stacks: where a series has no value and another has one, it adds nothing; where none
+    has one, there is a gap (`preparePlotData2` in packages/grafana-ui/src/components/uPlot).
+    """
+    start = min((times[0] for _, times, _ in found), default=0.0)
+    by_step = [
+        {round((time - start) * 60 / STEP): value for time, value in zip(*points, strict=True)}
+        for _, *points in found
+    ]
+    steps = range(1 + max((max(values) for values in by_step), default=-1))
+    times = [start + step * STEP / 60 for step in steps]
+    top = [0.0 if any(step in values for values in by_step) else math.nan for step in steps]
+    areas = []
+    for values in by_step:
+        floor, top = top, [top[step] + values.get(step, 0.0) for step in steps]
+        areas.append((times, floor, top))
+    return areas
+
+
 def draw_curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
     """Lines over time, stacked where the panel says so, limits dashed, some on the right."""
     defaults, special = panel["fieldConfig"]["defaults"], overrides(panel)
     stacked = "stacking" in defaults["custom"]
-    base: list[float] | None = None
+    ordinary = [series for series in found if not ASIDE & special.get(series[0], {}).keys()]
+    areas = iter(
+        stacked_up(ordinary)
+        if stacked
+        else [(times, [0.0] * len(times), values) for _, times, values in ordinary]
+    )
     right: Axes | None = None
     for number, (name, times, values) in enumerate(found):
         own = special.get(name, {})
@@ -141,11 +171,10 @@ def draw_curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
             right.tick_params(pad=-4)  # inside: beyond the edge is the next panel
             plt.setp(right.get_yticklabels(), ha="right")
             continue
-        floor = base if stacked and base and len(base) == len(values) else [0.0] * len(values)
-        top = [low + value for low, value in zip(floor, values, strict=True)]
+        along, floor, top = next(areas)
         opacity = defaults["custom"]["fillOpacity"] / 100
         axes.fill_between(
-            times,
+            along,
             floor,
             top,
             color=colour,
@@ -153,10 +182,8 @@ def draw_curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
             linewidth=0,
             label=name if stacked else None,
         )
-        if stacked:
-            base = top
-        else:
-            axes.plot(times, top, color=colour, linewidth=1.2, label=name)
+        if not stacked:
+            axes.plot(along, top, color=colour, linewidth=1.2, label=name)
     finish_axis(axes, defaults["unit"], defaults.get("max"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g} min"))
     axes.grid(color=FAINT, linewidth=0.6)

@@ -90,6 +90,62 @@ def test_a_series_of_another_size_has_an_axis_of_its_own(picture: ModuleType) ->
     picture.plt.close(axes.figure)
 
 
+Values = dict[int, float]  # by seconds before now
+
+
+def stack(picture: ModuleType, *found: tuple[str, Values]) -> list[list[Values]]:
+    """The tops of the areas that are drawn of these values, each in as many parts as it has."""
+    panel = {
+        "fieldConfig": {
+            "defaults": {"custom": {"stacking": {}, "fillOpacity": 60}, "unit": "s"},
+            "overrides": [
+                {
+                    "matcher": {"options": "limit"},
+                    "properties": [{"id": "custom.lineStyle", "value": {}}],
+                }
+            ],
+        }
+    }
+    _, axes = picture.plt.subplots()
+    series = [
+        (name, [second / 60 for second in values], list(values.values())) for name, values in found
+    ]
+    picture.draw_curves(axes, panel, series)
+    picture.plt.close(axes.figure)
+    return [[top(outline.vertices) for outline in area.get_paths()] for area in axes.collections]
+
+
+def top(outline: list[list[float]]) -> Values:
+    """The highest of the corners above each other."""
+    highest: Values = {}
+    for minute, value in outline:
+        second = round(minute * 60)
+        highest[second] = max(value, highest.get(second, 0.0))
+    return highest
+
+
+def test_a_series_is_stacked_where_one_below_it_has_no_value(picture: ModuleType) -> None:
+    whole = {-15: 1.0, -10: 1.0, -5: 1.0, 0: 1.0}
+    tops = stack(picture, ("one", whole), ("two", {-15: 2.0, 0: 2.0}), ("three", whole))
+    assert tops == [
+        [whole],
+        [{-15: 3.0, -10: 1.0, -5: 1.0, 0: 3.0}],
+        [{-15: 4.0, -10: 2.0, -5: 2.0, 0: 4.0}],
+    ]
+
+
+def test_a_series_that_begins_later_stands_on_the_others(picture: ModuleType) -> None:
+    tops = stack(picture, ("one", {-10: 1.0, -5: 2.0, 0: 3.0}), ("two", {-5: 1.0, 0: 1.0}))
+    assert tops == [[{-10: 1.0, -5: 2.0, 0: 3.0}], [{-10: 1.0, -5: 3.0, 0: 4.0}]]
+
+
+def test_a_stack_has_a_gap_where_none_of_it_has_a_value(picture: ModuleType) -> None:
+    before, after = {-25: 1.0, -20: 1.0}, {-5: 1.0, 0: 1.0}
+    limit = dict.fromkeys(range(-25, 5, 5), 9.0)
+    (parts,) = stack(picture, ("one", {**before, **after}), ("limit", limit))
+    assert parts == [before, after]
+
+
 def test_labels_take_their_place_in_the_legend(picture: ModuleType, prometheus: str) -> None:
     found = picture.query(prometheus, "up", "{{kind}} of {{nothing}}", minutes=1)
     assert [name for name, _, _ in found] == ["one of ", "two of "]
