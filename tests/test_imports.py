@@ -26,7 +26,7 @@ LAYERS = [
     {"graphs"},
     {"models", "scheduler"},
     {"speculation", "exactness", "rows", "waiting", "pacing"},
-    {"controller"},
+    {"controller", "prompt_costs"},
     {"costs"},
     {"drafters", "verify", "sequence"},
     {"sampling", "decoder", "text_stream"},

@@ -61,16 +61,24 @@ def beside(
 
 
 @pytest.mark.parametrize(
-    ("running", "scatter"),
-    [(1, 0.0), (2, 0.0), (4, 0.0), (7, 0.0), (1, 0.1), (2, 0.1), (4, 0.1)],
+    ("running", "scatter", "longer"),
+    [
+        (1, 0.0, 1.25),
+        (2, 0.0, 1.3),
+        (4, 0.0, 1.4),
+        (7, 0.0, 1.6),  # 41 rounds of 52 ms, and as many passes of 43 ms at least
+        (1, 0.1, 1.3),
+        (2, 0.1, 1.4),
+        (4, 0.1, 1.5),
+    ],
 )
 def test_the_longest_pause_is_kept_and_the_prompt_hardly_slower(
-    running: int, scatter: float
+    running: int, scatter: float, longer: float
 ) -> None:
     seconds, pauses = beside(running, scatter=scatter)
     assert len(pauses) >= 30
     assert np.quantile(pauses, 0.99) <= 0.25
-    assert seconds <= 1.4 * alone()
+    assert seconds <= longer * alone()
 
 
 @pytest.mark.parametrize("slowness", [0.5, 2.0])
@@ -119,9 +127,9 @@ def test_chunks_shrink_as_a_long_prompt_gets_dearer() -> None:
     first = pace.chunk(0, 1)
     for position in range(0, 4096, 32):
         seconds = 0.0144 + 32 * (0.0056 + 0.000002 * position)
-        pace.read(position, 32, seconds, allowed=128)
-    assert pace.chunk(4000, 1) < first
-    assert pace.chunk(10, 1) >= first
+        pace.read(position, 32, seconds, watched=True)
+    assert pace.chunk(4000, 1) < first / 2
+    assert pace.chunk(10, 1) >= first - 4
 
 
 def test_a_draft_model_reads_as_much_as_fits_into_the_pause() -> None:
@@ -135,20 +143,26 @@ def test_a_draft_model_reads_as_much_as_fits_into_the_pause() -> None:
     assert unbound.draft_chunk(1) == unbound.chunk(0, 1) == 512
 
 
-def test_what_is_left_of_a_prompt_does_not_tell_what_a_token_costs() -> None:
-    """As where all of it but the end is in the cache: a pass has its least time."""
+def test_what_is_left_of_prompts_tells_little_of_long_ones() -> None:
+    """As where all but the end is in the cache: a pass has its least time, however narrow."""
     pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.25, most=128)
     before = pace.chunk(0, 1)
     for _ in range(20):
-        pace.read(190, 1, 0.040, allowed=pace.chunk(190, 1))
-    assert pace.chunk(0, 1) == before
+        pace.read(190, 1, 0.040, watched=True)
+    assert pace.chunk(0, 1) > before / 2
+    position = 0
+    for _ in range(3):
+        tokens = pace.chunk(position, 1)
+        pace.read(position, tokens, 0.034 + tokens * 0.0060, watched=True)
+        position += tokens
+    assert pace.chunk(position, 1) >= 0.85 * (0.25 - DECODE[0] - 0.034) / 0.0060
 
 
 def test_prompts_shorter_than_a_chunk_teach_it_where_they_take_long() -> None:
     pace = Pace(CostCurve(VERIFY, DECODE), longest_pause=0.25, most=128)
     few = pace.chunk(0, 1) // 3
     for _ in range(20):
-        pace.read(0, few, 0.24, allowed=pace.chunk(0, 1))
+        pace.read(0, few, 0.24, watched=True)
     assert pace.chunk(0, 1) <= few
 
 

@@ -2,21 +2,21 @@
 
 While a chunk of a prompt is read, the others get no token. The longest pause between two of theirs
 is a chunk and a round of decoding, so the chunk gets what the round leaves of the allowed pause.
-Both times are expected to be what the last ones took, and the pause gets a margin by how far the
-last ones were off. One margin for all: what makes a pass late has little to do with its size.
+Both times are expected by the last ones, and the pause gets a margin by how far the last ones were
+off. One margin for all: what makes a pass late has little to do with its size.
 """
 
 from __future__ import annotations
 
 from specops.costs import CostCurve
+from specops.prompt_costs import PromptCosts
 
 _MEAN = 1 / 8  # weight of the newest time in the mean
 _SURPRISE = 2.0  # a time this many times longer than expected counts as this many
 _SCATTER = 1 / 8  # and in the mean deviation of pauses
 _MARGIN = 3.0  # mean deviations by which a pause may be longer than expected: 1 in 100 is longer
 _UNKNOWN = 1 / 24  # mean deviation of pauses that were not seen yet
-_LONG = 0.5  # of the longest pause, or of a chunk's tokens: shorter ones tell nothing of long ones
-_STRETCH = 512  # tokens of a prompt that are taken to cost the same each
+_LONG = 0.5  # of the longest pause: shorter ones tell nothing of long ones
 _LEAST_SHARE = 1 / 3  # of a round's time: where rounds are long, a prompt is still read
 _LEAST_TOKENS = 8
 _EVEN = 2  # chunks of odd width have a token computed in vain where kernels take them in pairs
@@ -71,7 +71,7 @@ class Pace:
         self._longest_pause = longest_pause
         self._most = most
         self._margin = Margin()
-        self._token: dict[int, Expected] = {}  # by the tokens read before, in stretches
+        self._prompt = PromptCosts(costs)
         self._draft_token = Expected(costs.feed)
         self._round: dict[int, Expected] = {}  # by the number of rows that decode
         self._chunk: tuple[float, float] | None = None  # of this round: expected, and as it was
@@ -83,38 +83,35 @@ class Pace:
             position: tokens of the prompt that the cache holds.
             decoding: rows that wait meanwhile.
         """
-        if not decoding:
+        if not decoding or self._prompt.seconds(position, self._most) <= self._pause(decoding):
             return self._most
-        return self._fitting(self._pause(decoding) - self._fixed, self._token_at(position))
+        return self._fitting(self._prompt.tokens(position, self._pause(decoding)))
 
     def draft_chunk(self, decoding: int) -> int:
         """Most tokens that a draft model may read while so many rows wait."""
         if not decoding:
             return self._most
-        return self._fitting(self._pause(decoding), self._draft_token)
+        seconds = self._pause(decoding)
+        if seconds >= self._most * self._draft_token.seconds:
+            return self._most
+        return self._fitting(int(seconds / self._draft_token.seconds))
 
     def _pause(self, decoding: int) -> float:
         """Seconds that so many rows may be kept waiting beside a round of their own."""
         waiting = self._round_of(decoding).seconds
         return max(self._longest_pause / (1 + self._margin.share) - waiting, _LEAST_SHARE * waiting)
 
-    def _fitting(self, seconds: float, token: Expected) -> int:
-        """Tokens, each of which takes so long, that fit into the time."""
-        if seconds >= self._most * token.seconds:
+    def _fitting(self, tokens: int) -> int:
+        """The width of a pass that takes about so many tokens."""
+        if tokens >= self._most:
             return self._most
-        tokens = int(seconds / token.seconds) // _EVEN * _EVEN
-        return min(max(tokens, _LEAST_TOKENS), self._most)
+        return max(tokens // _EVEN * _EVEN, _LEAST_TOKENS)
 
-    def read(self, position: int, tokens: int, seconds: float, *, allowed: int) -> None:
-        """Take in the target's pass over `tokens` from `position` on, for which others waited.
-
-        `allowed` is what `chunk` said: where the prompt ends, a pass takes fewer.
-        """
-        token = self._token_at(position)
-        self._chunk = self._fixed + tokens * token.seconds, seconds
-        # The last few of a prompt take as long as a pass does, however little a token takes.
-        if tokens >= _LONG * allowed or seconds >= _LONG * self._longest_pause:
-            token.saw(max(seconds - self._fixed, seconds / 2) / tokens)
+    def read(self, position: int, tokens: int, seconds: float, *, watched: bool) -> None:
+        """Take in the target's pass over `tokens` from `position` on; `watched`: others waited."""
+        if watched:
+            self._chunk = self._prompt.seconds(position, tokens), seconds
+        self._prompt.saw(position, tokens, seconds)
 
     def draft_read(self, tokens: int, seconds: float) -> None:
         """Take in what the draft model took for its part."""
@@ -132,22 +129,6 @@ class Pace:
                 self._margin.saw(pause, took + seconds)
             self._chunk = None
         expected.saw(seconds)
-
-    @property
-    def _fixed(self) -> float:
-        """What a pass takes however narrow it is: reading the weights."""
-        return self._costs.verify[1] * self._costs.drift
-
-    def _token_at(self, position: int) -> Expected:
-        key = position // _STRETCH
-        if key not in self._token:
-            known = min(self._token, key=lambda other: abs(other - key), default=None)
-            if known is None:
-                seconds = self._costs.prompt_token * self._costs.drift
-            else:
-                seconds = self._token[known].seconds
-            self._token[key] = Expected(seconds)
-        return self._token[key]
 
     def _round_of(self, rows: int) -> Expected:
         if rows not in self._round:

@@ -187,8 +187,7 @@ class Scheduler:
         start = self._clock()
         logits = self.target.prefill(slot.row, chunk, align=self._exact_align)
         seconds = self._clock() - start
-        if watched:  # chunks that nobody waits for are wider, and cheaper by the token
-            self._pace.read(sequence.prefilled, len(chunk), seconds, allowed=most)
+        self._pace.read(sequence.prefilled, len(chunk), seconds, watched=watched > 0)
         sequence.begun = True
         sequence.prefilled += len(chunk)
         emitted = 0
