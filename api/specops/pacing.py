@@ -16,7 +16,7 @@ _SURPRISE = 2.0  # a time this many times longer than expected counts as this ma
 _SCATTER = 1 / 8  # and in the mean deviation of pauses
 _MARGIN = 3.0  # mean deviations by which a pause may be longer than expected: 1 in 100 is longer
 _UNKNOWN = 1 / 24  # mean deviation of pauses that were not seen yet
-_LONG = 0.5  # of the longest pause: shorter ones tell nothing of long ones
+_LONG = 0.5  # of the pause that is aimed at: shorter ones tell nothing of long ones
 _LEAST_SHARE = 1 / 3  # of a round's time: where rounds are long, a prompt is still read
 _LEAST_TOKENS = 8
 _EVEN = 2  # chunks of odd width have a token computed in vain where kernels take them in pairs
@@ -99,7 +99,12 @@ class Pace:
     def _pause(self, decoding: int) -> float:
         """Seconds that so many rows may be kept waiting beside a round of their own."""
         waiting = self._round_of(decoding).seconds
-        return max(self._longest_pause / (1 + self._margin.share) - waiting, _LEAST_SHARE * waiting)
+        return max(self._aim - waiting, _LEAST_SHARE * waiting)
+
+    @property
+    def _aim(self) -> float:
+        """Seconds that a pause is meant to last, so that hardly any lasts too long."""
+        return self._longest_pause / (1 + self._margin.share)
 
     def _fitting(self, tokens: int) -> int:
         """The width of a pass that takes about so many tokens."""
@@ -125,7 +130,7 @@ class Pace:
         if self._chunk is not None:
             chunk, took = self._chunk
             pause = chunk + expected.seconds
-            if pause >= _LONG * self._longest_pause:
+            if pause >= _LONG * self._aim:
                 self._margin.saw(pause, took + seconds)
             self._chunk = None
         expected.saw(seconds)
