@@ -275,7 +275,8 @@ class Metrics:
         lengths = self._histogram(
             "chosen_draft_tokens",
             "Guesses verified in a sequence step that had a choice; 0: guessing did not seem to "
-            "pay. Steps for which the drafter had nothing are draft misses and not in here.",
+            "pay. Steps for which the drafter had nothing are draft misses and not in here, nor "
+            "are those in which a draft model still reads the prompt.",
             _LENGTH_BUCKETS,
             ["drafter"],
         )
@@ -319,7 +320,10 @@ class Metrics:
         self._draft_tokens = self._per_drafter("draft_tokens", "Tokens guessed.")
         self._accepted_tokens = self._per_drafter("accepted_tokens", "Guesses accepted.")
         self._draft_misses = self._per_drafter(
-            "draft_misses", "Sequence steps for which a drafter was asked and had no guess."
+            "draft_misses",
+            "Sequence steps for which a drafter was asked and had no guess. A draft model that "
+            "still reads the prompt is not asked: for it alone that is no miss, and in a cascade "
+            "it is one of ngram's.",
         )
         self._draft_seconds = counter("draft_seconds", "Seconds spent on guessing.")
         self._accepted_per_position = counter(

@@ -116,7 +116,7 @@ class GenerationStats:
     generated_tokens: int = 0
     sequence_steps: int = 0  # decode and verify passes that this request took part in
     drafts: int = 0  # steps with at least one guessed token
-    draft_misses: int = 0  # steps that asked a drafter and got nothing
+    draft_misses: int = 0  # steps that asked a drafter and got nothing; see `Turn.asked`
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()

@@ -28,7 +28,7 @@ class Turn:
         sequence: past its prompt.
         candidate: what the controller knows of it.
         draft: guesses to verify, maybe none.
-        asked: a drafter was asked for guesses.
+        asked: a drafter was asked for guesses; a draft model that still reads the prompt is not.
         seconds: that guessing took.
     """
 
@@ -54,7 +54,7 @@ class Turn:
         """Whose guesses, had or to be had, did not seem to pay; None where some are verified."""
         if self.draft.tokens or self.missed or self.candidate.drafter is None:
             return None
-        return self.draft.origin or self.candidate.drafter
+        return self.candidate.source or self.candidate.drafter
 
 
 def plan_round(
@@ -140,9 +140,13 @@ def _look_up(
     candidate.most = len(turn.draft.tokens)
     candidate.source = turn.draft.origin
     candidate.kind = kind_of_match(turn.draft.match_length)
-    if not candidate.most and drafter.runs_model and not reader(sequence, drafters, controller):
-        candidate.paid, candidate.most = True, most
+    if candidate.most or not drafter.runs_model:
+        return turn
+    if not reader(sequence, drafters, controller):
+        candidate.paid, candidate.most, candidate.source = True, most, None
         candidate.backlog = drafter.backlog(sequence.slot, len(sequence.tokens))
+    elif candidate.source is None:  # the model cannot guess yet, and there was no lookup
+        turn.asked, candidate.drafter = False, None
     return turn
 
 

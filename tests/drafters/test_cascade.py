@@ -60,3 +60,9 @@ def test_a_parts_own_attribution_is_kept() -> None:
 
 def test_when_nobody_has_a_guess_neither_has_the_cascade() -> None:
     assert propose(CascadeDrafter([NgramDrafter(), NgramDrafter()]), FRESH, 2) is NO_DRAFT
+
+
+def test_a_lookup_in_vain_is_told_from_a_model_that_does_not_look(draft_decoder: Decoder) -> None:
+    cascade, draft = make(draft_decoder)
+    assert cascade.look_up(0, FRESH, 2) == Draft(origin="ngram")
+    assert CascadeDrafter([draft]).look_up(0, FRESH, 2) is NO_DRAFT

@@ -22,7 +22,8 @@ class Draft:
         probs: [k, V], the distribution that each token was drawn from; None where the guesses
             were certain (greedy, or looked up) or the request has a seed: verification then
             compares tokens, see `verify_seeded`.
-        origin: the drafter that made them, where that is not the one that was asked.
+        origin: the drafter that made them, where that is not the one that was asked; without
+            tokens: the one that has looked them up in vain.
         match_length: how many of the last tokens a lookup found again; 0 where nothing was looked
             up. The longer the match, the more of the guesses are right.
     """

@@ -29,6 +29,8 @@ class CascadeDrafter:
 
     def __init__(self, parts: Sequence[Drafter]) -> None:
         self._parts = tuple(parts)
+        lookups = [part.name for part in parts if not part.runs_model]
+        self._found_nothing = Draft(origin=lookups[-1]) if lookups else NO_DRAFT
 
     def start(self, row: int, tokens: Sequence[int], like: int) -> None:
         """Nothing: the parts are told themselves."""
@@ -44,12 +46,12 @@ class CascadeDrafter:
         return any(part.runs_model for part in self._parts)
 
     def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
-        """The first guesses that cost no pass; see `Drafter.look_up`."""
+        """The first guesses that cost no pass; without any, the last part that looked is named."""
         for part in self._parts:
             draft = part.look_up(row, tokens, count)
             if draft.tokens:
                 return draft if draft.origin else replace(draft, origin=part.name)
-        return NO_DRAFT
+        return self._found_nothing
 
     def propose(
         self,

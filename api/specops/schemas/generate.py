@@ -52,7 +52,7 @@ class Details(BaseModel):
     generated_tokens: int
     sequence_steps: int = Field(description="decode and verify passes of the target")
     drafts: int = Field(description="passes with at least one guess")
-    draft_misses: int = Field(description="passes for which the drafter had no guess")
+    draft_misses: int = Field(description="passes for which a drafter was asked and had no guess")
     draft_tokens: int = Field(description="tokens guessed")
     accepted_tokens: int = Field(description="guesses accepted")
     accepted_per_position: list[int] = Field(
