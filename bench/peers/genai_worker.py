@@ -15,7 +15,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from bench.peers.protocol import answer_requests, serve
+from bench.peers.protocol import serve
 
 _CACHE_GIGABYTES = 1  # far more than the requests fill
 
@@ -72,4 +72,4 @@ def _write(model: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    serve(GenAiSide(), answer_requests)
+    serve(GenAiSide())

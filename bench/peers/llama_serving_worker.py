@@ -12,7 +12,7 @@ import llama_cpp
 import numpy as np
 
 from bench.peers.llama_worker import LlamaSide
-from bench.peers.protocol import answer_requests, serve
+from bench.peers.protocol import serve
 
 
 class LlamaServing(LlamaSide):
@@ -40,4 +40,4 @@ class LlamaServing(LlamaSide):
 
 
 if __name__ == "__main__":
-    serve(LlamaServing(), answer_requests)
+    serve(LlamaServing())

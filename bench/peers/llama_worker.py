@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import llama_cpp
 
-from bench.peers.protocol import Pass, answer, prompt, serve
+from bench.peers.protocol import Pass, prompt, serve
 
 _DECODED = 0
 _LONGEST_BATCH = 2048
@@ -91,4 +91,4 @@ class LlamaSide:
 
 
 if __name__ == "__main__":
-    serve(LlamaSide(), answer)
+    serve(LlamaSide())

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from bench.peers.protocol import Pass, answer, prompt, serve
+from bench.peers.protocol import Pass, prompt, serve
 
 
 class OpenVinoSide:
@@ -79,4 +79,4 @@ class OpenVinoSide:
 
 
 if __name__ == "__main__":
-    serve(OpenVinoSide(), answer)
+    serve(OpenVinoSide())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.peers.protocol import Pass, answer, prompt, serve
+from bench.peers.protocol import Pass, prompt, serve
 from specops import session
 from specops.config import Settings
 from specops.engine import Engine
@@ -72,4 +72,4 @@ class OurSide:
 
 
 if __name__ == "__main__":
-    serve(OurSide(), answer)
+    serve(OurSide())

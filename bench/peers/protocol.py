@@ -11,12 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 Pass = Callable[[], object]
-AnySide = TypeVar("AnySide")
 
 
+@runtime_checkable
 class Side(Protocol):
     """One way to run the model. A row is a sequence with keys and values of its own."""
 
@@ -36,6 +36,7 @@ class Side(Protocol):
         """[V] logits of the last token of the last pass."""
 
 
+@runtime_checkable
 class Serving(Protocol):
     """A peer's own way to answer several requests at once."""
 
@@ -86,39 +87,25 @@ def _timed(run: Pass) -> float:
     return time.perf_counter() - start
 
 
-def answer(side: Side, request: dict[str, Any]) -> dict[str, Any]:
+def answer(side: Side | Serving, request: dict[str, Any]) -> dict[str, Any]:
     """Do what a request asks for.
 
     Raises:
-        ValueError: it asks for something that there is not.
+        ValueError: it asks for something that there is not, or not on this side.
     """
     values = dict(request)
     match values.pop("do", None):
         case "load":
             return {"runs_on": side.load(values.pop("model"), **values)}
-        case "measure":
+        case "measure" if isinstance(side, Side):
             return {"seconds": measure(side, **values)}
-        case "prefill":
+        case "prefill" if isinstance(side, Side):
             return {"seconds": measure_prefill(side, **values)}
-        case "logits":
+        case "logits" if isinstance(side, Side):
             side.hold(1, 0)
             side.prefill(values["tokens"])()
             return {"logits": side.logits()}
-        case unknown:
-            raise ValueError(f"{unknown!r} is nothing that can be done")
-
-
-def answer_requests(side: Serving, request: dict[str, Any]) -> dict[str, Any]:
-    """Do what a comparison of whole requests asks for.
-
-    Raises:
-        ValueError: it asks for something that there is not.
-    """
-    values = dict(request)
-    match values.pop("do", None):
-        case "load":
-            return {"runs_on": side.load(values.pop("model"), **values)}
-        case "complete":
+        case "complete" if isinstance(side, Serving):
             start = time.perf_counter()
             tokens = side.complete(**values)
             return {"seconds": time.perf_counter() - start, "tokens": tokens}
@@ -126,7 +113,7 @@ def answer_requests(side: Serving, request: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{unknown!r} is nothing that can be done")
 
 
-def serve(side: AnySide, answering: Callable[[AnySide, dict[str, Any]], dict[str, Any]]) -> None:
+def serve(side: Side | Serving) -> None:
     """Answer the requests on standard input until it ends.
 
     What the libraries print goes to standard error: standard output carries answers alone. An
@@ -134,19 +121,13 @@ def serve(side: AnySide, answering: Callable[[AnySide, dict[str, Any]], dict[str
 
     Args:
         side: what runs the model.
-        answering: `answer` or `answer_requests`.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    _serve(side, answering, sys.stdin, answers)
+    _serve(side, sys.stdin, answers)
 
 
-def _serve(
-    side: AnySide,
-    answering: Callable[[AnySide, dict[str, Any]], dict[str, Any]],
-    requests: TextIO,
-    answers: TextIO,
-) -> None:
+def _serve(side: Side | Serving, requests: TextIO, answers: TextIO) -> None:
     for line in requests:
-        answers.write(json.dumps(answering(side, json.loads(line))) + "\n")
+        answers.write(json.dumps(answer(side, json.loads(line))) + "\n")
         answers.flush()

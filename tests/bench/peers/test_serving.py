@@ -45,16 +45,16 @@ class Echo:
 
 
 def test_a_peer_is_asked_for_whole_requests() -> None:
-    loaded = protocol.answer_requests(
+    loaded = protocol.answer(
         Echo(), {"do": "load", "model": "m", "threads": 2, "rows": 3, "capacity": 9}
     )
     assert loaded == {"runs_on": "m 2 3 9"}
     request = {"do": "complete", "prompts": [[5, 6], [7, 8]], "output": 3}
-    answered = protocol.answer_requests(Echo(), request)
+    answered = protocol.answer(Echo(), request)
     assert answered.pop("seconds") > 0
     assert answered == {"tokens": [[5, 5, 5], [7, 7, 7]]}
     with pytest.raises(ValueError, match="'measure' is nothing that can be done"):
-        protocol.answer_requests(Echo(), {"do": "measure"})
+        protocol.answer(Echo(), {"do": "measure"})
 
 
 @contextmanager
