@@ -6,104 +6,56 @@ is what the draft will be asked to guess (DistillSpec, Zhou et al., 2023).
 """
 
 import argparse
-import json
-import math
-import time
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from training.checkpoint import load_model, save_model, set_up, trained_tokenizer
+from training.checkpoint import load_model, set_up, trained_tokenizer
 from training.data import Sampler
+from training.loop import Training
 from training.model import Llama
-from training.optim import Optimizer
 from training.presets import PRESETS, Preset
-from training.pretrain import CHECKPOINT_SECONDS, LONG_FROM, prepare
-from training.runtime import (
-    Budget,
-    device,
-    load_checkpoint,
-    machine,
-    restart_with_process_environment,
-    save_checkpoint,
-    stop_signal,
-)
+from training.pretrain import prepare
+from training.runtime import Budget, device, restart_with_process_environment
 from training.samples import sample_target
 
-MATRIX_LR, VECTOR_LR = 0.02, 0.005
+VECTOR_LR = 0.005
 # Rows per 16: the target's own continuations, the library's tests, and the rest library.
 SAMPLED_ROWS, TEST_ROWS = 6, 2
 
 
-class Distillation:
-    """Draft, frozen target, optimizer, sampler and budget."""
+class Distillation(Training):
+    """The draft in training, and the frozen target."""
 
     def __init__(
         self, preset: Preset, target: Llama, sampler: Sampler, budget: Budget, file: Path
     ) -> None:
-        self.preset, self.sampler, self.budget, self.file = preset, sampler, budget, file
-        self.device = device()
+        super().__init__(preset, Llama(preset.draft), sampler, budget, file, vector_lr=VECTOR_LR)
         self.target = target.to(self.device)
-        self.draft = Llama(preset.draft).to(self.device)
-        self.optimizer = Optimizer(self.draft, matrix_lr=MATRIX_LR, vector_lr=VECTOR_LR)
-        self.divergence = torch.compile(self._divergence, dynamic=False)
-        self.step = 0
 
-    def _divergence(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, length: int, rows: int) -> NDArray[np.int64]:
+        """Half the rows: so small a model gains more from more steps than from larger ones."""
+        rows //= 2
+        counts = {"samples": rows * SAMPLED_ROWS // 16, "tests": rows * TEST_ROWS // 16}
+        if not len(self.sampler.arrays["tests"]):
+            counts["tests"] = 0
+        counts["library"] = rows - sum(counts.values())
+        return self.sampler.batch(counts, length)
+
+    def losses(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Mean divergence in nats, and how often both models' first choices agree."""
+        tokens = tokens[:, :-1]
         with torch.no_grad():
             target_logits = self.target(tokens).float()
-        draft_logits = self.draft(tokens).float()
+        draft_logits = self.model(tokens).float()
         target_probs = target_logits.softmax(-1)
         cross_entropy = -(target_probs * draft_logits.log_softmax(-1)).sum(-1).mean()
         entropy = -(target_probs * target_logits.log_softmax(-1)).sum(-1).mean()
         agreement = (target_logits.argmax(-1) == draft_logits.argmax(-1)).float().mean()
         return cross_entropy - entropy, agreement
-
-    def train_step(self) -> tuple[float, float]:
-        """One batch; the divergence in nats per token and the agreement."""
-        long = self.budget.progress >= LONG_FROM
-        length, rows = self.preset.long if long else self.preset.short
-        rows //= 2  # so small a model gains more from more steps than from larger ones
-        counts = {"samples": rows * SAMPLED_ROWS // 16, "tests": rows * TEST_ROWS // 16}
-        if not len(self.sampler.arrays["tests"]):
-            counts["tests"] = 0
-        counts["library"] = rows - sum(counts.values())
-        batch = self.sampler.batch(counts, length)[:, :-1]
-        with torch.autocast(self.device.type, torch.bfloat16):
-            divergence, agreement = self.divergence(torch.from_numpy(batch).to(self.device))
-        divergence.backward()
-        self.optimizer.step(self.budget.progress)
-        self.step += 1
-        self.budget.spend(rows * length)
-        return float(divergence.detach()), float(agreement)
-
-    def save(self) -> None:
-        """Write the checkpoint."""
-        save_checkpoint(
-            self.file,
-            {
-                "model": self.draft.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "dealt": self.sampler.dealt,
-                "step": self.step,
-                "tokens": self.budget.tokens_done,
-                "seconds": self.budget.seconds_done,
-            },
-        )
-
-    def resume(self) -> None:
-        """Go on from the checkpoint if there is one."""
-        state = load_checkpoint(self.file)
-        if state is None:
-            return
-        self.draft.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.sampler.dealt = state["dealt"]
-        self.step = state["step"]
-        self.budget.tokens_done, self.budget.seconds_done = state["tokens"], state["seconds"]
-        print(f"resumed at step {self.step}, {self.budget.progress:.1%} of the budget", flush=True)
 
 
 def distill(
@@ -123,43 +75,15 @@ def distill(
     samples = sample_target(
         target_folder, arrays["library"], sample_tokens, file=runs / "samples.npy", seed=seed
     )
-    arrays = {**arrays, "samples": samples}
+    sampler = Sampler({**arrays, "samples": samples}, seed)
     budget = Budget(preset.draft_tokens, minutes)
-    target = load_model(target_folder)
-    run = Distillation(preset, target, Sampler(arrays, seed), budget, runs / "draft.pt")
-    run.resume()
-    print(f"{run.draft.parameter_count():,} parameters", flush=True)
-    stop = stop_signal()
-    budget.start()
-    saved, smooth, agreed = time.monotonic(), math.nan, math.nan
-    while budget.progress < 1:
-        begun = budget.tokens_done, budget.seconds_done
-        divergence, agreement = run.train_step()
-        smooth = divergence if math.isnan(smooth) else 0.95 * smooth + 0.05 * divergence
-        agreed = agreement if math.isnan(agreed) else 0.95 * agreed + 0.05 * agreement
-        rate = (budget.tokens_done - begun[0]) / (budget.seconds_done - begun[1])
-        print(
-            f"step {run.step} divergence {divergence:.3f} smooth {smooth:.3f} agreement "
-            f"{agreed:.1%} {rate:,.0f} tokens/s {budget.progress:.1%} "
-            f"eta {budget.eta_minutes():.0f} min",
-            flush=True,
+    run = Distillation(preset, load_model(target_folder), sampler, budget, runs / "draft.pt")
+    run.finish(
+        lambda now, smooth: (
+            f"divergence {now[0]:.3f} smooth {smooth[0]:.3f} agreement {smooth[1]:.1%}"
         )
-        if time.monotonic() - saved > CHECKPOINT_SECONDS or stop.is_set():
-            run.save()
-            saved = time.monotonic()
-        if stop.is_set():
-            raise SystemExit("stopped; the same command goes on from here")
-    run.save()
-    save_model(run.draft, tokenizer, runs / "draft")
-    record = {
-        "steps": run.step,
-        "tokens": budget.tokens_done,
-        "sampled_tokens": len(samples),
-        "seconds": round(budget.seconds_done),
-        "seed": seed,
-        **machine(threads),
-    }
-    (runs / "draft.json").write_text(json.dumps(record, indent=2) + "\n")
+    )
+    run.write(tokenizer, runs / "draft", threads, sampled_tokens=len(samples))
     return runs / "draft"
 
 

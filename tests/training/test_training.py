@@ -1,5 +1,7 @@
 """The training itself, at toy size: the model is transformers' Llama, a restart loses nothing."""
 
+import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -95,16 +97,44 @@ def test_training_learns_and_a_restart_ends_where_the_unbroken_run_does(tmp_path
     unbroken = make_target(tmp_path / "unbroken.pt")
     broken = make_target(tmp_path / "broken.pt")
     broken.model.load_state_dict(unbroken.model.state_dict())
-    losses = [unbroken.train_step() for _ in range(20)]
+    losses = [unbroken.train_step()[0] for _ in range(20)]
     assert losses[-1] < losses[0] - 1
     for _ in range(7):
         broken.train_step()
     broken.save()
     resumed = make_target(tmp_path / "broken.pt")
     resumed.resume()
-    again = [resumed.train_step() for _ in range(13)]
+    again = [resumed.train_step()[0] for _ in range(13)]
     assert again == losses[7:]
     assert resumed.budget.tokens_done == unbroken.budget.tokens_done
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_a_stopped_training_goes_on_to_the_end_of_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = threading.Event()
+    stop.set()
+    monkeypatch.setattr("training.loop.stop_signal", lambda: stop)
+    with pytest.raises(SystemExit, match="goes on from here"):
+        make_target(tmp_path / "target.pt").finish(lambda now, smooth: "")
+    stop.clear()
+    target = make_target(tmp_path / "target.pt")
+    target.finish(lambda now, smooth: f"loss {now[0]} smooth {smooth[0]}")
+    told = [line.split() for line in capsys.readouterr().out.splitlines() if "loss" in line]
+    assert [int(words[1]) for words in told] == list(range(2, 31))
+    losses, means = ([float(words[place]) for words in told] for place in (3, 5))
+    assert means[0] == losses[0]
+    assert means[1] == pytest.approx(0.95 * losses[0] + 0.05 * losses[1])
+    target.write(train_tokenizer(["a"], vocab_size=300), tmp_path / "target", 1, test_tokens=5)
+    record = json.loads((tmp_path / "target.json").read_text())
+    assert (record["steps"], record["tokens"]) == (30, PRESET.target_tokens)
+    assert (record["seed"], record["test_tokens"], record["threads"]) == (0, 5, 1)
+    weights = load_model(tmp_path / "target").state_dict()
+    assert all(
+        torch.equal(weights[name], weight.half().float())
+        for name, weight in target.model.state_dict().items()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")

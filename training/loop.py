@@ -1,0 +1,157 @@
+"""A training from its first step, or from where it was stopped, to the end of its budget."""
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training.checkpoint import save_model
+from training.data import Sampler
+from training.model import Llama
+from training.optim import Optimizer
+from training.presets import Preset
+from training.runtime import Budget, device, load_checkpoint, machine, save_checkpoint, stop_signal
+
+LONG_FROM = 0.8  # the last fifth is trained at the full context, so that all positions are valid
+CHECKPOINT_SECONDS = 180
+MATRIX_LR = 0.02
+
+Figures = tuple[float, ...]
+
+
+class Training(ABC):
+    """Model, optimizer, sampler and budget, saved and restored together.
+
+    Args:
+        preset: lengths and rows of a step.
+        model: to be trained.
+        sampler: deals the batches.
+        budget: how long.
+        file: the checkpoint.
+        vector_lr: the learning rate of all but the matrices.
+    """
+
+    def __init__(
+        self,
+        preset: Preset,
+        model: Llama,
+        sampler: Sampler,
+        budget: Budget,
+        file: Path,
+        *,
+        vector_lr: float,
+    ) -> None:
+        self.preset, self.sampler, self.budget, self.file = preset, sampler, budget, file
+        self.device = device()
+        self.model = model.to(self.device)
+        self.optimizer = Optimizer(self.model, matrix_lr=MATRIX_LR, vector_lr=vector_lr)
+        self.compiled = torch.compile(self.losses, dynamic=False)
+        self.step = 0
+
+    @abstractmethod
+    def batch(self, length: int, rows: int) -> NDArray[np.int64]:
+        """The next step's tokens, [rows, length + 1]; maybe of fewer rows than the preset has."""
+
+    @abstractmethod
+    def losses(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """What is to become small, in nats per token, and other figures to look at."""
+
+    def train_step(self) -> Figures:
+        """Learn from one batch; its `losses`."""
+        progress = self.budget.progress
+        batch = self.batch(*(self.preset.long if progress >= LONG_FROM else self.preset.short))
+        with torch.autocast(self.device.type, torch.bfloat16):
+            losses = self.compiled(torch.from_numpy(batch).to(self.device))
+        losses[0].backward()
+        self.optimizer.step(progress)
+        self.step += 1
+        rows, tokens = batch.shape
+        self.budget.spend(rows * (tokens - 1))
+        return tuple(float(loss.detach()) for loss in losses)
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        save_checkpoint(
+            self.file,
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "dealt": self.sampler.dealt,
+                "step": self.step,
+                "tokens": self.budget.tokens_done,
+                "seconds": self.budget.seconds_done,
+            },
+        )
+
+    def resume(self) -> None:
+        """Go on from the checkpoint if there is one."""
+        state = load_checkpoint(self.file)
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.sampler.dealt = state["dealt"]
+        self.step = state["step"]
+        self.budget.tokens_done, self.budget.seconds_done = state["tokens"], state["seconds"]
+        print(f"resumed at step {self.step}, {self.budget.progress:.1%} of the budget", flush=True)
+
+    def finish(self, told: Callable[[Figures, Figures], str]) -> None:
+        """Train until the budget is spent, with a line per step.
+
+        Args:
+            told: puts a step's `losses`, and their means over some 20 steps, into words.
+
+        Raises:
+            SystemExit: told to stop; the checkpoint is written.
+        """
+        self.resume()
+        print(f"{self.model.parameter_count():,} parameters", flush=True)
+        stop, budget = stop_signal(), self.budget
+        budget.start()
+        saved, smooth = time.monotonic(), Figures()
+        while budget.progress < 1:
+            begun = budget.tokens_done, budget.seconds_done
+            figures = self.train_step()
+            before = smooth or figures
+            smooth = tuple(
+                0.95 * old + 0.05 * new for old, new in zip(before, figures, strict=True)
+            )
+            rate = (budget.tokens_done - begun[0]) / (budget.seconds_done - begun[1])
+            print(
+                f"step {self.step} {told(figures, smooth)} {rate:,.0f} tokens/s "
+                f"{budget.progress:.1%} eta {budget.eta_minutes():.0f} min",
+                flush=True,
+            )
+            if stop.is_set() or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                self.save()
+                saved = time.monotonic()
+            if stop.is_set():
+                raise SystemExit("stopped; the same command goes on from here")
+        self.save()
+
+    def write(self, tokenizer: Tokenizer, folder: Path, threads: int, **tokens: int) -> None:
+        """Write the model, and beside its folder a record of how it came about.
+
+        Args:
+            tokenizer: goes with the model.
+            folder: for the model.
+            threads: that it was trained with.
+            tokens: what it was trained on, by names for the record.
+        """
+        save_model(self.model, tokenizer, folder)
+        record = {
+            "steps": self.step,
+            "tokens": self.budget.tokens_done,
+            "seconds": round(self.budget.seconds_done),
+            "seed": self.sampler.seed,
+            **tokens,
+            **machine(threads),
+        }
+        folder.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
