@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specops.acceptance import Outlook
+from specops.asking import Asking
 from specops.controller import Candidate, Controller, kind_of_match
 from specops.costs import CostCurve
 
@@ -28,11 +29,12 @@ def curve() -> CostCurve:
 class Machine:
     """Decodes requests whose guesses are right by chance; keeps time in milliseconds."""
 
-    def __init__(self, *, paid: bool, seed: int = 0) -> None:
+    def __init__(self, *, paid: bool, seed: int = 0, asking: float = ASKING) -> None:
         self.controller = Controller(curve(), MOST)
         self.paid = paid
         self.rng = np.random.default_rng(seed)
-        self.time = self.explored = 0.0
+        self.asking = asking
+        self.time = self.asked = 0.0
         self.tokens = self.guessed = 0
 
     def run(self, rates: list[Accepts], steps: int, *, fixed: int | None = None) -> float:
@@ -40,6 +42,7 @@ class Machine:
         before = self.tokens, self.time
         outlooks = [Outlook() for _ in rates]
         for step in range(steps):
+            self.controller.begin(len(outlooks))
             candidates = [self.candidate(outlook, fixed) for outlook in outlooks]
             lengths = self.controller.choose(candidates)
             plain = [c for c, length in zip(candidates, lengths, strict=True) if not length]
@@ -53,7 +56,7 @@ class Machine:
                 self.controller.decoded(plain, cost, rows=width)
                 self.time += cost
                 self.tokens += len(plain)
-            self.controller.round_ended(len(candidates))
+            self.controller.round_ended()
         return (self.tokens - before[0]) / (self.time - before[1])
 
     def candidate(self, outlook: Outlook, fixed: int | None) -> Candidate:
@@ -61,8 +64,9 @@ class Machine:
             return Candidate(outlook, "draft", most=fixed, paid=self.paid and fixed > 0, fixed=True)
         if not self.controller.asks(outlook, "draft"):
             return Candidate(outlook, "draft")
-        self.controller.asked(outlook, "draft", ASKING)
-        self.time += ASKING
+        self.controller.asked(outlook, "draft", self.asking)
+        self.time += self.asking
+        self.asked += self.asking
         return Candidate(outlook, "draft", most=MOST, paid=self.paid, backlog=1)
 
     def verify(self, candidate: Candidate, guesses: int, rate: float) -> None:
@@ -122,6 +126,50 @@ def test_what_does_not_pay_is_tried_for_no_more_than_a_fiftieth_of_the_time() ->
         speed = tried.run([always(0.0)], 5000)
         assert speed >= 0.98 * plain.run([always(0.0)], 5000, fixed=0)
         assert tried.guessed > 0
+
+
+def test_many_short_requests_ask_no_more_than_long_ones() -> None:
+    """Also where asking takes longer than a step: a lookup's first takes in the prompt."""
+    machine = Machine(paid=False, asking=4 * DECODE[0])
+    machine.run([always(0.0)] * 8, 2000)  # it learns that guesses do not pay
+    time, asked = machine.time, machine.asked
+    for _ in range(100):
+        machine.run([always(0.0)] * 8, 100)
+    assert 0 < machine.asked - asked <= 0.012 * (machine.time - time)
+
+
+def test_what_does_not_pay_among_many_may_pay_alone() -> None:
+    machine = Machine(paid=False, asking=2.0)
+    machine.run([always(0.35)] * 8, 2000)
+    guessed = machine.guessed
+    machine.run([always(0.35)] * 8, 100)
+    assert machine.guessed - guessed < 40
+    assert machine.run([always(0.9)], 100) > 1.25 / DECODE[0]
+
+
+def test_more_requests_begin_with_what_fewer_have_gained() -> None:
+    asking, outlook = Asking(), Outlook()
+    asking.begin(2, 1.0)
+    for _ in range(100):
+        asking.gained(outlook, "draft", -1.0)
+    for active, pays in ((1, True), (2, False), (3, False)):
+        asking.begin(active, 1.0)
+        assert asking.pays(Outlook(), "draft") is pays
+        assert asking.pays(Outlook(), "ngram")
+
+
+def test_asking_that_pays_runs_into_no_debt() -> None:
+    """Once it does not pay any more, it is tried again as soon as after any other text."""
+    asking, outlook = Asking(), Outlook()
+    asking.begin(1, 1.0)
+    for _ in range(1000):
+        asking.asked(outlook, "draft", 0.5)
+        asking.gained(outlook, "draft", 3.0)
+    while asking.pays(outlook, "draft"):
+        asking.asked(outlook, "draft", 0.5)
+    for _ in range(60):
+        asking.earned(1.0)
+    assert asking.pays(outlook, "draft")
 
 
 def test_a_cold_start_is_no_verdict_on_a_drafter() -> None:

@@ -27,7 +27,7 @@ LAYERS = [
     {"models", "scheduler"},
     {"speculation", "exactness", "rows", "waiting", "pacing"},
     {"controller", "prompt_costs"},
-    {"costs"},
+    {"costs", "asking"},
     {"drafters", "verify", "sequence"},
     {"sampling", "decoder", "text_stream"},
     {"kv_cache", "tokenizer", "chat_template", "session", "acceptance"},

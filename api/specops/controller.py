@@ -14,18 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specops.acceptance import Acceptance, Outlook
+from specops.asking import Asking
 from specops.costs import CostCurve
 
-_ASKING = 0.01  # share of the time that may go into asking for guesses that do not pay
 _PROBING = 0.01  # share of the time that may go into verifying guesses that do not pay
 _STICKINESS = 0.02  # tokens by which another length must be better than the last one
-_GAIN_WEIGHT = 1 / 24  # of a step in a request's mean gain
-_FIRST_GAIN = 0.25  # tokens a step, before a drafter was asked: a cold start is no verdict
 _RATE_WEIGHT = 1 / 48  # of a round in the mean rate
 _WORTHWHILE = 0.25  # share of steps from which on a model is worth feeding beforehand
 _FRESH = 2  # tokens that a draft model takes in with its first guess where it has kept up
 _LONGEST_MATCH = 16  # longer ones are all alike
-_MOST_CREDIT = 2.0  # steps' worth of time for asking that is saved up
 
 
 def kind_of_match(length: int) -> int:
@@ -81,31 +78,35 @@ class Controller:
 
     def __init__(self, costs: CostCurve, positions: int) -> None:
         self.costs = costs
+        self._asking = Asking()
         self._positions = positions
         self._common: dict[tuple[str, int], Acceptance] = {}  # over all requests
-        self._common_gain: dict[str, float] = {}
         self._paying: dict[str, float] = {}  # share of steps in which a drafter's model was asked
         # By the number of requests in a round: its mean tokens, and the mean time they took.
         self._tokens = [0.0] * len(costs.decode)
         self._seconds = [0.0] * len(costs.decode)
         self._plain_step = costs.decode[1]  # of a request in this round, were all of them plain
+        self._asking.begin(1, self._plain_step)
         self._round_tokens, self._round_seconds = 0, 0.0
         self._active = 0  # requests in the latest round
 
+    def begin(self, active: int) -> None:
+        """A round of so many requests is about to be planned."""
+        self._active = active
+        self._plain_step = self.costs.decode[active] / active
+        self._asking.begin(active, self._plain_step)
+
     def asks(self, outlook: Outlook, drafter: str) -> bool:
         """Whether guesses are asked for in this step: they have paid, or it is time to try."""
-        if outlook.gain is None:
-            outlook.gain = self._common_gain.get(drafter, _FIRST_GAIN)
-        return outlook.gain >= 0 or outlook.ask_credit > 0
+        return self._asking.pays(outlook, drafter)
 
     def choose(self, candidates: Sequence[Candidate]) -> list[int]:
         """Guesses to verify per request, 0 for none: the round that is worth most.
 
         Args:
-            candidates: all that decode, by row.
+            candidates: all that decode, by row; as many as the round began with.
         """
         active = len(candidates)
-        self._plain_step = self.costs.decode[active] / active
         rate = self._rate(active)
         lengths = [0] * active
         undecided: list[tuple[float, int, int]] = []  # worth of guessing, index, length
@@ -218,10 +219,7 @@ class Controller:
 
     def asked(self, outlook: Outlook, drafter: str, seconds: float) -> None:
         """Take in what it took to ask and to choose, guesses of a draft model apart."""
-        # What took longer than a step was waited for: a core, the interpreter's lock.
-        cost = min(seconds / self.costs.drift, self._plain_step)
-        outlook.ask_credit -= cost
-        self._gained(outlook, drafter, -cost / self._plain_step)
+        self._asking.asked(outlook, drafter, seconds / self.costs.drift)
 
     def decoded(self, candidates: Sequence[Candidate], seconds: float, *, rows: int) -> None:
         """Take in the pass of one token for each of these.
@@ -267,12 +265,12 @@ class Controller:
                     self.costs.saw_guess(guesses, guess_seconds)
             self._acceptance(candidate).observe(guesses, accepted)
             self._common[candidate.key].observe(guesses, accepted)
-            self._gained(outlook, drafter, accepted + 1 - cost / self._plain_step)
+            self._asking.gained(outlook, drafter, accepted + 1 - cost / self._plain_step)
         self._count(candidate, accepted + 1, cost)
 
-    def round_ended(self, active: int) -> None:
+    def round_ended(self) -> None:
         """Take in that all of the requests in a round had their pass."""
-        self._active = active
+        active = self._active
         tokens, seconds = self._round_tokens, self._round_seconds
         self._round_tokens, self._round_seconds = 0, 0.0
         if not self._seconds[active]:
@@ -292,16 +290,8 @@ class Controller:
         outlook.plain_seconds += tokens * self._plain_step
         if candidate.drafter is None or candidate.fixed:
             return
-        outlook.ask_credit = min(
-            outlook.ask_credit + _ASKING * cost, _MOST_CREDIT * self._plain_step
-        )
+        self._asking.earned(cost)
         outlook.probe_credit += _PROBING * cost
-
-    def _gained(self, outlook: Outlook, drafter: str, tokens: float) -> None:
-        before = outlook.gain or 0.0
-        outlook.gain = before + _GAIN_WEIGHT * (tokens - before)
-        common = self._common_gain.get(drafter, _FIRST_GAIN)
-        self._common_gain[drafter] = common + _GAIN_WEIGHT * (tokens - common)
 
     def _pay(self, candidate: Candidate, *, worthwhile: bool) -> None:
         if candidate.paid and candidate.drafter is not None:

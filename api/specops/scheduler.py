@@ -238,7 +238,7 @@ class Scheduler:
                 shared.append(turn)
         if shared:
             yield self._decode(shared, slots)
-        self.controller.round_ended(len(active))
+        self.controller.round_ended()
         self._pace.decoded(len(active), self._clock() - start)
 
     def _decode(self, turns: list[Turn], slots: list[Slot]) -> StepStats:

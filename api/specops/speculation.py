@@ -7,7 +7,7 @@ rejected ones; forgetting them is a length change.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from specops.controller import Candidate, Controller, kind_of_match
@@ -58,7 +58,7 @@ class Turn:
 
 
 def plan_round(
-    rows: Iterable[tuple[int, Sequence]],
+    rows: Collection[tuple[int, Sequence]],
     drafters: Mapping[str, Drafter],
     controller: Controller,
     exact_align: int,
@@ -75,6 +75,7 @@ def plan_round(
         exact_align: width of exact passes, see `exactness`.
     """
     start = time.perf_counter()
+    controller.begin(len(rows))
     turns = [
         _look_up(row, sequence, drafters, controller, exact_align if sequence.request.exact else 1)
         for row, sequence in rows
