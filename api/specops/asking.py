@@ -13,6 +13,7 @@ _SHARE = 0.01  # of the time, that may go into asking although it does not pay
 _WEIGHT = 1 / 24  # of a step in a mean gain
 _FIRST_GAIN = 0.25  # tokens a step, before a drafter was asked: a cold start is no verdict
 _MOST_CREDIT = 2.0  # plain steps' worth of time that is saved up
+_ONCE = 0.1  # plain steps: what asking takes beyond that is for the prompt, and not taken again
 _HICCUP = 32.0  # plain steps: what took longer was waited for: a core, the interpreter's lock
 
 
@@ -40,7 +41,7 @@ class Asking:
         cost = min(seconds, _HICCUP * self._plain_step)
         if self._gain(outlook, drafter) < 0:
             self._credit -= cost
-        self.gained(outlook, drafter, -min(1.0, cost / self._plain_step))
+        self.gained(outlook, drafter, -min(_ONCE, cost / self._plain_step))
 
     def gained(self, outlook: Outlook, drafter: str, tokens: float) -> None:
         """Take in how many tokens more than plain decoding a step with guesses has brought."""

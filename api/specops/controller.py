@@ -86,6 +86,7 @@ class Controller:
         self._tokens = [0.0] * len(costs.decode)
         self._seconds = [0.0] * len(costs.decode)
         self._plain_step = costs.decode[1]  # of a request in this round, were all of them plain
+        self._spared = self._plain_step  # that the shared pass takes less for each who verifies
         self._asking.begin(1, self._plain_step)
         self._round_tokens, self._round_seconds = 0, 0.0
         self._active = 0  # requests in the latest round
@@ -130,6 +131,7 @@ class Controller:
                 self._pay(candidate, worthwhile=lengths[index] > 0)
                 if not lengths[index] and self._probes(candidate):
                     lengths[index] = 1
+        self._spared = self._sparing(candidates, lengths)
         return lengths
 
     def pays(self, drafter: str) -> bool:
@@ -200,6 +202,16 @@ class Controller:
         for _, index, length in undecided[:chosen]:
             lengths[index] = length
 
+    def _sparing(self, candidates: Sequence[Candidate], lengths: Sequence[int]) -> float:
+        """Seconds of the shared pass that each who leaves it saves: a step's where all do."""
+        rows = [row for row, candidate in enumerate(candidates) if not candidate.alone]
+        staying = [row for row in rows if not lengths[row]]
+        if len(staying) == len(rows):
+            return self._plain_step
+        decode = self.costs.decode
+        left = decode[staying[-1] - staying[0] + 1] if staying else 0.0
+        return max(0.0, decode[len(rows)] - left) / (len(rows) - len(staying))
+
     def _probes(self, candidate: Candidate) -> bool:
         """Whether one guess is verified although it does not seem to pay."""
         cost = self.costs.verify[candidate.width(1)] + sum(self._guessing(candidate))
@@ -265,7 +277,8 @@ class Controller:
                     self.costs.saw_guess(guesses, guess_seconds)
             self._acceptance(candidate).observe(guesses, accepted)
             self._common[candidate.key].observe(guesses, accepted)
-            self._asking.gained(outlook, drafter, accepted + 1 - cost / self._plain_step)
+            spared = self._plain_step if candidate.alone else self._spared
+            self._asking.gained(outlook, drafter, accepted - (cost - spared) / self._plain_step)
         self._count(candidate, accepted + 1, cost)
 
     def round_ended(self) -> None:
