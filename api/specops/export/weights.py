@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,12 +55,7 @@ class WeightStore:
     def __enter__(self) -> WeightStore:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._pool.shutdown()
 
     def vector(self, name: str, values: NDArray[np.float32]) -> str:

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -36,12 +35,7 @@ class WeightFile:
     def __enter__(self) -> WeightFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stream.close()
 
     def write(self, chunks: Iterable[NDArray[Any]]) -> Extent:
