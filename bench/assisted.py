@@ -22,7 +22,6 @@ from bench.report import Chart, Series, Table, Wanted, spread, wanted_table
 from bench.speculation import PLAIN, Config, Runner
 from bench.stats import Summary, ratios, rotated
 from specops.config import ConfigError
-from specops.engine import NO_DRAFTER
 from specops.models.prepare import choose
 
 _LOOKUPS = (3, 10)  # prompt_lookup_num_tokens: as many as we guess, and what their guide shows
@@ -72,7 +71,7 @@ def run(
         ConfigError: the model has no draft, or torch is missing.
     """
     runner = Runner.load(model)
-    sides = [*_ours(runner, model, sizes), *_theirs(runner, model, sizes)]
+    sides = [*_ours(runner, sizes), *_theirs(runner, model, sizes)]
     found = {side: Times() for side in sides}
     for side in sides:
         side.generate(prompts[0])
@@ -89,14 +88,13 @@ def run(
     return outcome(model, found, categories, sizes, runner.engine.info.threads)
 
 
-def _ours(runner: Runner, model: BenchModel, sizes: speculation.Plan) -> list[Side]:
-    def side(way: str, config: Config) -> Side:
-        return Side(_OURS, way, lambda prompt: runner.run(prompt, config, sizes.new_tokens).tokens)
+def _ours(runner: Runner, sizes: speculation.Plan) -> list[Side]:
+    def side(way: Config) -> Side:
+        return Side(
+            _OURS, way.label, lambda prompt: runner.run(prompt, way, sizes.new_tokens).tokens
+        )
 
-    most = model.settings.max_k_draft
-    drafters = [name for name in runner.engine.info.drafters if name != NO_DRAFTER]
-    adaptive = [side(f"{name}, adaptive", Config(name, most, adaptive=True)) for name in drafters]
-    return [side("plain", PLAIN), *adaptive]
+    return [side(way) for way in (PLAIN, *runner.ways())]
 
 
 def _theirs(runner: Runner, model: BenchModel, sizes: speculation.Plan) -> list[Side]:

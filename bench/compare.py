@@ -11,7 +11,6 @@ from bench.outcome import Outcome
 from bench.prompts import CODE, Prompt
 from bench.report import Chart, Table, Wanted, wanted_table
 from bench.speculation import COLUMNS, HOW, PLAIN, Config, Measured, Row, Runner
-from specops.engine import NO_DRAFTER
 
 # Of adaptive speculation with the service's own drafter.
 _WANTED_ON_CODE, _WANTED_JUMP, _WANTED_ANYWHERE = 1.5, 2.2, 0.97
@@ -29,20 +28,13 @@ FULL = Plan(20, speculation.Plan(new_tokens=128, rounds=3))
 QUICK = Plan(2, speculation.Plan(new_tokens=16))
 
 
-def configs(runner: Runner, k: int, max_k: int) -> list[Config]:
-    """Each drafter with the service's fixed draft length, and adaptively."""
-    drafters = [name for name in runner.engine.info.drafters if name != NO_DRAFTER]
-    fixed = [Config(name, k) for name in drafters]
-    return [PLAIN, *fixed, *(Config(name, max_k, adaptive=True) for name in drafters)]
-
-
 def run(
     model: BenchModel, prompts: Sequence[Prompt], sizes: speculation.Plan, progress: Progress
 ) -> Outcome:
     """Measure all configurations on all prompts."""
     runner = Runner.load(model)
     settings = model.settings
-    ways = configs(runner, settings.k_draft, settings.max_k_draft)
+    ways = [PLAIN, *sorted(runner.ways(settings.k_draft), key=lambda way: way.adaptive)]
     measured = speculation.measure(runner, ways, prompts, sizes, progress)
     own = Config(runner.engine.info.default_drafter, settings.max_k_draft, adaptive=True)
     return outcome(model, measured, sizes, own)

@@ -18,7 +18,6 @@ from bench.quiet import settle
 from bench.report import Chart, Series, Table, Wanted, spread, wanted_table
 from bench.speculation import PLAIN, Config, Runner
 from bench.stats import Summary, ratios, rotated
-from specops.engine import NO_DRAFTER
 from specops.request import StepKind
 
 _WANTED = 0.97
@@ -58,11 +57,7 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Prog
     """Measure plain decoding, fixed and adaptive speculation under every load."""
     rows = max(model.settings.rows, *plan.loads)
     runner = Runner.load(replace(model, settings=replace(model.settings, rows=rows)))
-    settings = model.settings
-    drafters = [name for name in runner.engine.info.drafters if name != NO_DRAFTER]
-    ways = [PLAIN]
-    for name in drafters:
-        ways += [Config(name, settings.k_draft), Config(name, settings.max_k_draft, adaptive=True)]
+    ways = [PLAIN, *runner.ways(model.settings.k_draft)]
     categories = list(dict.fromkeys(prompt.category for prompt in prompts))
     found: dict[Key, dict[Config, list[Batch]]] = {}
     settle()

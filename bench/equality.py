@@ -20,7 +20,6 @@ from bench.outcome import Outcome
 from bench.prompts import Prompt
 from bench.report import Table, yes
 from bench.speculation import PLAIN, Config, Run, Runner
-from specops.engine import NO_DRAFTER, Engine
 
 _CHUNK = 10  # prompts between two looks at the clock
 _SHARED_NGRAMS = 65_536
@@ -62,14 +61,6 @@ class Count:
 Counts = dict[str, dict[str, Count]]  # mode, label
 
 
-def configs(engine: Engine, k: int, max_k: int) -> list[Config]:
-    """Every drafter, with a fixed length and adaptively."""
-    drafters = [name for name in engine.info.drafters if name != NO_DRAFTER]
-    return [
-        way for name in drafters for way in (Config(name, k), Config(name, max_k, adaptive=True))
-    ]
-
-
 def run(
     model: BenchModel,
     prompts: Sequence[Prompt],
@@ -84,7 +75,7 @@ def run(
     # The drafter that shares n-grams between requests is off by default; here it takes part.
     shared = replace(model.settings, shared_ngrams=_SHARED_NGRAMS)
     runner = Runner.load(replace(model, settings=shared))
-    ways = configs(runner.engine, model.settings.k_draft, model.settings.max_k_draft)
+    ways = runner.ways(model.settings.k_draft)
     modes = MODES if runner.engine.info.exact_align is not None else MODES[1:]
     prompts = prompts[: plan.prompts if len(modes) == len(MODES) else plan.default_prompts]
     key = _key(model, prompts, plan, ways)

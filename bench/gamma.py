@@ -11,7 +11,6 @@ from bench.outcome import Outcome
 from bench.prompts import Prompt
 from bench.report import Chart, Series, Table
 from bench.speculation import COLUMNS, HOW, PLAIN, Config, Measured, Runner
-from specops.engine import NO_DRAFTER
 
 LENGTHS = tuple(range(1, 9))
 
@@ -32,17 +31,9 @@ QUICK = Plan(2, speculation.Plan(new_tokens=16), lengths=(1, 4))
 def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> Outcome:
     """Measure every drafter with every length, and adaptively."""
     runner = Runner.load(model)
-    drafters = [name for name in runner.engine.info.drafters if name != NO_DRAFTER]
-    longest = model.settings.max_k_draft
-    ways = [
-        config
-        for name in drafters
-        for config in (
-            *(Config(name, k) for k in plan.lengths),
-            Config(name, longest, adaptive=True),
-        )
-    ]
-    measured = speculation.measure(runner, ways, prompts, plan.sizes, progress)
+    measured = speculation.measure(
+        runner, runner.ways(*plan.lengths), prompts, plan.sizes, progress
+    )
     return outcome(model, measured, plan)
 
 

@@ -101,6 +101,18 @@ class Runner:
         """
         return cls(Engine.load(model.settings), model.settings.max_k_draft)
 
+    def ways(self, *lengths: int) -> list[Config]:
+        """All drafters, each with fixed lengths and adaptively."""
+        return [
+            way
+            for name in self.engine.info.drafters
+            if name != NO_DRAFTER
+            for way in (
+                *(Config(name, k) for k in lengths),
+                Config(name, self._max_k, adaptive=True),
+            )
+        ]
+
     def choose(self, config: Config) -> None:
         """What runs next is this configuration."""
         controller = self._controllers.get(config)
