@@ -64,7 +64,6 @@ class Outlook:
 
     seen: dict[tuple[str, int], Acceptance] = field(default_factory=dict)  # drafter, kind
     gains: dict[int, float] = field(default_factory=dict)  # by requests in a round, see `asking`
-    probe_credit: float = 0.0  # time that may go into guesses that do not pay
     length: int = 0  # guesses in the last step
     seconds: float = 0.0  # that its steps cost
     plain_seconds: float = 0.0  # that plain decoding would have cost for as many tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from specops.acceptance import Outlook
 
-_SHARE = 0.01  # of the time, that may go into asking although it does not pay
+_SHARE = 0.005  # of the time, that may go into asking although it does not pay
 _WEIGHT = 1 / 24  # of a step in a mean gain
 _FIRST_GAIN = 0.25  # tokens a step, before a drafter was asked: a cold start is no verdict
 _MOST_CREDIT = 2.0  # plain steps' worth of time that is saved up
@@ -51,7 +51,7 @@ class Asking:
         self._gains[drafter, self._active] = common + _WEIGHT * (tokens - common)
 
     def earned(self, seconds: float) -> None:
-        """Take in the time of a step of a request that may be asked for."""
+        """Take in the time of all steps of a round's requests that may be asked for."""
         self._credit = min(self._credit + _SHARE * seconds, _MOST_CREDIT * self._plain_step)
 
     def _gain(self, outlook: Outlook, drafter: str) -> float:

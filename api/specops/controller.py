@@ -17,7 +17,7 @@ from specops.acceptance import Acceptance, Outlook
 from specops.asking import Asking
 from specops.costs import CostCurve
 
-_PROBING = 0.01  # share of the time that may go into verifying guesses that do not pay
+_PROBING = 0.005  # share of the time that may go into verifying guesses that do not pay
 _STICKINESS = 0.02  # tokens by which another length must be better than the last one
 _RATE_WEIGHT = 1 / 48  # of a round in the mean rate
 _WORTHWHILE = 0.25  # share of steps from which on a model is worth feeding beforehand
@@ -89,6 +89,8 @@ class Controller:
         self._spared = self._plain_step  # that the shared pass takes less for each who verifies
         self._asking.begin(1, self._plain_step)
         self._round_tokens, self._round_seconds = 0, 0.0
+        self._adaptive_seconds = 0.0  # of them, those of requests whose guesses are chosen here
+        self._probe_credit = 0.0  # time that may go into guesses that do not pay
         self._active = 0  # requests in the latest round
 
     def begin(self, active: int) -> None:
@@ -216,9 +218,9 @@ class Controller:
         """Whether one guess is verified although it does not seem to pay."""
         cost = self.costs.verify[candidate.width(1)] + sum(self._guessing(candidate))
         cost -= self._plain_step
-        if candidate.outlook.probe_credit < cost:
+        if self._probe_credit < cost:
             return False
-        candidate.outlook.probe_credit = 0.0
+        self._probe_credit = 0.0
         return True
 
     def _guessing(self, candidate: Candidate) -> tuple[float, float]:
@@ -285,7 +287,9 @@ class Controller:
         """Take in that all of the requests in a round had their pass."""
         active = self._active
         tokens, seconds = self._round_tokens, self._round_seconds
-        self._round_tokens, self._round_seconds = 0, 0.0
+        self._asking.earned(self._adaptive_seconds)
+        self._probe_credit += _PROBING * self._adaptive_seconds
+        self._round_tokens, self._round_seconds, self._adaptive_seconds = 0, 0.0, 0.0
         if not self._seconds[active]:
             self._tokens[active], self._seconds[active] = float(tokens), seconds
             return
@@ -301,10 +305,8 @@ class Controller:
         outlook = candidate.outlook
         outlook.seconds += cost
         outlook.plain_seconds += tokens * self._plain_step
-        if candidate.drafter is None or candidate.fixed:
-            return
-        self._asking.earned(cost)
-        outlook.probe_credit += _PROBING * cost
+        if candidate.drafter is not None and not candidate.fixed:
+            self._adaptive_seconds += cost
 
     def _pay(self, candidate: Candidate, *, worthwhile: bool) -> None:
         if candidate.paid and candidate.drafter is not None:

@@ -261,12 +261,16 @@ class Scheduler:
         for row, length in lengths.items():
             self.target.cache.truncate(row, length)
         logits = found[[turn.row - first for turn in turns]] if idle else found
-        emitted = 0
+        emitted, missed, declined = 0, [], []
         for index, turn in enumerate(turns):
             sequence = turn.sequence
             token = sequence.next_token(logits[index])
             emitted += sequence.append([token], 0, None, logits[index : index + 1])
             sequence.count_step(asked=turn.asked)
+            if turn.missed:
+                missed.append(turn.drafter)
+            elif name := turn.declined:
+                declined.append(name)
         took = self._clock() - start
         self.controller.decoded([turn.candidate for turn in turns], took, rows=len(taken))
         return StepStats(
@@ -275,6 +279,6 @@ class Scheduler:
             len(turns),
             emitted_tokens=emitted,
             draft_seconds=sum(turn.seconds for turn in turns),
-            missed_drafters=tuple(turn.drafter for turn in turns if turn.missed and turn.drafter),
-            declined_drafters=tuple(turn.declined for turn in turns if turn.declined),
+            missed_drafters=tuple(name for name in missed if name),
+            declined_drafters=tuple(declined),
         )
