@@ -65,11 +65,11 @@ def beside(
     [
         (1, 0.0, 1.25),
         (2, 0.0, 1.3),
-        (4, 0.0, 1.4),
-        (7, 0.0, 1.6),  # 41 rounds of 52 ms, and as many passes of 43 ms at least
+        (4, 0.0, 1.45),
+        (7, 0.0, 1.65),  # 45 rounds of 52 ms, and as many passes of 43 ms at least
         (1, 0.1, 1.3),
         (2, 0.1, 1.4),
-        (4, 0.1, 1.5),
+        (4, 0.1, 1.55),
     ],
 )
 def test_the_longest_pause_is_kept_and_the_prompt_hardly_slower(
@@ -155,7 +155,7 @@ def test_what_is_left_of_prompts_tells_little_of_long_ones() -> None:
         tokens = pace.chunk(position, 1)
         pace.read(position, tokens, 0.034 + tokens * 0.0060, watched=True)
         position += tokens
-    assert pace.chunk(position, 1) >= 0.8 * (0.25 - DECODE[0] - 0.034) / 0.0060
+    assert pace.chunk(position, 1) >= 0.75 * (0.25 - DECODE[0] - 0.034) / 0.0060
 
 
 def test_however_bad_a_moment_chunks_become_what_they_were() -> None:
