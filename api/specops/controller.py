@@ -206,13 +206,16 @@ class Controller:
 
     def _sparing(self, candidates: Sequence[Candidate], lengths: Sequence[int]) -> float:
         """Seconds of the shared pass that each who leaves it saves: a step's where all do."""
+        if not any(lengths):
+            return self._plain_step
         rows = [row for row, candidate in enumerate(candidates) if not candidate.alone]
         staying = [row for row in rows if not lengths[row]]
-        if len(staying) == len(rows):
+        leaving = len(rows) - len(staying)
+        if not leaving:
             return self._plain_step
         decode = self.costs.decode
         left = decode[staying[-1] - staying[0] + 1] if staying else 0.0
-        return max(0.0, decode[len(rows)] - left) / (len(rows) - len(staying))
+        return max(0.0, decode[len(rows)] - left) / leaving
 
     def _probes(self, candidate: Candidate) -> bool:
         """Whether one guess is verified although it does not seem to pay."""

@@ -92,16 +92,17 @@ class CostCurve:
     def saw_guess(self, guesses: int, seconds: float) -> None:
         """Take in what the draft model took for so many guesses."""
         # Without the drift's share: the draft model is another graph, the target's passes tell.
-        ratio = _bounded(seconds / (guesses * self.guess * self.drift)) if self.guess else 1.0
+        ratio = bounded(seconds / (guesses * self.guess * self.drift)) if self.guess else 1.0
         self.guess *= 1 + _DRIFT * (ratio - 1)
 
     def _saw(self, expected: float, seconds: float) -> float:
-        ratio = _bounded(seconds / (expected * self.drift))
+        ratio = bounded(seconds / (expected * self.drift))
         self.drift *= 1 + _DRIFT * (ratio - 1)
         return 1 + _OWN * (ratio - 1)
 
 
-def _bounded(ratio: float) -> float:
+def bounded(ratio: float) -> float:
+    """A pass's time over the expected one, as far as it is believed."""
     return min(max(ratio, 1 / _OUTLIER), _OUTLIER)
 
 

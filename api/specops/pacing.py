@@ -83,9 +83,12 @@ class Pace:
             position: tokens of the prompt that the cache holds.
             decoding: rows that wait meanwhile.
         """
-        if not decoding or self._prompt.seconds(position, self._most) <= self._pause(decoding):
+        if not decoding:
             return self._most
-        return self._fitting(self._prompt.tokens(position, self._pause(decoding)))
+        pause = self._pause(decoding)
+        if self._prompt.seconds(position, self._most) <= pause:
+            return self._most
+        return self._fitting(self._prompt.tokens(position, pause))
 
     def draft_chunk(self, decoding: int) -> int:
         """Most tokens that a draft model may read while so many rows wait."""
@@ -107,10 +110,8 @@ class Pace:
         return self._longest_pause / (1 + self._margin.share)
 
     def _fitting(self, tokens: int) -> int:
-        """The width of a pass that takes about so many tokens."""
-        if tokens >= self._most:
-            return self._most
-        return max(tokens // _EVEN * _EVEN, _LEAST_TOKENS)
+        """The width of a pass that takes about so many tokens, fewer than the most."""
+        return min(max(tokens // _EVEN * _EVEN, _LEAST_TOKENS), self._most)
 
     def read(self, position: int, tokens: int, seconds: float, *, watched: bool) -> None:
         """Take in the target's pass over `tokens` from `position` on; `watched`: others waited."""

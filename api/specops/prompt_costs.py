@@ -12,11 +12,10 @@ from collections import deque
 
 import numpy as np
 
-from specops.costs import CostCurve
+from specops.costs import CostCurve, bounded
 
 _REMEMBERED = 64  # passes
 _RECENT = 8  # passes that tell how fast the machine is now
-_SURPRISE = 2.0  # a pass this many times longer or shorter than expected counts as this much
 _BELIEF = 0.005  # in what is held before anything was seen; an observation's weight is 1
 _DEARER = 1 / 1024  # for so many tokens before it a token may cost twice as much, to begin with
 _LEAST_TOKEN = 0.01  # of the first guess: however noisy the passes were, a token costs something
@@ -65,7 +64,7 @@ class PromptCosts:
     def saw(self, position: int, tokens: int, seconds: float) -> None:
         """Take in a pass over `tokens` from `position` on."""
         expected = self.seconds(position, tokens)
-        seconds = min(max(seconds, expected / _SURPRISE), expected * _SURPRISE)
+        seconds = expected * bounded(seconds / expected)
         self._seen.append((1.0, tokens, tokens * (position + tokens / 2), seconds))
         seen = np.array(self._seen)
         passes, took = seen[:, :3], seen[:, 3]

@@ -267,8 +267,8 @@ class Scheduler:
             token = sequence.next_token(logits[index])
             emitted += sequence.append([token], 0, None, logits[index : index + 1])
             sequence.count_step(asked=turn.asked)
-            if turn.missed:
-                missed.append(turn.drafter)
+            if turn.missed and (name := turn.drafter):
+                missed.append(name)
             elif name := turn.declined:
                 declined.append(name)
         took = self._clock() - start
@@ -279,6 +279,6 @@ class Scheduler:
             len(turns),
             emitted_tokens=emitted,
             draft_seconds=sum(turn.seconds for turn in turns),
-            missed_drafters=tuple(name for name in missed if name),
+            missed_drafters=tuple(missed),
             declined_drafters=tuple(declined),
         )
