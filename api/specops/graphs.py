@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 WARM_UP = "running a first pass"
 _LEAST_WIDTH = 16  # what the check for exactness needs
+_MOST_SCORES = 32 << 20  # bytes that glibc keeps when they are freed; see `open_session`
+_FLOAT_BYTES = 4
 _UNKNOWN_HIDDEN, _UNKNOWN_HEADS = 4096, 32  # where a model's description does not say
 _FULL_SHARE = 0.75  # of the room for weights: the rest is the KV cache's and the requests'
 
@@ -63,7 +65,12 @@ def load_graph(
         # Last, so that its weights are what stays in memory if not all of them fit.
         prepacked = prepacked_graph(folder.graph, name, cache, report)
     report(f"opening {prepacked or folder.graph}")
-    session = open_session(prepacked or folder.graph, prepacked=prepacked is not None)
+    whole_scores = (
+        folder.scaled_queries and _scores(folder, settings, faster is None) < _MOST_SCORES
+    )
+    session = open_session(
+        prepacked or folder.graph, prepacked=prepacked is not None, whole_scores=whole_scores
+    )
     reader = None if faster is None else open_session(faster, prepacked=True)
     # The files hold more than that: the originals of packed weights, which nobody reads.
     files = [path.parent for path in (prepacked, faster) if path is not None]
@@ -140,6 +147,13 @@ def open_decoder(
     decoder.extend(0, [0, 0])
     decoder.cache.truncate(0, 0)
     return decoder
+
+
+def _scores(folder: ModelFolder, settings: Settings, reads_prompts: bool) -> int:
+    """Bytes of a layer's attention scores in the widest pass that a graph will see."""
+    width = _pass_width(settings) if reads_prompts else settings.max_k_draft + 1
+    heads = folder.num_heads or _UNKNOWN_HEADS
+    return width * heads * folder.context_length * _FLOAT_BYTES
 
 
 def _room_for_both(folder: ModelFolder) -> bool:

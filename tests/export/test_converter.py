@@ -37,7 +37,7 @@ def test_the_manifest_says_what_a_decoder_needs(tmp_path: Path) -> None:
     digest = manifest.pop("source_digest")
     assert digest.startswith("sha256:")
     assert manifest == {
-        "format_version": 1,
+        "format_version": 2,
         "onnx_file": "model.onnx",
         "family": "llama",
         "quantization": {

@@ -88,9 +88,9 @@ def export(folder: Path, quantization: str) -> ExportedModel:
     return export_checkpoint(folder / "source", folder / quantization, quantization=quant)
 
 
-def open_decoder(model: ExportedModel, rows: int = 3) -> Decoder:
+def open_decoder(model: ExportedModel, *, rows: int = 3, whole_scores: bool = False) -> Decoder:
     share_threads(THREADS)
-    session = open_session(model.graph_file)
+    session = open_session(model.graph_file, whole_scores=whole_scores)
     return Decoder(session, rows=rows, capacity=CAPACITY, max_width=len(TOKENS))
 
 
@@ -128,6 +128,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
+@pytest.fixture(params=[False, True], ids=["tiles", "whole-scores"])
+def whole_scores(request: pytest.FixtureRequest) -> bool:
+    """Both ways in which attention may be computed."""
+    whole: bool = request.param
+    return whole
+
+
 @pytest.fixture(scope="module")
 def fp32(folder: Path) -> ExportedModel:
     return export(folder, "fp32")
@@ -140,13 +147,17 @@ def reference(fp32: ExportedModel, folder: Path) -> Reference:
 
 
 @pytest.mark.reference
-def test_one_pass_gives_transformers_logits(reference: Reference) -> None:
-    assert_same(open_decoder(reference.model).extend(0, TOKENS), reference.logits)
+def test_one_pass_gives_transformers_logits(reference: Reference, whole_scores: bool) -> None:
+    assert_same(
+        open_decoder(reference.model, whole_scores=whole_scores).extend(0, TOKENS), reference.logits
+    )
 
 
 @pytest.mark.reference
-def test_chunks_then_single_tokens_give_transformers_logits(reference: Reference) -> None:
-    decoder = open_decoder(reference.model)
+def test_chunks_then_single_tokens_give_transformers_logits(
+    reference: Reference, whole_scores: bool
+) -> None:
+    decoder = open_decoder(reference.model, whole_scores=whole_scores)
     steps = [decoder.extend(1, TOKENS[start : start + 32]).copy() for start in range(0, 128, 32)]
     steps += [decoder.decode(1, [token]).copy() for token in TOKENS[128:140]]
     steps.append(decoder.extend(1, TOKENS[140:]).copy())
@@ -154,9 +165,9 @@ def test_chunks_then_single_tokens_give_transformers_logits(reference: Reference
 
 
 @pytest.mark.reference
-def test_ragged_rows_give_transformers_logits(reference: Reference) -> None:
+def test_ragged_rows_give_transformers_logits(reference: Reference, whole_scores: bool) -> None:
     """Rows of 100, 3 and 50 tokens go on together, one token each."""
-    decoder = open_decoder(reference.model)
+    decoder = open_decoder(reference.model, whole_scores=whole_scores)
     starts = (100, 3, 50)
     texts = (TOKENS, TOKENS, OTHER_TOKENS)
     expected = (reference.logits, reference.logits, reference.other_logits)
@@ -170,8 +181,8 @@ def test_ragged_rows_give_transformers_logits(reference: Reference) -> None:
 
 
 @pytest.mark.reference
-def test_a_rejected_guess_leaves_no_trace(reference: Reference) -> None:
-    decoder = open_decoder(reference.model)
+def test_a_rejected_guess_leaves_no_trace(reference: Reference, whole_scores: bool) -> None:
+    decoder = open_decoder(reference.model, whole_scores=whole_scores)
     decoder.extend(0, TOKENS[:100])
     decoder.extend(0, [(token + 1) % VOCAB for token in TOKENS[100:108]])
     decoder.cache.truncate(0, 100)
@@ -197,9 +208,11 @@ def test_quantized_logits_stay_close_to_fp32(
 
 
 @pytest.mark.parametrize("quantization", ["int8-128", "int4-128", "int4-32", "int4-128-zp"])
-def test_logits_have_the_same_bits_however_passes_are_cut(folder: Path, quantization: str) -> None:
+def test_logits_have_the_same_bits_however_passes_are_cut(
+    folder: Path, quantization: str, whole_scores: bool
+) -> None:
     """What exact speculation rests on, also where a window has moved past the first tokens."""
-    decoder = open_decoder(export(folder, quantization))
+    decoder = open_decoder(export(folder, quantization), whole_scores=whole_scores)
     align = exact_align(decoder)
     if align is None:
         pytest.skip("this processor's kernels round differently")

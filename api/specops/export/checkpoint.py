@@ -53,11 +53,18 @@ class StoredTensor:
 class Matrix:
     """One weight [N, K], possibly several stored ones on top of each other (q, k, v).
 
-    The parts stay memory-mapped; `rows` and `columns` copy out float32.
+    The parts stay memory-mapped; `columns` copies out float32, and so does `rows` where a part is
+    to be multiplied by a factor, one of which `factors` has for every part.
     """
 
     name: str
     parts: tuple[NDArray[Any], ...]
+    factors: tuple[float, ...]
+
+    @classmethod
+    def of(cls, name: str, *parts: NDArray[Any]) -> Matrix:
+        """The parts as they are."""
+        return cls(name, parts, (1.0,) * len(parts))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,14 +77,30 @@ class Matrix:
         return sum(part.nbytes for part in self.parts)
 
     def rows(self, step: int) -> Iterator[NDArray[Any]]:
-        """The matrix in order, at most `step` rows at a time, still in its stored dtype."""
-        for part in self.parts:
+        """The matrix in order, at most `step` rows at a time, where it can be as it is stored."""
+        for part, factor in zip(self.parts, self.factors, strict=True):
             for start in range(0, len(part), step):
-                yield part[start : start + step]
+                rows = part[start : start + step]
+                yield rows if factor == 1 else rows.astype(np.float32) * np.float32(factor)
 
     def columns(self, start: int, stop: int) -> Float:
         """Columns [start, stop) of all rows: float32 [N, stop - start]."""
-        return np.concatenate([part[:, start:stop].astype(np.float32) for part in self.parts])
+        columns = [
+            part[:, start:stop].astype(np.float32) * np.float32(factor)
+            for part, factor in zip(self.parts, self.factors, strict=True)
+        ]
+        return np.concatenate(columns)
+
+    def scaled(self, rows: int, factor: float) -> Matrix:
+        """The same with the first `rows` rows multiplied by `factor`."""
+        parts, factors, left = [], [], rows
+        for part, before in zip(self.parts, self.factors, strict=True):
+            for piece, scale in ((part[:left], before * factor), (part[left:], before)):
+                if len(piece):
+                    parts.append(piece)
+                    factors.append(scale)
+            left = max(0, left - len(part))
+        return Matrix(f"{self.name} x {factor} to {rows}", tuple(parts), tuple(factors))
 
 
 class Checkpoint:
@@ -134,11 +157,11 @@ class Checkpoint:
         """Tensors [N_i, K], or [K, N_i] if stored `transposed`, stacked to one [sum N_i, K]."""
         views = (self._view(name) for name in names)
         parts = (view.T if transposed else view for view in views)
-        return Matrix(" + ".join(names), tuple(parts))
+        return Matrix.of(" + ".join(names), *parts)
 
     def matrix_rows(self, name: str, start: int, stop: int | None = None) -> Matrix:
         """Rows [start, stop) of a tensor [N, K], where one tensor holds what is drawn apart."""
-        return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
+        return Matrix.of(f"{name}[{start}:{stop}]", self._view(name)[start:stop])
 
     def digest(self) -> str:
         """`sha256:` over config.json and the weight files: equal digests, equal models.

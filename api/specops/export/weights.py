@@ -148,7 +148,7 @@ class WeightStore:
     def _slabs(self, matrix: Matrix, weights: int) -> Iterator[NDArray[Any]]:
         for slab in matrix.rows(max(1, weights // matrix.shape[1])):
             yield slab
-            self._on_read(slab.nbytes)
+            self._on_read(matrix.nbytes * len(slab) // matrix.shape[0])
 
     def _transposed(self, matrix: Matrix) -> Iterator[NDArray[np.float32]]:
         features, inputs = matrix.shape

@@ -18,6 +18,7 @@ TOKENIZER_ADVICE = (
     "put the model's tokenizer.json (or vocab.json and merges.txt, or tokenizer.model) into its "
     "folder, and set SPECOPS_TARGET or SPECOPS_DRAFT to that"
 )
+_SCALED_QUERIES = 2  # the first format of an export in which they are
 _WEIGHTS = re.compile(r"int4|int8|fp16|fp32|bf16")
 
 
@@ -30,6 +31,7 @@ class ModelFolder:
     """An exported model: a graph, a tokenizer, and what its manifest says of them.
 
     `parameters` is 0 where nobody says how many there are, and so are the sizes of layers.
+    `scaled_queries` says that attention's scores need no scaling: it is in the queries' weights.
     """
 
     path: Path
@@ -43,6 +45,7 @@ class ModelFolder:
     end_tokens: frozenset[int]
     hidden_size: int = 0
     num_heads: int = 0
+    scaled_queries: bool = False
 
     @classmethod
     def read(cls, path: Path, name: str) -> ModelFolder:
@@ -65,6 +68,7 @@ class ModelFolder:
                 end_tokens=frozenset(manifest["eos_token_ids"]),
                 hidden_size=manifest.get("hidden_size", 0),  # exports of older versions lack it
                 num_heads=manifest.get("num_heads", 0),
+                scaled_queries=manifest["format_version"] >= _SCALED_QUERIES,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from specops.export.checkpoint import Checkpoint
+import numpy as np
+from numpy.typing import NDArray
+
+from specops.export.checkpoint import Checkpoint, Matrix
 from specops.export.families.family import Family
 from specops.export.graph import DecoderGraph, LayerNorm
 from specops.export.model_config import ModelConfig, ModelShape
@@ -161,26 +164,30 @@ class LayerNormDecoder(Family):
     def _attention(self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str) -> str:
         name, layer = f"layers.{index}", self.names.layer.format(index)
         heads = [f"{layer}.{part}" for part in self.names.qkv]
-        x = graph.attention(index, self._linear(graph, checkpoint, f"{name}.qkv", x, heads))
+        x = graph.attention(index, x, *self._stored(checkpoint, heads))
         if index + 1 == self.shape.num_layers:  # behind it nobody looks at other positions
             x = graph.with_logits("attention_with_logits", x)
-        output = [f"{layer}.{self.names.attention_output}"]
+        output = f"{layer}.{self.names.attention_output}"
         return self._linear(graph, checkpoint, f"{name}.attention_output", x, output)
 
     def _feed_forward(self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str) -> str:
         name, layer = f"layers.{index}", self.names.layer.format(index)
-        x = self._linear(graph, checkpoint, f"{name}.up", x, [f"{layer}.{self.names.up}"])
+        x = self._linear(graph, checkpoint, f"{name}.up", x, f"{layer}.{self.names.up}")
         x = self.activation(graph, f"{name}.activation", x)
-        return self._linear(graph, checkpoint, f"{name}.down", x, [f"{layer}.{self.names.down}"])
+        return self._linear(graph, checkpoint, f"{name}.down", x, f"{layer}.{self.names.down}")
 
     def _linear(
-        self, graph: DecoderGraph, checkpoint: Checkpoint, name: str, x: str, stored: list[str]
+        self, graph: DecoderGraph, checkpoint: Checkpoint, name: str, x: str, stored: str
     ) -> str:
-        """One product with the stored tensors side by side, and their biases."""
+        """One product with a stored weight, and its bias."""
+        return graph.linear(name, x, *self._stored(checkpoint, [stored]))
+
+    def _stored(
+        self, checkpoint: Checkpoint, stored: list[str]
+    ) -> tuple[Matrix, NDArray[np.float32]]:
+        """Weight and bias of the stored tensors, one after the other."""
         weight = checkpoint.matrix(*(f"{part}.weight" for part in stored), transposed=self.conv1d)
-        return graph.linear(
-            name, x, weight, checkpoint.vectors(*(f"{part}.bias" for part in stored))
-        )
+        return weight, checkpoint.vectors(*(f"{part}.bias" for part in stored))
 
     def _linear_shapes(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
         weight = (inputs, outputs) if self.conv1d else (outputs, inputs)

@@ -138,8 +138,8 @@ class Llama(Family):
         rotary: tuple[str, str],
     ) -> str:
         name, stored = f"layers.{index}", f"model.layers.{index}.self_attn"
-        qkv = graph.linear(f"{name}.qkv", x, *self._qkv(checkpoint, stored))
-        x = graph.attention(index, qkv, rotary, self.window)
+        weight, bias = self._qkv(checkpoint, stored)
+        x = graph.attention(index, x, weight, bias, rotary=rotary, window=self.window)
         if index + 1 == self.shape.num_layers:  # behind it nobody looks at other positions
             x = graph.with_logits("attention_with_logits", x)
         output = checkpoint.matrix(f"{stored}.o_proj.weight")
