@@ -20,6 +20,8 @@ import numpy as np
 from bench.models import CACHE, TINYLLAMA_VOCAB, tinyllama
 from bench.page_cache import evict
 from bench.quiet import cpu_seconds, machine_seconds
+from bench.report import spread
+from bench.stats import Summary, ratios
 from specops.engine import Engine
 from specops.request import GenerationRequest, StepKind, StepResult
 from specops.rows import PrefixCache
@@ -29,7 +31,8 @@ CONTEXT = 1792
 LONG, CHAT, SHORT = 1500, 1000, 200  # tokens of prompts
 _SPOKEN = 64  # tokens of the chat's first answer
 _ROUNDS = 48  # of decoding, per measurement
-_READINGS = 3  # of the long prompt beside as many streams
+_READINGS = 5  # of the long prompt beside as many streams
+_STREAMS = (0, 1, 4)  # that the long prompt is read beside, in turn
 _ids = count()
 
 
@@ -159,12 +162,31 @@ def _others_seconds() -> float:
     return machine_seconds() - cpu_seconds(os.getpid())
 
 
-def _told(running: int, found: Reading, alone: float) -> None:
-    tail, longest = np.quantile(found.pauses, 0.99), max(found.pauses)
+def _read_in_turn(bench: Bench) -> None:
+    """Read the long prompt alone and beside streams in turn; ratios are within a turn."""
+    readings: dict[int, list[Reading]] = {running: [] for running in _STREAMS}
+    for _ in range(_READINGS):
+        for running, found in readings.items():
+            found.append(bench.reading(running))
+            _told(running, found[-1])
+    alone = [reading.seconds for reading in readings[0]]
+    for running in _STREAMS[1:]:
+        found = readings[running]
+        times = ratios([reading.seconds for reading in found], alone)
+        chunks = ratios([reading.reading for reading in found], alone)
+        pauses = [pause for reading in found for pause in reading.pauses]
+        print(
+            f"beside {running}: {spread(Summary.of(times))} x alone, the chunks "
+            f"{spread(Summary.of(chunks))} x; 99 % of {len(pauses)} pauses within "
+            f"{np.quantile(pauses, 0.99):.3f} s"
+        )
+
+
+def _told(running: int, found: Reading) -> None:
+    pauses = f", the longest pause {max(found.pauses):.3f} s" if found.pauses else ""
     print(
-        f"beside {running} streams: {found.seconds:.2f} s, {found.seconds / alone:.2f} x alone; "
-        f"{found.chunks} chunks take {found.reading / alone:.2f} x; pauses: 99 % within "
-        f"{tail:.3f} s, the longest {longest:.3f} s; others had {found.others:.0%} of a core",
+        f"{LONG} tokens beside {running} streams: {found.seconds:.2f} s in {found.chunks} chunks"
+        f"{pauses}; others had {found.others:.0%} of a core",
         flush=True,
     )
 
@@ -188,11 +210,8 @@ def main() -> None:
             f"{many.in_passes:.1%} of the time in passes",
             flush=True,
         )
-    alone = bench.reading(0).seconds
-    print(f"a prompt of {LONG} tokens alone: {alone:.2f} s; longest pause allowed: {bound:g} s")
-    for running in (1, 4):
-        for _ in range(_READINGS):
-            _told(running, bench.reading(running), alone)
+    print(f"a prompt of {LONG} tokens; longest pause allowed: {bound:g} s")
+    _read_in_turn(bench)
     first, second = bench.chat()
     print(f"chat of {CHAT} tokens: first token after {first:.2f} s, ", end="")
     print(f"second turn after {second:.3f} s ({second / first:.1%})")
