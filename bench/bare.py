@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+
+from bench.models import GraphFile
+from specops.session import load
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
@@ -35,8 +37,8 @@ class BareLoop:
     Runs on the process's shared threads: `ort.set_global_thread_pool_sizes` comes before.
 
     Args:
-        graph: an exported model's ONNX file.
-        prepacked: ONNX Runtime has optimized and saved it before; a second time would undo that.
+        graph: an exported model's ONNX file. Where ONNX Runtime has optimized and saved it before,
+            a second time would undo that.
         prompt_tokens: tokens per prompt.
         new_tokens: tokens to generate, at least 1.
         align: the prompt's pass is filled up to a multiple of it with spare tokens, which later
@@ -45,9 +47,8 @@ class BareLoop:
 
     def __init__(
         self,
-        graph: Path,
+        graph: GraphFile,
         *,
-        prepacked: bool,
         prompt_tokens: int,
         new_tokens: int,
         align: int = 1,
@@ -56,11 +57,9 @@ class BareLoop:
         # Within a process all sessions share a pool or none does; the engine's choice is to share.
         options.use_per_session_threads = False
         options.log_severity_level = 3
-        if prepacked:
+        if graph.prepacked:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._session = ort.InferenceSession(
-            str(graph), options, providers=["CPUExecutionProvider"]
-        )
+        self._session = load(graph.path, options, whole_scores=graph.whole_scores)
         self._prompt_tokens, self._new_tokens = prompt_tokens, new_tokens
         self._width = width = prompt_tokens + -prompt_tokens % align
         # One mask as wide as the whole sequence: its length never changes, its ones do.

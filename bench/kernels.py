@@ -19,7 +19,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel, GraphFile, Progress
 from bench.report import Table
 from specops.cpus import available_threads
 from specops.decoder import Decoder
@@ -76,13 +76,13 @@ def measure(model: BenchModel, rounds: int, progress: Progress) -> list[Profile]
         progress: told what is being measured.
     """
     share_threads(model.settings.threads or available_threads())
-    graph, prepacked = model.graph()
-    plain = _decoder(_session(graph, prepacked))
+    graph = model.graph()
+    plain = _decoder(_session(graph))
     found = []
     for name in PASSES:
         progress(f"kernels: {name}")
         milliseconds = 1e3 * median(_timed(_pass(plain, name), rounds))
-        found.append(Profile(name, milliseconds, _profiled(graph, prepacked, name, rounds)))
+        found.append(Profile(name, milliseconds, _profiled(graph, name, rounds)))
     return found
 
 
@@ -119,15 +119,15 @@ def result(model: BenchModel, profiles: list[Profile]) -> dict[str, Any]:
     return {"model": model.key, "past_tokens": _PAST, "passes": passes}
 
 
-def _session(graph: Path, prepacked: bool, profile: Path | None = None) -> ort.InferenceSession:
+def _session(graph: GraphFile, profile: Path | None = None) -> ort.InferenceSession:
     options = plain_options()
     options.use_per_session_threads = False
-    if prepacked:
+    if graph.prepacked:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
-    return load(graph, options)
+    return load(graph.path, options, whole_scores=graph.whole_scores)
 
 
 def _decoder(session: ort.InferenceSession) -> Decoder:
@@ -163,10 +163,10 @@ def _timed(run: Callable[[], None], rounds: int) -> list[float]:
     return seconds
 
 
-def _profiled(graph: Path, prepacked: bool, name: str, rounds: int) -> Kernels:
+def _profiled(graph: GraphFile, name: str, rounds: int) -> Kernels:
     """Mean milliseconds of each operator in a pass."""
     with TemporaryDirectory() as folder:
-        session = _session(graph, prepacked, Path(folder) / "profile")
+        session = _session(graph, Path(folder) / "profile")
         _timed(_pass(_decoder(session), name), rounds)
         session.end_profiling()
         (file,) = Path(folder).iterdir()

@@ -13,12 +13,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import ByteLevelBPETokenizer
 
 from specops import export
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
+from specops.graphs import whole_scores
 from specops.models.prepare import choose, prepare
 from specops.models.weight_cache import prepacked_graph
 from tests import checkpoints, random_weights
@@ -38,6 +40,14 @@ class BuildError(RuntimeError):
     """The random model could not be exported."""
 
 
+class GraphFile(NamedTuple):
+    """A graph and how it is to be opened, see `specops.session.open_session`."""
+
+    path: Path
+    prepacked: bool
+    whole_scores: bool
+
+
 @dataclass(frozen=True, slots=True)
 class BenchModel:
     """A model to measure: what tables call it, and the settings that load it.
@@ -50,8 +60,8 @@ class BenchModel:
     settings: Settings
     large: bool
 
-    def graph(self) -> tuple[Path, bool]:
-        """The file that the engine loads with these settings, and whether it is prepacked.
+    def graph(self) -> GraphFile:
+        """The file that the engine loads with these settings where one graph does everything.
 
         How the weights lie in memory decides much of the speed: whoever is compared with the
         engine must load the same file.
@@ -60,12 +70,13 @@ class BenchModel:
         folder = prepare(
             choice.target, choice.target_quant, name=choice.name, cache_dir=cache, report=_ignore
         )
+        whole = whole_scores(folder, self.settings, reads_prompts=True)
         if self.settings.prepack:
             name = f"{folder.name}-{folder.quant}"
             prepacked = prepacked_graph(folder.graph, name, cache, _ignore)
             if prepacked is not None:
-                return prepacked, True
-        return folder.graph, False
+                return GraphFile(prepacked, prepacked=True, whole_scores=whole)
+        return GraphFile(folder.graph, prepacked=False, whole_scores=whole)
 
 
 def _ignore(detail: str) -> None:

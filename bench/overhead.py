@@ -107,10 +107,8 @@ def _measure_load(measured: Measured, plan: Plan, progress: Progress) -> None:
     engine = Engine.load(model.settings)
     prompt = engine.encode(_PROMPT)
     measured.prompt_tokens = len(prompt)
-    graph, prepacked = model.graph()
     bare = BareLoop(
-        graph,
-        prepacked=prepacked,
+        model.graph(),
         prompt_tokens=len(prompt),
         new_tokens=new_tokens,
         align=engine.info.exact_align or 1,

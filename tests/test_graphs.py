@@ -60,6 +60,7 @@ def test_a_graph_that_reads_prompts_too_works_in_tiles_where_scores_would_be_lar
     assert opened(TINYLLAMA, Settings(), "same") == [False]
     assert opened(TINYLLAMA, Settings(prefill_chunk=64), "same") == [True]
     assert opened(replace(TINYLLAMA, context_length=1024), Settings(), "same") == [True]
+    assert opened(TINYLLAMA, Settings(context=1024), "same") == [True]
     assert opened(replace(TINYLLAMA, num_heads=12), Settings(), "same") == [True]
 
 

@@ -65,17 +65,30 @@ def load_graph(
         # Last, so that its weights are what stays in memory if not all of them fit.
         prepacked = prepacked_graph(folder.graph, name, cache, report)
     report(f"opening {prepacked or folder.graph}")
-    whole_scores = (
-        folder.scaled_queries and _scores(folder, settings, faster is None) < _MOST_SCORES
-    )
     session = open_session(
-        prepacked or folder.graph, prepacked=prepacked is not None, whole_scores=whole_scores
+        prepacked or folder.graph,
+        prepacked=prepacked is not None,
+        whole_scores=whole_scores(folder, settings, reads_prompts=faster is None),
     )
     reader = None if faster is None else open_session(faster, prepacked=True)
     # The files hold more than that: the originals of packed weights, which nobody reads.
     files = [path.parent for path in (prepacked, faster) if path is not None]
     mapped = sum(used_bytes(path) for path in files)
     return Graph(folder, session, reader, mapped)
+
+
+def whole_scores(folder: ModelFolder, settings: Settings, *, reads_prompts: bool) -> bool:
+    """Whether attention is faster without tiles, see `open_session`, in a graph that decodes.
+
+    Args:
+        folder: the model.
+        settings: see `Settings`.
+        reads_prompts: the graph reads prompts too; there is none beside it that does.
+    """
+    width = _pass_width(settings) if reads_prompts else settings.max_k_draft + 1
+    heads = folder.num_heads or _UNKNOWN_HEADS
+    context = min(settings.context or folder.context_length, folder.context_length)
+    return folder.scaled_queries and width * heads * context * _FLOAT_BYTES < _MOST_SCORES
 
 
 def planned(settings: Settings, graphs: Sequence[Graph]) -> MemoryPlan:
@@ -147,13 +160,6 @@ def open_decoder(
     decoder.extend(0, [0, 0])
     decoder.cache.truncate(0, 0)
     return decoder
-
-
-def _scores(folder: ModelFolder, settings: Settings, reads_prompts: bool) -> int:
-    """Bytes of a layer's attention scores in the widest pass that a graph will see."""
-    width = _pass_width(settings) if reads_prompts else settings.max_k_draft + 1
-    heads = folder.num_heads or _UNKNOWN_HEADS
-    return width * heads * folder.context_length * _FLOAT_BYTES
 
 
 def _room_for_both(folder: ModelFolder) -> bool:

@@ -53,10 +53,9 @@ def open_session(
     """
     options = plain_options()
     options.use_per_session_threads = False
-    os.environ[_WHOLE_SCORES] = str(int(whole_scores))
     if prepacked:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return load(graph, options)
+    return load(graph, options, whole_scores=whole_scores)
 
 
 def plain_options() -> ort.SessionOptions:
@@ -67,12 +66,15 @@ def plain_options() -> ort.SessionOptions:
     return options
 
 
-def load(graph: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Load a graph on the CPU.
+def load(
+    graph: Path, options: ort.SessionOptions, *, whole_scores: bool = False
+) -> ort.InferenceSession:
+    """Load a graph on the CPU; `whole_scores`: see `open_session`.
 
     Raises:
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
+    os.environ[_WHOLE_SCORES] = str(int(whole_scores))
     try:
         return ort.InferenceSession(
             str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=False

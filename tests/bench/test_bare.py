@@ -33,10 +33,9 @@ def generated(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
 def test_the_bare_loop_and_the_engine_generate_the_same(
     engine: Engine, tiny_settings: Settings, length: int
 ) -> None:
-    graph, prepacked = BenchModel("tiny", "tiny", tiny_settings, large=False).graph()
+    graph = BenchModel("tiny", "tiny", tiny_settings, large=False).graph()
     bare = BareLoop(
         graph,
-        prepacked=prepacked,
         prompt_tokens=length,
         new_tokens=NEW_TOKENS,
         align=engine.info.exact_align or 1,
@@ -51,6 +50,6 @@ def test_the_bare_loop_and_the_engine_generate_the_same(
 
 
 def test_it_loads_the_file_that_the_engine_loads(tiny_settings: Settings) -> None:
-    graph, prepacked = BenchModel("tiny", "tiny", tiny_settings, large=False).graph()
-    assert prepacked
-    assert graph.is_relative_to(tiny_settings.cache_dir)
+    graph = BenchModel("tiny", "tiny", tiny_settings, large=False).graph()
+    assert graph.prepacked
+    assert graph.path.is_relative_to(tiny_settings.cache_dir)
