@@ -10,7 +10,14 @@ from specops.config import Settings
 from specops.decoder import Decoder, cache_shape
 from specops.drafters.ngram_cache import ENTRY_BYTES
 from specops.memory import page_cache_room
-from specops.memory_plan import Demand, MemoryPlan, Supply, pass_bytes, plan_memory
+from specops.memory_plan import (
+    Demand,
+    MemoryPlan,
+    Supply,
+    pass_bytes,
+    plan_memory,
+    scores_bytes,
+)
 from specops.models.folder import ModelFolder
 from specops.models.weight_cache import prepacked_graph, used_bytes
 from specops.session import Session, open_session
@@ -20,7 +27,6 @@ log = logging.getLogger(__name__)
 WARM_UP = "running a first pass"
 _LEAST_WIDTH = 16  # what the check for exactness needs
 _MOST_SCORES = 32 << 20  # bytes that glibc keeps when they are freed; see `open_session`
-_FLOAT_BYTES = 4
 _UNKNOWN_HIDDEN, _UNKNOWN_HEADS = 4096, 32  # where a model's description does not say
 _FULL_SHARE = 0.75  # of the room for weights: the rest is the KV cache's and the requests'
 
@@ -86,9 +92,9 @@ def whole_scores(folder: ModelFolder, settings: Settings, *, reads_prompts: bool
         reads_prompts: the graph reads prompts too; there is none beside it that does.
     """
     width = _pass_width(settings) if reads_prompts else settings.max_k_draft + 1
-    heads = folder.num_heads or _UNKNOWN_HEADS
     context = min(settings.context or folder.context_length, folder.context_length)
-    return folder.scaled_queries and width * heads * context * _FLOAT_BYTES < _MOST_SCORES
+    scores = context * scores_bytes(width, _heads(folder))
+    return folder.scaled_queries and scores < _MOST_SCORES
 
 
 def planned(settings: Settings, graphs: Sequence[Graph]) -> MemoryPlan:
@@ -102,7 +108,7 @@ def planned(settings: Settings, graphs: Sequence[Graph]) -> MemoryPlan:
         pass_bytes(
             width=width,
             hidden=graph.folder.hidden_size or _UNKNOWN_HIDDEN,
-            heads=graph.folder.num_heads or _UNKNOWN_HEADS,
+            heads=_heads(graph.folder),
             vocab=graph.folder.vocab_size,
             logits=width,
         )
@@ -128,6 +134,10 @@ def planned(settings: Settings, graphs: Sequence[Graph]) -> MemoryPlan:
     if plan.shrunk:
         log.warning("less than was asked for fits: %d rows of %d tokens", plan.rows, plan.context)
     return plan
+
+
+def _heads(folder: ModelFolder) -> int:
+    return folder.num_heads or _UNKNOWN_HEADS
 
 
 def _pass_width(settings: Settings) -> int:

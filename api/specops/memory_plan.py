@@ -264,7 +264,12 @@ def pass_bytes(*, width: int, hidden: int, heads: int, vocab: int, logits: int) 
         GroupQueryAttention computes: width x heads x context floats).
     """
     fixed = width * hidden * _HIDDEN_SIZES + logits * vocab
-    return fixed * _FLOAT_BYTES, width * heads * _FLOAT_BYTES
+    return fixed * _FLOAT_BYTES, scores_bytes(width, heads)
+
+
+def scores_bytes(width: int, heads: int) -> int:
+    """Bytes of a layer's attention scores in a pass of `width` tokens, per token of the context."""
+    return width * heads * _FLOAT_BYTES
 
 
 def _refusal(plan: MemoryPlan) -> str:

@@ -80,16 +80,14 @@ class Matrix:
         """The matrix in order, at most `step` rows at a time, where it can be as it is stored."""
         for part, factor in zip(self.parts, self.factors, strict=True):
             for start in range(0, len(part), step):
-                rows = part[start : start + step]
-                yield rows if factor == 1 else rows.astype(np.float32) * np.float32(factor)
+                yield _times(part[start : start + step], factor)
 
     def columns(self, start: int, stop: int) -> Float:
         """Columns [start, stop) of all rows: float32 [N, stop - start]."""
-        columns = [
-            part[:, start:stop].astype(np.float32) * np.float32(factor)
-            for part, factor in zip(self.parts, self.factors, strict=True)
-        ]
-        return np.concatenate(columns)
+        pieces = zip(self.parts, self.factors, strict=True)
+        return np.concatenate(
+            [np.asarray(_times(part[:, start:stop], by), np.float32) for part, by in pieces]
+        )
 
     def scaled(self, rows: int, factor: float) -> Matrix:
         """The same with the first `rows` rows multiplied by `factor`."""
@@ -101,6 +99,11 @@ class Matrix:
                     factors.append(scale)
             left = max(0, left - len(part))
         return Matrix(f"{self.name} x {factor} to {rows}", tuple(parts), tuple(factors))
+
+
+def _times(values: NDArray[Any], factor: float) -> NDArray[Any]:
+    """The product in float32; by 1 the values as they are stored."""
+    return values if factor == 1 else values.astype(np.float32) * np.float32(factor)
 
 
 class Checkpoint:

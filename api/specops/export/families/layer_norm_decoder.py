@@ -164,7 +164,7 @@ class LayerNormDecoder(Family):
     def _attention(self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str) -> str:
         name, layer = f"layers.{index}", self.names.layer.format(index)
         heads = [f"{layer}.{part}" for part in self.names.qkv]
-        x = graph.attention(index, x, *self._stored(checkpoint, heads))
+        x = graph.attention(index, x, *self._stored(checkpoint, *heads))
         if index + 1 == self.shape.num_layers:  # behind it nobody looks at other positions
             x = graph.with_logits("attention_with_logits", x)
         output = f"{layer}.{self.names.attention_output}"
@@ -180,14 +180,12 @@ class LayerNormDecoder(Family):
         self, graph: DecoderGraph, checkpoint: Checkpoint, name: str, x: str, stored: str
     ) -> str:
         """One product with a stored weight, and its bias."""
-        return graph.linear(name, x, *self._stored(checkpoint, [stored]))
+        return graph.linear(name, x, *self._stored(checkpoint, stored))
 
-    def _stored(
-        self, checkpoint: Checkpoint, stored: list[str]
-    ) -> tuple[Matrix, NDArray[np.float32]]:
-        """Weight and bias of the stored tensors, one after the other."""
-        weight = checkpoint.matrix(*(f"{part}.weight" for part in stored), transposed=self.conv1d)
-        return weight, checkpoint.vectors(*(f"{part}.bias" for part in stored))
+    def _stored(self, checkpoint: Checkpoint, *names: str) -> tuple[Matrix, NDArray[np.float32]]:
+        """Weights and biases of stored products, one after the other."""
+        weight = checkpoint.matrix(*(f"{name}.weight" for name in names), transposed=self.conv1d)
+        return weight, checkpoint.vectors(*(f"{name}.bias" for name in names))
 
     def _linear_shapes(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
         weight = (inputs, outputs) if self.conv1d else (outputs, inputs)
