@@ -30,6 +30,7 @@ from bench.quiet import cpu_seconds, machine_seconds
 from bench.server import Client, RefusedError, ServerError, serving
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
+from specops.graphs import own_kernels
 from specops.models.prepare import choose, prepare
 from specops.models.weight_cache import prepacked_graph
 
@@ -181,17 +182,21 @@ def prepared(case: Case, cache: Path) -> Settings:
 
 
 def _prepack(settings: Settings) -> None:
-    choice = choose(settings)
+    choice, tiles = choose(settings), own_kernels(settings)
+    # ONNX Runtime's kernels have a second form to read prompts with, where both have room.
+    of_target = (False,) if tiles else (False, True)
     for source, quant, name, readers in (
-        (choice.target, choice.target_quant, choice.name, (False, True)),
+        (choice.target, choice.target_quant, choice.name, of_target),
         (choice.draft, choice.draft_quant, f"{choice.name}-draft", (False,)),
     ):
         if source is None:
             continue
         folder = prepare(source, quant, name=name, cache_dir=settings.cache_dir, report=progress)
         label = f"{folder.name}-{folder.quant}"
-        for int8 in readers:  # the second form reads prompts where both have room
-            prepacked_graph(folder.graph, label, settings.cache_dir, progress, int8_prefill=int8)
+        for int8 in readers:
+            prepacked_graph(
+                folder.graph, label, settings.cache_dir, progress, tiles=tiles, int8_prefill=int8
+            )
 
 
 # -- loaded and watched ------------------------------------------------------------------------

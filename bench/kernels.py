@@ -2,7 +2,8 @@
 
 Weights should stream at the memory's speed; what is neither a product with weights nor attention
 is the graph's overhead. Shares are of the time inside kernels, added up by the profiler; the time
-of a whole pass is taken in a session without it, since profiling itself costs.
+of a whole pass is taken in a session without it, since profiling itself costs, and in turn with the
+same pass by ONNX Runtime's own kernels.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -23,12 +24,14 @@ from bench.models import BenchModel, GraphFile, Progress
 from bench.report import Table
 from specops.cpus import available_threads
 from specops.decoder import Decoder
+from specops.kernels import OPERATOR
 from specops.session import load, plain_options, share_threads
 
 _PAST = 200  # tokens in every row's cache before a pass
 _CAPACITY, _ROWS, _WIDTH = 512, 8, 128
 _ATTENTION = "GroupQueryAttention"
 _GROUPS = {
+    OPERATOR: "weights",
     "MatMulNBits": "weights",
     "MatMul": "weights",
     "MatMulIntegerToFloat": "weights",
@@ -50,10 +53,14 @@ Kernels = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One kind of pass: milliseconds of the whole of it, and of each operator's kernels."""
+    """One kind of pass: milliseconds of the whole of it, and of each operator's kernels.
+
+    `onnxruntimes` are those of the whole pass where ONNX Runtime computes the products.
+    """
 
     name: str
     milliseconds: float
+    onnxruntimes: float
     kernels: Kernels
 
     def share(self, group: str) -> float:
@@ -77,12 +84,14 @@ def measure(model: BenchModel, rounds: int, progress: Progress) -> list[Profile]
     """
     share_threads(model.settings.threads or available_threads())
     graph = model.graph()
-    plain = _decoder(_session(graph))
+    theirs = replace(model, settings=replace(model.settings, kernels="onnxruntime")).graph()
+    decoders = [_decoder(_session(file)) for file in (graph, theirs)]
     found = []
     for name in PASSES:
         progress(f"kernels: {name}")
-        milliseconds = 1e3 * median(_timed(_pass(plain, name), rounds))
-        found.append(Profile(name, milliseconds, _profiled(graph, name, rounds)))
+        times = _in_turn([_pass(decoder, name) for decoder in decoders], rounds)
+        milliseconds, other = (1e3 * median(seconds) for seconds in times)
+        found.append(Profile(name, milliseconds, other, _profiled(graph, name, rounds)))
     return found
 
 
@@ -92,14 +101,17 @@ def table(model: BenchModel, profiles: list[Profile]) -> Table:
         (
             profile.name,
             f"{profile.milliseconds:.1f}",
+            f"{profile.onnxruntimes:.1f}",
+            f"{profile.onnxruntimes / profile.milliseconds:.2f}",
             *(f"{profile.share(group):.1%}" for group in GROUPS),
             f"{profile.overhead:.1%}",
         )
         for profile in profiles
     ]
-    columns = ("pass", "ms", *GROUPS, "neither weights nor attention")
+    columns = ("pass", "ms", "onnxruntime's, ms", "ratio", *GROUPS, "neither weights nor attention")
     notes = (
         f"over {_PAST} tokens of cache; shares of the time inside kernels",
+        "onnxruntime's: the same with SPECOPS_KERNELS=onnxruntime, pass by pass in turn; medians",
         "prompt tokens: read by the graph that decodes, as with SPECOPS_PREFILL=same",
     )
     return Table(f"Kernels: {model.title}", columns, rows, notes)
@@ -111,6 +123,7 @@ def result(model: BenchModel, profiles: list[Profile]) -> dict[str, Any]:
         {
             "pass": profile.name,
             "milliseconds": round(profile.milliseconds, 3),
+            "onnxruntimes_milliseconds": round(profile.onnxruntimes, 3),
             "kernel_milliseconds": {op: round(ms, 4) for op, ms in profile.kernels.items()},
             "overhead_share": round(profile.overhead, 4),
         }
@@ -153,13 +166,15 @@ def _pass(decoder: Decoder, name: str) -> Callable[[], None]:
     return run
 
 
-def _timed(run: Callable[[], None], rounds: int) -> list[float]:
-    run()
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
+def _in_turn(passes: Sequence[Callable[[], None]], rounds: int) -> list[list[float]]:
+    """Seconds of each pass, round by round; the round before the first is not counted."""
+    seconds: list[list[float]] = [[] for _ in passes]
+    for number in range(-1, rounds):
+        for run, taken in zip(passes, seconds, strict=True):
+            start = time.perf_counter()
+            run()
+            if number >= 0:
+                taken.append(time.perf_counter() - start)
     return seconds
 
 
@@ -167,7 +182,7 @@ def _profiled(graph: GraphFile, name: str, rounds: int) -> Kernels:
     """Mean milliseconds of each operator in a pass."""
     with TemporaryDirectory() as folder:
         session = _session(graph, Path(folder) / "profile")
-        _timed(_pass(_decoder(session), name), rounds)
+        _in_turn([_pass(_decoder(session), name)], rounds)
         session.end_profiling()
         (file,) = Path(folder).iterdir()
         events = json.loads(file.read_text(encoding="utf-8"))

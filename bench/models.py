@@ -20,7 +20,7 @@ from tokenizers import ByteLevelBPETokenizer
 from specops import export
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
-from specops.graphs import whole_scores
+from specops.graphs import own_kernels, whole_scores
 from specops.models.prepare import choose, prepare
 from specops.models.weight_cache import prepacked_graph
 from tests import checkpoints, random_weights
@@ -73,7 +73,9 @@ class BenchModel:
         whole = whole_scores(folder, self.settings, reads_prompts=True)
         if self.settings.prepack:
             name = f"{folder.name}-{folder.quant}"
-            prepacked = prepacked_graph(folder.graph, name, cache, _ignore)
+            prepacked = prepacked_graph(
+                folder.graph, name, cache, _ignore, tiles=own_kernels(self.settings)
+            )
             if prepacked is not None:
                 return GraphFile(prepacked, prepacked=True, whole_scores=whole)
         return GraphFile(folder.graph, prepacked=False, whole_scores=whole)

@@ -34,6 +34,7 @@ INFO = ModelInfo(
     rows=2,
     kv_bytes=1024,
     threads=1,
+    kernels="onnxruntime",
     exact_align=2,
 )
 STATS = GenerationStats(

@@ -22,6 +22,7 @@ CHANGED = {
     "models_dir": ("/models", Path("/models")),
     "cache_dir": ("/cache", Path("/cache")),
     "prepack": ("0", False),
+    "kernels": ("onnxruntime", "onnxruntime"),
     "shared_ngrams": ("65536", 65536),
     "adaptive": ("0", False),
     "drafter": ("ngram", "ngram"),

@@ -33,7 +33,7 @@ LAYERS = [
     {"kv_cache", "tokenizer", "chat_template", "session", "acceptance"},
     {"memory_plan", "admission"},
     {"config", "request", "cpus", "memory", "resources", "logs", "presets", "jump_window"},
-    {"priority"},
+    {"priority", "kernels"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
@@ -99,7 +99,7 @@ def test_outside_libraries_stay_behind_one_door() -> None:
     assert importers("jinja2") == {"chat_template"}
     assert importers("huggingface_hub") == {"models/download"}
     drawing = {name for name in importers("onnx") if not name.startswith("export/")}
-    assert drawing == {"models/prepack", "models/int8_prefill"}
+    assert drawing == {"models/prepack", "models/tiles", "models/int8_prefill"}
     assert importers("torch") == set()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from specops import kernels
 from specops.export import ExportedModel
 
 
@@ -18,6 +19,8 @@ class OnnxModel:
     def __init__(self, model: ExportedModel, *, threads: int, capacity: int = 1024) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        if kernels.kernel():
+            options.register_custom_ops_library(str(kernels.LIBRARY))
         self._session = onnxruntime.InferenceSession(
             str(model.graph_file), options, providers=["CPUExecutionProvider"]
         )

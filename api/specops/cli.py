@@ -275,6 +275,7 @@ def _info(options: argparse.Namespace) -> int:
         "vocabulary": f"{info.vocab_size} tokens",
         "kv cache": _megabytes(info.kv_bytes),
         "threads": str(info.threads),
+        "kernels": info.kernels,
         "memory limit": f"{_megabytes(memory.limit)} ({memory.source})",
         "swap limit": _megabytes(memory.swap_limit),
     }

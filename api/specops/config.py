@@ -114,6 +114,12 @@ class Settings:
     prepack: bool = _knob(
         True, _flag, "keep weights on disk as the processor wants them, mapped instead of copied"
     )
+    kernels: str = _knob(
+        "auto",
+        _choice("auto", "onnxruntime"),
+        "what multiplies by weights: kernels of our own where the processor has one, or ONNX "
+        "Runtime's",
+    )
     drafter: str = _knob(
         "",
         _choice("", "draft", "ngram", "ngram_cache", "cascade", "none"),
@@ -146,11 +152,12 @@ class Settings:
         _choice("refuse", "shrink"),
         "what becomes of rows and context that do not fit the memory limit",
     )
-    prefill_chunk: int = _knob(128, _integer(2, 4096), "most prompt tokens per forward pass")
+    # At 128 the scores of a context of 2,048 and 32 heads have 32 MiB: see `session.open_session`.
+    prefill_chunk: int = _knob(96, _integer(2, 4096), "most prompt tokens per forward pass")
     prefill: str = _knob(
         "auto",
         _choice("auto", "int8", "same"),
-        "weights that read prompts: 8 bits in a second file, the same, or 8 bits if both fit",
+        "weights that read prompts: 8 bits in a second file, the same, or the faster ones that fit",
     )
     longest_pause: float = _knob(
         0.25,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +18,7 @@ from specops.cpus import available_threads
 from specops.drafters.base import Drafter
 from specops.drafters.registry import Means, make_drafters
 from specops.exactness import exact_align
-from specops.graphs import load_graph, open_decoder, planned
+from specops.graphs import Graph, load_graph, open_decoder, planned
 from specops.memory_plan import MemoryPlan
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.models.weight_cache import graph_key
@@ -79,6 +79,7 @@ class ModelInfo:
     kv_bytes: int  # of all caches
     exact_align: int | None  # see `exactness`; None: exact output cannot be promised here
     threads: int
+    kernels: str  # who computes products with weights, see `specops.kernels`
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -242,13 +243,14 @@ def _assemble(
         kv_bytes=kv_bytes,
         exact_align=align,
         threads=threads,
+        kernels=graphs[0].kernels,
     )
     report("measuring what passes cost")
     costs = calibrate(
         decoder,
         draft_decoder,
         widest=min(_widest(settings, align), decoder.cache.capacity),
-        saved=_costs_file(settings, target, draft, threads),
+        saved=_costs_file(settings, graphs, threads),
     )
     scheduler = Scheduler(
         decoder,
@@ -287,12 +289,11 @@ def _widest(settings: Settings, align: int | None) -> int:
     return width + -width % (align or 1)
 
 
-def _costs_file(
-    settings: Settings, target: ModelFolder, draft: ModelFolder | None, threads: int
-) -> Path:
-    """Where the costs of these passes are kept: other models or threads have another file."""
-    key = "-".join(graph_key(folder.graph) for folder in (target, draft) if folder is not None)
-    return settings.cache_dir / "costs" / f"{target.name}-{key}-{threads}.json"
+def _costs_file(settings: Settings, graphs: Sequence[Graph], threads: int) -> Path:
+    """Where the costs of these passes are kept: other models, threads, kernels have another."""
+    key = "-".join(graph_key(graph.folder.graph) for graph in graphs)
+    name = f"{graphs[0].folder.name}-{key}-{threads}-{graphs[0].kernels}.json"
+    return settings.cache_dir / "costs" / name
 
 
 def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:

@@ -1,9 +1,11 @@
 """Finds out how passes must be cut on this machine so that the cuts cannot be seen in the logits.
 
-Kernels differ with the number of tokens in a pass. With onnxruntime 1.31 on AVX512-VNNI one token
-takes another attention kernel than several, and MatMulNBits with blocks of 128 computes tokens in
-pairs, the odd one out in a kernel whose sums round differently: there, passes of even width agree
-to the last bit. Other processors have other kernels, so it is measured and not assumed.
+Kernels differ with the number of tokens in a pass. Our own products (`specops.kernels`) give a
+token the same bits beside any others, but with onnxruntime 1.31 one token takes another attention
+kernel than several: passes of two tokens or more agree to the last bit. ONNX Runtime's products on
+AVX512-VNNI with blocks of 128 compute tokens in pairs, the odd one out in a kernel whose sums round
+differently: there, passes of even width agree. Other processors have other kernels, so it is
+measured and not assumed.
 """
 
 from __future__ import annotations

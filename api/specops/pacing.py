@@ -14,7 +14,7 @@ from specops.prompt_costs import PromptCosts
 _MEAN = 1 / 8  # weight of the newest time in the mean
 _SURPRISE = 2.0  # a time this many times longer than expected counts as this many
 _SCATTER = 1 / 8  # and in the mean deviation of pauses
-_MARGIN = 5.0  # mean deviations by which 1 pause in 100 is longer: few passes are late, but by much
+_MARGIN = 6.5  # mean deviations by which 1 pause in 100 is longer: few passes are late, but by much
 _UNKNOWN = 1 / 24  # mean deviation of pauses that were not seen yet
 _LONG = 0.5  # of the pause that is aimed at: shorter ones tell nothing of long ones
 _LEAST_SHARE = 1 / 3  # of a round's time: where rounds are long, a prompt is still read

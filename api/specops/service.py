@@ -351,4 +351,5 @@ def _labels(info: ModelInfo) -> dict[str, str]:
         "context": str(info.context),
         "rows": str(info.rows),
         "threads": str(info.threads),
+        "kernels": info.kernels,
     }

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from specops import kernels
+
 VERSION: str = ort.__version__
 Session = ort.InferenceSession
 _WHOLE_SCORES = "ORT_GQA_DISABLE_FLASH_ATTENTION"  # GroupQueryAttention reads it when it is loaded
@@ -75,6 +77,8 @@ def load(
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
     os.environ[_WHOLE_SCORES] = str(int(whole_scores))
+    if kernels.kernel():
+        options.register_custom_ops_library(str(kernels.LIBRARY))
     try:
         return ort.InferenceSession(
             str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=False

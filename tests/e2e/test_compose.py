@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from specops import kernels
 from tests.e2e import clients
 from tests.e2e.clients import PROMPT, Stream
 from tests.e2e.stack import COMPOSE, UP, Stack, wait
@@ -164,6 +166,14 @@ def test_the_service_knows_its_limit(stack: Stack) -> None:
         if line.startswith('specops_memory_bytes{kind="limit"}')
     )
     assert limit == size(SERVICES["api"]["mem_limit"])
+
+
+def test_the_image_has_the_kernels_of_this_processor(stack: Stack, tell: Tell) -> None:
+    page = httpx.get(f"{stack.url('api')}/metrics").text
+    (info,) = (line for line in page.splitlines() if line.startswith("specops_model_info{"))
+    (found,) = re.findall(r'kernels="([^"]+)"', info)
+    assert found == (kernels.kernel() or "onnxruntime")
+    tell(f"products with weights are computed by {found}")
 
 
 def test_the_memory_plan_is_made_for_the_containers_limit(stack: Stack, tell: Tell) -> None:

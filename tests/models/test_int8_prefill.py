@@ -138,15 +138,25 @@ def test_speculative_output_stays_plain_output(tiny_settings: Settings) -> None:
     assert generated(engine, "draft") == plain
 
 
-@pytest.mark.parametrize(("room", "both"), [(1 << 40, True), (1 << 10, False)])
-def test_auto_takes_it_where_both_fit(
-    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch, room: int, both: bool
+@pytest.mark.parametrize(
+    ("room", "kernel", "both"),
+    [(1 << 40, None, True), (1 << 10, None, False), (1 << 40, "ours", False)],
+)
+def test_auto_takes_it_where_onnxruntime_computes_and_both_fit(
+    tiny_settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    room: int,
+    kernel: str | None,
+    both: bool,
 ) -> None:
     monkeypatch.setattr("specops.graphs.page_cache_room", lambda: room)
     loaded: list[bool] = []
 
-    def watched(*args: object, int8_prefill: bool = False) -> None:
+    def watched(*args: object, tiles: bool, int8_prefill: bool = False) -> None:
+        assert tiles == (kernel is not None)
         loaded.append(int8_prefill)
+
+    monkeypatch.setattr("specops.graphs.kernels.kernel", lambda: kernel)
 
     monkeypatch.setattr("specops.graphs.prepacked_graph", watched)
     Engine.load(replace(tiny_settings, draft=NO_DRAFTER))

@@ -33,7 +33,7 @@ from specops.models.page_cache import forget, read_ahead
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 4  # counts up when what is written here or by `prepack` changes
+_FORMAT = 5  # counts up when what is written here or by `prepack` changes
 USED = "used"  # a file: how many bytes of the weights are read once the graph is loaded
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
@@ -51,6 +51,7 @@ def prepacked_graph(
     cache_dir: Path,
     report: Callable[[str], None],
     *,
+    tiles: bool = False,
     int8_prefill: bool = False,
 ) -> Path | None:
     """Find a graph's prepacked form, or make it.
@@ -60,6 +61,7 @@ def prepacked_graph(
         name: the model's name, first part of the folder's.
         cache_dir: where prepacked graphs are kept.
         report: told what takes time.
+        tiles: the form that `specops.kernels` compute with.
         int8_prefill: the graph's 8-bit form for reading prompts, see `specops.models.int8_prefill`.
 
     Returns:
@@ -68,10 +70,15 @@ def prepacked_graph(
     """
     root, key = cache_dir / "prepacked", graph_key(graph)
     without = "weights are copied into memory, none could be prepacked"
+    options = []
+    if tiles:
+        options.append("--tiles")
     if int8_prefill:
         name += _INT8_PREFILL
-        key = hashlib.sha256(f"{key}{_INT8_PREFILL}".encode()).hexdigest()[:16]
+        options.append("--int8-prefill")
         without = "prompts are read with the weights as they are"
+    if options:
+        key = hashlib.sha256(f"{key}{options}".encode()).hexdigest()[:16]
     try:
         with locked(root):  # another process may be at the same graph, or at another one
             # One folder per graph: a draft that is the target's own file goes by another name.
@@ -84,7 +91,7 @@ def prepacked_graph(
                 log.warning("%s is damaged and is made again", folder)
             _clear(root, name)
             report(f"laying out the weights of {name} for this processor")
-            _make(graph, folder, ["--int8-prefill"] if int8_prefill else [])
+            _make(graph, folder, options)
     except (OSError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or error
         log.warning("%s: %s", without, str(reason).strip())

@@ -1,0 +1,95 @@
+// Products of activations and blockwise quantized weights: what a model spends its time with.
+//
+// y[m, n] = sum over k of x[m, k] * scale[n, k / block] * (code[n, k] - zero_point[n, k / block])
+//
+// Activations are rounded to 8 bits, with one scale per row and block, as MatMulNBits does with
+// accuracy_level 4. Products within a block are exact integers and blocks are added in order, so
+// that a row's result depends neither on the rows beside it nor on the processor.
+//
+// Weights lie in tiles of 16 columns, a processor's vector of floats, one tile after another.
+// A tile, for each block of K in order:
+//   codes   lines of 64 bytes, 4 for each column: four codes of 8 bits, k to k + 3; or eight of
+//           4 bits, k to k + 3 in the low halves and k + 4 to k + 7 in the high ones
+//   scales  16 float32
+// and behind the last block, where there are any, the zero points of all: 16 uint8 a block, filled
+// up to whole lines. Columns and K that fill the last tile and the last block are zeros.
+
+#ifndef SPECOPS_MATMUL_H
+#define SPECOPS_MATMUL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { TILE = 16, LINE = 64, AHEAD = 4096, MOST_BLOCK = 256 };
+#define TINY 1e-30f  // below it 127 / x overflows: such a block is zeros
+
+typedef struct {
+    int64_t columns, depth;  // N and K
+    int64_t block;           // of K; a multiple of 32, so small that float32 holds its sums
+    int bits;                // 4 or 8
+    int zero_points;         // 0: all are the middle of the range
+} Shape;
+
+// `rows` rows of activations in 8 bits, K filled up to whole blocks with zeros. Rows come in
+// groups of the kernel's width, the last one narrower or wider by one; of a group of n rows that
+// starts at `first`
+//   codes   [K / 4][n][4] at first * K: what a kernel reads next lies next
+//   scales  [blocks][n] at first * blocks
+//   sums    likewise: the sum of a block's codes, for the zero points
+typedef struct {
+    int8_t *codes;
+    float *scales;
+    int32_t *sums;
+    int64_t rows;
+} Activations;
+
+// What there is for one kind of processor.
+typedef struct {
+    const char *name;
+    int width;  // rows of a group; the last one may have one more
+    // Round rows `first` to `first + count`, a group, of x [rows, K].
+    void (*quantize)(const Shape *shape, const float *x, int64_t first, int count,
+                     Activations *out);
+    // Compute a tile for a group of rows; `y` [rows, N] begins at the group and the tile, so does
+    // `bias`, which may be NULL. Of its 16 columns the first `columns` are there. Lines before
+    // `end` are asked for ahead.
+    void (*tile)(const Shape *shape, const uint8_t *weights, const uint8_t *end,
+                 const Activations *x, int64_t first, int count, const float *bias, float *y,
+                 int columns);
+} Kernel;
+
+static inline int64_t blocks_of(const Shape *shape) {
+    return (shape->depth + shape->block - 1) / shape->block;
+}
+
+static inline int64_t code_bytes(const Shape *shape) {
+    return shape->block * shape->bits / 8 * TILE;
+}
+
+static inline int64_t tile_bytes(const Shape *shape) {
+    const int64_t zero_points = shape->zero_points ? blocks_of(shape) * TILE : 0;
+    return blocks_of(shape) * (code_bytes(shape) + LINE) + (zero_points + LINE - 1) / LINE * LINE;
+}
+
+static inline int64_t tiles_of(const Shape *shape) { return (shape->columns + TILE - 1) / TILE; }
+
+extern const Kernel AVX512, AVX2;
+
+// The best that this processor has; NULL where there is none.
+const Kernel *choose_kernel(void);
+
+// From now on choose only among those that processors without AVX512 have, or no longer.
+void choose_narrow_kernel(int only);
+
+// Runs work(argument, 0) to work(argument, count - 1), in any order and side by side.
+typedef struct {
+    void (*run)(void *context, void (*work)(void *, size_t), size_t count, void *argument);
+    void *context;
+} Threads;
+
+// y [rows, N] = x [rows, K] times the weights, plus `bias` [N] unless it is NULL. Returns 0, or -1
+// where memory ran out.
+int multiply(const Kernel *kernel, const Shape *shape, const uint8_t *weights, const float *bias,
+             const float *x, int64_t rows, float *y, Threads threads);
+
+#endif

@@ -1,0 +1,92 @@
+// What a custom operator needs of ONNX Runtime's C interface, which Python's package has no header
+// of. Both structs are tables of functions that each version only appends to; the places are those
+// of version 21 (onnxruntime 1.21), the least that is asked for.
+// https://onnxruntime.ai/docs/reference/operators/add-custom-op.html
+
+#ifndef SPECOPS_ONNXRUNTIME_H
+#define SPECOPS_ONNXRUNTIME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { ORT_VERSION = 21, ORT_FAIL = 1, ORT_FLOAT = 1, ORT_UINT8 = 2 };
+
+typedef struct OrtStatus OrtStatus;  // NULL: success
+typedef struct OrtKernelInfo OrtKernelInfo;
+typedef struct OrtKernelContext OrtKernelContext;
+typedef struct OrtValue OrtValue;
+typedef struct OrtShape OrtShape;
+typedef struct OrtSessionOptions OrtSessionOptions;
+typedef struct OrtDomain OrtDomain;
+typedef struct OrtCustomOp OrtCustomOp;
+typedef struct OrtApi OrtApi;
+
+#define UNUSED(FIRST, LAST) void (*unused_##FIRST[(LAST) - (FIRST) + 1])(void)
+
+struct OrtApi {
+    OrtStatus *(*CreateStatus)(int code, const char *message);  // 0
+    UNUSED(1, 25);
+    OrtStatus *(*CreateCustomOpDomain)(const char *name, OrtDomain **out);  // 26
+    OrtStatus *(*CustomOpDomain_Add)(OrtDomain *domain, const OrtCustomOp *op);
+    OrtStatus *(*AddCustomOpDomain)(OrtSessionOptions *options, OrtDomain *domain);
+    UNUSED(29, 50);
+    OrtStatus *(*GetTensorMutableData)(OrtValue *value, void **out);  // 51
+    UNUSED(52, 60);
+    OrtStatus *(*GetDimensionsCount)(const OrtShape *shape, size_t *out);  // 61
+    OrtStatus *(*GetDimensions)(const OrtShape *shape, int64_t *values, size_t count);
+    UNUSED(63, 64);
+    OrtStatus *(*GetTensorTypeAndShape)(const OrtValue *value, OrtShape **out);  // 65
+    UNUSED(66, 85);
+    OrtStatus *(*KernelInfoGetAttribute_int64)(const OrtKernelInfo *info, const char *name,
+                                               int64_t *out);  // 86
+    UNUSED(87, 89);
+    OrtStatus *(*KernelContext_GetInput)(const OrtKernelContext *context, size_t index,
+                                         const OrtValue **out);  // 90
+    OrtStatus *(*KernelContext_GetOutput)(OrtKernelContext *context, size_t index,
+                                          const int64_t *shape, size_t count, OrtValue **out);
+    UNUSED(92, 98);
+    void (*ReleaseTensorTypeAndShapeInfo)(OrtShape *shape);  // 99
+    UNUSED(100, 273);
+    OrtStatus *(*KernelContext_ParallelFor)(const OrtKernelContext *context,
+                                            void (*work)(void *, size_t), size_t count,
+                                            size_t batches, void *argument);  // 274
+};
+
+#undef UNUSED
+
+typedef struct {
+    const OrtApi *(*GetApi)(uint32_t version);  // NULL: older than that
+    const char *(*GetVersionString)(void);
+} OrtApiBase;
+
+struct OrtCustomOp {
+    uint32_t version;
+    void *(*CreateKernel)(const OrtCustomOp *, const OrtApi *, const OrtKernelInfo *);
+    const char *(*GetName)(const OrtCustomOp *);
+    const char *(*GetExecutionProviderType)(const OrtCustomOp *);
+    int (*GetInputType)(const OrtCustomOp *, size_t index);
+    size_t (*GetInputTypeCount)(const OrtCustomOp *);
+    int (*GetOutputType)(const OrtCustomOp *, size_t index);
+    size_t (*GetOutputTypeCount)(const OrtCustomOp *);
+    void (*KernelCompute)(void *kernel, OrtKernelContext *);
+    void (*KernelDestroy)(void *kernel);
+    int (*GetInputCharacteristic)(const OrtCustomOp *, size_t index);
+    int (*GetOutputCharacteristic)(const OrtCustomOp *, size_t index);
+    int (*GetInputMemoryType)(const OrtCustomOp *, size_t index);
+    int (*GetVariadicInputMinArity)(const OrtCustomOp *);
+    int (*GetVariadicInputHomogeneity)(const OrtCustomOp *);
+    int (*GetVariadicOutputMinArity)(const OrtCustomOp *);
+    int (*GetVariadicOutputHomogeneity)(const OrtCustomOp *);
+    OrtStatus *(*CreateKernelV2)(const OrtCustomOp *, const OrtApi *, const OrtKernelInfo *,
+                                 void **kernel);
+    OrtStatus *(*KernelComputeV2)(void *kernel, OrtKernelContext *);
+    OrtStatus *(*InferOutputShape)(const OrtCustomOp *, void *);
+    int (*GetStartVersion)(const OrtCustomOp *);
+    int (*GetEndVersion)(const OrtCustomOp *);
+    size_t (*GetMayInplace)(int **inputs, int **outputs);
+    void (*ReleaseMayInplace)(int *inputs, int *outputs);
+    size_t (*GetAliasMap)(int **inputs, int **outputs);
+    void (*ReleaseAliasMap)(int *inputs, int *outputs);
+};
+
+#endif

@@ -1,0 +1,62 @@
+"""Weights in the order in which the kernels read them; `matmul.h` describes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TILE, _LINE = 16, 64
+_WORD = 4  # codes of a column that are multiplied at once
+
+Bytes = NDArray[np.uint8]
+
+
+def pack(
+    codes: Bytes, scales: NDArray[np.float32], zero_points: Bytes | None, *, bits: int, block: int
+) -> Bytes:
+    """Put weights as MatMulNBits has them into tiles.
+
+    Args:
+        codes: [N, blocks, block * bits / 8].
+        scales: [N, blocks].
+        zero_points: as bytes of two 4-bit ones, [N, blocks / 2 rounded up], or of one of 8,
+            [N, blocks]; None if all are the middle of the range.
+        bits: of a code, 4 or 8.
+        block: weights with one scale.
+
+    Returns:
+        [bytes].
+    """
+    columns, blocks = scales.shape
+    tiles = -(-columns // TILE)
+    values = _filled(_halves(codes) if bits == 4 else codes, tiles)  # [N, blocks, block]
+    words = values.reshape(tiles, TILE, blocks, block // _WORD, _WORD)
+    words = words.transpose(0, 2, 3, 1, 4)  # [tiles, blocks, words, columns, 4]
+    if bits == 4:
+        words = words[:, :, 0::2] | (words[:, :, 1::2] << np.uint8(4))
+    lines = words.reshape(tiles, blocks, -1)
+    per_block = _filled(scales.astype(np.float32, copy=False), tiles)
+    per_block = per_block.reshape(tiles, TILE, blocks).transpose(0, 2, 1)
+    floats = np.ascontiguousarray(per_block).view(np.uint8)  # [tiles, blocks, 64]
+    parts = [np.concatenate([lines, floats], axis=2).reshape(tiles, -1)]
+    if zero_points is not None:
+        unpacked = _halves(zero_points) if bits == 4 else zero_points
+        points = _filled(unpacked[:, :blocks], tiles).reshape(tiles, TILE, blocks)
+        flat = points.transpose(0, 2, 1).reshape(tiles, -1)
+        parts.append(np.pad(flat, ((0, 0), (0, -flat.shape[1] % _LINE))))
+    return np.concatenate(parts, axis=1).reshape(-1)
+
+
+def _halves(packed: Bytes) -> Bytes:
+    """Bytes as two 4-bit codes each, the low half first."""
+    return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(
+        *packed.shape[:-1], -1
+    )
+
+
+def _filled(array: NDArray[Any], tiles: int) -> NDArray[Any]:
+    """[N, …] with zeros behind, up to whole tiles."""
+    missing = tiles * TILE - len(array)
+    return np.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1))) if missing else array
