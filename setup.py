@@ -14,6 +14,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 KERNELS = Path("api/specops/kernels")
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-s", "-Wall", "-Wextra")
@@ -28,7 +29,10 @@ class Compile(build_ext):
         library.parent.mkdir(parents=True, exist_ok=True)
         command = [*compiler(), *FLAGS, *ext.sources, "-o", str(library)]
         print(shlex.join(command), flush=True)
-        subprocess.run(command, check=True)  # noqa: S603
+        try:
+            subprocess.run(command, check=True)  # noqa: S603
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CompileError(str(error)) from error  # what `optional` allows
 
 
 def compiler() -> list[str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +16,8 @@ import pytest
 from specops import kernels
 from specops.config import Settings
 from specops.engine import NO_DRAFTER, Engine
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -30,6 +35,25 @@ def test_it_is_built_and_has_a_kernel_where_the_processor_has_avx2() -> None:
     assert (kernels.kernel() is not None) == ({"avx2", "fma"} <= set(flags))
     if "avx512_vnni" in flags:
         assert kernels.kernel() == "AVX512-VNNI"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="nothing is compiled here")
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
+def test_where_nothing_compiles_the_project_is_installed_without(
+    tmp_path: Path, compiler: str
+) -> None:
+    pytest.importorskip("setuptools")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "-b", str(tmp_path), "-t", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "CC": compiler},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{compiler} -std=c11" in done.stdout
+    assert not list(tmp_path.rglob("*.so"))
 
 
 @pytest.mark.usefixtures("fresh")
