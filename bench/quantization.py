@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -122,9 +123,9 @@ def measure(plan: Plan, progress: Progress, folder: Path = DEMO_DIR) -> Measured
             )
             layer_bits = _layer_bits(choice)
             if title == _AS_PROMPTS:
-                model, layer_bits = _drawn_for_prompts(model), 8.0
+                model, layer_bits = _drawn(model, int8_prefill), 8.0
             if title == _TILED:
-                model = _tiled(model)
+                model = _drawn(model, partial(prepack, tiles=True))
             data = model.graph_file.with_name(f"{model.graph_file.name}.data").stat().st_size
             run = OnnxModel(model, threads=available_threads(), capacity=WINDOW)
             bits = [document_bits(run.afresh, tokens) for tokens, _ in documents]
@@ -134,18 +135,12 @@ def measure(plan: Plan, progress: Progress, folder: Path = DEMO_DIR) -> Measured
     return measured
 
 
-def _drawn_for_prompts(model: ExportedModel) -> ExportedModel:
-    drawn = replace(model, path=model.path / "prompts")
+def _drawn(model: ExportedModel, draw: Callable[[Path, Path], object]) -> ExportedModel:
+    """A model with its graph drawn again: `draw` takes the graph and where the new one goes."""
+    drawn = replace(model, path=model.path / "drawn")
     drawn.path.mkdir()
-    int8_prefill(model.graph_file, drawn.graph_file)
+    draw(model.graph_file, drawn.graph_file)
     return drawn
-
-
-def _tiled(model: ExportedModel) -> ExportedModel:
-    tiled = replace(model, path=model.path / "tiles")
-    tiled.path.mkdir()
-    prepack(model.graph_file, tiled.graph_file, tiles=True)
-    return tiled
 
 
 def _layer_bits(choice: Quantization) -> float:

@@ -99,7 +99,7 @@ def test_outside_libraries_stay_behind_one_door() -> None:
     assert importers("jinja2") == {"chat_template"}
     assert importers("huggingface_hub") == {"models/download"}
     drawing = {name for name in importers("onnx") if not name.startswith("export/")}
-    assert drawing == {"models/prepack", "models/tiles", "models/int8_prefill"}
+    assert drawing == {"models/prepack", "models/tensors", "models/tiles", "models/int8_prefill"}
     assert importers("torch") == set()
 
 

@@ -19,8 +19,7 @@ class OnnxModel:
     def __init__(self, model: ExportedModel, *, threads: int, capacity: int = 1024) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        if kernels.kernel():
-            options.register_custom_ops_library(str(kernels.LIBRARY))
+        kernels.register(options)
         self._session = onnxruntime.InferenceSession(
             str(model.graph_file), options, providers=["CPUExecutionProvider"]
         )

@@ -68,8 +68,9 @@ def load_graph(
     """
     name = f"{folder.name}-{folder.quant}"
     prepacked = faster = None
+    tiles = own_kernels(settings)
     if settings.prepack:
-        cache, tiles = settings.cache_dir, own_kernels(settings)
+        cache = settings.cache_dir
         # Own kernels read prompts in less time than ONNX Runtime's do with all weights in 8 bits.
         if prefill == "int8" or (prefill == "auto" and not tiles and _room_for_both(folder)):
             faster = prepacked_graph(
@@ -87,7 +88,7 @@ def load_graph(
     # The files hold more than that: the originals of packed weights, which nobody reads.
     files = [path.parent for path in (prepacked, faster) if path is not None]
     mapped = sum(used_bytes(path) for path in files)
-    own = kernels.kernel() if prepacked is not None and own_kernels(settings) else None
+    own = kernels.kernel() if tiles and prepacked is not None else None
     return Graph(folder, session, reader, mapped, own or _ONNXRUNTIME)
 
 

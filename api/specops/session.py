@@ -77,8 +77,7 @@ def load(
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
     os.environ[_WHOLE_SCORES] = str(int(whole_scores))
-    if kernels.kernel():
-        options.register_custom_ops_library(str(kernels.LIBRARY))
+    kernels.register(options)
     try:
         return ort.InferenceSession(
             str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=False

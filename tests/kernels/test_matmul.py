@@ -88,7 +88,7 @@ def session(node: Any, depth: int, columns: int, **tensors: np.ndarray | None) -
     share_threads(THREADS)
     options = plain_options()
     options.use_per_session_threads = False
-    options.register_custom_ops_library(str(kernels.LIBRARY))
+    kernels.register(options)
     return ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )

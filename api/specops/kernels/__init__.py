@@ -12,11 +12,19 @@ import functools
 import logging
 import sysconfig
 from pathlib import Path
+from typing import Protocol
 
 log = logging.getLogger(__name__)
 
 DOMAIN, OPERATOR = "specops", "QuantizedMatMul"
 LIBRARY = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
+
+
+class SessionOptions(Protocol):
+    """What is asked of ONNX Runtime's."""
+
+    def register_custom_ops_library(self, path: str) -> None:
+        """Load the library with its operators."""
 
 
 @functools.cache
@@ -36,3 +44,9 @@ def kernel() -> str | None:
         log.info("products are computed by ONNX Runtime: no kernel here for this processor")
         return None
     return found.decode()
+
+
+def register(options: SessionOptions) -> None:
+    """Let a session of ONNX Runtime load graphs with the operator, where there is a kernel."""
+    if kernel():
+        options.register_custom_ops_library(str(LIBRARY))

@@ -34,9 +34,22 @@ static inline int rows_of(const Job *job, int64_t group) {
 
 static void quantize(void *argument, size_t group) {
     Job *job = argument;
-    const int64_t first = group * job->kernel->width;
-    job->kernel->quantize(job->shape, job->x + first * job->shape->depth, first,
-                          rows_of(job, group), &job->activations);
+    const Shape *shape = job->shape;
+    const Activations *out = &job->activations;
+    const int64_t blocks = blocks_of(shape), first = group * job->kernel->width;
+    const int count = rows_of(job, group);
+    for (int row = 0; row < count; row++) {
+        const float *x = job->x + (first + row) * shape->depth;
+        int8_t *codes = out->codes + first * blocks * shape->block + row * 4;
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t start = block * shape->block;
+            const int64_t place = first * blocks + block * count + row;
+            out->scales[place] =
+                job->kernel->round(x + start, least(shape->depth - start, shape->block),
+                                   shape->block, codes + start * count, count * 4,
+                                   &out->sums[place]);
+        }
+    }
 }
 
 static void compute(void *argument, size_t index) {

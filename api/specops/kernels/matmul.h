@@ -47,9 +47,10 @@ typedef struct {
 typedef struct {
     const char *name;
     int width;  // rows of a group; the last one may have one more
-    // Round rows `first` to `first + count`, a group, of x [rows, K].
-    void (*quantize)(const Shape *shape, const float *x, int64_t first, int count,
-                     Activations *out);
+    // Round a block's numbers, of which the first `size` are there, to codes, four of them every
+    // `stride` bytes. Returns the scale; `sum` gets that of the codes.
+    float (*round)(const float *x, int64_t size, int64_t block, int8_t *codes, int64_t stride,
+                   int32_t *sum);
     // Compute a tile for a group of rows; `y` [rows, N] begins at the group and the tile, so does
     // `bias`, which may be NULL. Of its 16 columns the first `columns` are there. Lines before
     // `end` are asked for ahead.
@@ -72,6 +73,28 @@ static inline int64_t tile_bytes(const Shape *shape) {
 }
 
 static inline int64_t tiles_of(const Shape *shape) { return (shape->columns + TILE - 1) / TILE; }
+
+// What a tile's kernel reads of activations and zero points, from the first block on.
+typedef struct {
+    const int8_t *codes;
+    const float *scales;
+    const int32_t *sums;
+    const uint8_t *zero_points;
+} Operands;
+
+static inline Operands operands_of(const Shape *shape, const uint8_t *weights,
+                                   const Activations *x, int64_t first) {
+    const int64_t blocks = blocks_of(shape);
+    return (Operands){x->codes + first * blocks * shape->block, x->scales + first * blocks,
+                      x->sums + first * blocks, weights + blocks * (code_bytes(shape) + LINE)};
+}
+
+// A case for each number of rows, so that a compiler knows it: `group` is every kernel's own.
+#define GROUP(COUNT)                                                                      \
+    case COUNT:                                                                           \
+        if (shape->bits == 4) group(4, COUNT, shape, weights, end, x, first, bias, y, columns); \
+        else group(8, COUNT, shape, weights, end, x, first, bias, y, columns);            \
+        break;
 
 extern const Kernel AVX512, AVX2;
 

@@ -34,41 +34,30 @@ INLINE __m256 some(const float *start, int64_t count) {
     return _mm256_loadu_ps(values);
 }
 
-TARGET static void quantize(const Shape *shape, const float *x, int64_t first, int count,
-                            Activations *out) {
-    const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
+TARGET static float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
+                                int64_t stride, int32_t *sum) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
-    for (int row = 0; row < count; row++, x += shape->depth) {
-        int8_t *codes = out->codes + first * depth + row * 4;
-        for (int64_t block = 0; block < blocks; block++) {
-            const float *start = x + block * shape->block;
-            const int64_t rest = shape->depth - block * shape->block;
-            const int64_t size = rest < shape->block ? rest : shape->block;
-            __m256 most = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
-            for (int64_t k = 0; k < size; k += HALF) {
-                const __m256 values = some(start + k, size - k);
-                most = _mm256_max_ps(most, _mm256_andnot_ps(sign, values));
-                // 0, or NaN from the first infinity or NaN on: no such thing may get lost.
-                odd = _mm256_fmadd_ps(values, _mm256_setzero_ps(), odd);
-            }
-            const float largest = largest_of(most) + sum_of(odd);
-            const __m256 inverse = _mm256_set1_ps(largest > TINY ? 127 / largest : 0);
-            int32_t sum = 0;
-            for (int64_t k = 0; k < shape->block; k += HALF) {
-                int32_t values[HALF];
-                _mm256_storeu_si256(
-                    (__m256i *)values,
-                    _mm256_cvtps_epi32(_mm256_mul_ps(some(start + k, size - k), inverse)));
-                for (int i = 0; i < HALF; i++) {
-                    codes[i / 4 * count * 4 + i % 4] = (int8_t)values[i];
-                    sum += values[i];
-                }
-                codes += count * 8;
-            }
-            out->scales[first * blocks + block * count + row] = largest / 127;
-            out->sums[first * blocks + block * count + row] = sum;
-        }
+    __m256 most = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
+    for (int64_t k = 0; k < size; k += HALF) {
+        const __m256 values = some(x + k, size - k);
+        most = _mm256_max_ps(most, _mm256_andnot_ps(sign, values));
+        // 0, or NaN from the first infinity or NaN on: no such thing may get lost.
+        odd = _mm256_fmadd_ps(values, _mm256_setzero_ps(), odd);
     }
+    const float largest = largest_of(most) + sum_of(odd);
+    const __m256 inverse = _mm256_set1_ps(largest > TINY ? 127 / largest : 0);
+    *sum = 0;
+    for (int64_t k = 0; k < block; k += HALF) {
+        int32_t values[HALF];
+        _mm256_storeu_si256((__m256i *)values,
+                            _mm256_cvtps_epi32(_mm256_mul_ps(some(x + k, size - k), inverse)));
+        for (int i = 0; i < HALF; i++) {
+            codes[i / 4 * stride + i % 4] = (int8_t)values[i];
+            *sum += values[i];
+        }
+        codes += 2 * stride;
+    }
+    return largest / 127;
 }
 
 INLINE __m256i four(const int8_t *codes) {
@@ -81,10 +70,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                   const uint8_t *end, const Activations *x, int64_t first, const float *bias,
                   float *y, int columns) {
     const int64_t blocks = blocks_of(shape), bytes = code_bytes(shape);
-    const int8_t *codes = x->codes + first * blocks * shape->block;
-    const float *scales = x->scales + first * blocks;
-    const int32_t *sums = x->sums + first * blocks;
-    const uint8_t *zero_points = weights + blocks * (bytes + LINE);
+    Operands at = operands_of(shape, weights, x, first);
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     const __m256i sixteens = _mm256_set1_epi16(16), middle = _mm256_set1_epi32(1 << (bits - 1));
     __m256 totals[WIDTH + 1][HALVES];
@@ -108,15 +94,15 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                     const __m256i after = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
                     for (int row = 0; row < count; row++) {
                         // Halves of a byte are two weights of 4 bits, or parts of one of 8.
-                        const __m256i one = four(codes + row * 4);
-                        const __m256i other = bits == 4 ? four(codes + (count + row) * 4) : one;
+                        const __m256i one = four(at.codes + row * 4);
+                        const __m256i other = bits == 4 ? four(at.codes + (count + row) * 4) : one;
                         __m256i *sum = bits == 4 ? &lows[row][half] : &highs[row][half];
                         lows[row][half] = _mm256_add_epi16(lows[row][half],
                                                            _mm256_maddubs_epi16(before, one));
                         *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(after, other));
                     }
                 }
-                codes += count * (32 / bits);
+                at.codes += count * (32 / bits);
             }
             for (int row = 0; row < count; row++)
                 for (int half = 0; half < HALVES; half++) {
@@ -133,19 +119,19 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
             __m256i zero = middle;
             if (shape->zero_points)
                 zero = _mm256_cvtepu8_epi32(
-                    _mm_loadl_epi64((const __m128i *)(zero_points + half * HALF)));
+                    _mm_loadl_epi64((const __m128i *)(at.zero_points + half * HALF)));
             for (int row = 0; row < count; row++) {
-                const __m256i shift = _mm256_mullo_epi32(zero, _mm256_set1_epi32(sums[row]));
+                const __m256i shift = _mm256_mullo_epi32(zero, _mm256_set1_epi32(at.sums[row]));
                 const __m256i sum = _mm256_sub_epi32(dots[row][half], shift);
-                const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(scales[row]));
+                const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(at.scales[row]));
                 totals[row][half] =
                     _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), factor, totals[row][half]);
             }
         }
         weights += LINE;
-        zero_points += TILE;
-        scales += count;
-        sums += count;
+        at.zero_points += TILE;
+        at.scales += count;
+        at.sums += count;
     }
     for (int row = 0; row < count; row++) {
         float values[TILE];
@@ -157,18 +143,12 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
     }
 }
 
-#define GROUP(COUNT)                                                                         \
-    case COUNT:                                                                              \
-        if (shape->bits == 4) group(4, COUNT, shape, weights, end, x, first, bias, y, columns);    \
-        else group(8, COUNT, shape, weights, end, x, first, bias, y, columns);                     \
-        break;
-
 TARGET static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
                         const Activations *x, int64_t first, int count, const float *bias,
                         float *y, int columns) {
     switch (count) { GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5) }
 }
 
-const Kernel AVX2 = {"AVX2", WIDTH, quantize, tile};
+const Kernel AVX2 = {"AVX2", WIDTH, round_block, tile};
 
 #endif

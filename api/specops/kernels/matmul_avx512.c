@@ -10,41 +10,31 @@
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
-TARGET static void quantize(const Shape *shape, const float *x, int64_t first, int count,
-                            Activations *out) {
-    const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
-    for (int row = 0; row < count; row++, x += shape->depth) {
-        int8_t *codes = out->codes + first * depth + row * 4;
-        for (int64_t block = 0; block < blocks; block++) {
-            const float *start = x + block * shape->block;
-            const int64_t rest = shape->depth - block * shape->block;
-            const int64_t size = rest < shape->block ? rest : shape->block;
-            __m512 most = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
-            for (int64_t k = 0; k < size; k += 16) {
-                const __mmask16 there = size - k < 16 ? (1u << (size - k)) - 1 : 0xffff;
-                const __m512 values = _mm512_maskz_loadu_ps(there, start + k);
-                most = _mm512_max_ps(most, _mm512_abs_ps(values));
-                // 0, or NaN from the first infinity or NaN on: no such thing may get lost.
-                odd = _mm512_fmadd_ps(values, _mm512_setzero_ps(), odd);
-            }
-            const float largest = _mm512_reduce_max_ps(most) + _mm512_reduce_add_ps(odd);
-            const __m512 inverse = _mm512_set1_ps(largest > TINY ? 127 / largest : 0);
-            __m512i sum = _mm512_setzero_si512();
-            for (int64_t k = 0; k < shape->block; k += 16) {
-                const int64_t left = size - k;
-                const __mmask16 there = left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
-                const __m512i values = _mm512_cvtps_epi32(
-                    _mm512_mul_ps(_mm512_maskz_loadu_ps(there, start + k), inverse));
-                sum = _mm512_add_epi32(sum, values);
-                int8_t group[16];
-                _mm_storeu_si128((__m128i *)group, _mm512_cvtepi32_epi8(values));
-                for (int word = 0; word < 4; word++, codes += count * 4)
-                    memcpy(codes, group + word * 4, 4);
-            }
-            out->scales[first * blocks + block * count + row] = largest / 127;
-            out->sums[first * blocks + block * count + row] = _mm512_reduce_add_epi32(sum);
-        }
+TARGET static float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
+                                int64_t stride, int32_t *sum) {
+    __m512 most = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
+    for (int64_t k = 0; k < size; k += 16) {
+        const __mmask16 there = size - k < 16 ? (1u << (size - k)) - 1 : 0xffff;
+        const __m512 values = _mm512_maskz_loadu_ps(there, x + k);
+        most = _mm512_max_ps(most, _mm512_abs_ps(values));
+        // 0, or NaN from the first infinity or NaN on: no such thing may get lost.
+        odd = _mm512_fmadd_ps(values, _mm512_setzero_ps(), odd);
     }
+    const float largest = _mm512_reduce_max_ps(most) + _mm512_reduce_add_ps(odd);
+    const __m512 inverse = _mm512_set1_ps(largest > TINY ? 127 / largest : 0);
+    __m512i sums = _mm512_setzero_si512();
+    for (int64_t k = 0; k < block; k += 16) {
+        const int64_t left = size - k;
+        const __mmask16 there = left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
+        const __m512i values = _mm512_cvtps_epi32(
+            _mm512_mul_ps(_mm512_maskz_loadu_ps(there, x + k), inverse));
+        sums = _mm512_add_epi32(sums, values);
+        int8_t group[16];
+        _mm_storeu_si128((__m128i *)group, _mm512_cvtepi32_epi8(values));
+        for (int word = 0; word < 4; word++, codes += stride) memcpy(codes, group + word * 4, 4);
+    }
+    *sum = _mm512_reduce_add_epi32(sums);
+    return largest / 127;
 }
 
 // A verification of 8 guesses has 9 rows. LINES: as many as a block has at least.
@@ -58,12 +48,9 @@ INLINE __m512i four(const int8_t *codes) {
 
 INLINE void group(const int bits, const int count, const Shape *shape, const uint8_t *weights,
                   const uint8_t *end, const Activations *x, int64_t first, const float *bias,
-                  float *y, __mmask16 columns) {
+                  float *y, int columns) {
     const int64_t blocks = blocks_of(shape), bytes = code_bytes(shape);
-    const int8_t *codes = x->codes + first * blocks * shape->block;
-    const float *scales = x->scales + first * blocks;
-    const int32_t *sums = x->sums + first * blocks;
-    const uint8_t *zero_points = weights + blocks * (bytes + LINE);
+    Operands at = operands_of(shape, weights, x, first);
     const __m512i low = _mm512_set1_epi8(15), middle = _mm512_set1_epi32(1 << (bits - 1));
     // A sum waits for the one before it: few rows have several each, so that there are enough.
     const int chains = count <= 3 ? 4 : count <= 6 ? 2 : 1;
@@ -85,55 +72,49 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                     for (int row = 0; row < count; row++) {
                         __m512i *one = &sum[row][2 * line % chains];
                         __m512i *other = &sum[row][(2 * line + 1) % chains];
-                        *one = _mm512_dpbusd_epi32(*one, before, four(codes + row * 4));
-                        *other = _mm512_dpbusd_epi32(*other, after, four(codes + (count + row) * 4));
+                        *one = _mm512_dpbusd_epi32(*one, before, four(at.codes + row * 4));
+                        *other = _mm512_dpbusd_epi32(*other, after, four(at.codes + (count + row) * 4));
                     }
                 } else {
                     for (int row = 0; row < count; row++) {
                         __m512i *one = &sum[row][line % chains];
-                        *one = _mm512_dpbusd_epi32(*one, both, four(codes + row * 4));
+                        *one = _mm512_dpbusd_epi32(*one, both, four(at.codes + row * 4));
                     }
                 }
-                codes += count * (32 / bits);
+                at.codes += count * (32 / bits);
             }
         }
         const __m512 scale = _mm512_loadu_ps(weights);
         weights += LINE;
         __m512i zero = middle;
         if (shape->zero_points) {
-            zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)zero_points));
-            zero_points += TILE;
+            zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at.zero_points));
+            at.zero_points += TILE;
         }
         for (int row = 0; row < count; row++) {
-            const __m512i shift = _mm512_mullo_epi32(zero, _mm512_set1_epi32(*sums++));
+            const __m512i shift = _mm512_mullo_epi32(zero, _mm512_set1_epi32(*at.sums++));
             __m512i dot = _mm512_sub_epi32(sum[row][0], shift);
             for (int chain = 1; chain < chains; chain++)
                 dot = _mm512_add_epi32(dot, sum[row][chain]);
-            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(*scales++));
+            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(*at.scales++));
             totals[row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), factor, totals[row]);
         }
     }
+    const __mmask16 there = (1u << columns) - 1;
     if (bias) {
-        const __m512 values = _mm512_maskz_loadu_ps(columns, bias);
+        const __m512 values = _mm512_maskz_loadu_ps(there, bias);
         for (int row = 0; row < count; row++) totals[row] = _mm512_add_ps(totals[row], values);
     }
     for (int row = 0; row < count; row++)
-        _mm512_mask_storeu_ps(y + row * shape->columns, columns, totals[row]);
+        _mm512_mask_storeu_ps(y + row * shape->columns, there, totals[row]);
 }
-
-#define GROUP(COUNT)                                                                         \
-    case COUNT:                                                                              \
-        if (shape->bits == 4) group(4, COUNT, shape, weights, end, x, first, bias, y, there);      \
-        else group(8, COUNT, shape, weights, end, x, first, bias, y, there);                       \
-        break;
 
 TARGET static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
                         const Activations *x, int64_t first, int count, const float *bias,
                         float *y, int columns) {
-    const __mmask16 there = (1u << columns) - 1;
     switch (count) { GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(6) GROUP(7) GROUP(8) GROUP(9) }
 }
 
-const Kernel AVX512 = {"AVX512-VNNI", WIDTH, quantize, tile};
+const Kernel AVX512 = {"AVX512-VNNI", WIDTH, round_block, tile};
 
 #endif

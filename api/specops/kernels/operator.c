@@ -47,12 +47,13 @@ static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKe
     return NULL;
 }
 
-static OrtStatus *data_of(const OrtKernelContext *context, size_t index, const OrtValue **value,
-                          const void **data, int64_t *dimensions, size_t *count) {
+static OrtStatus *data_of(const OrtKernelContext *context, size_t index, const void **data,
+                          int64_t *dimensions, size_t *count) {
+    const OrtValue *value;
     OrtShape *shape;
-    OrtStatus *status = api->KernelContext_GetInput(context, index, value);
-    if (!status) status = api->GetTensorMutableData((OrtValue *)*value, (void **)data);
-    if (!status) status = api->GetTensorTypeAndShape(*value, &shape);
+    OrtStatus *status = api->KernelContext_GetInput(context, index, &value);
+    if (!status) status = api->GetTensorMutableData((OrtValue *)value, (void **)data);
+    if (!status) status = api->GetTensorTypeAndShape(value, &shape);
     if (status) return status;
     status = api->GetDimensionsCount(shape, count);
     if (!status && (*count < 1 || *count > MOST_DIMENSIONS))
@@ -76,14 +77,13 @@ static void run(void *context, void (*work)(void *, size_t), size_t count, void 
 static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
     const Operator *self = kernel;
     const Shape *shape = &self->shape;
-    const OrtValue *value;
     const void *x, *weights, *bias = NULL;
     int64_t dimensions[MOST_DIMENSIONS], bytes[MOST_DIMENSIONS], columns[MOST_DIMENSIONS];
     size_t count, one, other = 1;
-    OrtStatus *status = data_of(context, 1, &value, &weights, bytes, &one);
+    OrtStatus *status = data_of(context, 1, &weights, bytes, &one);
     if (!status && self->bias)
-        status = data_of(context, 2, &value, &bias, columns, &other);
-    if (!status) status = data_of(context, 0, &value, &x, dimensions, &count);
+        status = data_of(context, 2, &bias, columns, &other);
+    if (!status) status = data_of(context, 0, &x, dimensions, &count);
     if (status) return status;
     if (dimensions[count - 1] != shape->depth)
         return api->CreateStatus(ORT_FAIL, "the last dimension of the input is not K");

@@ -31,7 +31,7 @@ def pack(
     """
     columns, blocks = scales.shape
     tiles = -(-columns // TILE)
-    values = _filled(_halves(codes) if bits == 4 else codes, tiles)  # [N, blocks, block]
+    values = _filled(unpacked(codes, bits), tiles)  # [N, blocks, block]
     words = values.reshape(tiles, TILE, blocks, block // _WORD, _WORD)
     words = words.transpose(0, 2, 3, 1, 4)  # [tiles, blocks, words, columns, 4]
     if bits == 4:
@@ -42,15 +42,18 @@ def pack(
     floats = np.ascontiguousarray(per_block).view(np.uint8)  # [tiles, blocks, 64]
     parts = [np.concatenate([lines, floats], axis=2).reshape(tiles, -1)]
     if zero_points is not None:
-        unpacked = _halves(zero_points) if bits == 4 else zero_points
-        points = _filled(unpacked[:, :blocks], tiles).reshape(tiles, TILE, blocks)
+        points = _filled(unpacked(zero_points, bits)[:, :blocks], tiles).reshape(
+            tiles, TILE, blocks
+        )
         flat = points.transpose(0, 2, 1).reshape(tiles, -1)
         parts.append(np.pad(flat, ((0, 0), (0, -flat.shape[1] % _LINE))))
     return np.concatenate(parts, axis=1).reshape(-1)
 
 
-def _halves(packed: Bytes) -> Bytes:
-    """Bytes as two 4-bit codes each, the low half first."""
+def unpacked(packed: Bytes, bits: int) -> Bytes:
+    """[..., bytes] as [..., codes], a byte each; of two 4-bit ones the low half comes first."""
+    if bits == 8:
+        return packed
     return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(
         *packed.shape[:-1], -1
     )

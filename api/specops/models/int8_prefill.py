@@ -24,8 +24,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from specops.kernels.packing import unpacked
+from specops.models.tensors import external, fill_page, values_of
+
 _MICROSOFT = "com.microsoft"
-_PAGE = 4096
 _INLINE_BYTES = 1024
 _SLAB_WEIGHTS = 2**22  # float32 weights at a time: 16 MiB
 _LARGEST = 127  # of a code; activations have their zero at 128
@@ -140,26 +142,17 @@ class _Drawing:
         scales = self._values(node.input[2]).reshape(outputs, -1)
         zeros = np.full((outputs, 1), 2 ** (bits - 1), np.uint8)
         if name := _optional(node, _ZERO_POINTS):
-            zeros = _unpacked(self._values(name).reshape(outputs, -1), bits)[:, : scales.shape[1]]
+            zeros = unpacked(self._values(name).reshape(outputs, -1), bits)[:, : scales.shape[1]]
         step = max(1, _SLAB_WEIGHTS // inputs)
         for start in range(0, outputs, step):
             rows = slice(start, start + step)
-            blocks = _unpacked(codes[rows], bits).reshape(-1, scales.shape[1], block)
+            blocks = unpacked(codes[rows], bits).reshape(-1, scales.shape[1], block)
             centred = blocks.astype(np.float32) - zeros[rows, :, None]
             slab = centred * scales[rows, :, None].astype(np.float32)
             yield slab.reshape(len(slab), -1)[:, :inputs]
 
     def _values(self, name: str) -> NDArray[Any]:
-        tensor = self._stored[name]
-        values: NDArray[Any]
-        if tensor.data_location != TensorProto.EXTERNAL:
-            values = numpy_helper.to_array(tensor)
-            return values
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        file, offset = self._folder / place["location"], int(place.get("offset", 0))
-        values = np.memmap(file, kind, "r", offset, tuple(tensor.dims))
-        return values
+        return values_of(self._stored[name], self._folder)
 
     def _keep(self, tensor: TensorProto) -> None:
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -171,34 +164,21 @@ class _Drawing:
         if values.nbytes <= _INLINE_BYTES:
             self._written.append(numpy_helper.from_array(values, name))
             return name
-        self._file.write(bytes(-self._file.tell() % _PAGE))
-        tensor = TensorProto(
-            name=name,
-            data_type=helper.np_dtype_to_tensor_dtype(values.dtype),
-            dims=values.shape,
-            data_location=TensorProto.EXTERNAL,
+        fill_page(self._file)
+        tensor = external(
+            name,
+            helper.np_dtype_to_tensor_dtype(values.dtype),
+            values.shape,
+            location=Path(self._file.name).name,
+            offset=self._file.tell(),
+            length=values.nbytes,
         )
-        where = {
-            "location": Path(self._file.name).name,
-            "offset": self._file.tell(),
-            "length": values.nbytes,
-        }
-        for key, value in where.items():
-            tensor.external_data.add(key=key, value=str(value))
         self._file.write(np.ascontiguousarray(values).data)
         self._written.append(tensor)
         return name
 
     def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> None:
         self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
-
-
-def _unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Rows of codes, a byte each."""
-    if bits == 8:
-        return codes
-    halves = np.stack([codes & 15, codes >> 4], axis=-1)  # the lower half comes first
-    return halves.reshape(len(codes), -1)
 
 
 def _optional(node: onnx.NodeProto, place: int) -> str:

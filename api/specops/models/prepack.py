@@ -25,12 +25,12 @@ import onnx
 import onnxruntime as ort
 
 from specops.models.int8_prefill import int8_prefill
+from specops.models.tensors import fill_page
 from specops.models.tiles import write_tiles
 from specops.models.weight_cache import USED
 from specops.session import ModelLoadError, load, plain_options
 
 _EXTERNAL_BYTES = 1024  # smaller weights stay in the graph's own file
-_PAGE = 4096
 _PIECE = 16 << 20
 _PACKED = "prepacked_"
 # 8 bits a token moved the demo pair's logits by 1 to 2 % of their spread, activations with large
@@ -117,13 +117,11 @@ def _rewrite(saved: Path, destination: Path, *, tiles: bool) -> bool:
     data = destination.with_name(f"{destination.name}.data")
     unused = []
     with saved.with_name(f"{saved.name}.data").open("rb") as source, data.open("wb") as target:
-        tiled = tiles and write_tiles(model, saved.parent, data.name, target)
+        written = write_tiles(model, saved.parent, data.name, target) if tiles else []
         for tensor in model.graph.initializer:
             entries = {entry.key: entry for entry in tensor.external_data}
             if not entries:
                 continue
-            if entries["location"].value == data.name:
-                continue  # tiles, written already
             entries["location"].value = data.name
             packed = [entry for key, entry in entries.items() if key.startswith(_PACKED)]
             for entry in packed:
@@ -135,9 +133,10 @@ def _rewrite(saved: Path, destination: Path, *, tiles: bool) -> bool:
         used = target.tell()
         for entries in unused:
             _move(entries, source, target)
+    model.graph.initializer.extend(written)
     onnx.save(model, destination)
     destination.with_name(USED).write_text(str(used), encoding="ascii")
-    return tiled
+    return bool(written)
 
 
 def _move(
@@ -176,7 +175,7 @@ def _copy(source: BinaryIO, offset: int, length: int, target: BinaryIO) -> int:
             raise ModelLoadError("the saved weights end too early")
         target.write(piece)
         length -= len(piece)
-    target.write(bytes(-target.tell() % _PAGE))
+    fill_page(target)
     return start
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from specops import kernels
 from specops.kernels.packing import TILE, pack
+from specops.models.tensors import external, fill_page, values_of
 
-_PAGE = 4096
 _COLUMNS = 256 * TILE  # packed at a time
 _INT8_ACTIVATIONS = 4  # the least accuracy_level that asks for what the kernels do
 _BLOCK, _LARGEST_BLOCK = 32, 256  # blocks are multiples of the first
@@ -24,7 +22,9 @@ _OPERANDS = ("x", "codes", "scales", "zero_points", "order", "bias")
 _TYPES = {"codes": TensorProto.UINT8, "scales": TensorProto.FLOAT, "zero_points": TensorProto.UINT8}
 
 
-def write_tiles(model: onnx.ModelProto, folder: Path, location: str, target: BinaryIO) -> bool:
+def write_tiles(
+    model: onnx.ModelProto, folder: Path, location: str, target: BinaryIO
+) -> list[TensorProto]:
     """Let the kernels compute every product that they can.
 
     Args:
@@ -34,28 +34,27 @@ def write_tiles(model: onnx.ModelProto, folder: Path, location: str, target: Bin
         target: gets the tiles, each product's from a page's start on, in the order of the nodes.
 
     Returns:
-        Whether there is any such product.
+        The tiles, which are to become initializers of the graph; none if there is no such product.
     """
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    written: list[onnx.TensorProto] = []
+    written: list[TensorProto] = []
     for index, node in enumerate(graph.node):
         operands = {key: name for key, name in zip(_OPERANDS, node.input, strict=False) if name}
         if not _computable(node, operands, tensors):
             continue
-        arrays = {key: _array(tensors[operands[key]], folder) for key in _TYPES if key in operands}
+        arrays = {
+            key: values_of(tensors[operands[key]], folder) for key in _TYPES if key in operands
+        }
         name = f"{node.name or node.output[0]}.tiles"
         written.append(_write(name, arrays, _attributes(node), location, target))
         graph.node[index].CopyFrom(_replaced(node, operands, name))
-    if not written:
-        return False
-    model.opset_import.append(helper.make_opsetid(kernels.DOMAIN, 1))
-    uses = Counter(name for node in graph.node for name in node.input)
-    for tensor in tensors.values():
-        if not uses[tensor.name]:
-            graph.initializer.remove(tensor)
-    graph.initializer.extend(written)
-    return True
+    if written:
+        model.opset_import.append(helper.make_opsetid(kernels.DOMAIN, 1))
+        used = {name for node in graph.node for name in node.input}
+        for name in tensors.keys() - used:
+            graph.initializer.remove(tensors[name])
+    return written
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, int]:
@@ -63,7 +62,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, int]:
 
 
 def _computable(
-    node: onnx.NodeProto, operands: Mapping[str, str], tensors: Mapping[str, onnx.TensorProto]
+    node: onnx.NodeProto, operands: Mapping[str, str], tensors: Mapping[str, TensorProto]
 ) -> bool:
     """Whether a node is a product, with weights that the kernels know and no more exactness."""
     attributes = _attributes(node)
@@ -82,24 +81,13 @@ def _computable(
     )
 
 
-def _array(tensor: onnx.TensorProto, folder: Path) -> NDArray[Any]:
-    """A weight's elements; mapped, where they lie in a file of their own."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    if not entries:
-        inside: NDArray[Any] = numpy_helper.to_array(tensor)
-        return inside
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    path, offset = folder / entries["location"], int(entries.get("offset", "0"))
-    return np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
-
-
 def _write(
     name: str,
     arrays: Mapping[str, NDArray[Any]],
     attributes: Mapping[str, int],
     location: str,
     target: BinaryIO,
-) -> onnx.TensorProto:
+) -> TensorProto:
     """Append a product's tiles, some columns at a time, and describe them."""
     columns, bits, block = (attributes[key] for key in ("N", "bits", "block_size"))
     blocks = math.ceil(attributes["K"] / block)
@@ -113,13 +101,11 @@ def _write(
         part = slice(start, start + _COLUMNS)
         some = None if points is None else points[part]
         target.write(pack(codes[part], scales[part], some, bits=bits, block=block).data)
-    size = target.tell() - offset
-    target.write(bytes(-target.tell() % _PAGE))
-    tensor = TensorProto(name=name, data_type=TensorProto.UINT8, dims=[size])
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in {"location": location, "offset": str(offset), "length": str(size)}.items():
-        tensor.external_data.add(key=key, value=value)
-    return tensor
+    length = target.tell() - offset
+    fill_page(target)
+    return external(
+        name, TensorProto.UINT8, [length], location=location, offset=offset, length=length
+    )
 
 
 def _replaced(node: onnx.NodeProto, operands: Mapping[str, str], tiles: str) -> onnx.NodeProto:
