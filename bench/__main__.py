@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--skip-tinyllama",
         action="store_true",
-        help="overhead, kernels, simulated: leave out the model of 1.1 B random parameters",
+        help="overhead, kernels, simulated, before: leave out the model of 1.1 B random parameters",
     )
     parser.add_argument(
         "--prompts", type=Path, help="prompts of your own: JSON lines with the field `prompt`"

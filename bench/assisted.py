@@ -24,7 +24,7 @@ from bench.stats import Summary, ratios, rotated
 from specops.config import ConfigError
 from specops.models.prepare import choose
 
-_LOOKUPS = (3, 10)  # prompt_lookup_num_tokens: as many as we guess, and what their guide shows
+_LOOKUPS = (3, 10)  # prompt_lookup_num_tokens: as many as we draft, and what their guide shows
 _OURS, _THEIRS = "Spec-Ops", "transformers"
 
 
@@ -50,7 +50,7 @@ class Side:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is guessed."""
+        """Whether nothing is drafted."""
         return self.way == "plain"
 
 

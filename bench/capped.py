@@ -2,8 +2,8 @@
 
 The models are TinyLlama's shape with a draft of 160 M parameters and Phi-3 Mini's shape, with
 random weights: what memory does depends on sizes, not on what the weights say. Everything that is
-made once per machine (graphs, their prepacked form, the costs of passes) is made before, without a
-cap: it lies in a volume that outlives containers.
+made once per machine (graphs, their tiles, the costs of passes) is made before, without a cap: it
+lies in a volume that outlives containers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ from bench.quiet import cpu_seconds, machine_seconds
 from bench.server import Client, RefusedError, ServerError, serving
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
-from specops.graphs import own_kernels
-from specops.models.prepare import choose, prepare
-from specops.models.weight_cache import prepacked_graph
 
 GB = 10**9
 SWAP_BYTES = 12 * GB
@@ -50,15 +47,13 @@ class Case:
     model: str  # tinyllama, with its draft, or phi3
     quant: str  # int4 or int8, blocks of 128
     cap_gb: float
-    mapped: bool  # weights in the page cache; else copied, as anonymous memory
     swap: bool
 
     @property
     def name(self) -> str:
-        """Such as `tinyllama-int4-1.0GB-mapped-noswap`."""
-        weights = "mapped" if self.mapped else "copied"
+        """Such as `tinyllama-int4-1.0GB-noswap`."""
         swap = "swap" if self.swap else "noswap"
-        return f"{self.model}-{self.quant}-{self.cap_gb}GB-{weights}-{swap}"
+        return f"{self.model}-{self.quant}-{self.cap_gb}GB-{swap}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +90,19 @@ class Outcome:
     """What became of it. Bytes; counts are of the group, from its first process on."""
 
     ending: str = "served"  # or `refused by the plan`, `killed`, or what went wrong
-    rows: int = 0
+    slots: int = 0
     context: int = 0
+    kv_tokens: int = 0  # of the target's cache
     start_seconds: float = 0.0
     first_seconds: float = 0.0  # of a first answer, which brings back what loading pushed out
     seconds: float = 0.0  # of the load
     tokens: float = 0.0
     answered: int = 0
     shed: int = 0  # answered with 429
-    late: int = 0  # answered with 504: no row, or no end of the text, in time
+    late: int = 0  # answered with 504: no slot, or no end of the text, in time
     failed_requests: int = 0
+    most_running: int = 0  # requests that held a slot at the same time
+    preempted: int = 0  # requests that gave their blocks up and were computed again
     peak_anonymous: int = 0
     peak_swap: int = 0
     major_faults: int = 0  # during the load
@@ -136,7 +134,8 @@ def measure(case: Case, load: Load, cache: Path) -> Outcome:
             try:
                 with serving(settings, group.enclosed) as (pid, client):
                     outcome.start_seconds = time.monotonic() - begin
-                    outcome.rows, outcome.context = _shape(client)
+                    outcome.slots, outcome.context = _shape(client)
+                    outcome.kv_tokens = int(client.metric("specops_kv_capacity_tokens"))
                     outcome.first_seconds = _first(client, load)
                     others = _strangers(pid)
                     users = _play(load, client, group, outcome)
@@ -153,7 +152,7 @@ def measure(case: Case, load: Load, cache: Path) -> Outcome:
 
 def _told(error: Exception) -> str:
     text = str(error)
-    return "refused by the plan" if " do not fit: " in text else f"{type(error).__name__}: {text}"
+    return "refused by the plan" if " not fit: " in text else f"{type(error).__name__}: {text}"
 
 
 # -- what is served ----------------------------------------------------------------------------
@@ -168,35 +167,13 @@ def prepared(case: Case, cache: Path) -> Settings:
     settings = Settings(
         target=str(target),
         draft=str(draft) if draft else NO_DRAFTER,
-        prepack=case.mapped,
         cache_dir=cache / "caps",
         drain_timeout=0,  # the load ends with the server
     )
-    if case.mapped:
-        _prepack(settings)
-    if not list(settings.cache_dir.glob(f"costs/{target.name}-*")):
-        progress("measuring what passes cost, without a cap")
-        with serving(settings):
-            pass
+    progress("starting once without a cap, which makes what is made once")
+    with serving(settings):
+        pass
     return settings
-
-
-def _prepack(settings: Settings) -> None:
-    choice, tiles = choose(settings), own_kernels(settings)
-    # ONNX Runtime's kernels have a second form to read prompts with, where both have room.
-    of_target = (False,) if tiles else (False, True)
-    for source, quant, name, readers in (
-        (choice.target, choice.target_quant, choice.name, of_target),
-        (choice.draft, choice.draft_quant, f"{choice.name}-draft", (False,)),
-    ):
-        if source is None:
-            continue
-        folder = prepare(source, quant, name=name, cache_dir=settings.cache_dir, report=progress)
-        label = f"{folder.name}-{folder.quant}"
-        for int8 in readers:
-            prepacked_graph(
-                folder.graph, label, settings.cache_dir, progress, tiles=tiles, int8_prefill=int8
-            )
 
 
 # -- loaded and watched ------------------------------------------------------------------------
@@ -247,11 +224,14 @@ def _play(load: Load, client: Client, group: Cgroup, outcome: Outcome) -> list[t
 
     users = [threading.Thread(target=ask, args=(seed,)) for seed in range(load.clients)]
     faults, tokens = group.counters()["pgmajfault"], _generated(client)
+    preempted = client.metric("specops_preemptions_total")
     begin = next_sample = time.monotonic()
     for user in users:
         user.start()
     try:
         while (passed := time.monotonic() - begin) < load.seconds and not outcome.failed_requests:
+            running = int(client.metric("specops_requests_running"))
+            outcome.most_running = max(outcome.most_running, running)
             if time.monotonic() >= next_sample and load.sample_every < load.seconds:
                 counters = group.counters()
                 outcome.samples.append(
@@ -268,6 +248,7 @@ def _play(load: Load, client: Client, group: Cgroup, outcome: Outcome) -> list[t
             time.sleep(_WATCH_SECONDS)
         outcome.tokens = _generated(client) - tokens
         outcome.seconds = time.monotonic() - begin
+        outcome.preempted = int(client.metric("specops_preemptions_total") - preempted)
         outcome.major_faults = group.counters()["pgmajfault"] - faults
     finally:
         stop.set()
@@ -303,10 +284,10 @@ def _generated(client: Client) -> float:
 
 
 def _shape(client: Client) -> tuple[int, int]:
-    """Rows and context that were planned."""
+    """Slots and context that were planned."""
     (labels,) = re.findall(r"^specops_model_info\{(.*)\}", client.metrics(), re.MULTILINE)
     found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-    return int(found["rows"]), int(found["context"])
+    return int(found["slots"]), int(found["context"])
 
 
 def progress(text: str) -> None:

@@ -51,7 +51,7 @@ def outcome(model: BenchModel, measured: Measured, sizes: speculation.Plan, own:
     each = {category: len(measured.of(category).prompts) // sizes.rounds for category in categories}
     table = Table(
         f"Drafters by kind of text: {model.title}",
-        ("text", "guesses", *COLUMNS),
+        ("text", "drafter", *COLUMNS),
         [(text, row.label, *row.cells) for text, found in rows.items() for row in found],
         (
             f"{', '.join(f'{count} {text}' for text, count in each.items())} prompts, "

@@ -1,64 +1,132 @@
-"""Is speculative output plain output? Every drafter, fixed and adaptive, on many prompts.
+"""Is output always that of plain decoding alone? Every drafter and length, in every circumstance.
 
-In exact mode every answer must be token by token that of plain greedy decoding; in default mode it
-is counted how often a near-tie fell otherwise. What is done is kept after each chunk of prompts,
-so that a run that was cut off, or that may only take some seconds at a time, goes on.
+Each prompt is decoded once plainly and alone, in this process. Then every drafter with every draft
+length answers it in other processes, among others: so many requests at once that arrive and leave
+at random, with passes of random width, with and without the prefix cache, with a KV cache so small
+that requests give their blocks up, with one thread and with two, with every kernel that this
+processor runs. All tokens must be equal, and all log-probabilities to the bit. What is done is kept
+after each process, so that a run that was cut off, or that may only take some seconds, goes on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bench.equality_worker import run as run_together
 from bench.models import BenchModel, Progress
 from bench.outcome import Outcome
+from bench.peers.worker import Worker
 from bench.prompts import Prompt
 from bench.report import Table, yes
-from bench.speculation import PLAIN, Config, Run, Runner
+from bench.speculation import PLAIN, Config, Runner
+from specops import kernels
+from specops.config import Settings
+from specops.kernels import BLOCK_TOKENS
 
-_CHUNK = 10  # prompts between two looks at the clock
 _SHARED_NGRAMS = 65_536
-MODES = ("exact", "default")
+_SLOWEST = kernels.NAMES[-1]
+_PASS_TOKENS = (16, 17, 24, 33, 48, 64, 96, 130, 256)
+_PREFIX_CACHES = ("off", "client", "all")
+_CLIENTS = ("", "one", "other")
+_LEAVES = 0.1  # of the requests: their client leaves before the end
+_TIGHT_REQUESTS = 2  # of the longest: the tokens of a KV cache that forces preemption
+_SLOW_WAYS = 4  # the slowest kernels take every fourth way
+_PATIENCE = 3600.0  # seconds that a process's answer may take
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is compared, and the seconds that this run may take.
+    """How much is compared.
 
-    Exact mode is compared on all prompts, default mode, where only a rate is sought, on the first
-    `default_prompts`.
+    Attributes:
+        prompts: each is answered in every way.
+        new_tokens: of each answer.
+        chunk: prompts per process.
+        slow_every: chunks between two whose first prompts the slowest kernels answer too.
+        slow_prompts: so many of them.
+        loads: requests at once, drawn anew for every group; one of them is 1.
+        seconds: that this run may take; it ends with the process that is beyond.
     """
 
     prompts: int
     new_tokens: int
-    default_prompts: int
+    chunk: int = 10
+    slow_every: int = 10
+    slow_prompts: int = 2
+    loads: tuple[int, ...] = (1, 4, 8, 16)
     seconds: float = float("inf")
 
 
-FULL = Plan(prompts=500, new_tokens=128, default_prompts=100)
-QUICK = Plan(prompts=3, new_tokens=16, default_prompts=3)
+FULL = Plan(prompts=500, new_tokens=128)
+QUICK = Plan(prompts=2, new_tokens=16, chunk=2, slow_prompts=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One process: which prompts it answers, and in what circumstances."""
+
+    number: int
+    first: int  # of the prompts
+    count: int
+    kernel: str
+    threads: int
+    prefix_cache: str
+    pass_tokens: int
+    tight: bool  # the KV cache holds a few requests only
+
+    @property
+    def places(self) -> range:
+        """Of its prompts."""
+        return range(self.first, self.first + self.count)
+
+    @property
+    def rng(self) -> random.Random:
+        """Of this case's arrivals, departures and groups; the same every time."""
+        return random.Random(f"equality {self.number}")
 
 
 @dataclass(slots=True)
 class Count:
-    """Of one configuration in one mode.
+    """What was compared of one kind.
 
-    `first_differences[i]` is the place of the first differing token in the i-th unequal answer.
+    `first_differences` are the places of the first differing tokens, an answer each.
     """
 
-    prompts: int = 0
-    equal: int = 0
+    requests: int = 0
     tokens: int = 0
-    steps: int = 0
+    logprobs_differ: int = 0  # answers with the same tokens, but another log-probability
     first_differences: list[int] = field(default_factory=list)
 
+    @property
+    def differing(self) -> int:
+        """Answers that are not to the bit what plain decoding alone brings."""
+        return len(self.first_differences) + self.logprobs_differ
 
-Counts = dict[str, dict[str, Count]]  # mode, label
+    def take(self, got: Sequence[Any], expected: Sequence[Any]) -> None:
+        """Compare an answer, which may have been cut off, with plain decoding's."""
+        self.requests += 1
+        self.tokens += len(got)
+        if list(got) == list(expected[: len(got)]):
+            return
+        pairs = zip(got, expected, strict=False)
+        differing = [ours[0] != theirs[0] for ours, theirs in pairs]
+        if len(got) > len(expected):
+            differing.append(True)
+        if True in differing:
+            self.first_differences.append(differing.index(True))
+        else:
+            self.logprobs_differ += 1
+
+
+Counts = dict[str, dict[str, Count]]  # by what tells requests apart, and by its value
 
 
 def run(
@@ -73,134 +141,244 @@ def run(
     The outcome says how many prompts are done. The checkpoint is removed when all are.
     """
     # The drafter that shares n-grams between requests is off by default; here it takes part.
-    shared = replace(model.settings, shared_ngrams=_SHARED_NGRAMS)
-    runner = Runner.load(replace(model, settings=shared))
-    ways = runner.ways(model.settings.k_draft)
-    modes = MODES if runner.engine.info.exact_align is not None else MODES[1:]
-    prompts = prompts[: plan.prompts if len(modes) == len(MODES) else plan.default_prompts]
-    key = _key(model, prompts, plan, ways)
-    counts = _read(checkpoint, key) or {
-        mode: {way.label: Count() for way in ways} for mode in modes
-    }
+    settings = replace(model.settings, shared_ngrams=_SHARED_NGRAMS, slots=max(plan.loads))
+    runner = Runner.load(replace(model, settings=settings))
+    prompts = prompts[: plan.prompts]
+    cases = list(_cases(len(prompts), plan, runner.engine.info.threads))
+    comparison = Comparison(runner, settings, prompts, plan)
+    key = _key(settings, prompts, plan, comparison.ways)
+    done, counts = _read(checkpoint, key)
     begun = time.monotonic()
-    done = counts[modes[0]][ways[0].label].prompts
-    while done < len(prompts):
-        chunk = prompts[done : done + _CHUNK]
-        for number, prompt in enumerate(chunk, start=done):
-            wanted = [mode for mode in modes if mode == "exact" or number < plan.default_prompts]
-            for mode in wanted:
-                _compare(runner, prompt, ways, plan.new_tokens, counts[mode], exact=mode == "exact")
-        done += len(chunk)
-        _write(checkpoint, key, counts)
-        progress(f"{done} of {len(prompts)} prompts")
+    while done < len(cases):
+        case = cases[done]
+        comparison.compare(case, counts)
+        done += 1
+        _write(checkpoint, key, done, counts)
+        progress(f"{done} of {len(cases)} processes, {case.kernel}, {case.threads} threads")
         if time.monotonic() - begun > plan.seconds:
             break
-    if done == len(prompts):
+    if done == len(cases):
         checkpoint.unlink(missing_ok=True)
-    return outcome(model, counts, plan, len(prompts))
+    finished = len({place for case in cases[:done] for place in case.places})
+    return outcome(model, counts, plan, finished, len(prompts))
 
 
-def _compare(
-    runner: Runner,
-    prompt: Prompt,
-    ways: Sequence[Config],
-    new_tokens: int,
-    counts: dict[str, Count],
-    *,
-    exact: bool,
-) -> None:
-    """Count one prompt in one mode."""
-    plain = runner.run(prompt, PLAIN, new_tokens, exact=exact).tokens
-    for way in ways:
-        _count(counts[way.label], runner.run(prompt, way, new_tokens, exact=exact), plain)
-
-
-def _count(count: Count, done: Run, plain: Sequence[int]) -> None:
-    count.prompts += 1
-    count.tokens += len(done.tokens)
-    count.steps += done.stats.sequence_steps
-    if done.tokens == plain:
-        count.equal += 1
-        return
-    differing = [a != b for a, b in zip(done.tokens, plain, strict=True)]
-    count.first_differences.append(differing.index(True))
-
-
-def outcome(model: BenchModel, counts: Counts, plan: Plan, wanted: int) -> Outcome:
-    """The table; in exact mode everything must be equal."""
-    done = max(count.prompts for found in counts.values() for count in found.values())
-    exact = counts.get("exact", {})
-    sound = all(count.equal == count.prompts for count in exact.values())
-    rows = []
-    for label in counts["default"]:
-        cells = [label]
-        for mode in MODES:
-            if (count := counts.get(mode, {}).get(label)) is None:
-                cells += ["", ""]
+def _cases(prompts: int, plan: Plan, threads: int) -> Iterator[Case]:
+    """All processes, in order. What one of them runs with is drawn, the same in every run."""
+    runnable = kernels.NAMES[kernels.NAMES.index(kernels.kernel()) :]
+    fast = runnable[:-1] or runnable
+    number = 0
+    for chunk, first in enumerate(range(0, prompts, plan.chunk)):
+        count = min(plan.chunk, prompts - first)
+        slow = len(runnable) > 1 and chunk % plan.slow_every == 0
+        for kernel, most in ((None, count), (_SLOWEST, min(count, plan.slow_prompts))):
+            if kernel and not slow:
                 continue
-            cells.append(f"{count.equal}/{count.prompts}")
-            cells.append(f"{count.tokens / (count.prompts + count.steps):.2f}")
-        default = counts["default"][label]
-        compared = default.equal * plan.new_tokens + sum(default.first_differences)
-        compared += len(default.first_differences)
-        cells.append(f"{len(default.first_differences) / default.prompts:.1%}")
-        cells.append(f"{1e4 * len(default.first_differences) / compared:.1f}")
-        rows.append(tuple(cells))
-    verdict = yes(sound) if exact else "not promised on this processor"
+            rng = random.Random(f"circumstances {number}")
+            yield Case(
+                number,
+                first,
+                most,
+                kernel or rng.choice(fast),
+                rng.choice(sorted({1, max(2, threads)})),
+                rng.choice(_PREFIX_CACHES),
+                rng.choice(_PASS_TOKENS),
+                rng.random() < 0.5,
+            )
+            number += 1
+
+
+class Comparison:
+    """Has processes answer prompts in all ways, and counts.
+
+    Args:
+        runner: of the engine that decodes plainly and alone.
+        settings: of the processes, but for what a case decides.
+        prompts: all of them.
+        plan: how much is compared.
+    """
+
+    def __init__(
+        self, runner: Runner, settings: Settings, prompts: Sequence[Prompt], plan: Plan
+    ) -> None:
+        self.ways = [PLAIN, *runner.ways(*range(1, settings.max_k_draft + 1))]
+        self._engine = runner.engine
+        self._settings, self._prompts, self._plan = settings, prompts, plan
+        self._expected: dict[int, list[Any]] = {}  # plain decoding's answers by prompt
+
+    def compare(self, case: Case, counts: Counts) -> None:
+        """Compare one process's answers.
+
+        Raises:
+            RuntimeError, WorkerError: it does not run as the case says, or an answer is cut off.
+        """
+        rng, plan = case.rng, self._plan
+        asked = [(place, way) for place in case.places for way in self._ways(case)]
+        rng.shuffle(asked)
+        command = (sys.executable, "-m", "bench.equality_worker")
+        with Worker(f"equality {case.number}", command, patience=_PATIENCE) as worker:
+            loaded = worker.ask("load", kernel=case.kernel, settings=self._told(case))
+            if (loaded["kernels"], loaded["threads"]) != (case.kernel, case.threads):
+                raise RuntimeError(f"the process runs with {loaded}, which is not {case}")
+            while asked:
+                load = rng.choice([load for load in plan.loads if load <= len(asked)])
+                group, asked = asked[:load], asked[load:]
+                requests = [
+                    self._fields(place, way)
+                    | {"client": rng.choice(_CLIENTS), "arrives": rng.randrange(3 * load)}
+                    | {"leaves": _leaves(rng, plan.new_tokens)}
+                    for place, way in group
+                ]
+                answers = worker.ask("run", requests=requests)["answers"]
+                for (place, way), request, answer in zip(group, requests, answers, strict=True):
+                    expected = self._alone(place)
+                    if request["leaves"] is None and len(answer["tokens"]) != len(expected):
+                        raise RuntimeError(f"{len(answer['tokens'])} tokens came for {place}")
+                    for kind, value in _kinds(case, way, load, request, answer).items():
+                        count = counts.setdefault(kind, {}).setdefault(value, Count())
+                        count.take(answer["tokens"], expected)
+
+    def _ways(self, case: Case) -> Sequence[Config]:
+        return self.ways[::_SLOW_WAYS] if case.kernel == _SLOWEST else self.ways
+
+    def _alone(self, place: int) -> list[Any]:
+        """Plain decoding's answer, as a process would tell it."""
+        if place not in self._expected:
+            (answer,) = run_together(self._engine, [self._fields(place, PLAIN)])
+            self._expected[place] = json.loads(json.dumps(answer["tokens"]))
+        return self._expected[place]
+
+    def _fields(self, place: int, way: Config) -> dict[str, Any]:
+        """A request that arrives at once and stays, see `equality_worker.run`."""
+        prompt = self._prompts[place]
+        return {
+            "prompt_tokens": list(self._engine.encode(prompt.text)),
+            "max_new_tokens": self._plan.new_tokens,
+            "sampling": asdict(prompt.sampling),
+            "drafter": way.drafter,
+            "k_draft": way.k,
+            "adaptive": way.adaptive,
+            "arrives": 0,
+            "leaves": None,
+        }
+
+    def _told(self, case: Case) -> dict[str, Any]:
+        """A process's settings, fit for JSON."""
+        told = replace(
+            self._settings,
+            threads=case.threads,
+            prefix_cache=case.prefix_cache,
+            max_batched_tokens=case.pass_tokens,
+        )
+        if case.tight:
+            prompts = (self._engine.encode(self._prompts[place].text) for place in case.places)
+            longest = max(map(len, prompts)) + self._plan.new_tokens + told.max_k_draft + 1
+            tokens = _TIGHT_REQUESTS * -(-longest // BLOCK_TOKENS) * BLOCK_TOKENS
+            told = replace(told, kv_tokens=tokens, context=tokens)
+        return {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in asdict(told).items()
+        }
+
+
+def _leaves(rng: random.Random, new_tokens: int) -> int | None:
+    """After how many tokens a request's client is gone, if at all."""
+    return rng.randrange(1, new_tokens) if rng.random() < _LEAVES else None
+
+
+def _kinds(
+    case: Case, way: Config, load: int, request: dict[str, Any], answer: dict[str, Any]
+) -> dict[str, str]:
+    """What a request is counted under."""
+    return {
+        "all": "",
+        "way": way.label,
+        "requests at once": str(load),
+        "kernels": case.kernel,
+        "threads": str(case.threads),
+        "prefix cache": case.prefix_cache,
+        "most tokens of a pass": str(case.pass_tokens),
+        "client left": "no" if request["leaves"] is None else "yes",
+        "preempted": "yes" if answer["preemptions"] else "no",
+    }
+
+
+def outcome(model: BenchModel, counts: Counts, plan: Plan, done: int, wanted: int) -> Outcome:
+    """The table; everything must be equal."""
+    sound = not any(count.differing for found in counts.values() for count in found.values())
+    rows = [
+        (
+            f"{kind}: {value}" if value else kind,
+            f"{count.requests:,}",
+            f"{count.tokens:,}",
+            str(len(count.first_differences)),
+            str(count.logprobs_differ),
+        )
+        for kind, found in counts.items()
+        for value, count in sorted(found.items(), key=lambda item: _order(item[0]))
+    ]
     table = Table(
-        f"Equality with plain greedy decoding: {model.title}",
-        ("guesses", "exact: equal", "tok/pass", "default: equal", "tok/pass",
-         "default: diverging", "per 10,000 tokens"),
+        f"Equality with plain decoding alone: {model.title}",
+        ("requests", "compared", "tokens", "other tokens", "other log-probabilities"),
         rows,
         (
-            f"{done} of {wanted} held-out prompts, default mode on the first "
-            f"{plan.default_prompts} of them, {plan.new_tokens} new tokens each, one stream; "
-            "every answer compared token by token with plain decoding's in the same mode",
-            f"exact mode lossless: {verdict}; default mode: answers that differ somewhere, and "
-            "first differences per 10,000 tokens before them (a near-tie that another width's "
-            "rounding decides otherwise)",
-            "tok/pass: tokens over the target's passes, the prompt's taken for one",
+            f"{done} of {wanted} held-out prompts, {plan.new_tokens} new tokens each, greedy; each "
+            "answer compared token by token, with its log-probabilities to the bit, with that of "
+            "plain decoding alone; an answer is counted under each of its circumstances",
+            "groups of requests arrive at random steps; clients leave after a random token, and "
+            f"what came until then is compared; {_SLOWEST} answers a part of the prompts and ways",
+            f"output always that of plain decoding alone: {yes(sound)}",
         ),
-    )  # fmt: skip
+    )
     result: dict[str, Any] = {
         "model": model.key,
         "prompts": done,
         "complete": done == wanted,
         "new_tokens": plan.new_tokens,
-        "lossless": sound if exact else None,
-        "counts": {
-            mode: {label: asdict(count) for label, count in found.items()}
-            for mode, found in counts.items()
-        },
+        "lossless": sound,
+        "counts": _plain(counts),
     }
     return Outcome(result, [table], sound=sound)
 
 
-def _key(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, ways: Sequence[Config]) -> str:
+def _order(value: str) -> tuple[int, str]:
+    """Numbers by size, then words."""
+    return (int(value), "") if value.isdigit() else (sys.maxsize, value)
+
+
+def _plain(counts: Counts) -> dict[str, dict[str, dict[str, Any]]]:
+    return {
+        kind: {value: asdict(count) for value, count in found.items()}
+        for kind, found in counts.items()
+    }
+
+
+# -- the checkpoint ----------------------------------------------------------------------------
+
+
+def _key(settings: Settings, prompts: Sequence[Prompt], plan: Plan, ways: Sequence[Config]) -> str:
     """Whatever differs here makes a checkpoint another experiment's."""
-    told = [str(model.settings), str(plan.new_tokens), str(plan.default_prompts), *map(str, ways)]
+    told = [str(settings), str(replace(plan, seconds=0.0)), *map(str, ways)]
     told += [prompt.text for prompt in prompts]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
-def _read(path: Path, key: str) -> Counts | None:
-    if not path.is_file():
-        return None
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    if kept["key"] != key:
-        return None
-    return {
-        mode: {label: Count(**count) for label, count in found.items()}
-        for mode, found in kept["counts"].items()
-    }
+def _read(path: Path, key: str) -> tuple[int, Counts]:
+    """Processes that are done, and what they counted."""
+    if path.is_file():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["key"] == key:
+            counts = {
+                kind: {value: Count(**count) for value, count in found.items()}
+                for kind, found in kept["counts"].items()
+            }
+            return kept["done"], counts
+    return 0, {}
 
 
-def _write(path: Path, key: str, counts: Counts) -> None:
+def _write(path: Path, key: str, done: int, counts: Counts) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    plain = {
-        mode: {label: asdict(count) for label, count in found.items()}
-        for mode, found in counts.items()
-    }
     draft = path.with_suffix(".new")
-    draft.write_text(json.dumps({"key": key, "counts": plain}), encoding="utf-8")
+    kept = {"key": key, "done": done, "counts": _plain(counts)}
+    draft.write_text(json.dumps(kept), encoding="utf-8")
     draft.replace(path)

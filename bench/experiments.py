@@ -5,10 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from bench import assisted, compare, concurrency, equality, gamma, levels, scenarios, watched
+from bench import (
+    assisted,
+    before,
+    compare,
+    concurrency,
+    equality,
+    gamma,
+    kv,
+    levels,
+    scenarios,
+    watched,
+)
 from bench.models import Progress, configured, tinyllama
 from bench.outcome import Outcome
 from bench.prompts import (
@@ -22,6 +34,7 @@ from bench.prompts import (
     code,
     from_file,
 )
+from specops.config import ConfigError
 
 _GREEDY = (CODE, STRUCTURED, EXTRACTIVE)
 
@@ -51,22 +64,24 @@ def _concurrency(options: argparse.Namespace, progress: Progress) -> Outcome:
 def _simulated(options: argparse.Namespace, progress: Progress) -> Outcome:
     plan = levels.QUICK if options.quick else levels.FULL
     model = configured() if options.skip_tinyllama else tinyllama(progress)
-    prompts = _own(options) or code(2 * plan.each)
-    return levels.run(model, prompts, plan, progress, _earlier("simulated", options))
+    prompts = _own(options) or code(plan.each)
+    return levels.run(model, prompts, plan, progress, _earlier("simulated", options, plan))
 
 
 def _watched(options: argparse.Namespace, progress: Progress) -> Outcome:
     plan = watched.QUICK if options.quick else watched.FULL
     prompts = _own(options) or code(max(plan.clients))
-    return watched.run(configured(), prompts, plan, progress, _earlier("watched", options))
+    return watched.run(configured(), prompts, plan, progress, _earlier("watched", options, plan))
 
 
-def _earlier(name: str, options: argparse.Namespace) -> list[Any]:
-    """The runs in the results that this one is to stand beside."""
+def _earlier(name: str, options: argparse.Namespace, plan: Any) -> list[Any]:
+    """The runs in the results that this one is to stand beside: those of the same plan."""
     file = options.results / f"{name}.json"
     if not options.add or not file.is_file():
         return []
-    runs: list[Any] = json.loads(file.read_text(encoding="utf-8"))["runs"]
+    document = json.loads(file.read_text(encoding="utf-8"))
+    same = document.get("plan") == json.loads(json.dumps(asdict(plan)))
+    runs: list[Any] = document["runs"] if same else []
     return runs
 
 
@@ -76,6 +91,24 @@ def _equality(options: argparse.Namespace, progress: Progress) -> Outcome:
     checkpoint = options.results / "equality.checkpoint.json"
     prompts = _own(options) or code(plan.prompts)
     return equality.run(configured(), prompts, plan, checkpoint, progress)
+
+
+def _before(options: argparse.Namespace, progress: Progress) -> Outcome:
+    if options.other is None:
+        raise ConfigError("before compares with another checkout: --other FOLDER")
+    models = [configured()]
+    if not options.skip_tinyllama:
+        models.insert(0, tinyllama(progress))
+    plan = before.QUICK if options.quick else before.FULL
+    return before.run(models, options.other, plan, progress)
+
+
+def _kv(options: argparse.Namespace, progress: Progress) -> Outcome:
+    own = configured()
+    models = [own, *(kv.folder_model(folder, own) for folder in options.folder)]
+    if own.settings.model == "demo" and not own.settings.target:
+        models.insert(1, kv.in_fp32(own))
+    return kv.run(models, kv.QUICK if options.quick else kv.FULL, progress)
 
 
 def _transformers(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -93,14 +126,17 @@ EXPERIMENTS: dict[str, Callable[[argparse.Namespace, Progress], Outcome]] = {
     "equality": _equality,
     "transformers": _transformers,
     "watched": _watched,
+    "before": _before,
+    "kv": _kv,
 }
 ALWAYS = ("compare", "gamma", "scenarios", "concurrency")  # what `all` runs
 
 HELP = (
     "compare: drafters by kind of text; gamma: fixed draft lengths; scenarios: target, draft, "
     "both; concurrency: several requests at once; simulated: set levels of acceptance at "
-    "TinyLlama's size; equality: speculative against plain output; transformers: its assisted "
-    "generation (needs torch); watched: a Prometheus and an open console"
+    "TinyLlama's size; equality: output in all circumstances against plain decoding alone; "
+    "transformers: its assisted generation (needs torch); watched: a Prometheus and an open "
+    "console; before: against another checkout; kv: elements of the KV cache"
 )
 
 
@@ -117,6 +153,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=float("inf"),
         help="equality: stop after so long; the next run goes on there",
+    )
+    parser.add_argument("--other", type=Path, help="before: the other checkout, with its .venv")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        action="append",
+        default=[],
+        help="kv: a model's folder, beside the configured model; may be given several times",
     )
 
 

@@ -36,7 +36,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "sizing.png"
 REPLICAS = (10, 100, 1000)
 LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.2)
-ROWS = 4
+SLOTS = 4
 _PROMPT_WORDS, _NEW_TOKENS = 100, 64
 _ROUNDS = 2
 _SETTLE_SECONDS = 3.0  # until all clients are at it
@@ -57,7 +57,7 @@ def measure(seconds: float, cache: Path) -> dict[str, list[float]]:
         Settings(
             target=str(target),
             draft=str(draft),
-            rows=ROWS,
+            slots=SLOTS,
             cache_dir=cache / "caps",
             prefix_cache="off",
         ),
@@ -72,7 +72,7 @@ def served(settings: Settings, seconds: float) -> dict[str, list[float]]:
     with serving(settings) as (_, client):
         client.generate(_body(rng))
         for _ in range(_ROUNDS):
-            for clients in range(1, ROWS + 1):
+            for clients in range(1, SLOTS + 1):
                 taken = _serve(client, clients, seconds, rng)
                 found.setdefault(str(clients), []).append(taken)
                 _progress(f"{clients} clients: a request takes {taken:.2f} s")

@@ -1,4 +1,4 @@
-"""Fixed draft lengths: what 0 to 8 guesses per step bring, drafter by drafter, on code."""
+"""Fixed draft lengths: what 0 to 8 draft tokens per step bring, drafter by drafter, on code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outcome(model: BenchModel, measured: Measured, plan: Plan) -> Outcome:
     prompts = len(measured.prompts) // plan.sizes.rounds
     table = Table(
         f"Draft lengths: {model.title}",
-        ("guesses", *COLUMNS),
+        ("drafter", *COLUMNS),
         [(row.label, *row.cells) for row in rows],
         (
             f"{prompts} prompts of code, {plan.sizes.new_tokens} new tokens each, "
@@ -61,10 +61,10 @@ def outcome(model: BenchModel, measured: Measured, plan: Plan) -> Outcome:
         speed.append(Series(f"{name}, adaptive", [adaptive] * len(places)))
         accepted.append(Series(name, (None, *(row.acceptance for row in fixed))))
     charts = [
-        Chart("Speed over plain decoding", "lines", "guesses per step (k)",
+        Chart("Speed over plain decoding", "lines", "draft tokens per step (k)",
               "times plain decoding", places, speed, level=1.0),
-        Chart("Accepted guesses", "lines", "guesses per step (k)",
-              "share of the guessed tokens", places, accepted),
+        Chart("Accepted draft tokens", "lines", "draft tokens per step (k)",
+              "share of the draft tokens", places, accepted),
     ]  # fmt: skip
     result = {
         "model": model.key,

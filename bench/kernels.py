@@ -2,8 +2,7 @@
 
 Weights should stream at the memory's speed; what is neither a product with weights nor attention
 is the graph's overhead. Shares are of the time inside kernels, added up by the profiler; the time
-of a whole pass is taken in a session without it, since profiling itself costs, and in turn with the
-same pass by ONNX Runtime's own kernels.
+of a whole pass is taken in a session without it, since profiling itself costs.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -20,22 +19,23 @@ from typing import Any
 
 import onnxruntime as ort
 
-from bench.models import BenchModel, GraphFile, Progress
+from bench.models import BenchModel, Progress
 from bench.report import Table
+from specops import session
+from specops.batch import Batch
 from specops.cpus import available_threads
-from specops.decoder import Decoder
-from specops.kernels import OPERATOR
-from specops.session import load, plain_options, share_threads
+from specops.kernels import ATTENTION, BLOCK_TOKENS, MATMUL
+from specops.kv_cache import KvCache, PrefixCache
+from specops.model_runner import ModelRunner, cache_shape
+from specops.models.weight_cache import prepacked_graph
 
-_PAST = 200  # tokens in every row's cache before a pass
-_CAPACITY, _ROWS, _WIDTH = 512, 8, 128
-_ATTENTION = "GroupQueryAttention"
+_PAST = 200  # tokens in every slot's cache before a pass
+_CONTEXT, _SLOTS, _PASS_TOKENS = 512, 8, 128
 _GROUPS = {
-    OPERATOR: "weights",
+    MATMUL: "weights",
     "MatMulNBits": "weights",
     "MatMul": "weights",
-    "MatMulIntegerToFloat": "weights",
-    _ATTENTION: "attention",
+    ATTENTION: "attention",
     "SkipSimplifiedLayerNormalization": "norms",
     "SimplifiedLayerNormalization": "norms",
     "SkipLayerNormalization": "norms",
@@ -45,7 +45,14 @@ _GROUPS = {
     "Mul": "activation",
 }
 GROUPS = ("weights", "attention", "norms", "activation", "rest")
-PASSES = ("1 token", "2 tokens", "4 tokens", "8 rows", "128 prompt tokens")
+PASSES = {  # requests in the pass, tokens of each, and how many of its last ones need logits
+    "1 token": (1, 1, 1),
+    "2 tokens": (1, 2, 2),
+    "4 tokens": (1, 4, 4),
+    "8 requests": (8, 1, 1),
+    "4 requests, 3 tokens each": (4, 3, 3),
+    "128 prompt tokens": (1, 128, 1),
+}
 
 Kernels = Mapping[str, float]
 """Milliseconds of a pass by operator."""
@@ -53,14 +60,10 @@ Kernels = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One kind of pass: milliseconds of the whole of it, and of each operator's kernels.
-
-    `onnxruntimes` are those of the whole pass where ONNX Runtime computes the products.
-    """
+    """One kind of pass: milliseconds of the whole of it, and of each operator's kernels."""
 
     name: str
     milliseconds: float
-    onnxruntimes: float
     kernels: Kernels
 
     def share(self, group: str) -> float:
@@ -82,16 +85,14 @@ def measure(model: BenchModel, rounds: int, progress: Progress) -> list[Profile]
         rounds: passes of each kind, at least 1; the one before them is not counted.
         progress: told what is being measured.
     """
-    share_threads(model.settings.threads or available_threads())
-    graph = model.graph()
-    theirs = replace(model, settings=replace(model.settings, kernels="onnxruntime")).graph()
-    decoders = [_decoder(_session(file)) for file in (graph, theirs)]
+    session.share_threads(model.settings.threads or available_threads())
+    graph = _graph(model)
+    runner = _runner(_open(graph), model)
     found = []
     for name in PASSES:
         progress(f"kernels: {name}")
-        times = _in_turn([_pass(decoder, name) for decoder in decoders], rounds)
-        milliseconds, other = (1e3 * median(seconds) for seconds in times)
-        found.append(Profile(name, milliseconds, other, _profiled(graph, name, rounds)))
+        milliseconds = 1e3 * median(_timed(_pass(runner, name), rounds))
+        found.append(Profile(name, milliseconds, _profiled(graph, model, name, rounds)))
     return found
 
 
@@ -101,19 +102,13 @@ def table(model: BenchModel, profiles: list[Profile]) -> Table:
         (
             profile.name,
             f"{profile.milliseconds:.1f}",
-            f"{profile.onnxruntimes:.1f}",
-            f"{profile.onnxruntimes / profile.milliseconds:.2f}",
             *(f"{profile.share(group):.1%}" for group in GROUPS),
             f"{profile.overhead:.1%}",
         )
         for profile in profiles
     ]
-    columns = ("pass", "ms", "onnxruntime's, ms", "ratio", *GROUPS, "neither weights nor attention")
-    notes = (
-        f"over {_PAST} tokens of cache; shares of the time inside kernels",
-        "onnxruntime's: the same with SPECOPS_KERNELS=onnxruntime, pass by pass in turn; medians",
-        "prompt tokens: read by the graph that decodes, as with SPECOPS_PREFILL=same",
-    )
+    columns = ("pass", "ms", *GROUPS, "neither weights nor attention")
+    notes = (f"over {_PAST} tokens of cache; medians; shares of the time inside kernels",)
     return Table(f"Kernels: {model.title}", columns, rows, notes)
 
 
@@ -123,7 +118,6 @@ def result(model: BenchModel, profiles: list[Profile]) -> dict[str, Any]:
         {
             "pass": profile.name,
             "milliseconds": round(profile.milliseconds, 3),
-            "onnxruntimes_milliseconds": round(profile.onnxruntimes, 3),
             "kernel_milliseconds": {op: round(ms, 4) for op, ms in profile.kernels.items()},
             "overhead_share": round(profile.overhead, 4),
         }
@@ -132,58 +126,71 @@ def result(model: BenchModel, profiles: list[Profile]) -> dict[str, Any]:
     return {"model": model.key, "past_tokens": _PAST, "passes": passes}
 
 
-def _session(graph: GraphFile, profile: Path | None = None) -> ort.InferenceSession:
-    options = plain_options()
+def _graph(model: BenchModel) -> Path:
+    """The file that the engine loads."""
+    folder = model.folder()
+    name = f"{folder.name}-{folder.quant}"
+    return prepacked_graph(folder.graph, name, model.settings.cache_dir, lambda text: None)
+
+
+def _open(graph: Path, profile: Path | None = None) -> ort.InferenceSession:
+    options = session.plain_options()
     options.use_per_session_threads = False
-    if graph.prepacked:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
-    return load(graph.path, options, whole_scores=graph.whole_scores)
+    return session.load(graph, options)
 
 
-def _decoder(session: ort.InferenceSession) -> Decoder:
-    decoder = Decoder(session, rows=_ROWS, capacity=_CAPACITY, max_width=_WIDTH)
-    for row in range(_ROWS):
-        decoder.cache.lengths[row] = _PAST  # zeros: what the keys say does not change the time
-    return decoder
+def _runner(opened: ort.InferenceSession, model: BenchModel) -> ModelRunner:
+    """All slots hold `_PAST` tokens: zeros, since what keys say does not change the time."""
+    cache = KvCache(
+        cache_shape(opened, model.settings.kv_dtype),
+        num_blocks=_SLOTS * -(-_CONTEXT // BLOCK_TOKENS),
+        num_slots=_SLOTS,
+        context=_CONTEXT,
+        reuse=PrefixCache.OFF,
+    )
+    past = [0] * _PAST
+    for slot in range(_SLOTS):
+        cache.begin(slot, [*past, 0])
+        cache.reserve(slot, _CONTEXT)
+        cache.commit(slot, past, _PAST)
+    return ModelRunner(opened, cache, max_tokens=_PASS_TOKENS)
 
 
-def _pass(decoder: Decoder, name: str) -> Callable[[], None]:
+def _pass(runner: ModelRunner, name: str) -> Callable[[], None]:
     """A pass that leaves the cache as long as it was."""
-    tokens = [index * 7919 % decoder.vocab_size for index in range(_WIDTH)]
-    count = int(name.split(maxsplit=1)[0])
+    requests, count, logits = PASSES[name]
+    tokens = [index * 7919 % runner.vocab_size for index in range(count)]
 
     def run() -> None:
-        if "rows" in name:
-            decoder.decode(0, tokens[:count])
-        else:
-            decoder.extend(0, tokens[:count], logits=1 if "prompt" in name else None)
-        for row in range(_ROWS):
-            decoder.cache.truncate(row, _PAST)
+        batch = Batch()
+        for slot in range(requests):
+            batch.add(slot, _PAST, tokens, logits)
+        runner.forward(batch)
 
     return run
 
 
-def _in_turn(passes: Sequence[Callable[[], None]], rounds: int) -> list[list[float]]:
-    """Seconds of each pass, round by round; the round before the first is not counted."""
-    seconds: list[list[float]] = [[] for _ in passes]
+def _timed(run: Callable[[], None], rounds: int) -> list[float]:
+    """Seconds of each pass; one before the first is not counted."""
+    seconds = []
     for number in range(-1, rounds):
-        for run, taken in zip(passes, seconds, strict=True):
-            start = time.perf_counter()
-            run()
-            if number >= 0:
-                taken.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        run()
+        if number >= 0:
+            seconds.append(time.perf_counter() - start)
     return seconds
 
 
-def _profiled(graph: GraphFile, name: str, rounds: int) -> Kernels:
+def _profiled(graph: Path, model: BenchModel, name: str, rounds: int) -> Kernels:
     """Mean milliseconds of each operator in a pass."""
     with TemporaryDirectory() as folder:
-        session = _session(graph, Path(folder) / "profile")
-        _in_turn([_pass(_decoder(session), name)], rounds)
-        session.end_profiling()
+        opened = _open(graph, Path(folder) / "profile")
+        _timed(_pass(_runner(opened, model), name), rounds)
+        opened.end_profiling()
         (file,) = Path(folder).iterdir()
         events = json.loads(file.read_text(encoding="utf-8"))
     return kernels(events, rounds)

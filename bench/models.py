@@ -13,16 +13,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from tokenizers import ByteLevelBPETokenizer
 
 from specops import export
 from specops.config import Settings
 from specops.engine import NO_DRAFTER
-from specops.graphs import own_kernels, whole_scores
+from specops.graphs import Graph, load_graph
+from specops.models.folder import ModelFolder
 from specops.models.prepare import choose, prepare
-from specops.models.weight_cache import prepacked_graph
 from tests import checkpoints, random_weights
 from tests.checkpoints import make_llama_checkpoint
 from tests.models_e2e.repositories import REPOSITORIES
@@ -40,14 +39,6 @@ class BuildError(RuntimeError):
     """The random model could not be exported."""
 
 
-class GraphFile(NamedTuple):
-    """A graph and how it is to be opened, see `specops.session.open_session`."""
-
-    path: Path
-    prepacked: bool
-    whole_scores: bool
-
-
 @dataclass(frozen=True, slots=True)
 class BenchModel:
     """A model to measure: what tables call it, and the settings that load it.
@@ -60,25 +51,25 @@ class BenchModel:
     settings: Settings
     large: bool
 
-    def graph(self) -> GraphFile:
-        """The file that the engine loads with these settings where one graph does everything.
-
-        How the weights lie in memory decides much of the speed: whoever is compared with the
-        engine must load the same file.
-        """
-        choice, cache = choose(self.settings), self.settings.cache_dir
-        folder = prepare(
-            choice.target, choice.target_quant, name=choice.name, cache_dir=cache, report=_ignore
+    def folder(self) -> ModelFolder:
+        """The target's folder, prepared as the engine prepares it."""
+        choice = choose(self.settings)
+        return prepare(
+            choice.target,
+            choice.target_quant,
+            name=choice.name,
+            cache_dir=self.settings.cache_dir,
+            report=_ignore,
         )
-        whole = whole_scores(folder, self.settings, reads_prompts=True)
-        if self.settings.prepack:
-            name = f"{folder.name}-{folder.quant}"
-            prepacked = prepacked_graph(
-                folder.graph, name, cache, _ignore, tiles=own_kernels(self.settings)
-            )
-            if prepacked is not None:
-                return GraphFile(prepacked, prepacked=True, whole_scores=whole)
-        return GraphFile(folder.graph, prepacked=False, whole_scores=whole)
+
+    def graph(self) -> Graph:
+        """The target's graph, loaded as the engine loads it with these settings.
+
+        The process's thread pool must be there, see `specops.session.share_threads`. How the
+        weights lie in memory decides much of the speed: whoever is compared with the engine loads
+        the same file.
+        """
+        return load_graph(self.folder(), self.settings, _ignore)
 
 
 def _ignore(detail: str) -> None:
@@ -86,7 +77,7 @@ def _ignore(detail: str) -> None:
 
 
 def _settings() -> Settings:
-    """The environment's; every prompt is read anew, however often a benchmark asks the same."""
+    """The environment's; every prompt is computed, however often a benchmark asks the same."""
     return replace(Settings.from_env(), prefix_cache="off")
 
 

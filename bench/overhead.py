@@ -12,7 +12,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.bare import BareLoop
@@ -99,19 +99,16 @@ def measure(model: BenchModel, plan: Plan, progress: Progress) -> Measured:
 def _measure_load(measured: Measured, plan: Plan, progress: Progress) -> None:
     """Start every side, time it, stop it. Sessions must not outlive this: the next engine could
     not set up the process's thread pool.
-
-    All read the prompt with the graph that decodes, since the bare loop has no other.
     """
-    new_tokens = plan.new_tokens
-    model = replace(measured.model, settings=replace(measured.model.settings, prefill="same"))
+    new_tokens, model = plan.new_tokens, measured.model
     engine = Engine.load(model.settings)
     prompt = engine.encode(_PROMPT)
     measured.prompt_tokens = len(prompt)
     bare = BareLoop(
-        model.graph(),
+        model.graph().session,
         prompt_tokens=len(prompt),
         new_tokens=new_tokens,
-        align=engine.info.exact_align or 1,
+        kv_dtype=engine.info.kv_dtype,
     )
     with _server(model) as server:
         sides = _sides(bare, engine, server, new_tokens)
@@ -221,10 +218,10 @@ def _outside_target_ms(engine: Engine, new_tokens: int) -> float:
     outside, steps = 0.0, 0
     while scheduler.busy:
         start = time.perf_counter()
-        result = scheduler.step()
+        stats = scheduler.step().stats
         seconds = time.perf_counter() - start
-        if {item.kind for item in result.stats} == {StepKind.DECODE}:
-            outside += seconds - sum(item.seconds for item in result.stats)
+        if stats is not None and stats.kind is StepKind.DECODE:
+            outside += seconds - stats.seconds
             steps += 1
     return 1000 * outside / steps
 

@@ -1,7 +1,8 @@
 """What each way to store weights costs in quality, in bytes and in time.
 
 Quality is bits per byte of text that the demo target was never trained on, as its model card
-measures it: the same windows, the exported graph, by ONNX Runtime's kernels. Every choice sees
+measures it: the same windows, the exported graph, by ONNX Runtime's kernels and, where it says so,
+by ours with an fp32 KV cache. Every choice sees
 the same text, so the difference to fp32 can be given with the standard error of that difference
 over the documents: what is smaller than it is no difference.
 What each costs in time is measured by `layer_stack`.
@@ -12,25 +13,23 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from bench.forward import Model, open_graph
+from bench.models import BenchModel, configured
 from bench.report import Table
-from specops import kernels
 from specops.cpus import available_threads
-from specops.export import ExportedModel, Quantization, export_checkpoint
-from specops.models.int8_prefill import int8_prefill
-from specops.models.prepack import prepack
+from specops.engine import NO_DRAFTER
+from specops.export import Quantization, export_checkpoint
 from training.corpus import DEMO_DIR, read_held_out
-from training.evaluate import STRIDE, WINDOW, document_bits, end_mark
+from training.evaluate import STRIDE, WINDOW, Forward, document_bits, end_mark
 from training.onnx_model import OnnxModel
 
 _BASE = "int4-128"  # the choice whose head and embedding are varied
-_AS_PROMPTS = f"{_BASE}, as prompts are read"  # see `specops.models.int8_prefill`
 _TILED = f"{_BASE}, our kernels"  # see `specops.kernels`
 _METHODS = ("rtn", "search", "zp")
 
@@ -46,9 +45,7 @@ def _choices() -> dict[str, Quantization]:
     choices[f"{_BASE}, head int4"] = replace(base, head_bits=4)
     choices[f"{_BASE}, embedding int4"] = replace(base, embedding_bits=4)
     choices[f"{_BASE}, head and embedding int4"] = replace(base, head_bits=4, embedding_bits=4)
-    choices[_AS_PROMPTS] = base
-    if kernels.kernel():
-        choices[_TILED] = base
+    choices[_TILED] = base
     return choices
 
 
@@ -121,26 +118,26 @@ def measure(plan: Plan, progress: Progress, folder: Path = DEMO_DIR) -> Measured
             model = export_checkpoint(
                 folder / "target", Path(scratch) / "model", quantization=choice
             )
-            layer_bits = _layer_bits(choice)
-            if title == _AS_PROMPTS:
-                model, layer_bits = _drawn(model, int8_prefill), 8.0
-            if title == _TILED:
-                model = _drawn(model, partial(prepack, tiles=True))
             data = model.graph_file.with_name(f"{model.graph_file.name}.data").stat().st_size
-            run = OnnxModel(model, threads=available_threads(), capacity=WINDOW)
-            bits = [document_bits(run.afresh, tokens) for tokens, _ in documents]
+            forward: Forward
+            if title == _TILED:
+                forward = _ours(model.path, Path(scratch))
+            else:
+                forward = OnnxModel(model, threads=available_threads(), capacity=WINDOW).afresh
+            bits = [document_bits(forward, tokens) for tokens, _ in documents]
         size = data / model.num_parameters
-        measured.choices[title] = Quality(bits, layer_bits, size)
+        measured.choices[title] = Quality(bits, _layer_bits(choice), size)
         progress(f"{title}: {measured.bits_per_byte(title):.5f} bits per byte")
     return measured
 
 
-def _drawn(model: ExportedModel, draw: Callable[[Path, Path], object]) -> ExportedModel:
-    """A model with its graph drawn again: `draw` takes the graph and where the new one goes."""
-    drawn = replace(model, path=model.path / "drawn")
-    drawn.path.mkdir()
-    draw(model.graph_file, drawn.graph_file)
-    return drawn
+def _ours(model: Path, scratch: Path) -> Forward:
+    """The exported model as the service computes it."""
+    settings = replace(
+        configured().settings, target=str(model), draft=NO_DRAFTER, quant="", cache_dir=scratch
+    )
+    graph = open_graph(BenchModel("exported", "exported model", settings, large=False))
+    return Model(graph.session, "fp32", WINDOW)
 
 
 def _layer_bits(choice: Quantization) -> float:
@@ -177,7 +174,6 @@ def table(measured: Measured) -> Table:
             f"the {len(measured.document_bytes)} documents",
             "head and embedding in int8 unless said otherwise; rtn: rounded to nearest; no "
             "suffix: least-squares search; zp: search with zero points",
-            f"{_AS_PROMPTS}: its weights and every token's activations in 8 bits, `int8_prefill`",
             f"{_TILED}: by ONNX Runtime's wherever nothing is said; `specops.kernels`",
             "the demo target's rows of 384 and 1,024 weights fill 1.5 and 4 blocks of 256",
         ),

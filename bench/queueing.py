@@ -1,10 +1,10 @@
 """A fleet of replicas as queues: who takes a request, how long it takes, who is refused.
 
-A replica has as many rows as requests were measured at once, and a queue of 32. With n requests in
-its rows each goes on at the speed measured for n clients: T(1) / T(n) of its speed alone, where
+A replica has as many slots as requests were measured at once, and a queue of 32. With n requests in
+its slots each goes on at the speed measured for n clients: T(1) / T(n) of its speed alone, where
 T(n) is the mean time of a request when n are served (processor sharing). How much work a request
 is, in seconds alone, is drawn from an exponential distribution around T(1): requests of one length
-spread less. Requests arrive at random (Poisson). A request that finds rows and queue full is
+spread less. Requests arrive at random (Poisson). A request that finds slots and queue full is
 refused and gone. Who gets a request is chosen at random, as a Service does; as the shorter of two
 queues; or by the prompt's beginning, where a few beginnings are much more common than others
 (Zipf's law). Networks, failures, starting replicas and prefix caches are left out.
@@ -27,11 +27,11 @@ _BEGINNINGS = 5000  # different ones of prompts
 
 @dataclass(slots=True)
 class Replica:
-    """Requests in rows, which share the speed, and requests that wait.
+    """Requests in slots, which share the speed, and requests that wait.
 
     Attributes:
         speeds: [n] how fast each of n requests goes on, as a share of its speed alone; [0] is 1.
-        work: seconds alone that each request in a row still takes.
+        work: seconds alone that each request in a slot still takes.
         waiting: (arrival, work) of those in the queue.
     """
 
@@ -157,7 +157,7 @@ class Simulated:
 
 
 def capacity(times: Sequence[float]) -> float:
-    """Requests per second of one replica with all its rows busy.
+    """Requests per second of one replica with all its slots busy.
 
     Args:
         times: [n - 1] mean seconds of a request where n are served at once.

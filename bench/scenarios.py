@@ -1,13 +1,12 @@
 """Three scenarios: A the target alone, B the draft alone, C both, speculatively.
 
-C should answer as A does and be on the way to B's speed. Speed is measured in default mode; whether
-answers are equal, in exact mode, where it is promised.
+C must answer as A does, token by token, and should be on the way to B's speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench import speculation
@@ -46,14 +45,6 @@ class Scenario:
     config: Config
 
 
-@dataclass(slots=True)
-class Runs:
-    """Of one scenario: in default mode over all rounds; in exact mode once per prompt."""
-
-    default: list[Run] = field(default_factory=list)
-    exact: list[Run] = field(default_factory=list)
-
-
 def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> Outcome:
     """Measure the scenarios in turns.
 
@@ -61,22 +52,16 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Prog
         ConfigError: the model has no draft.
     """
     scenarios = _scenarios(model)
-    sizes, found = plan.sizes, {scenario.name: Runs() for scenario in scenarios}
-    exact = scenarios[0].runner.engine.info.exact_align is not None
+    sizes = plan.sizes
+    found: dict[str, list[Run]] = {scenario.name: [] for scenario in scenarios}
     settle()
     for item in scenarios:
         item.runner.run(prompts[0], item.config, sizes.new_tokens)
     for turn in range(sizes.rounds):
         for number, prompt in enumerate(prompts):
             for item in rotated(scenarios, turn + number):
-                done = item.runner.run(prompt, item.config, sizes.new_tokens)
-                found[item.name].default.append(done)
+                found[item.name].append(item.runner.run(prompt, item.config, sizes.new_tokens))
         progress(f"round {turn + 1} of {sizes.rounds}: {len(prompts)} prompts")
-    if exact:
-        for prompt in prompts:
-            for item in scenarios:
-                done = item.runner.run(prompt, item.config, sizes.new_tokens, exact=True)
-                found[item.name].exact.append(done)
     return outcome(model, found, plan)
 
 
@@ -105,16 +90,14 @@ def _scenarios(model: BenchModel) -> list[Scenario]:
     ]
 
 
-def outcome(model: BenchModel, found: dict[str, Runs], plan: Plan) -> Outcome:
-    """The table and the chart; C must answer as A does in exact mode."""
+def outcome(model: BenchModel, found: dict[str, list[Run]], plan: Plan) -> Outcome:
+    """The table and the chart; C must answer as A does."""
     rows = {name: _row(runs, found[_A], found[_B]) for name, runs in found.items()}
-    speculative = [row for name, row in rows.items() if name not in (_A, _B)]
-    exact = len(found[_A].exact)
-    sound = all(row["equal_exact"] == exact for row in speculative)
+    answers = len(found[_A])
+    sound = all(row["equal"] == answers for name, row in rows.items() if name not in (_A, _B))
     table = Table(
         f"Scenarios: {model.title}",
-        ("scenario", "tok/s", "tok/jump", "speed of A", "speed of B", "same tokens as A",
-         "equal, exact"),
+        ("scenario", "tok/s", "tok/jump", "speed of A", "speed of B", "same tokens as A", "equal"),
         [
             (
                 name,
@@ -123,18 +106,18 @@ def outcome(model: BenchModel, found: dict[str, Runs], plan: Plan) -> Outcome:
                 spread(Summary(**row["of_a"])),
                 spread(Summary(**row["of_b"])),
                 f"{row['same_tokens']:.1%}",
-                f"{row['equal_exact']}/{exact}",
+                f"{row['equal']}/{answers}",
             )
             for name, row in rows.items()
         ],
         (
-            f"{len(found[_A].default) // plan.sizes.rounds} prompts of code, "
-            f"{plan.sizes.new_tokens} new tokens each, {plan.sizes.rounds} rounds, one stream, "
-            "greedy; speeds are of decoding, medians with quartiles over prompts",
-            "same tokens as A: share of an answer before it first differs, in default mode; "
-            f"equal, exact: answers that are A's in exact mode; every C equal: {yes(sound)}",
+            f"{answers // plan.sizes.rounds} prompts of code, {plan.sizes.new_tokens} new tokens "
+            f"each, {plan.sizes.rounds} rounds, one stream, greedy; speeds are of decoding, "
+            "medians with quartiles over prompts",
+            "same tokens as A: share of an answer before it first differs; equal: answers that "
+            f"are A's; every C equal: {yes(sound)}",
         ),
-    )  # fmt: skip
+    )
     names = list(rows)
     speed = Series(
         "speed of A",
@@ -142,7 +125,7 @@ def outcome(model: BenchModel, found: dict[str, Runs], plan: Plan) -> Outcome:
         [rows[name]["of_a"]["low"] for name in names],
         [rows[name]["of_a"]["high"] for name in names],
     )
-    same = Series("same tokens as A, exact mode", [rows[name]["same_exact"] for name in names])
+    same = Series("same tokens as A", [rows[name]["same_tokens"] for name in names])
     chart = Chart(
         f"Scenarios: {model.title}", "bars", "", "A = 1",
         [name.replace(", ", ",\n") for name in names], [speed, same], level=1.0,
@@ -152,33 +135,29 @@ def outcome(model: BenchModel, found: dict[str, Runs], plan: Plan) -> Outcome:
         "new_tokens": plan.sizes.new_tokens,
         "rounds": plan.sizes.rounds,
         "scenarios": rows,
-        "lossless": sound if exact else None,
+        "lossless": sound,
     }
     return Outcome(result, [table], [chart], sound)
 
 
-def _row(runs: Runs, a: Runs, b: Runs) -> dict[str, Any]:
-    stats = [run.stats for run in runs.default]
+def _row(runs: Sequence[Run], a: Sequence[Run], b: Sequence[Run]) -> dict[str, Any]:
+    stats = [run.stats for run in runs]
     seconds = [s.decode_seconds for s in stats]
     decoded = sum(s.generated_tokens - 1 for s in stats)
-    bases = ([run.stats.decode_seconds for run in base.default] for base in (a, b))
+    bases = ([run.stats.decode_seconds for run in base] for base in (a, b))
     of_a, of_b = (Summary.of(ratios(base, seconds)) for base in bases)
-    pairs = list(zip(runs.exact, a.exact, strict=True))
     return {
         "tokens_per_second": decoded / sum(seconds),
         "tokens_per_jump": decoded / sum(s.sequence_steps for s in stats),
         "of_a": asdict(of_a),
         "of_b": asdict(of_b),
-        "same_tokens": _same(list(zip(runs.default, a.default, strict=True))),
-        "same_exact": _same(pairs),
-        "equal_exact": sum(run.tokens == other.tokens for run, other in pairs),
+        "same_tokens": _same(list(zip(runs, a, strict=True))),
+        "equal": sum(run.tokens == other.tokens for run, other in zip(runs, a, strict=True)),
     }
 
 
 def _same(pairs: Sequence[tuple[Run, Run]]) -> float:
-    """Mean share of an answer before it first differs from the other; 0 without any."""
-    if not pairs:
-        return 0.0
+    """Mean share of an answer before it first differs from the other."""
     shares = []
     for run, other in pairs:
         equal = [ours == theirs for ours, theirs in zip(run.tokens, other.tokens, strict=True)]

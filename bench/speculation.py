@@ -1,4 +1,4 @@
-"""What guessing gains: configurations against plain decoding, prompt by prompt, in turns.
+"""What speculation gains: configurations against plain decoding, prompt by prompt, in turns.
 
 Per prompt all configurations run one after the other, so that each ratio compares what the same
 machine did with the same text within a second. Every configuration has a controller of its own:
@@ -26,9 +26,9 @@ HOW = (
     "tok/s and speedup are of decoding, without the prompt's pass; configurations in turns for "
     "every prompt; speedup: time of plain decoding over this one's, per prompt and round, median "
     "with quartiles; total: the same of the sums",
-    "accepted: of the guessed tokens; misses: steps for which the drafter had no guess; tok/jump: "
+    "accepted: of the draft tokens; misses: steps for which the drafter had nothing; tok/jump: "
     "tokens per step, misses included; accept. length: 1 + accepted per draft; equal: greedy "
-    "outputs that are token by token those of plain decoding (default mode: near-ties may flip)",
+    "outputs that are token by token those of plain decoding",
 )
 COLUMNS = (
     "k", "accepted", "misses", "tok/jump", "accept. length", "tok/s", "speedup", "total", "equal",
@@ -37,7 +37,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Where guesses come from, and how many: `k` of them, or as many as pay and `k` at most."""
+    """Who drafts, and how much: `k` draft tokens a step, or as many as pay and `k` at most."""
 
     drafter: str
     k: int
@@ -56,14 +56,10 @@ PLAIN = Config(NO_DRAFTER, 0)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: every configuration `rounds` times on every prompt.
-
-    `exact` runs all of it in exact mode: no configuration's output can leave the others'.
-    """
+    """How much is measured: every configuration `rounds` times on every prompt."""
 
     new_tokens: int
     rounds: int = 1
-    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +79,11 @@ class Runner:
     """Runs single requests on one engine, alone.
 
     Attributes:
-        engine: with one more controller per configuration that has been run.
+        engine: whose controller learns from each configuration apart.
     """
 
     def __init__(self, engine: Engine, max_k: int) -> None:
         self.engine = engine
-        self._costs = engine.scheduler.controller.costs
         self._max_k = max_k
         self._controllers: dict[Config, Controller] = {}
 
@@ -114,15 +109,14 @@ class Runner:
         ]
 
     def choose(self, config: Config) -> None:
-        """What runs next is this configuration."""
-        controller = self._controllers.get(config)
+        """What runs next is this configuration, with what its controller has seen so far."""
+        scheduler, controller = self.engine.scheduler, self._controllers.get(config)
         if controller is None:
-            controller = self._controllers[config] = Controller(self._costs, self._max_k)
-        self.engine.scheduler.controller = controller
+            costs = scheduler.cost_model, scheduler.draft_cost_model
+            controller = self._controllers[config] = Controller(*costs, self._max_k)
+        scheduler.controller = controller
 
-    def request(
-        self, prompt: Prompt, config: Config, new_tokens: int, *, exact: bool = False
-    ) -> GenerationRequest:
+    def request(self, prompt: Prompt, config: Config, new_tokens: int) -> GenerationRequest:
         """The request; every configuration decodes the same number of tokens."""
         return GenerationRequest(
             request_id="bench",
@@ -132,11 +126,10 @@ class Runner:
             drafter=config.drafter,
             k_draft=config.k,
             adaptive=config.adaptive,
-            exact=exact,
             ignore_eos=True,
         )
 
-    def run(self, prompt: Prompt, config: Config, new_tokens: int, *, exact: bool = False) -> Run:
+    def run(self, prompt: Prompt, config: Config, new_tokens: int) -> Run:
         """Continue a prompt.
 
         Raises:
@@ -144,7 +137,7 @@ class Runner:
             RuntimeError: nothing was decoded.
         """
         self.choose(config)
-        outputs = list(self.engine.generate(self.request(prompt, config, new_tokens, exact=exact)))
+        outputs = list(self.engine.generate(self.request(prompt, config, new_tokens)))
         stats = outputs[-1].stats
         if stats is None or stats.generated_tokens < 2:
             raise RuntimeError(f"nothing was decoded: {outputs[-1]}")
@@ -178,7 +171,7 @@ class Row:
 
     `speedup` is plain decoding's time over this one's, per prompt; `total_speedup` the same of
     the sums, `request_speedup` of the sums with the prompt's pass. `acceptance` is accepted over
-    guessed tokens, `misses` the share of steps without a guess where one was asked for.
+    draft tokens, `misses` the share of steps without a draft where one was asked for.
     """
 
     drafter: str
@@ -207,7 +200,7 @@ class Row:
         decoded = sum(s.generated_tokens - 1 for s in stats)
         steps, drafts = sum(s.sequence_steps for s in stats), sum(s.drafts for s in stats)
         accepted = sum(s.accepted_tokens for s in stats)
-        guessed = sum(s.draft_tokens for s in stats)
+        drafted = sum(s.draft_tokens for s in stats)
         misses = sum(s.draft_misses for s in stats)
         return cls(
             drafter=config.drafter,
@@ -215,7 +208,7 @@ class Row:
             adaptive=config.adaptive,
             label=config.label,
             tokens_per_second=decoded / sum(decode),
-            acceptance=accepted / guessed if guessed else 0.0,
+            acceptance=accepted / drafted if drafted else 0.0,
             misses=misses / (misses + drafts) if misses + drafts else 0.0,
             tokens_per_jump=decoded / steps,
             mean_acceptance_length=1 + accepted / drafts if drafts else 0.0,
@@ -232,17 +225,17 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells below `COLUMNS`."""
-        guesses = bool(self.k)
+        drafts = bool(self.k)
         return (
             f"≤{self.k}" if self.adaptive else str(self.k),
-            f"{self.acceptance:.1%}" if guesses else "",
-            f"{self.misses:.1%}" if guesses else "",
+            f"{self.acceptance:.1%}" if drafts else "",
+            f"{self.misses:.1%}" if drafts else "",
             f"{self.tokens_per_jump:.2f}",
-            f"{self.mean_acceptance_length:.2f}" if guesses else "",
+            f"{self.mean_acceptance_length:.2f}" if drafts else "",
             f"{self.tokens_per_second:.1f}",
-            spread(self.speedup) if guesses else "",
-            f"{self.total_speedup:.2f}" if guesses else "",
-            f"{self.equal}/{self.greedy}" if guesses and self.greedy else "",
+            spread(self.speedup) if drafts else "",
+            f"{self.total_speedup:.2f}" if drafts else "",
+            f"{self.equal}/{self.greedy}" if drafts and self.greedy else "",
         )
 
 
@@ -264,14 +257,13 @@ def measure(
     configs = [PLAIN, *(config for config in configs if config != PLAIN)]
     measured = Measured([], {config: [] for config in configs})
     settle()
-    for config in configs:  # the first pass of each width binds
-        runner.run(prompts[0], config, min(plan.new_tokens, _WARM_UP), exact=plan.exact)
+    for config in configs:  # the first passes fault pages in
+        runner.run(prompts[0], config, min(plan.new_tokens, _WARM_UP))
     for turn in range(plan.rounds):
         for number, prompt in enumerate(prompts):
             measured.prompts.append(prompt)
             for config in rotated(configs, turn + number):
-                done = runner.run(prompt, config, plan.new_tokens, exact=plan.exact)
-                measured.runs[config].append(done)
+                measured.runs[config].append(runner.run(prompt, config, plan.new_tokens))
         progress(f"round {turn + 1} of {plan.rounds}: {len(prompts)} prompts, {len(configs)} ways")
     return measured
 

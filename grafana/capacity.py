@@ -21,7 +21,7 @@ def _glance(made: Dashboard) -> None:
         big_number(
             "Anonymous memory of the cap",
             "The part that cannot be dropped, as a share of the limit. Above 90 % the kernel "
-            "swaps or kills: fewer rows (SPECOPS_ROWS), a shorter context (SPECOPS_CONTEXT), or "
+            "swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8) or "
             "smaller weights (SPECOPS_QUANT).",
             "percentunit",
             part(MEMORY, 'kind="anon"', 'kind="limit"'),
@@ -44,8 +44,8 @@ def _glance(made: Dashboard) -> None:
         big_number(
             "Time lost for memory",
             "Share of the time in which some task stood still because memory had to be freed "
-            "first. Above a few percent it crawls: lower SPECOPS_ROWS or SPECOPS_CONTEXT. 0 as "
-            "well where the kernel keeps no such figures.",
+            "first. Above a few percent it crawls: lower SPECOPS_KV_TOKENS. 0 as well "
+            "where the kernel keeps no such figures.",
             "percentunit",
             rate("specops_memory_pressure_seconds_total", 'kind="some"'),
             warn=0.02,
@@ -120,7 +120,7 @@ def _memory(made: Dashboard) -> None:
             "Time lost for lack of memory",
             "Share of the time in which some, or all, of the service's tasks stood still because "
             "memory had to be freed first. `full` above 0 for minutes: it is about to be killed "
-            "or useless; lower SPECOPS_ROWS or SPECOPS_CONTEXT now.",
+            "or useless; lower SPECOPS_KV_TOKENS now.",
             "percentunit",
             {"{{kind}}": rate_by("kind", "specops_memory_pressure_seconds_total")},
             warn=0.02,
@@ -138,14 +138,36 @@ def _memory(made: Dashboard) -> None:
             {"{{kind}}": rate_by("kind", "specops_page_faults_total")},
             right={"minor": PER_SECOND},
             colours={"major": "red"},
+            width=12,
         )
     )
+    made.with_panel(
+        curves(
+            "Killed for memory, and restarts",
+            "Processes that the kernel killed in the service's cgroup, and restarts in the last "
+            "hour. Any of them: lower SPECOPS_KV_TOKENS or the weights' size until the memory "
+            "panel above stays below its limit.",
+            "short",
+            {
+                "killed": now("specops_oom_kills_total"),
+                "restarts": f"sum(changes({series('process_start_time_seconds')}[1h])) "
+                "or vector(0)",
+            },
+            alarm=1,
+            width=12,
+        )
+    )
+
+
+def _cache(made: Dashboard) -> None:
+    made.with_row(Row("Does the KV cache suffice?"))
     made.with_panel(
         curves(
             "Tokens in the KV cache",
             "Tokens of running requests, and those that finished ones left for prompts that begin "
             "alike, against the room for them. Running ones at capacity with requests waiting: "
-            "shorter requests, or a larger memory limit.",
+            "more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, shorter requests, or a larger memory "
+            "limit.",
             "short",
             {
                 "running": now("specops_kv_tokens"),
@@ -157,16 +179,24 @@ def _memory(made: Dashboard) -> None:
     )
     made.with_panel(
         curves(
-            "Killed for memory, and restarts",
-            "Processes that the kernel killed in the service's cgroup, and restarts in the last "
-            "hour. Any of them: lower SPECOPS_ROWS, SPECOPS_CONTEXT or the weights' size until "
-            "the panel beside it stays below the limit.",
+            "KV blocks",
+            "Blocks of 64 tokens: `used` by running requests, of them `shared` by more than one; "
+            "`kept` from finished ones until somebody needs the room; `free`. No `free` is fine as "
+            "long as some are `kept`. Neither: requests give their blocks up to each other, see "
+            "beside. No `shared` although prompts begin alike: SPECOPS_PREFIX_CACHE.",
             "short",
-            {
-                "killed": now("specops_oom_kills_total"),
-                "restarts": f"sum(changes({series('process_start_time_seconds')}[1h])) "
-                "or vector(0)",
-            },
+            {"{{state}}": now_by("state", "specops_kv_blocks")},
+        )
+    )
+    made.with_panel(
+        curves(
+            "Preemptions",
+            "Requests per second that gave their KV blocks up to others and are computed again "
+            "later. 0 is how it should be. Above it for long: the cache is too small for what "
+            "runs; more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, or fewer SPECOPS_SLOTS.",
+            PER_SECOND,
+            {"preemptions": rate("specops_preemptions_total")},
+            warn=0.1,
             alarm=1,
         )
     )
@@ -203,7 +233,8 @@ def _rest(made: Dashboard) -> None:
         curves(
             "Disk of the models",
             "The volume of SPECOPS_CACHE_DIR: free, and in all. A first start needs room for the "
-            "download, its conversion and the prepacked weights, about three times the model.",
+            "download, its conversion and the weights as the processor wants them, about three "
+            "times the model.",
             "bytes",
             {
                 "free": now(DISK, FREE),
@@ -220,5 +251,5 @@ def build() -> Dashboard:
         "capacity",
         "Will it fit?",
         "Memory, processor and disk against what the machine grants.",
-        (_glance, _memory, _rest),
+        (_glance, _memory, _cache, _rest),
     )

@@ -62,7 +62,7 @@ def _glance(made: Dashboard) -> None:
         big_number(
             "Tokens per jump",
             "Tokens that one pass of the target brings a request, over the last minute. 1 is plain "
-            "decoding; below about 1.2 guessing hardly pays: `Does speculation pay?` says which "
+            "decoding; below about 1.2 drafting hardly pays: `Does speculation pay?` says which "
             "drafter to try. 0: nobody asks.",
             "short",
             now("specops_avg_jump", of="avg"),
@@ -87,8 +87,8 @@ def _glance(made: Dashboard) -> None:
     made.with_panel(
         big_number(
             "Waiting",
-            "Requests that wait for a row, as a share of the queue. It returns to 0 when load "
-            "does; if it stays up, ask for less, or add rows (SPECOPS_ROWS) if memory allows. "
+            "Requests that wait for a slot, as a share of the queue. It returns to 0 when load "
+            "does; if it stays up, ask for less, or add slots (SPECOPS_SLOTS) if memory allows. "
             "Full, the queue sheds load with 429.",
             "percentunit",
             f"sum({series('specops_requests_waiting')}) "
@@ -101,8 +101,8 @@ def _glance(made: Dashboard) -> None:
         big_number(
             "Memory used of the cap",
             "Anonymous memory, the part that cannot be dropped, as a share of the limit. Above "
-            "90 % the kernel swaps or kills: fewer rows (SPECOPS_ROWS), a shorter context "
-            "(SPECOPS_CONTEXT), or smaller weights (SPECOPS_QUANT).",
+            "90 % the kernel swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS) or smaller "
+            "weights (SPECOPS_QUANT).",
             "percentunit",
             part("specops_memory_bytes", 'kind="anon"', 'kind="limit"'),
             warn=0.75,
@@ -187,7 +187,7 @@ def _speed(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Tokens per second, by use",
-            "Generated: what people get. Prompt: what is read before the first token. Wasted: "
+            "Generated: what people get. Prompt: what is computed before the first token. Wasted: "
             "generated for requests that nobody waited for to the end; much of it means that "
             "clients give up, so shorten the queue (SPECOPS_QUEUE_SIZE) or the deadline "
             "(SPECOPS_REQUEST_TIMEOUT).",
@@ -206,7 +206,7 @@ def _speed(made: Dashboard) -> None:
             "Tokens per jump over time",
             "Tokens that a request gets from one pass of the target, from the counters and as the "
             "service itself reports it. 1 is plain decoding. Falling while the load is the same: "
-            "the text has become harder to guess, see `Does speculation pay?`.",
+            "the text has become harder to foresee, see `Does speculation pay?`.",
             "short",
             {
                 "tokens per jump": ratio(
@@ -235,7 +235,7 @@ def _waiting(made: Dashboard) -> None:
         curves(
             "Time to first token",
             "From a request's arrival to its first token, waiting included. High with a queue: "
-            "overload. High without one: long prompts, so look at the prefill step's time.",
+            "overload. High without one: long prompts, so look at the time of passes with prompts.",
             "s",
             quantiles("specops_time_to_first_token_seconds"),
         )
@@ -244,8 +244,8 @@ def _waiting(made: Dashboard) -> None:
         curves(
             "Time between tokens",
             "What a reader of a stream feels. It grows with the number of running requests, which "
-            "share the CPU; a prompt that is read meanwhile shows in p99. Lower SPECOPS_ROWS or "
-            "SPECOPS_PREFILL_CHUNK if it stutters.",
+            "share the CPU; a prompt that is computed meanwhile shows in p99. Lower SPECOPS_SLOTS "
+            "or SPECOPS_LONGEST_PAUSE if it stutters.",
             "s",
             quantiles("specops_inter_token_latency_seconds"),
         )
@@ -257,17 +257,17 @@ def _load(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Queue",
-            "Requests that hold a row, and requests that wait for one, below the room for both. "
-            "Waiting at its limit: the next ones get 429. Waiting while rows are free: the memory "
-            "for their tokens is used up.",
+            "Requests that hold a slot, and requests that wait for one, below the room for both. "
+            "Waiting at its limit: the next ones get 429. Waiting while slots are free: the KV "
+            "cache has no room for them, see `Will it fit?`.",
             "short",
             {
                 "running": now("specops_requests_running"),
                 "waiting": now("specops_requests_waiting"),
-                "rows": now("specops_rows"),
+                "slots": now("specops_slots"),
                 "room to wait": now("specops_queue_size"),
             },
-            limits=("rows", "room to wait"),
+            limits=("slots", "room to wait"),
         )
     )
     made.with_panel(

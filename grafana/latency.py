@@ -9,9 +9,10 @@ from panels import PER_SECOND, TOKENS_PER_SECOND, big_number, curves, heat
 from promql import WINDOW, buckets, mean, quantile, rate, rate_by, ratio, ratio_by, series
 
 STEPS = "specops_target_step_seconds"
-ROWS_PER_STEP = ratio(
-    "specops_sequence_steps_total", "specops_target_steps_total", "", 'kind=~"decode|verify"'
+REQUESTS_PER_PASS = ratio(
+    "specops_sequence_steps_total", "specops_target_steps_total", "", 'kind=~"decode|verify|mixed"'
 )
+OFFERED, PROMPT = "specops_prompt_budget_tokens_total", 'use="prompt"'
 
 
 def _sum_rate(counter: str) -> str:
@@ -29,7 +30,7 @@ def _glance(made: Dashboard) -> None:
     made.with_panel(
         big_number(
             "Queue wait, p95",
-            "95 of 100 requests got a row faster. It grows when more comes than the machine can "
+            "95 of 100 requests got a slot faster. It grows when more comes than the machine can "
             "answer: lower SPECOPS_QUEUE_SIZE to refuse sooner, or add machines.",
             "s",
             quantile(0.95, "specops_queue_wait_seconds"),
@@ -41,7 +42,7 @@ def _glance(made: Dashboard) -> None:
         big_number(
             "First token, p95",
             "95 of 100 requests had their first token sooner, waiting included. High without a "
-            "queue: long prompts; see `Prompts read`.",
+            "queue: long prompts; see `Prompt tokens, offered and used`.",
             "s",
             quantile(0.95, "specops_time_to_first_token_seconds"),
             warn=5,
@@ -52,7 +53,7 @@ def _glance(made: Dashboard) -> None:
         big_number(
             "Between tokens, p95",
             "95 of 100 tokens came sooner after the one before. People read about five words per "
-            "second: above 0.2 s they wait for the text. Fewer SPECOPS_ROWS make each faster.",
+            "second: above 0.2 s they wait for the text. Fewer SPECOPS_SLOTS make each faster.",
             "s",
             quantile(0.95, "specops_inter_token_latency_seconds"),
             warn=0.2,
@@ -72,22 +73,23 @@ def _glance(made: Dashboard) -> None:
     )
     made.with_panel(
         big_number(
-            "Rows per step",
-            "Requests that share one pass of the target. 1 with several running: each is verified "
-            "by itself, because guessing pays more than sharing. It cannot exceed SPECOPS_ROWS.",
+            "Tokens per pass",
+            "Tokens that one pass of the target computes: decoded, verified and of prompts. Near 1 "
+            "with several running: they wait for KV blocks, see `Will it fit?`. At "
+            "SPECOPS_MAX_BATCHED_TOKENS for long: prompts fill every pass.",
             "short",
-            ROWS_PER_STEP,
-            decimals=2,
+            ratio("specops_pass_tokens_total", "specops_target_steps_total"),
+            decimals=1,
         )
     )
     made.with_panel(
         big_number(
-            "Prompts read",
-            "Prompt tokens per second of prefill. Low: short prompts, which fill a pass badly, or "
-            "a slow machine; a larger SPECOPS_PREFILL_CHUNK helps long ones.",
-            TOKENS_PER_SECOND,
-            ratio("specops_prompt_tokens_total", f"{STEPS}_sum", "", 'kind="prefill"'),
-            decimals=0,
+            "Prompt budget used",
+            "Share of the prompt tokens that passes had room for while a prompt waited. Near 1 "
+            "with late first tokens: they wait for room, so raise SPECOPS_LONGEST_PAUSE or "
+            "SPECOPS_MAX_BATCHED_TOKENS. Low: prompts are short. 0: none came.",
+            "percentunit",
+            ratio("specops_pass_tokens_total", OFFERED, PROMPT),
         )
     )
 
@@ -99,9 +101,9 @@ def _parts(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "A mean request",
-            "Its time in the queue, reading its prompt, and generating. The largest part is the "
-            "one to work on: queue, fewer requests or more rows; prompt, shorter prompts; "
-            "generating, see the steps below.",
+            "Its time in the queue, computing its prompt, and generating. The largest part is the "
+            "one to work on: queue, fewer requests or more slots; prompt, shorter prompts; "
+            "generating, see the passes below.",
             "s",
             {
                 "queue": mean(wait),
@@ -115,9 +117,10 @@ def _parts(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "A second of the engine",
-            "How much of each second goes into reading prompts, plain steps, verifying guesses "
-            "and guessing. Near 1 the engine is fully used and more load makes it slower; a lot "
-            "of `prefill` means long prompts or many new requests.",
+            "Parts of each second that go into passes with prompts alone (`prefill`), with prompts "
+            "beside requests that decode (`mixed`), into plain ones, verifying and drafting. Near "
+            "1 the engine is fully used and more load makes it slower; a lot of `prefill` and "
+            "`mixed` means long prompts or many new requests.",
             "s",
             {
                 "{{kind}}": rate_by("kind", f"{STEPS}_sum"),
@@ -134,7 +137,7 @@ def _heatmaps(made: Dashboard) -> None:
     heatmaps = {
         "Queue wait": (
             "specops_queue_wait_seconds",
-            "Requests by the time they waited for a row. A band that rises with time: more comes "
+            "Requests by the time they waited for a slot. A band that rises with time: more comes "
             "than goes, and soon 429 is answered.",
         ),
         "Time to first token": (
@@ -145,7 +148,7 @@ def _heatmaps(made: Dashboard) -> None:
         "Time between tokens": (
             "specops_inter_token_latency_seconds",
             "Tokens by the time since the one before. A second band far up: pauses while a prompt "
-            "is read; a lower SPECOPS_PREFILL_CHUNK makes them shorter.",
+            "is computed; a lower SPECOPS_LONGEST_PAUSE makes them shorter.",
         ),
         "Latency": (
             "specops_latency_seconds",
@@ -158,20 +161,21 @@ def _heatmaps(made: Dashboard) -> None:
 
 
 def _steps(made: Dashboard) -> None:
-    made.with_row(Row("How long does a step take?"))
+    made.with_row(Row("How long does a pass take?"))
     made.with_panel(
         curves(
-            "Time per step, by kind",
-            "Mean time of one forward pass of the target: prefill reads a piece of a prompt, "
-            "decode adds a token to each running request, verify checks guesses. All of them "
-            "slower at once: another process takes the CPU, or memory is short.",
+            "Time per pass, by kind",
+            "Mean time of one forward pass of the target: `prefill` has prompts alone, `mixed` "
+            "prompts beside requests that decode, `verify` draft tokens, `decode` a token of each "
+            "running request. All slower at once: another process takes the CPU, or memory is "
+            "short.",
             "s",
             {"{{kind}}": ratio_by("kind", f"{STEPS}_sum", f"{STEPS}_count")},
         )
     )
     made.with_panel(
         curves(
-            "Time per step, p95",
+            "Time per pass, p95",
             "95 of 100 passes were faster. Far above the mean: something takes the processor now "
             "and then, or weights are read from disk again; see major page faults on `Will it "
             "fit?`.",
@@ -181,32 +185,69 @@ def _steps(made: Dashboard) -> None:
     )
     made.with_panel(
         curves(
-            "Steps and rows per step",
-            "Passes per second by kind, and (on the right) requests per pass. Few rows per step "
-            "while many run: guessing keeps them apart; that is right as long as tokens per second "
-            "are up.",
+            "Passes and requests per pass",
+            "Passes per second by kind, and (on the right) requests that decode in one. Every "
+            "running request is in every pass: fewer in it than run are still at their prompts, or "
+            "wait for KV blocks.",
             PER_SECOND,
             {
                 "{{kind}}": rate_by("kind", "specops_target_steps_total"),
-                "rows per step": ROWS_PER_STEP,
+                "requests per pass": REQUESTS_PER_PASS,
             },
-            right={"rows per step": "suffix:rows"},
+            right={"requests per pass": "suffix:requests"},
+        )
+    )
+
+
+def _contents(made: Dashboard) -> None:
+    made.with_row(Row("What is in a pass?"))
+    tokens, passes = "specops_pass_tokens_total", "specops_target_steps_total"
+    made.with_panel(
+        curves(
+            "Tokens per pass, by use",
+            "What a mean pass computes: `decoded`, one token per request; `verified`, draft "
+            "tokens; `prompt`, tokens of prompts. Mostly `prompt` while streams stutter: lower "
+            "SPECOPS_LONGEST_PAUSE. Much `verified` with few tokens per jump: see `Does "
+            "speculation pay?`.",
+            "short",
+            {
+                "{{use}}": f"sum by (use) (rate({series(tokens)}[{WINDOW}])) "
+                f"/ on () group_left () ({_sum_rate(passes)} > 0) "
+                f"or 0 * sum by (use) ({series(tokens)})"
+            },
+            stacked=True,
+            width=12,
+        )
+    )
+    made.with_panel(
+        curves(
+            "Prompt tokens, offered and used",
+            "Tokens of prompts per second that passes had room for while a prompt waited, and what "
+            "they computed. On each other: the room decides when first tokens come; "
+            "SPECOPS_LONGEST_PAUSE and SPECOPS_MAX_BATCHED_TOKENS make more of it. Far apart: "
+            "prompts are short, or KV blocks are missing.",
+            TOKENS_PER_SECOND,
+            {
+                "offered": rate(OFFERED),
+                "used": rate(tokens, PROMPT),
+            },
+            width=12,
         )
     )
 
 
 def _saved(made: Dashboard) -> None:
-    made.with_row(Row("What need not be read again?"))
+    made.with_row(Row("What need not be computed again?"))
     made.with_panel(
         curves(
-            "Prompt tokens, read and known",
-            "Tokens of prompts per second that a pass had to read, and those that the KV cache "
-            "still held from requests that began alike (chats, shared instructions). None known "
-            "although prompts begin alike: what was kept has been overwritten; more SPECOPS_ROWS "
-            "keep more.",
+            "Prompt tokens, computed and known",
+            "Tokens of prompts per second that a pass had to compute, and those that the KV cache "
+            "held from requests that began alike (chats, shared instructions). None known although "
+            "prompts begin alike: what was kept has been overwritten; more SPECOPS_KV_TOKENS keep "
+            "more.",
             TOKENS_PER_SECOND,
             {
-                "read": rate("specops_prompt_tokens_total"),
+                "computed": rate("specops_prompt_tokens_total"),
                 "known": rate("specops_cached_prompt_tokens_total"),
             },
             stacked=True,
@@ -217,8 +258,8 @@ def _saved(made: Dashboard) -> None:
         curves(
             "Requests with a known beginning",
             "Share of the requests whose prompt began with tokens that the KV cache held. Low with "
-            "chats: their turns come too late, or too many of them share the rows; put what all "
-            "prompts share at their beginning.",
+            "chats: their turns come too late, or too many of them share the KV cache; put what "
+            "all prompts share at their beginning.",
             "percentunit",
             {"of all requests": ratio("specops_prefix_hits_total", "specops_requests_total")},
             width=12,
@@ -226,7 +267,7 @@ def _saved(made: Dashboard) -> None:
     )
 
 
-_KINDS = ("prefill", "decode", "verify")
+_KINDS = ("prefill", "mixed", "decode", "verify")
 
 
 def build() -> Dashboard:
@@ -234,6 +275,6 @@ def build() -> Dashboard:
     return board(
         "latency",
         "Where does the time go?",
-        "From a request's arrival to its last token: waiting, reading, generating, step by step.",
-        (_glance, _parts, _heatmaps, _steps, _saved),
+        "From a request's arrival to its last token: waiting, prompt, answer, pass by pass.",
+        (_glance, _parts, _heatmaps, _steps, _contents, _saved),
     )

@@ -1,4 +1,4 @@
-"""The dashboard "Does speculation pay?": what guesses cost, what they bring, and who makes them."""
+"""The dashboard "Does speculation pay?": what drafts cost, what they bring, who makes them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,13 @@ from panels import PER_SECOND, TIMES, TOKENS_PER_SECOND, bars, big_number, curve
 from promql import WINDOW, buckets, now, rate, rate_by, ratio, ratio_by, series
 
 STEP_SECONDS = "specops_target_step_seconds_sum"
-DECODE, DECODE_OR_VERIFY = 'kind="decode"', 'kind=~"decode|verify"'
-VERIFY, GUESS, ONE_TOKEN = 'kind="verify"', 'kind="guess"', 'kind="decode", size="1"'
+COST = "specops_pass_cost_seconds"
+TOKENS, ONE_TOKEN = 'kind="tokens"', 'kind="tokens", size="1"'
+ONE_DRAFT_TOKEN, ATTENTION = 'kind="draft_tokens", size="1"', 'kind="attention"'
 
 
 def _sum_rate(counter: str, labels: str = "") -> str:
     return f"sum(rate({series(counter, labels)}[{WINDOW}]))"
-
-
-def gain() -> str:
-    """Speed over plain decoding, from measured steps; 0 without traffic or plain steps.
-
-    A plain token costs the time of decode steps by the rows in them (all sequence steps less the
-    verifications, which have one row each); what the same tokens took is decoding, verifying and
-    guessing together.
-    """
-    rows = _sum_rate("specops_sequence_steps_total")
-    verified_rows = _sum_rate("specops_target_steps_total", 'kind="verify"')
-    plain = f"{_sum_rate(STEP_SECONDS, DECODE)} / (({rows} - {verified_rows}) > 0)"
-    guessing = _sum_rate("specops_draft_seconds_total")
-    taken = f"{_sum_rate(STEP_SECONDS, DECODE_OR_VERIFY)} + {guessing}"
-    return f"{_sum_rate('specops_decode_tokens_total')} * {plain} / (({taken}) > 0) or vector(0)"
 
 
 def _glance(made: Dashboard) -> None:
@@ -37,7 +23,7 @@ def _glance(made: Dashboard) -> None:
         big_number(
             "Gain over plain decoding",
             "How many times as fast as plain decoding, by the service's own estimate from the "
-            "measured costs of passes. Below 1 guessing costs more than it brings: leave "
+            "measured costs of passes. Below 1 drafting costs more than it brings: leave "
             "SPECOPS_ADAPTIVE on, or try another drafter. 1: plain decoding, or no traffic yet.",
             TIMES,
             now("specops_estimated_speedup", of="avg"),
@@ -50,7 +36,7 @@ def _glance(made: Dashboard) -> None:
     made.with_panel(
         big_number(
             "Tokens per jump",
-            "Tokens that a request gets from one pass of the target; passes without a guess "
+            "Tokens that a request gets from one pass of the target; passes without a draft "
             "count. 1 is plain decoding. Low with a high acceptance: the drafter often has "
             "nothing to say.",
             "short",
@@ -64,8 +50,8 @@ def _glance(made: Dashboard) -> None:
     made.with_panel(
         big_number(
             "Mean acceptance length",
-            "1 + accepted guesses per draft: the convention elsewhere. It leaves out passes "
-            "without a guess, so it is never below tokens per jump; compare other engines with "
+            "1 + accepted tokens per draft: the convention elsewhere. It leaves out passes "
+            "without a draft, so it is never below tokens per jump; compare other engines with "
             "this one.",
             "short",
             f"1 + {_sum_rate('specops_accepted_tokens_total')} "
@@ -75,8 +61,8 @@ def _glance(made: Dashboard) -> None:
     )
     made.with_panel(
         big_number(
-            "Guesses accepted",
-            "Share of guessed tokens that the target agreed with. Low: the drafter does not suit "
+            "Draft tokens accepted",
+            "Share of draft tokens that the target agreed with. Low: the drafter does not suit "
             "this text, or the temperature is high; the panel by drafter says which one.",
             "percentunit",
             ratio("specops_accepted_tokens_total", "specops_draft_tokens_total"),
@@ -88,9 +74,9 @@ def _glance(made: Dashboard) -> None:
     made.with_panel(
         big_number(
             "Draft length",
-            "Tokens guessed per pass and request over the last minute, passes without a guess "
-            "included. 0 under load is right: checking guesses of one request then costs more "
-            "than a step for all.",
+            "Draft tokens per pass and request over the last minute, passes without a draft "
+            "included. It falls under load, which is right: the pass is full of others' tokens "
+            "then, and each draft token has to be worth its time.",
             "short",
             now("specops_draft_length", of="avg"),
             decimals=2,
@@ -98,8 +84,8 @@ def _glance(made: Dashboard) -> None:
     )
     made.with_panel(
         big_number(
-            "Time spent guessing",
-            "Share of the engine's working time that goes into guesses. Above a third: the draft "
+            "Time spent drafting",
+            "Share of the engine's working time that goes into drafting. Above a third: the draft "
             "model is too large for its target; take a smaller one or `ngram`, which is nearly "
             "free.",
             "percentunit",
@@ -116,14 +102,15 @@ def _worth(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Gain over time",
-            "How many times as fast as plain decoding: by the service's estimate, and by the time "
-            "that steps really took (0 where no plain step was among them). 1 is the line between "
-            "gain and loss. Below it for long: set SPECOPS_ADAPTIVE=1, choose another drafter, or "
-            "none.",
+            "How many times as fast as plain decoding, by the service's estimate, below what it "
+            "would be if draft tokens were free: tokens per jump. 1 is the line between gain and "
+            "loss. Below it for long: set SPECOPS_ADAPTIVE=1, choose another drafter, or none.",
             TIMES,
             {
                 "estimated": now("specops_estimated_speedup", of="avg"),
-                "by the time of steps": gain(),
+                "if drafts were free": ratio(
+                    "specops_decode_tokens_total", "specops_sequence_steps_total"
+                ),
             },
             warn=1,
             low_is_bad=True,
@@ -133,7 +120,7 @@ def _worth(made: Dashboard) -> None:
         curves(
             "Both definitions of the jump",
             "Tokens per jump counts every pass; mean acceptance length leaves out passes without "
-            "a guess. A wide gap between them: the drafter often has nothing to say, so `cascade` "
+            "a draft. A wide gap between them: the drafter often has nothing to say, so `cascade` "
             "may do better than one alone.",
             "short",
             {
@@ -149,9 +136,9 @@ def _worth(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Where the engine's time goes",
-            "Seconds of each second spent on each kind of work. Verify and draft together should "
-            "take less than decode alone would take for the same tokens; the rest up to 1 is "
-            "idle. A large `draft`: see `Time spent guessing`.",
+            "Seconds of each second spent on each kind of pass of the target, and on drafting; the "
+            "rest up to 1 is idle. Verify and draft together should take less than decode alone "
+            "would take for the same tokens. A large `draft`: see `Time spent drafting`.",
             "s",
             {
                 "{{kind}}": rate_by("kind", STEP_SECONDS),
@@ -162,12 +149,12 @@ def _worth(made: Dashboard) -> None:
     )
 
 
-def _guesses(made: Dashboard) -> None:
-    made.with_row(Row("Who guesses, and how well?"))
+def _drafts(made: Dashboard) -> None:
+    made.with_row(Row("Who drafts, and how well?"))
     made.with_panel(
         curves(
-            "Guesses accepted, by drafter",
-            "Share of guessed tokens that the target agreed with. Low for `draft`: the draft model "
+            "Draft tokens accepted, by drafter",
+            "Share of draft tokens that the target agreed with. Low for `draft`: the draft model "
             "does not suit this text. Low for `ngram`: the text does not repeat itself. Sampling "
             "at a high temperature lowers both.",
             "percentunit",
@@ -183,9 +170,9 @@ def _guesses(made: Dashboard) -> None:
     made.with_panel(
         bars(
             "Accepted, by position",
-            "Share of drafts whose guess at this place was accepted, in the last 5 minutes. It "
-            "falls from place to place. Hardly any beyond some place: guesses there are wasted, "
-            "so a lower k_draft costs nothing.",
+            "Share of drafts whose token at this position was accepted, in the last 5 minutes. It "
+            "falls from position to position. Hardly any beyond some position: draft tokens there "
+            "are wasted, so a lower k_draft costs nothing.",
             "percentunit",
             {
                 "{{position}}": f"sum by (position) (rate({series(position)}[5m])) "
@@ -197,8 +184,8 @@ def _guesses(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Accepted over time, by position",
-            "The same over time. Falling at the first places: the text has become harder to "
-            "guess. Falling at the last ones only: drafts became longer than they are good.",
+            "The same over time. Falling at the first positions: the text has become harder to "
+            "foresee. Falling at the last ones only: drafts became longer than they are good.",
             "percentunit",
             {
                 "{{position}}": f"sum by (position) (rate({series(position)}[{WINDOW}])) "
@@ -211,7 +198,7 @@ def _guesses(made: Dashboard) -> None:
 
 
 def _lengths(made: Dashboard) -> None:
-    made.with_row(Row("How much is guessed?"))
+    made.with_row(Row("How much is drafted?"))
     made.with_panel(
         curves(
             "Draft length, by drafter",
@@ -230,25 +217,25 @@ def _lengths(made: Dashboard) -> None:
     made.with_panel(
         curves(
             "Hits and misses",
-            "Drafts per second, and passes per second for which a drafter was asked and had no "
-            "guess. Many misses: the n-gram drafter finds no repetition, which costs little; all "
+            "Drafts per second, and passes per second for which a drafter was asked and had "
+            "nothing. Many misses: the n-gram drafter finds no repetition, which costs little; all "
             "drafts at 0 under load: speculation is off because it does not pay.",
             PER_SECOND,
             {
-                "{{drafter}} guessed": rate_by("drafter", "specops_drafts_total"),
+                "{{drafter}} drafted": rate_by("drafter", "specops_drafts_total"),
                 "{{drafter}} missed": rate_by("drafter", "specops_draft_misses_total"),
             },
         )
     )
     made.with_panel(
         curves(
-            "Guesses per second",
-            "Tokens guessed, and those of them that stood. The space between the lines was "
+            "Draft tokens per second",
+            "Draft tokens verified, and those of them that stood. The space between the lines was "
             "computed for nothing: fine while the gain is above 1, a reason for a lower "
             "SPECOPS_MAX_K_DRAFT where it is not.",
             TOKENS_PER_SECOND,
             {
-                "guessed": rate("specops_draft_tokens_total"),
+                "verified": rate("specops_draft_tokens_total"),
                 "accepted": rate("specops_accepted_tokens_total"),
             },
         )
@@ -257,39 +244,41 @@ def _lengths(made: Dashboard) -> None:
 
 def _reckoning(made: Dashboard) -> None:
     made.with_row(Row("What does the choice of lengths reckon with?"))
-    cost = "specops_pass_cost_seconds"
     made.with_panel(
         curves(
-            "Cost of a verification, in plain steps",
-            "What checking so many tokens of one request costs, in steps of one token. The flatter "
-            "the curves lie on each other, the longer drafts may be. All of them high: `int8` "
-            "weights (SPECOPS_QUANT) make long verifications cheaper than `int4`.",
+            "Cost of a pass, by its tokens",
+            "What a pass of so many tokens costs, in passes of one. The flatter the curves lie on "
+            "each other, the more draft tokens pay, and the more requests share a pass for little. "
+            "All of them high: this processor computes slowly for its memory; `int8` weights "
+            "(SPECOPS_QUANT) make wide passes cheaper than `int4`.",
             TIMES,
             {
-                "{{size}} tokens": f"max by (size) ({series(cost, VERIFY)}) "
-                f"/ on () group_left () (max({series(cost, ONE_TOKEN)}) > 0) "
-                f"or 0 * max by (size) ({series(cost, VERIFY)})"
+                "{{size}} tokens": f"max by (size) ({series(COST, TOKENS)}) "
+                f"/ on () group_left () (max({series(COST, ONE_TOKEN)}) > 0) "
+                f"or 0 * max by (size) ({series(COST, TOKENS)})"
             },
         )
     )
     made.with_panel(
         curves(
-            "Cost of a step, by requests in it",
-            "Seconds of a plain step for so many requests, and of one guess of the draft model. "
-            "Sharing pays where two requests cost less than twice as much as one; then lengths "
-            "fall to 0 under load. A guess that costs a third of a step must be right often.",
+            "Cost of a token, a draft token, attention",
+            "Seconds of a pass of one token of the target and of the draft model, and what "
+            "1,000,000 pairs of a token and a position that it attends to add. A draft token that "
+            "costs a third of a token must be right often; 0: there is no draft model. Attention "
+            "is what long contexts pay. All rising: another process takes the CPU.",
             "s",
             {
-                "{{size}} requests": f"max by (size) ({series(cost, DECODE)})",
-                "a guess": f"max({series(cost, GUESS)}) or vector(0)",
+                "token": f"max({series(COST, ONE_TOKEN)}) or vector(0)",
+                "draft token": f"max({series(COST, ONE_DRAFT_TOKEN)}) or vector(0)",
+                "attention": f"max({series(COST, ATTENTION)}) or vector(0)",
             },
         )
     )
     made.with_panel(
         heat(
             "Lengths chosen",
-            "How many tokens the service chose to guess, pass by pass; 0 is not guessing. All at "
-            "0: guessing does not pay on this text, or at this load. All at the top: try a larger "
+            "How many draft tokens the service chose, pass by pass; 0 is not drafting. All at 0: "
+            "drafting does not pay on this text, or at this load. All at the top: try a larger "
             "SPECOPS_MAX_K_DRAFT.",
             "short",
             buckets("specops_chosen_draft_tokens"),
@@ -303,6 +292,6 @@ def build() -> Dashboard:
     return board(
         "speculation",
         "Does speculation pay?",
-        "What guesses cost, what they bring, who makes them.",
-        (_glance, _worth, _guesses, _lengths, _reckoning),
+        "What drafts cost, what they bring, who makes them.",
+        (_glance, _worth, _drafts, _lengths, _reckoning),
     )

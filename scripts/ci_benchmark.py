@@ -3,7 +3,9 @@
 Runs the model that the service would serve (the demo pair) with plain decoding and with adaptive
 speculation in turns, prompt by prompt, and fails where a pass brings less than
 `--min-tokens-per-jump`, or where on some kind of text adaptive speculation is slower than plain
-decoding by more than `--max-loss`. Takes under two minutes.
+decoding by more than `--max-loss`. Then four requests for code at once, in turns as well: adaptive
+speculation must have at least `--min-gain-at-once` of plain decoding's speed. Takes under two
+minutes.
 
 Other processes disturb single measurements, so what is judged is the median of the ratios of
 neighbouring runs. While a kind of text is below the line, more rounds are measured, up to
@@ -19,21 +21,25 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 
 from bench import speculation
+from bench.batches import run_batch
 from bench.machine import describe
-from bench.models import configured
-from bench.prompts import Prompt, by_category
+from bench.models import BenchModel, configured
+from bench.prompts import CODE, Prompt, by_category
 from bench.report import Table, spread, yes
 from bench.speculation import COLUMNS, PLAIN, Config, Measured, Row, Runner
+from bench.stats import Summary, rotated
 
 ROUNDS = 4  # before the first look
 _PROMPTS, _NEW_TOKENS = 6, 96  # of each kind of text
+AT_ONCE = 4  # requests of the second part
+_BATCHES = 2  # of so many requests, a round
 _FAILED = 1
 
 
@@ -43,6 +49,7 @@ class Limits:
 
     tokens_per_jump: float
     loss: float  # share of plain decoding's speed
+    gain_at_once: float = 1.0  # of plain decoding's speed, with several requests for code
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +64,9 @@ class Verdict:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and judge; 0 where all is well, 1 where it is not."""
     options = _parser().parse_args(arguments)
-    limits = Limits(options.min_tokens_per_jump, options.max_loss)
+    limits = Limits(options.min_tokens_per_jump, options.max_loss, options.min_gain_at_once)
     machine, model = describe(), configured()
-    runner = Runner.load(model)
+    runner = Runner.load(_with_slots(model))
     info = runner.engine.info
     adaptive = Config(info.default_drafter, model.settings.max_k_draft, adaptive=True)
     prompts = by_category(_PROMPTS)
@@ -69,14 +76,69 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return speculation.measure(runner, [adaptive], prompts, plan, _progress)
 
     verdicts, rounds = decide(more, limits, options.most_rounds)
+    at_once = by_category(_BATCHES * AT_ONCE, (CODE,))
+
+    def more_at_once() -> list[float]:
+        return gains_at_once(runner, adaptive, at_once)
+
+    gain, gain_rounds = decide_at_once(more_at_once, limits, options.most_rounds)
     print(machine.line)
     print(table(verdicts, rounds, limits).text())
+    print(
+        f"{AT_ONCE} requests for code at once: adaptive has {spread(gain, 3)} of plain decoding's "
+        f"speed, wanted are {limits.gain_at_once:.2f} ({gain_rounds} rounds)"
+    )
     if options.json:
-        options.json.write_text(json.dumps(result(verdicts, rounds, limits), indent=1) + "\n")
+        found = result(verdicts, rounds, limits) | {"at_once": asdict(gain)}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
     complaints = [complaint for verdict in verdicts for complaint in verdict.complaints]
+    complaints += judge_at_once(gain, limits)
     for complaint in complaints:
         print(f"FAILED: {complaint}", file=sys.stderr)
     return _FAILED if complaints else 0
+
+
+def _with_slots(model: BenchModel) -> BenchModel:
+    slots = max(model.settings.slots, AT_ONCE)
+    return replace(model, settings=replace(model.settings, slots=slots))
+
+
+def gains_at_once(runner: Runner, adaptive: Config, prompts: Sequence[Prompt]) -> list[float]:
+    """Adaptive speculation's speed over plain decoding's, batch by batch, `ROUNDS` times."""
+    gains = []
+    batches = [prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE)]
+    for turn in range(ROUNDS):
+        for number, batch in enumerate(batches):
+            rates = {
+                way: run_batch(runner, way, batch, _NEW_TOKENS).rate
+                for way in rotated([PLAIN, adaptive], turn + number)
+            }
+            gains.append(rates[adaptive] / rates[PLAIN])
+    return gains
+
+
+def decide_at_once(
+    measure: Callable[[], list[float]], limits: Limits, most_rounds: int
+) -> tuple[Summary, int]:
+    """As `decide`, for the requests at once; `measure` brings the gains of `ROUNDS` rounds."""
+    gains: list[float] = []
+    rounds = 0
+    while True:
+        gains += measure()
+        rounds += ROUNDS
+        found = Summary.of(gains)
+        if not judge_at_once(found, limits) or rounds + ROUNDS > most_rounds:
+            return found, rounds
+
+
+def judge_at_once(gain: Summary, limits: Limits) -> list[str]:
+    """What is wrong with the gain of several requests at once."""
+    if gain.median >= limits.gain_at_once:
+        return []
+    return [
+        f"{AT_ONCE} requests for code at once: adaptive speculation has {gain.median:.3f} of plain "
+        f"decoding's speed, wanted are {limits.gain_at_once:.2f}"
+    ]
 
 
 def decide(
@@ -156,6 +218,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--min-tokens-per-jump", type=float, default=1.0)
     parser.add_argument(
         "--max-loss", type=float, default=0.03, help="share of plain decoding's speed"
+    )
+    parser.add_argument(
+        "--min-gain-at-once",
+        type=float,
+        default=0.97,
+        help=f"of plain decoding's speed, {AT_ONCE} requests for code at once",
     )
     parser.add_argument(
         "--most-rounds", type=int, default=4 * ROUNDS, help="before a loss is believed"

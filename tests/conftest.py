@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from specops.config import Settings
-from specops.decoder import Decoder
 from specops.export import Quantization, export_checkpoint
-from specops.session import open_session, share_threads
 from tests.checkpoints import make_llama_checkpoint
 
 THREADS = 2
-ROWS = 3
+SLOTS = 3
 CONTEXT = 128
 
 
@@ -23,7 +21,7 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     shape = {"heads": 4, "kv_heads": 2, "vocab": 320, "context": CONTEXT, "tie": True}
     make_llama_checkpoint(folder / "target", hidden=256, layers=2, ffn=384, seed=1, **shape)
-    # The draft is the target's bottom: related, so that some guesses are right and some wrong.
+    # The draft is the target's bottom: related, so that some draft tokens are right and some wrong.
     make_llama_checkpoint(folder / "draft", hidden=128, layers=1, ffn=256, seed=1, **shape)
     for model in ("target", "draft"):
         for quant in ("fp32", "int8-128", "int4-128", "int4-32"):
@@ -44,15 +42,7 @@ def tiny_settings(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         quant="int8-128",
         cache_dir=tmp_path_factory.mktemp("cache"),
         threads=THREADS,
-        rows=ROWS,
-        prefill_chunk=16,
+        slots=SLOTS,
+        max_batched_tokens=16,
         queue_size=4,
     )
-
-
-@pytest.fixture(params=["fp32", "int8-128", "int4-128", "int4-32"])
-def decoder(request: pytest.FixtureRequest, tiny_pair: Path) -> Decoder:
-    """The tiny target in every kind of weights."""
-    share_threads(THREADS)
-    graph = tiny_pair / "target" / "onnx" / request.param / "model.onnx"
-    return Decoder(open_session(graph), rows=ROWS, capacity=CONTEXT, max_width=32)

@@ -31,11 +31,13 @@ INFO = ModelInfo(
     default_drafter="draft",
     vocab_size=256,
     context=64,
-    rows=2,
+    slots=2,
+    kv_tokens=128,
     kv_bytes=1024,
+    kv_dtype="fp16",
     threads=1,
-    kernels="onnxruntime",
-    exact_align=2,
+    kernels="plain C",
+    foreign_products=(),
 )
 STATS = GenerationStats(
     prompt_tokens=3,

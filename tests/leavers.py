@@ -16,9 +16,9 @@ from itertools import count
 import numpy as np
 
 from specops.config import Settings
-from specops.engine import Engine
+from specops.engine import NO_DRAFTER, Engine
+from specops.kv_cache import PrefixCache
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
-from specops.rows import PrefixCache
 
 PLACES = 64  # clients at a time
 LEAVING = 0.5  # share of them that leave before their end
@@ -29,8 +29,8 @@ _ids = count()
 class Client:
     """Somebody who waits for an answer.
 
-    `expected` is what the request gets alone; `patience` the steps after which it leaves, counted
-    from its coming or, where it is `settled`, from when it gets a row.
+    `expected` is what plain decoding gives the request alone; `patience` the steps after which it
+    leaves, counted from its coming or, where it is `settled`, from when it gets a slot.
     """
 
     request: GenerationRequest
@@ -49,10 +49,13 @@ class Tally:
     left: Counter[str] = field(default_factory=Counter)  # by the phase that they left in
     wasted_tokens: int = 0
     cached_tokens: int = 0
+    preemptions: int = 0
 
 
-def kinds(engine: Engine, prompts: list[str], number: int) -> list[GenerationRequest]:
-    """Exact requests of every sort; some begin alike."""
+def kinds(
+    engine: Engine, prompts: list[str], number: int, *, longest: int = 60
+) -> list[GenerationRequest]:
+    """Requests of every sort, with answers of fewer tokens than `longest`; some begin alike."""
     rng = np.random.default_rng(0)
     drafters = list(engine.info.drafters)
     made = []
@@ -63,12 +66,11 @@ def kinds(engine: Engine, prompts: list[str], number: int) -> list[GenerationReq
             GenerationRequest(
                 request_id="",
                 prompt_tokens=(beginning + tokens)[: int(rng.integers(20, 300))],
-                max_new_tokens=int(rng.integers(4, 60)),
+                max_new_tokens=int(rng.integers(4, longest)),
                 sampling=SamplingParams(0.8, seed=index) if index % 4 == 3 else SamplingParams(),
                 drafter=drafters[index % len(drafters)],
                 k_draft=4,
                 adaptive=index % 5 != 0,
-                exact=True,
                 ignore_eos=True,
             )
         )
@@ -76,12 +78,12 @@ def kinds(engine: Engine, prompts: list[str], number: int) -> list[GenerationReq
 
 
 def alone(engine: Engine, request: GenerationRequest) -> tuple[int, ...]:
-    """What a request gets where nobody else is, nor has been."""
-    rows = engine.scheduler.rows
-    before, rows.reuse = rows.reuse, PrefixCache.OFF
-    request = replace(request, request_id=f"alone {next(_ids)}")
+    """What plain decoding gives a request where nobody else is, nor has been."""
+    cache = engine.scheduler.target.cache
+    before, cache.reuse = cache.reuse, PrefixCache.OFF
+    request = replace(request, request_id=f"alone {next(_ids)}", drafter=NO_DRAFTER)
     found = [piece.token for output in engine.generate(request) for piece in output.pieces]
-    rows.reuse = before
+    cache.reuse = before
     return tuple(found)
 
 
@@ -120,22 +122,22 @@ def play(
         for name in leaving:
             clients[name].left_in = _phase(engine, name)
             scheduler.cancel(name)
-        for output in scheduler.step().outputs:
+        result = scheduler.step()
+        for output in result.outputs:
             _take(tally, clients, output)
         assert not clients.keys() & set(leaving), "a place was not freed within a step"
-        assert len(scheduler.rows) + len(scheduler.waiting) == len(clients)
+        assert result.running + result.waiting == len(clients)
         for name, client in clients.items():
             client.patience -= not client.settled or _phase(engine, name) != "waiting"
     assert not scheduler.busy
-    assert scheduler.rows.tokens == 0
+    assert scheduler.target.cache.tokens == scheduler.target.cache.used_blocks == 0
     return tally
 
 
 def _phase(engine: Engine, name: str) -> str:
-    rows = engine.scheduler.rows
-    for phase, slots in (("prefilling", rows.prefilling), ("decoding", rows.decoding)):
-        if name in {slot.taken.request.request_id for slot in slots}:
-            return phase
+    for sequence in engine.scheduler.running:
+        if sequence.request.request_id == name:
+            return "prefilling" if sequence.missing else "decoding"
     return "waiting"
 
 
@@ -149,6 +151,7 @@ def _take(tally: Tally, clients: dict[str, Client], output: Output) -> None:
     del clients[output.request_id]
     assert output.stats is not None
     tally.cached_tokens += output.stats.cached_prompt_tokens
+    tally.preemptions += output.stats.preemptions
     if output.finish is FinishReason.CANCELLED:
         assert output.stats.generated_tokens == len(got)
         tally.left[client.left_in] += 1
@@ -162,9 +165,10 @@ def main() -> None:
     """The soak, on the demo pair."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--kv-tokens", type=int, default=0, help="0: what memory allows")
     options = parser.parse_args()
-    settings = Settings(rows=options.rows, longest_pause=0.05)
+    settings = Settings(slots=options.slots, kv_tokens=options.kv_tokens, longest_pause=0.05)
     engine = Engine.load(settings)
     lines = (settings.models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
     prompts = [json.loads(line)["prompt"] for line in lines.splitlines()]
@@ -173,6 +177,7 @@ def main() -> None:
     print(f"{tally.stayed} stayed and got what they get alone; {tally.left.total()} left:")
     print(f"{dict(tally.left)}, {tally.wasted_tokens} tokens wasted")
     print(f"{tally.cached_tokens} prompt tokens came from the prefix cache; all places are free")
+    print(f"{tally.preemptions} times a request gave its KV blocks up")
 
 
 if __name__ == "__main__":

@@ -1,90 +1,314 @@
-"""A target without a model: its passes take what those of the TinyLlama shape take, on a clock
-that only they move forward, and it always says the same token."""
+"""A target without a model: its passes take what TinyLlama's take, on a clock that only they move.
+
+Its cache is a real one. A position's "keys and values" are one number that depends on everything
+that the pass has read through the block tables, and the next token depends on all of them: a wrong
+block, a stale number or a copy that was forgotten changes the text, as it would with a model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
 
 import numpy as np
+import numpy.typing as npt
 
+from specops.batch import Batch
 from specops.config import Settings
 from specops.controller import Controller
-from specops.costs import CostCurve
-from specops.kv_cache import CacheShape, KvCache
-from specops.rows import PrefixCache
+from specops.cost_model import CostModel
+from specops.drafters.base import Drafter
+from specops.kernels import BLOCK_TOKENS
+from specops.kv_cache import CacheShape, KvCache, PrefixCache
+from specops.request import FinishReason, GenerationRequest, Output, SamplingParams, StepResult
+from specops.sampling import Floats, next_token
 from specops.scheduler import Scheduler
+from specops.sequence import Sequence as Running
 from specops.tokenizer import Tokenizer
 from specops.waiting import Waiting
 
-SHAPE = CacheShape(layers=1, kv_heads=1, head_dim=1, dtype=np.dtype(np.float32))
-DEMO = Settings().models_dir / "demo"
-VOCAB = 32
-SAID = 5
-# Seconds on two cores, as measured: 1 row of 1 to 9 tokens, and 1 to 8 rows of a token.
-VERIFY = [0.0144, 0.0182, 0.0251, 0.0307, 0.0365, 0.0424, 0.0484, 0.0544, 0.0604]
-DECODE = [0.0144, 0.0204, 0.0266, 0.0328, 0.0392, 0.0455, 0.0518, 0.0582]
-# A prompt's, through its 8-bit weights: a pass, a token of it, and each token before that one.
-_READ, _TOKEN, _PAIR = 0.043, 0.0029, 0.0000013
+VOCAB = 64  # of the demo pair's tokens: one printable ASCII character each, but for token 0
+SHAPE = CacheShape(layers=1, kv_heads=1, head_size=8, dtype="fp16")
+GREEDY = SamplingParams()
+# Tokens of a pass and the milliseconds that it takes: the TinyLlama shape in int4 on two cores.
+TINYLLAMA = {
+    1: 12.5, 2: 14.3, 3: 15.2, 4: 16.3, 6: 19.7, 8: 23.6, 9: 24.6, 10: 29.1, 12: 32.0,
+    16: 39.5, 24: 58.5, 32: 75.3, 48: 109.0, 64: 147.0, 96: 209.0,
+}  # fmt: skip
+PAIR_SECONDS = 1e-6
+_WORD = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_ids = count()
+
+
+def tinyllama(share: float = 1.0) -> CostModel:
+    """Costs of such passes, or of passes that take a share of that."""
+    seconds = [share * item / 1000 for item in TINYLLAMA.values()]
+    return CostModel(list(TINYLLAMA), seconds, share * PAIR_SECONDS)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Which token follows which tokens: a function of all of them.
+
+    Attributes:
+        surprise: share of places where it is not simply the one that mostly follows the last.
+        seed: another one is another text, which agrees with this one where neither is surprised.
+    """
+
+    surprise: float = 0.25
+    seed: int = 0
+    vocab_size: int = VOCAB
+
+    def key(self, state: int, token: int) -> int:
+        """The number that stands for a token behind tokens whose numbers sum up to a state."""
+        return _mixed((state + (token + 1) * _GOLDEN + self.seed) & _WORD)
+
+    def grow(self, state: int, position: int, key: int) -> int:
+        """The state with one more position's number."""
+        return (state + key * (2 * position + 1)) & _WORD
+
+    def logits(self, states: Sequence[int], last: Sequence[int]) -> Floats:
+        """[n, V] logits of what follows states [n], the last tokens of which are [n]."""
+        places = np.arange(1, self.vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        seeds = np.array([_mixed(state) for state in states], np.uint64)
+        noise = seeds[:, None] + places
+        noise = (noise ^ (noise >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        logits = (noise >> np.uint64(40)).astype(np.float32) * np.float32(4 / (1 << 24))
+        for row, (seed, token) in enumerate(zip(seeds.tolist(), last, strict=True)):
+            if seed / _WORD >= self.surprise:
+                logits[row, (3 * token + 7) % self.vocab_size] += 6
+        return logits
+
+    def continuation(
+        self, tokens: Iterable[int], most: int, sampling: SamplingParams = GREEDY
+    ) -> list[int]:
+        """What follows, chosen greedily or with a seed: what plain decoding must come to."""
+        state, place, token = 0, -1, 0
+        for place, token in enumerate(tokens):
+            state = self.grow(state, place, self.key(state, token))
+        found: list[int] = []
+        rng = np.random.default_rng(0)
+        while len(found) < most:
+            token = next_token(self.logits([state], [token])[0], sampling, rng, place + 1)
+            found.append(token)
+            place += 1
+            state = self.grow(state, place, self.key(state, token))
+        return found
+
+
+@dataclass
+class Clock:
+    """Seconds that only passes let go by."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class SimulatedTarget:
-    """Stands in for `Decoder`.
+    """Stands in for `ModelRunner`.
 
     Args:
-        rows: at most 8.
-        capacity: tokens per row.
-        slowness: how many times longer than expected passes take.
+        num_slots, context, num_blocks, reuse: of the cache; by default a block for every token.
+        max_tokens: of a pass.
+        text: what it says.
+        clock: that its passes move on.
+        slowness: how many times longer than `costs` says passes take.
         scatter: a pass takes up to this share more or less.
+        costs: what passes take.
+
+    Attributes:
+        passes: the batches that it has computed.
     """
 
     def __init__(
-        self, *, rows: int, capacity: int, slowness: float = 1.0, scatter: float = 0.0
+        self,
+        *,
+        num_slots: int = 8,
+        context: int = 1024,
+        num_blocks: int | None = None,
+        reuse: PrefixCache = PrefixCache.CLIENT,
+        max_tokens: int = 96,
+        text: Text = Text(),
+        clock: Clock | None = None,
+        slowness: float = 1.0,
+        scatter: float = 0.0,
+        costs: CostModel | None = None,
     ) -> None:
-        self.cache = KvCache(SHAPE, rows=rows, capacity=capacity)
-        self.one_graph = True
-        self.now = 0.0
+        if num_blocks is None:
+            num_blocks = num_slots * -(-context // BLOCK_TOKENS)
+        self.cache = KvCache(
+            SHAPE, num_blocks=num_blocks, num_slots=num_slots, context=context, reuse=reuse
+        )
+        self.max_tokens = max_tokens
+        self.vocab_size = text.vocab_size
+        self.text = text
+        self.clock = Clock() if clock is None else clock
+        self.passes: list[Batch] = []
+        self._costs = costs or tinyllama()
         self._slowness = slowness
         self._scatter = scatter
         self._rng = np.random.default_rng(0)
-        self._logits = np.zeros((capacity, VOCAB), np.float32)
-        self._logits[:, SAID] = 1
+        self._memory = _memory(self.cache)
+        self._memory[:] = self._rng.integers(0, _WORD, self._memory.shape, np.uint64)
+        self._weights = 2 * np.arange(context + BLOCK_TOKENS, dtype=np.uint64) + np.uint64(1)
+        self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
 
-    def prefill(self, row: int, tokens: Sequence[int], *, align: int = 1) -> np.ndarray:
-        """A chunk of a prompt."""
-        width, before = len(tokens), self.cache.lengths[row]
-        self._pass(_READ + width * (_TOKEN + (before + width / 2) * _PAIR))
-        self.cache.lengths[row] += width
-        return self._logits[:1]
+    def forward(self, batch: Batch) -> Floats:
+        """Compute a batch; see `ModelRunner.forward`."""
+        if not 0 < batch.num_tokens <= self.max_tokens:
+            raise ValueError(f"a pass takes 1 to {self.max_tokens} tokens, not {batch.num_tokens}")
+        states: list[int] = []
+        last: list[int] = []
+        for span in batch.spans:
+            low, high = self.cache.writable(span.slot)
+            if not low <= span.start <= high - len(span.tokens):
+                raise ValueError(f"slot {span.slot}: {span.start} on is not within {low} to {high}")
+            found = self._span(span.slot, span.start, span.tokens)
+            wanted = len(found) - span.num_logits
+            states += found[wanted:]
+            last += span.tokens[wanted:]
+        self.passes.append(batch)
+        seconds = self._costs.cost(batch.num_tokens, batch.attention_work)
+        self.clock.now += seconds * self._slowness * (1 + self._scatter * self._rng.uniform(-1, 1))
+        if states:
+            self._logits[: len(states)] = self.text.logits(states, last)
+        return self._logits[: len(states)]
 
-    def decode(self, first_row: int, tokens: Sequence[int]) -> np.ndarray:
-        """A token for each of some rows."""
-        for row in range(first_row, first_row + len(tokens)):
-            self.cache.lengths[row] += 1
-        self._pass(DECODE[len(tokens) - 1])
-        return self._logits[: len(tokens)]
+    @property
+    def computed(self) -> int:
+        """Tokens of all passes so far."""
+        return sum(batch.num_tokens for batch in self.passes)
 
-    def _pass(self, seconds: float) -> None:
-        self.now += seconds * self._slowness * (1 + self._scatter * self._rng.uniform(-1, 1))
+    def _span(self, slot: int, start: int, tokens: Sequence[int]) -> list[int]:
+        """Write a span's numbers; returns the state after each of its tokens."""
+        table = self.cache.block_tables[slot]
+        held = self._memory[table[: -(-start // BLOCK_TOKENS)]].reshape(-1)[:start]
+        state = int((held * self._weights[:start]).sum(dtype=np.uint64))
+        states = []
+        for position, token in enumerate(tokens, start):
+            key = self.text.key(state, token)
+            self._memory[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = key
+            state = self.text.grow(state, position, key)
+            states.append(state)
+        return states
+
+
+def _mixed(word: int) -> int:
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    return word ^ (word >> 31)
+
+
+def _memory(cache: KvCache) -> npt.NDArray[np.uint64]:
+    """[num_blocks, 64] numbers at the address that the operator gets; a block keeps the pool."""
+    address, blocks, size, _ = cache.descriptor.tolist()
+    words = (ctypes.c_uint64 * (blocks * size // 8)).from_address(address)
+    found: npt.NDArray[np.uint64] = np.ctypeslib.as_array(words).reshape(blocks, size // 8)
+    return found[:, :BLOCK_TOKENS]
+
+
+# -- requests through a scheduler ------------------------------------------------------------------
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """The demo pair's."""
+    return Tokenizer.load(Settings().models_dir / "demo" / "target")
+
+
+def make_request(
+    prompt: int | Sequence[int] = 8, output: int = 16, **fields: object
+) -> GenerationRequest:
+    """A request; a number stands for a prompt of that many tokens, another one each time."""
+    number = next(_ids)
+    if isinstance(prompt, int):
+        prompt = np.random.default_rng(number).integers(1, VOCAB, prompt).tolist()
+    given: dict[str, object] = {"ignore_eos": True, **fields}
+    return GenerationRequest(
+        request_id=str(number),
+        prompt_tokens=tuple(prompt),
+        max_new_tokens=output,
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def make_sequence(request: GenerationRequest) -> Running:
+    """A request as the scheduler holds it."""
+    return Running(request, tokenizer(), end_tokens=frozenset(), clock=Clock())
 
 
 def make_scheduler(
     target: SimulatedTarget,
+    drafters: Mapping[str, Drafter] | None = None,
     *,
-    longest_pause: float = 0.25,
-    prefix_cache: PrefixCache = PrefixCache.CLIENT,
+    draft_costs: CostModel | None = None,
+    end_tokens: frozenset[int] = frozenset(),
+    longest_pause: float = float("inf"),
+    max_batched_tokens: int | None = None,
+    positions: int = 8,
     waiting: Waiting | None = None,
 ) -> Scheduler:
-    """A scheduler that measures time by the target's clock; the tokenizer is the demo pair's."""
+    """A scheduler that measures time by the target's clock and knows what its passes cost."""
+    costs = tinyllama()
     return Scheduler(
         target,  # type: ignore[arg-type]
-        {},
-        Controller(CostCurve(VERIFY, DECODE[: target.cache.rows]), 8),
-        Tokenizer.load(DEMO / "target"),
-        end_tokens=frozenset(),
-        prefill_chunk=128,
-        exact_align=2,
+        drafters or {},
+        Controller(costs, draft_costs, positions),
+        costs,
+        tokenizer(),
+        draft_cost_model=draft_costs,
+        end_tokens=end_tokens,
+        max_batched_tokens=max_batched_tokens or target.max_tokens,
         longest_pause=longest_pause,
-        prefix_cache=prefix_cache,
         waiting=waiting,
-        clock=lambda: target.now,
+        clock=target.clock,
     )
+
+
+@dataclass
+class Served:
+    """What came of some requests."""
+
+    outputs: dict[str, list[Output]] = field(default_factory=dict)
+    results: list[StepResult] = field(default_factory=list)
+
+    def step(self, scheduler: Scheduler) -> StepResult:
+        """Let the scheduler do a step and note what it brings."""
+        result = scheduler.step()
+        self.results.append(result)
+        for output in result.outputs:
+            mine = self.outputs.setdefault(output.request_id, [])
+            assert not mine or mine[-1].finish is None, "a request ends once"
+            mine.append(output)
+        return result
+
+    def tokens(self, request: GenerationRequest) -> list[int]:
+        """What a request got so far."""
+        outputs = self.outputs.get(request.request_id, [])
+        return [piece.token for output in outputs for piece in output.pieces]
+
+    def finish(self, request: GenerationRequest) -> FinishReason | None:
+        """Why it has ended."""
+        outputs = self.outputs.get(request.request_id, [])
+        return outputs[-1].finish if outputs else None
+
+
+def serve(scheduler: Scheduler, *requests: GenerationRequest) -> Served:
+    """Requests that come at once, to their end."""
+    for request in requests:
+        scheduler.add(request)
+    served = Served()
+    while scheduler.busy:
+        served.step(scheduler)
+    return served
+
+
+def expected(text: Text, request: GenerationRequest) -> list[int]:
+    """What plain decoding alone gives a request that is greedy or has a seed."""
+    return text.continuation(request.prompt_tokens, request.max_new_tokens, request.sampling)

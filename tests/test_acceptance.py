@@ -1,22 +1,22 @@
-"""What is believed about guesses follows what happened to them."""
+"""What is believed about draft tokens follows what happened to them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from specops.acceptance import Acceptance, Outlook
+from specops.acceptance import Acceptance, SpeculationState
 
 
-def fed(rates: list[float], drafts: int, guesses: int, seed: int = 0) -> Acceptance:
-    """An estimate that saw drafts of `guesses` tokens, accepted at these rates."""
+def fed(rates: list[float], drafts: int, length: int, seed: int = 0) -> Acceptance:
+    """An estimate that saw drafts of `length` tokens, accepted at these rates."""
     rng = np.random.default_rng(seed)
     acceptance = Acceptance(len(rates))
     for _ in range(drafts):
         accepted = 0
-        while accepted < guesses and rng.random() < rates[accepted]:
+        while accepted < length and rng.random() < rates[accepted]:
             accepted += 1
-        acceptance.observe(guesses, accepted)
+        acceptance.observe(length, accepted)
     return acceptance
 
 
@@ -33,7 +33,7 @@ def test_a_position_that_was_never_tried_leans_on_the_one_before() -> None:
     assert rates[3] == pytest.approx(rates[2]) == pytest.approx(rates[1])
 
 
-def test_a_rejected_guess_says_nothing_of_those_after_it() -> None:
+def test_a_rejected_draft_token_says_nothing_of_those_after_it() -> None:
     acceptance = Acceptance(3)
     untouched = acceptance.rates[2]
     acceptance.observe(3, 1)
@@ -61,8 +61,24 @@ def test_an_heir_believes_the_same_but_changes_its_mind_sooner() -> None:
     assert heir.rates[0] < parent.rates[0] - 0.1
 
 
-def test_an_outlook_names_what_it_has_seen() -> None:
-    outlook = Outlook()
-    outlook.seen = {("draft", 0): Acceptance(2), ("ngram", 4): Acceptance(2)}
-    assert [name for name, _ in outlook.named()] == ["draft", "ngram, match of 4"]
-    assert outlook.speedup == 1.0
+def test_only_own_drafts_count_as_tried() -> None:
+    parent = fed([1.0, 1.0], 500, 2)
+    heir = parent.heir()
+    assert (parent.drafts, heir.drafts) == (500, 0)
+    heir.observe(2, 1)
+    assert heir.drafts == 1
+
+
+def test_more_draft_tokens_than_there_are_positions_are_no_error() -> None:
+    acceptance = Acceptance(2)
+    acceptance.observe(5, 4)
+    assert min(acceptance.rates) > Acceptance(2).rates[0]
+
+
+def test_a_state_names_what_it_has_seen_and_what_it_has_gained() -> None:
+    state = SpeculationState()
+    state.seen = {("draft", 0): Acceptance(2), ("ngram", 4): Acceptance(2)}
+    assert [name for name, _ in state.named()] == ["draft", "ngram, match of 4"]
+    assert state.speedup == 1.0
+    state.seconds, state.plain_seconds = 2.0, 3.0
+    assert state.speedup == 1.5

@@ -15,8 +15,8 @@ from specops.memory_plan import spare_bytes
 from tests.test_service import collect, request, sample, serving
 
 LIMIT = 4 << 30
-CAPACITY, ROWS = 1000, 2
-BUSY = {"promised_tokens": 100, "tokens": 10, "in_flight": ROWS}
+KV_TOKENS, SLOTS = 1000, 2
+BUSY = {"promised_tokens": 100, "tokens": 10, "in_flight": SLOTS}
 
 
 class Machine:
@@ -30,8 +30,8 @@ class Machine:
 
     def gate(self) -> MemoryGate:
         return MemoryGate(
-            CAPACITY,
-            ROWS,
+            KV_TOKENS,
+            SLOTS,
             room=lambda: self.room,
             pressure=lambda: Pressure(self.stalled, self.stalled) if self.accounted else None,
             limit=LIMIT,
@@ -49,7 +49,7 @@ def test_with_room_everyone_comes_in(machine: Machine) -> None:
 
 
 def test_promised_tokens_are_bounded(machine: Machine) -> None:
-    gate, most = machine.gate(), CACHES_AHEAD * CAPACITY
+    gate, most = machine.gate(), CACHES_AHEAD * KV_TOKENS
     assert gate.refusal(promised_tokens=most - 10, tokens=10, in_flight=5) is None
     assert gate.refusal(promised_tokens=most - 10, tokens=11, in_flight=5) is Shed.KV_TOKENS
 
@@ -64,11 +64,13 @@ def test_memory_that_runs_out_closes_the_door_before_the_cap_does(machine: Machi
     assert gate.refusal(**BUSY) is None
 
 
-def test_a_machine_that_only_waits_for_memory_takes_rows_but_no_queue(machine: Machine) -> None:
+def test_a_machine_that_only_waits_for_memory_takes_slots_but_no_queue(
+    machine: Machine,
+) -> None:
     gate = machine.gate()
     machine.stalled, machine.now = 0.9, 1.0
     assert gate.refusal(**BUSY) is Shed.PRESSURE
-    assert gate.refusal(**{**BUSY, "in_flight": ROWS - 1}) is None
+    assert gate.refusal(**{**BUSY, "in_flight": SLOTS - 1}) is None
     machine.now = 3.0  # nothing was lost since
     assert gate.refusal(**BUSY) is None
 

@@ -98,7 +98,7 @@ async def test_answer_has_the_promised_fields() -> None:
 
 async def test_details_hold_every_figure_and_both_jumps() -> None:
     async with api() as here:
-        body = (await here.generate(details=True, drafter="ngram", k_draft=4, exact=True)).json()
+        body = (await here.generate(details=True, drafter="ngram", k_draft=4)).json()
     details = body["details"]
     assert {name: details[name] for name in STATS.__slots__} == {
         name: list(value) if isinstance(value, tuple) else value
@@ -106,22 +106,22 @@ async def test_details_hold_every_figure_and_both_jumps() -> None:
     }
     assert details["tokens_per_jump"] == STATS.tokens_per_jump == 2.0
     assert details["mean_acceptance_length"] == STATS.mean_acceptance_length == 3.0
-    assert (details["drafter"], details["k_draft"], details["exact"]) == ("ngram", 4, True)
+    assert (details["drafter"], details["k_draft"], details["adaptive"]) == ("ngram", 4, True)
 
 
 async def test_defaults_come_from_the_settings_and_the_model() -> None:
-    async with api(adaptive=False, k_draft=2, exact=True, request_timeout=7.0) as here:
+    async with api(adaptive=False, k_draft=2, request_timeout=7.0) as here:
         await here.generate()
     request = here.service.requests[0]
     assert request.prompt_tokens == (97, 98, 99)
     assert request.max_new_tokens == 50
-    assert (request.drafter, request.k_draft, request.exact) == ("draft", 2, True)
+    assert (request.drafter, request.k_draft, request.adaptive) == ("draft", 2, False)
     assert request.sampling.temperature == 0
     assert request.stop == ()
     assert request.deadline - request.arrival == pytest.approx(7.0)
 
 
-async def test_an_adaptive_request_may_guess_up_to_the_servers_most() -> None:
+async def test_an_adaptive_request_may_draft_up_to_the_servers_most() -> None:
     async with api(k_draft=2, max_k_draft=6) as here:
         await here.generate()
         await here.generate(k_draft=4)
@@ -136,7 +136,6 @@ async def test_every_field_reaches_the_engine() -> None:
             max_new_tokens=7,
             k_draft=8,
             drafter="ngram",
-            exact=True,
             temperature=0.5,
             top_k=40,
             top_p=0.9,
@@ -148,7 +147,7 @@ async def test_every_field_reaches_the_engine() -> None:
         await here.generate(drafter="none")
     first, second, third = here.service.requests
     assert (first.max_new_tokens, first.k_draft, first.drafter) == (7, 8, "ngram")
-    assert (first.exact, first.ignore_eos, first.stop) == (True, True, ("\n\n", "END"))
+    assert (first.ignore_eos, first.stop) == (True, ("\n\n", "END"))
     sampling = first.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 40, 0.9)
     assert sampling.seed == 11
@@ -249,14 +248,26 @@ async def test_every_wrong_field_is_in_the_message() -> None:
     assert "seed: " in error["message"]
 
 
-async def test_exact_output_that_cannot_be_promised_is_refused() -> None:
+@pytest.mark.parametrize("default", [False, True])
+async def test_exact_is_accepted_and_changes_nothing(default: bool) -> None:
+    async with api(exact=default) as here:
+        for fields in ({}, {"exact": True}, {"exact": False}, {"exact": None}):
+            assert (await here.generate(**fields)).status_code == 200
+    plain, *others = [
+        replace(request, request_id="", arrival=0, deadline=0) for request in here.service.requests
+    ]
+    assert others == [plain] * 3
+
+
+@pytest.mark.parametrize("foreign", [(), ("/lm_head/MatMul", "/gate/MatMul")])
+async def test_the_model_says_whether_its_output_depends_on_the_batch(
+    foreign: tuple[str, ...],
+) -> None:
     service = FakeService(ANSWER)
-    service.info = replace(INFO, exact_align=None)
+    service.info = replace(INFO, foreign_products=foreign)
     async with api(service) as here:
-        response = await here.generate(exact=True)
-        assert response.status_code == 422
-        assert response.json()["error"]["param"] == "exact"
-        assert (await here.generate(exact=False)).status_code == 200
+        (model,) = (await here.client.get("/v1/models")).json()["data"]
+    assert (model["batch_invariant"], model["foreign_products"]) == (not foreign, list(foreign))
 
 
 async def test_a_request_may_stay_out_of_what_is_shared() -> None:

@@ -40,7 +40,7 @@ def environment(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dic
         "SPECOPS_QUANT": tiny_settings.quant,
         "SPECOPS_CACHE_DIR": str(tiny_settings.cache_dir),
         "SPECOPS_THREADS": str(tiny_settings.threads),
-        "SPECOPS_ADAPTIVE": "0",  # whether guesses pay differs from run to run
+        "SPECOPS_ADAPTIVE": "0",  # whether drafting pays differs from run to run
     }
     for name in [name for name in os.environ if name.startswith("SPECOPS_")]:
         monkeypatch.delenv(name)
@@ -53,19 +53,18 @@ def environment(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dic
 @pytest.fixture
 def pieces(tiny_settings: Settings) -> list[Piece]:
     """What the engine answers to `PROMPT`."""
-    engine = Engine.load(replace(tiny_settings, rows=1))
+    engine = Engine.load(replace(tiny_settings, slots=1))
     request = GenerationRequest(
         request_id="test",
         prompt_tokens=engine.encode(PROMPT),
         max_new_tokens=TOKENS,
         drafter="draft",
         k_draft=3,
-        exact=True,
     )
     return [piece for output in engine.generate(request) for piece in output.pieces]
 
 
-GENERATE = ["generate", PROMPT, "--max-new-tokens", str(TOKENS), "--exact"]
+GENERATE = ["generate", PROMPT, "--max-new-tokens", str(TOKENS)]
 
 
 @pytest.mark.usefixtures("environment")
@@ -77,13 +76,13 @@ def test_generate_prints_the_engines_text_and_a_line_of_figures(
     assert shown.out == "".join(piece.text for piece in pieces) + "\n"
     assert re.fullmatch(
         rf"\d+ \+ {len(pieces)} tokens · [\d.]+ tokens/s · first token after [\d.]+ s"
-        r" · [\d.]+ tokens per jump · \d+ of \d+ guesses accepted \(\d+%\)\n",
+        r" · [\d.]+ tokens per jump · \d+ of \d+ draft tokens accepted \(\d+%\)\n",
         shown.err,
     )
 
 
 @pytest.mark.usefixtures("environment")
-def test_generate_colours_accepted_guesses_and_nothing_else(
+def test_generate_colours_accepted_draft_tokens_and_nothing_else(
     pieces: list[Piece], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -118,7 +117,7 @@ def test_generate_flags_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> 
     for seed in ("1", "1", "2"):
         assert main([*drawn, "--seed", seed]) == 0
         shown = capsys.readouterr()
-        assert "guesses" not in shown.err
+        assert "draft tokens" not in shown.err
         texts.append(shown.out)
     assert texts[0] == texts[1] != texts[2]
 
@@ -175,7 +174,7 @@ def test_model_that_is_not_there_is_said(
     assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_figures_without_guesses_do_not_mention_them() -> None:
+def test_figures_without_drafts_do_not_mention_them() -> None:
     stats = GenerationStats(
         prompt_tokens=3,
         generated_tokens=5,
@@ -191,15 +190,17 @@ def test_figures_without_guesses_do_not_mention_them() -> None:
 
 @pytest.mark.usefixtures("environment")
 def test_info_tells_model_and_machine(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "--context", "100"]) == 0
+    assert main(["info", "--context", "100", "--kv-dtype", "int8"]) == 0
     about, plan = capsys.readouterr().out.split("\n\n")
     lines = dict(line.split(maxsplit=1) for line in about.splitlines())
-    assert "4 x 100 tokens" in plan
+    assert "KV cache" in plan
     assert str(tiny_pair / "target" / "onnx" / "int8-128") in lines["target"]
     size = sum(path.stat().st_size for path in (tiny_pair / "draft/onnx/int8-128").iterdir())
     assert f"{size / 1e6:,.1f} MB" in lines["draft"]
     assert lines["drafters"] == "draft, ngram, cascade, none (default: draft)"
-    assert lines["context"].startswith("100 tokens")
+    assert lines["context"] == "100 tokens; at most 8 requests at the same time"
+    assert re.fullmatch(r"cache +\d+ tokens in int8; [\d.,]+ MB", lines["kv"])
+    assert lines["batch"] == "invariant  yes"
     assert f"{read_memory().limit / 1e6:,.1f} MB" in lines["memory"]
 
 

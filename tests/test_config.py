@@ -21,19 +21,18 @@ CHANGED = {
     "draft_quant": ("fp32", "fp32"),
     "models_dir": ("/models", Path("/models")),
     "cache_dir": ("/cache", Path("/cache")),
-    "prepack": ("0", False),
-    "kernels": ("onnxruntime", "onnxruntime"),
     "shared_ngrams": ("65536", 65536),
     "adaptive": ("0", False),
     "drafter": ("ngram", "ngram"),
     "k_draft": ("5", 5),
     "max_k_draft": ("16", 16),
     "exact": ("yes", True),
-    "rows": ("8", 8),
+    "slots": ("16", 16),
     "context": ("4096", 4096),
+    "kv_tokens": ("8192", 8192),
+    "kv_dtype": ("int8", "int8"),
     "memory_fit": ("shrink", "shrink"),
-    "prefill": ("int8", "int8"),
-    "prefill_chunk": ("64", 64),
+    "max_batched_tokens": ("64", 64),
     "longest_pause": ("0.5", 0.5),
     "prefix_cache": ("off", "off"),
     "queue_order": ("clients", "clients"),
@@ -58,8 +57,8 @@ def test_empty_environment_gives_the_defaults() -> None:
 
 def test_another_target_gets_none_of_the_presets_settings() -> None:
     assert Settings.from_env({"SPECOPS_TARGET": "mine"}).drafter == ""
-    assert Settings.from_env({"SPECOPS_MODEL": "phi3"}).rows == 1
-    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_TARGET": "mine"}).rows == 0
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3"}).context == 2048
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_TARGET": "mine"}).context == 0
 
 
 def test_every_setting_has_a_case_here() -> None:
@@ -91,7 +90,11 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
         ("SPECOPS_DRAFTER", "oracle"),
         ("SPECOPS_QUANT", "int2"),
         ("SPECOPS_LOG_LEVEL", "loud"),
-        ("SPECOPS_ROWS", "65"),
+        ("SPECOPS_SLOTS", "65"),
+        ("SPECOPS_KV_TOKENS", "-1"),
+        ("SPECOPS_KV_DTYPE", "int4"),
+        ("SPECOPS_MAX_BATCHED_TOKENS", "15"),
+        ("SPECOPS_MAX_BATCHED_TOKENS", "4097"),
         ("SPECOPS_MEMORY_FIT", "hope"),
         ("SPECOPS_QUEUE_TIMEOUT", "0"),
     ],
@@ -119,6 +122,12 @@ def test_misspelt_variable_is_refused() -> None:
     assert "SPECOPS_PORT" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["ROWS", "PREFILL", "PREFILL_CHUNK", "PREPACK", "KERNELS"])
+def test_a_setting_of_earlier_versions_is_refused_instead_of_ignored(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"SPECOPS_{name} is not a setting"):
+        Settings.from_env({f"SPECOPS_{name}": "1"})
+
+
 def test_variables_of_others_are_ignored() -> None:
     assert Settings.from_env({"PORT": "x", "OTHER_SPECOPS_PORT": "x"}) == Settings.from_env({})
 
@@ -137,7 +146,7 @@ def test_flag_is_cleared_by_the_usual_words(text: str) -> None:
     assert not Settings.from_env({"SPECOPS_EXACT": text}).exact
 
 
-def test_default_guesses_above_the_largest_allowed_are_refused() -> None:
+def test_default_draft_length_above_the_largest_allowed_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"SPECOPS_K_DRAFT .* SPECOPS_MAX_K_DRAFT"):
         Settings.from_env({"SPECOPS_K_DRAFT": "6", "SPECOPS_MAX_K_DRAFT": "4"})
 

@@ -1,4 +1,4 @@
-"""The bundled pair on held-out prompts: the output is the target's own, whatever was guessed."""
+"""The bundled pair on held-out prompts: the output is the target's own, whatever was drafted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def generate(engine: Engine, prompt: tuple[int, ...], **fields: object) -> list[
     request = GenerationRequest(
         request_id=str(next(_ids)),
         prompt_tokens=prompt,
-        **{"max_new_tokens": 32, "exact": True, **fields},  # type: ignore[arg-type]
+        **{"max_new_tokens": 32, **fields},  # type: ignore[arg-type]
     )
     return [piece.token for output in engine.generate(request) for piece in output.pieces]
 
@@ -63,13 +63,13 @@ def test_speculative_greedy_output_is_plain_greedy_output(
     drafter: str,
     k_draft: int,
 ) -> None:
-    """All 200 prompts, all tokens, every number of guesses."""
+    """All 200 prompts, all tokens, every number of draft tokens."""
     for prompt, expected in plain:
         assert generate(engine, prompt, drafter=drafter, k_draft=k_draft) == expected
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_a_seed_fixes_the_text_whoever_guesses_how_much(engine: Engine, adaptive: bool) -> None:
+def test_a_seed_fixes_the_text_whoever_drafts_how_much(engine: Engine, adaptive: bool) -> None:
     for number, text in enumerate(PROMPTS[:4]):
         prompt = engine.encode(text)[:PROMPT_TOKENS]
         sampling = SamplingParams(0.8, top_k=50, top_p=0.95, seed=number)
@@ -82,7 +82,7 @@ def test_a_seed_fixes_the_text_whoever_guesses_how_much(engine: Engine, adaptive
 
 @pytest.mark.parametrize("seeded", [False, True], ids=["random numbers", "seeds"])
 @pytest.mark.parametrize("drafter", ["ngram", "draft"])
-def test_sampled_tokens_are_distributed_as_without_guesses(
+def test_sampled_tokens_are_distributed_as_without_drafts(
     engine: Engine, drafter: str, seeded: bool
 ) -> None:
     """The fourth token over 500 requests each: two to three verifications have decided by then."""
@@ -126,7 +126,7 @@ def test_plain_greedy_output_is_transformers_greedy_output(cache_dir: Path) -> N
     differing = 0
     for text in PROMPTS[:50]:
         prompt = engine.encode(text)
-        ours = generate(engine, prompt, max_new_tokens=64, exact=False)
+        ours = generate(engine, prompt, max_new_tokens=64)
         with torch.inference_mode():
             theirs = model.generate(
                 torch.tensor([prompt]),

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from specops import kernels
 from specops.config import ConfigError, Settings
 from specops.engine import Engine, ModelState
+from specops.memory_plan import MemoryPlanError, Supply
 from specops.models.prepare import ModelError, choose, prepare
 from specops.request import GenerationRequest, PromptTooLong
 
@@ -20,9 +22,12 @@ def test_the_engine_tells_what_it_loaded(tiny_settings: Settings) -> None:
     assert (info.name, info.quant, info.draft_quant) == ("target", "int8-128", "int8-128")
     assert info.drafters == ("draft", "ngram", "cascade", "none")
     assert info.default_drafter == "draft"
-    assert (info.context, info.rows, info.vocab_size) == (128, 3, 320)
-    # 2 layers x 2 heads x 64 for the target, 1 x 2 x 32 for the draft; keys and values, float32.
-    assert info.kv_bytes == (2 * 2 * 64 + 2 * 32) * 2 * 4 * 3 * 128
+    assert (info.context, info.slots, info.vocab_size) == (128, 3, 320)
+    assert (info.kv_tokens, info.kv_dtype) == (3 * 128, "fp16")
+    # 2 layers x 2 heads x 64 for the target, 1 x 2 x 32 for the draft; keys and values, float16.
+    assert info.kv_bytes == (2 * 2 * 64 + 2 * 32) * 2 * 2 * 3 * 128
+    assert info.batch_invariant
+    assert info.kernels in kernels.NAMES
 
 
 def test_without_a_draft_there_are_ngrams(tiny_settings: Settings) -> None:
@@ -41,13 +46,26 @@ def test_a_drafter_that_is_not_there_is_refused(tiny_settings: Settings) -> None
         Engine.load(replace(tiny_settings, draft="none", drafter="draft"))
 
 
-def test_exactness_that_cannot_be_kept_is_refused(
+def test_products_that_are_not_ours_are_named(tiny_settings: Settings) -> None:
+    info = Engine.load(replace(tiny_settings, quant="fp32", draft="none")).info
+    assert not info.batch_invariant
+    assert "logits" in info.foreign_products
+
+
+def test_what_is_planned_is_allocated(tiny_settings: Settings) -> None:
+    engine = Engine.load(replace(tiny_settings, kv_tokens=192))
+    cache = engine.scheduler.target.cache
+    assert (engine.info.kv_tokens, cache.num_blocks, cache.num_slots) == (192, 3, 3)
+    assert engine.plan.kv_bytes == engine.info.kv_bytes
+
+
+def test_a_cache_that_does_not_fit_is_refused(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specops.engine.exact_align", lambda decoder: None)
-    assert Engine.load(tiny_settings).info.exact_align is None
-    with pytest.raises(ConfigError, match="SPECOPS_EXACT"):
-        Engine.load(replace(tiny_settings, exact=True))
+    little = Supply(limit=100 << 20, free=70 << 20, held=30 << 20, swap=0, source="a test")
+    monkeypatch.setattr("specops.memory_plan.Supply.read", lambda: little)
+    with pytest.raises(MemoryPlanError, match="raise the memory limit"):
+        Engine.load(replace(tiny_settings, max_batched_tokens=4096))
 
 
 def test_an_unknown_preset_is_refused() -> None:
@@ -141,7 +159,8 @@ def test_leaving_early_leaves_nothing_behind(tiny_settings: Settings) -> None:
     next(outputs)
     outputs.close()  # type: ignore[attr-defined]
     assert not engine.scheduler.busy
-    assert engine.scheduler.rows.tokens == 0
+    assert engine.scheduler.target.cache.tokens == 0
+    assert engine.scheduler.target.cache.used_blocks == 0
 
 
 @pytest.mark.parametrize(

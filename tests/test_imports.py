@@ -5,39 +5,54 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import specops
 
 ROOT = Path(specops.__file__).parent
-# From the top down; a module may import those after it.
+# From the top down; a module may import those after it, and those beside it.
 LAYERS = [
-    {"cli", "__main__", "healthcheck"},
+    {"__main__", "cli", "healthcheck"},
     {"load_bench"},
     {"server"},
     {"app"},
     {"routes"},
     {"service", "schemas", "errors", "sse", "middleware"},
-    {"ticket", "door"},
+    {"engine_thread", "ticket", "door"},
     {"places"},
     {"metrics"},
+    {"series"},
     {"collectors"},
     {"engine"},
+    {"open_models"},
+    # One step: who runs, what a pass computes, what comes of it.
+    {"scheduler"},
+    {"postprocess"},
+    {"planner"},
+    {"proposer", "running"},
+    {"waiting"},
+    {"sequence", "verify", "drafters"},
+    # What is known of passes and drafts, and what follows from it.
+    {"calibration", "controller", "token_budget"},
+    {"acceptance", "cost_model"},
+    {"sampling", "text_stream"},
+    # The model: its graph, its passes, its cache.
     {"graphs"},
-    {"models", "scheduler"},
-    {"speculation", "exactness", "rows", "waiting", "pacing"},
-    {"controller", "prompt_costs"},
-    {"costs", "asking"},
-    {"drafters", "verify", "sequence"},
-    {"sampling", "decoder", "text_stream"},
-    {"kv_cache", "tokenizer", "chat_template", "session", "acceptance"},
-    {"memory_plan", "admission"},
+    {"models"},
+    {"model_runner"},
+    {"kv_cache"},
+    {"cache_slot"},
+    {"block_pool", "prefix_trie", "batch"},
+    {"tokenizer", "chat_template", "session"},
+    {"admission", "memory_plan"},
     {"config", "request", "cpus", "memory", "resources", "logs", "presets", "jump_window"},
     {"priority", "kernels"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
+@cache
 def modules() -> dict[str, set[str]]:
     """Module path below the package → absolute names that it imports anywhere in its code."""
     found = {}
@@ -49,6 +64,8 @@ def modules() -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}: imports are absolute"
                 names.add(node.module or "")
+                if node.module == "specops":  # its modules
+                    names |= {f"specops.{alias.name}" for alias in node.names}
         found[path.relative_to(ROOT).with_suffix("").as_posix()] = names
     return found
 
@@ -57,6 +74,11 @@ def part(name: str) -> str | None:
     """`specops.drafters.base` → `drafters`; None for other packages."""
     head, _, rest = name.partition(".")
     return rest.split(".")[0] if head == "specops" and rest else None
+
+
+def test_every_module_has_a_layer_and_every_layer_its_modules() -> None:
+    found = {module.split("/")[0] for module in modules()} - {"export", "__init__"}
+    assert found == set(LEVEL)
 
 
 def test_imports_go_in_one_direction() -> None:
@@ -70,6 +92,16 @@ def test_imports_go_in_one_direction() -> None:
                 continue
             same_layer = LEVEL[own] == LEVEL[other]
             assert same_layer or LEVEL[own] < LEVEL[other], f"{module} imports {name}"
+
+
+def test_what_a_step_is_made_of_knows_no_http_and_no_onnx_runtime() -> None:
+    """But for the one that runs a pass and whoever measures it."""
+    scheduling = {"scheduler", "postprocess", "planner", "proposer", "running", "waiting"}
+    scheduling |= {"sequence", "verify", "controller", "acceptance", "cost_model", "token_budget"}
+    for module, names in modules().items():
+        if module in scheduling:
+            assert not names & {"onnxruntime", "onnx", "fastapi", "starlette", "asyncio"}, module
+            assert "specops.session" not in names, module
 
 
 def test_the_serving_path_does_not_import_the_converter() -> None:
@@ -93,13 +125,20 @@ def importers(package: str) -> set[str]:
 
 
 def test_outside_libraries_stay_behind_one_door() -> None:
-    assert importers("onnxruntime") == {"decoder", "session", "models/prepack"}
-    assert importers("prometheus_client") == {"metrics", "collectors"}
+    assert importers("onnxruntime") == {"model_runner", "session"}
+    assert importers("prometheus_client") == {"metrics", "series", "collectors"}
     assert importers("tokenizers") == {"tokenizer", "models/sentencepiece"}
     assert importers("jinja2") == {"chat_template"}
     assert importers("huggingface_hub") == {"models/download"}
     drawing = {name for name in importers("onnx") if not name.startswith("export/")}
-    assert drawing == {"models/prepack", "models/tensors", "models/tiles", "models/int8_prefill"}
+    assert drawing == {
+        "models/head_norms",
+        "models/prepack",
+        "models/rewrite",
+        "models/tensors",
+        "models/tiles",
+        "models/tokenwise",
+    }
     assert importers("torch") == set()
 
 

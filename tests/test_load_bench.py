@@ -13,10 +13,10 @@ import pytest
 from specops import load_bench
 from specops.cli import main
 from specops.engine import ModelState
-from specops.graphs import WARM_UP
 from specops.load_bench import LoadRun
+from specops.open_models import WARM_UP
 
-ROWS, CONTEXT = 2, 128
+SLOTS, KV_TOKENS = 2, 256
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,9 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SPECOPS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("SPECOPS_THREADS", "2")
-    monkeypatch.setenv("SPECOPS_ROWS", str(ROWS))
+    monkeypatch.setenv("SPECOPS_SLOTS", str(SLOTS))
+    monkeypatch.setenv("SPECOPS_KV_TOKENS", str(KV_TOKENS))
+    monkeypatch.setenv("SPECOPS_KV_DTYPE", "fp32")
 
 
 def measured(model: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def test_times_add_up_and_memory_holds_the_cache(
         assert 0 < run["read_ahead_seconds"] < run["load_seconds"] < run["ready_seconds"]
         assert run["import_seconds"] > 0
         # 2 layers, keys and values, 2 heads of 64 in float32.
-        assert run["kv_cache"] == 2 * 2 * 2 * 64 * 4 * ROWS * CONTEXT
+        assert run["kv_cache"] == 2 * 2 * 2 * 64 * 4 * KV_TOKENS
         assert run["anonymous"] >= run["at_start"] + run["kv_cache"]
         assert run["file_backed"] > 0
     assert found["beyond_kv_bytes"] < found["anonymous_bytes"]
@@ -73,7 +75,9 @@ def test_the_table_shows_the_steps(tiny_pair: Path, capsys: pytest.CaptureFixtur
     model = tiny_pair / "target" / "onnx" / "int4-128"
     assert main(["bench", "load", "--model", str(model), "--runs", "1"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("int4-128, int4-128, 2 rows of 128 tokens, 2 threads, 1 warm starts")
+    assert shown.startswith(
+        "int4-128, int4-128, 2 slots, 256 tokens of KV cache in fp32, 2 threads, 1 warm starts"
+    )
     for line in ("load, until the first pass ran", f"  {WARM_UP}", "  of it KV cache", "ready"):
         assert f"\n{line}" in shown
     assert str(tiny_pair) not in shown  # the last part of a path says enough
@@ -97,7 +101,7 @@ def test_reports_that_differ_in_their_percentage_alone_are_one_step() -> None:
 
 def test_what_is_swapped_counts_as_held() -> None:
     run = LoadRun(
-        "m", "int4-128", 1, 8, 2, 0.1, 0.2, 0.3, 0.1, [("preparing", 0.3)],
+        "m", "int4-128", 1, 8, 64, "fp16", 2, 0.1, 0.2, 0.3, 0.1, [("preparing", 0.3)],
         at_start=5, anonymous=100, file_backed=70, swapped=20, kv_cache=30,
     )  # fmt: skip
     assert run.beyond_kv == 90

@@ -1,4 +1,4 @@
-"""Probabilities of tokens: the target's own, whoever guessed the token and however it was drawn."""
+"""Probabilities of tokens: the target's own, whoever drafted the token and however it was drawn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specops.batch import Batch
 from specops.config import Settings
 from specops.engine import Engine
 from specops.request import GenerationRequest, Piece, SamplingParams
@@ -20,7 +21,7 @@ REQUEST = GenerationRequest(
 
 @pytest.fixture(scope="module")
 def engine(tiny_settings: Settings) -> Engine:
-    return Engine.load(replace(tiny_settings, prefill="same"))
+    return Engine.load(tiny_settings)
 
 
 def generated(engine: Engine, request: GenerationRequest) -> list[Piece]:
@@ -62,9 +63,9 @@ def test_greedy_takes_the_likeliest_and_says_so(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_guessing_changes_no_probability(engine: Engine, temperature: float) -> None:
+def test_drafting_changes_no_probability(engine: Engine, temperature: float) -> None:
     sampling = SamplingParams(temperature, top_k=50, seed=3)
-    plain = replace(REQUEST, sampling=sampling, exact=True)
+    plain = replace(REQUEST, sampling=sampling)
     pieces = generated(engine, replace(plain, drafter="draft", k_draft=4))
     assert any(piece.origin == "draft" for piece in pieces)
     assert [(item.token, item.logprob) for item in pieces] == [
@@ -77,12 +78,15 @@ def test_they_are_those_of_the_models_logits(engine: Engine) -> None:
     pieces = generated(engine, replace(REQUEST, sampling=sampling))
     tokens = [*PROMPT, *(piece.token for piece in pieces)]
     target = engine.scheduler.target
-    first = len(PROMPT) - 1
-    target.cache.truncate(0, 0)  # it may hold what the answer left
-    rows = [target.extend(0, tokens[at : at + 16]).copy() for at in range(0, len(tokens), 16)]
-    target.cache.truncate(0, 0)
-    logits = np.concatenate(rows)[first:]
-    for row, piece in zip(logits[:-1], pieces, strict=True):
-        assert piece.logprob is not None
-        again = logprob(row, piece.token, 3)
-        assert piece.logprob.chosen == pytest.approx(again.chosen, abs=0.05)
+    cache, logits = target.cache, []
+    cache.begin(0, tokens, "nobody has asked for this before")
+    cache.reserve(0, len(tokens))
+    for start in range(0, len(tokens), 16):
+        batch = Batch()
+        piece_of = tokens[start : start + 16]
+        batch.add(0, start, piece_of, len(piece_of))
+        logits.append(target.forward(batch).copy())
+    cache.release(0)
+    rows = np.concatenate(logits)[len(PROMPT) - 1 : -1]
+    for row, piece in zip(rows, pieces, strict=True):
+        assert piece.logprob == logprob(row, piece.token, 3)

@@ -3,204 +3,229 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specops.config import ConfigError, Settings
-from specops.engine import Engine
+from specops.config import Settings
+from specops.kv_cache import CacheShape
 from specops.memory_plan import (
-    MOST_ROWS,
+    DEFAULT_SLOTS,
     Demand,
     MemoryPlan,
     MemoryPlanError,
+    ModelSizes,
     Supply,
-    pass_bytes,
     plan_memory,
+    planned,
     spare_bytes,
 )
 
 MB = 10**6
-# TinyLlama's shape in int4 with a draft of 160 M parameters, and Phi-3-mini's; float32 caches.
-TINYLLAMA = Demand(
-    kv_token_bytes=22 * 2 * 4 * 64 * 4 + 12 * 2 * 12 * 64 * 4,
-    mapped_weights=850 * MB,
-    target_weights=680 * MB,
-    fixed_pass_bytes=33 * MB,
-    context_pass_bytes=128 * 32 * 4,
-    context=2048,
-)
-PHI3 = Demand(
-    kv_token_bytes=32 * 2 * 32 * 96 * 4,
-    mapped_weights=2300 * MB,
-    target_weights=2300 * MB,
-    fixed_pass_bytes=42 * MB,
-    context_pass_bytes=128 * 32 * 4,
-    context=4096,
-)
+# TinyLlama's shape in int4, alone and with a draft of 160 M parameters; Phi-3-mini's; fp16 caches.
+TARGET = ModelSizes(CacheShape(22, 4, 64, "fp16").bytes_per_token, 612 * MB, 2048, 32_000)
+DRAFT = ModelSizes(CacheShape(12, 12, 64, "fp16").bytes_per_token, 170 * MB, 768, 32_000)
+PHI3_MINI = ModelSizes(CacheShape(32, 32, 96, "fp16").bytes_per_token, 2300 * MB, 3072, 32_064)
+ALONE = Demand.of(Settings(), [TARGET], 2048)
+TINYLLAMA = Demand.of(Settings(), [TARGET, DRAFT], 2048)
+PHI3 = Demand.of(Settings(), [PHI3_MINI], 4096)
 
 
-def supply(limit_mb: int, held_mb: int = 200) -> Supply:
+def supply(limit_mb: int, held_mb: int = 100) -> Supply:
     free = (limit_mb - held_mb) * MB
     return Supply(limit_mb * MB, free, held_mb * MB, swap=0, source="cgroup v2")
 
 
-def anonymous(plan: MemoryPlan) -> int:
-    return plan.kv_bytes + plan.pass_bytes + spare_bytes(plan.supply.limit)
+def test_a_demand_is_of_target_and_draft_together() -> None:
+    assert TARGET.kv_token_bytes == 22 * 2 * 4 * 64 * 2
+    assert TINYLLAMA.kv_token_bytes == TARGET.kv_token_bytes + DRAFT.kv_token_bytes
+    assert (TINYLLAMA.mapped_weights, TINYLLAMA.target_weights) == (782 * MB, 612 * MB)
+    assert TINYLLAMA.pass_bytes == TARGET.pass_bytes(96, 72)  # the larger one: they take turns
+
+
+def test_the_largest_pass_verifies_the_longest_drafts_of_all_slots() -> None:
+    wide = Demand.of(Settings(max_batched_tokens=1024), [TARGET], 2048)
+    assert wide.pass_bytes == TARGET.pass_bytes(1024, 72)
+    narrow = Demand.of(Settings(max_batched_tokens=16, slots=4), [TARGET], 2048)
+    assert narrow.pass_bytes == TARGET.pass_bytes(36, 36)
+    assert TARGET.pass_bytes(96, 72) < TARGET.pass_bytes(96, 73) < TARGET.pass_bytes(97, 73)
+    unknown = replace(TARGET, hidden_size=0)
+    assert unknown.pass_bytes(1, 0) == 2 * TARGET.pass_bytes(1, 0)
 
 
 def test_what_fills_up_later_counts_as_held() -> None:
-    later = supply(2_000).less(300 * MB)
-    assert (later.held, later.free, later.limit) == (500 * MB, 1_500 * MB, 2_000 * MB)
-    assert supply(2_000).less(10_000 * MB).free == 0
-    full = plan_memory(supply(2_000), TINYLLAMA)
-    assert plan_memory(later, TINYLLAMA).kv_bytes < full.kv_bytes
+    later = supply(1_000).less(50 * MB)
+    assert (later.held, later.free, later.limit) == (150 * MB, 850 * MB, 1_000 * MB)
+    assert supply(1_000).less(10_000 * MB).free == 0
+    assert plan_memory(later, ALONE).kv_bytes < plan_memory(supply(1_000), ALONE).kv_bytes
 
 
-def test_a_machine_with_room_gives_all_rows_the_whole_context() -> None:
+def test_a_machine_with_room_gives_every_slot_the_whole_context() -> None:
     plan = plan_memory(supply(24_000), TINYLLAMA)
-    assert (plan.rows, plan.context) == (MOST_ROWS, 2048)
+    assert (plan.slots, plan.context) == (DEFAULT_SLOTS, 2048)
+    assert plan.kv_tokens == DEFAULT_SLOTS * 2048
+    assert plan.num_blocks == DEFAULT_SLOTS * 32
     assert plan.weights_fit
+    odd = plan_memory(supply(24_000), TINYLLAMA, slots=3, context=100)
+    assert (odd.slots, odd.context, odd.kv_tokens) == (3, 100, 3 * 128)
 
 
-def test_under_4_gb_tinyllama_keeps_its_weights_in_memory_and_all_rows() -> None:
-    plan = plan_memory(supply(4000), TINYLLAMA)
-    assert (plan.rows, plan.context) == (MOST_ROWS, 2048)
+def test_under_1_gb_tinyllama_serves_more_than_four_short_requests_beside_its_weights() -> None:
+    plan = plan_memory(supply(1000), ALONE)
     assert plan.weights_fit
+    assert plan.kv_tokens > 4 * (200 + 64) * 2
+    assert plan.context == 2048
 
 
-def test_rows_are_given_up_before_a_comfortable_context() -> None:
-    plan = plan_memory(supply(1500), TINYLLAMA)
-    assert 1 < plan.rows < MOST_ROWS
-    assert 1024 <= plan.context < 2048
-    assert plan.weights_fit
-    more = plan_memory(supply(1500), TINYLLAMA, rows=plan.rows + 1)
-    assert more.context < 1024
-
-
-def test_under_4_gb_phi3_gets_one_row_and_what_fits_beside_its_weights() -> None:
-    plan = plan_memory(supply(4000), PHI3)
-    assert plan.rows == 1
-    assert 1024 <= plan.context < 2048
-    assert plan.weights_fit
-
-
-def test_where_weights_cannot_stay_one_modest_row_is_planned_and_the_table_says_so() -> None:
-    plan = plan_memory(supply(800), TINYLLAMA)
-    assert plan.rows == 1
-    assert not plan.weights_fit
-    assert any("disk" in line for line in plan.lines())
-
-
-def test_where_both_models_weights_cannot_stay_the_targets_do_beside_a_shorter_context() -> None:
-    plan = plan_memory(supply(1000, held_mb=70), TINYLLAMA)
-    assert plan.rows == 1
-    assert 512 <= plan.context < 2048
+def test_under_1_gb_the_draft_gives_way_and_the_targets_weights_stay() -> None:
+    plan = plan_memory(supply(1000), TINYLLAMA)
+    assert plan.kv_tokens >= 4 * (200 + 64) * 2
     assert TINYLLAMA.target_weights <= plan.left_for_weights < TINYLLAMA.mapped_weights
     assert any("the target's stay" in line for line in plan.lines())
     assert not any("every token" in line for line in plan.lines())
 
 
-def test_a_context_that_is_asked_for_is_kept_even_where_weights_must_go() -> None:
-    plan = plan_memory(supply(1000, held_mb=70), TINYLLAMA, context=2048)
-    assert (plan.rows, plan.context) == (1, 2048)
+def test_both_models_stay_where_that_leaves_a_comfortable_cache() -> None:
+    least = next(
+        size for size in range(1000, 2000) if plan_memory(supply(size), TINYLLAMA).weights_fit
+    )
+    plan = plan_memory(supply(least), TINYLLAMA)
+    assert plan.kv_tokens == plan.context == 1024
+    assert plan_memory(supply(least - 1), TINYLLAMA).kv_tokens > 1024  # the draft's place
+
+
+def test_under_4_gb_phi3_gets_a_cache_beside_its_weights() -> None:
+    plan = plan_memory(supply(4000), PHI3)
+    assert 2048 < plan.kv_tokens < 4096
+    assert plan.context == plan.kv_tokens
+    assert plan.weights_fit
+
+
+def test_where_no_weights_can_stay_one_modest_request_is_planned_and_the_table_says_so() -> None:
+    plan = plan_memory(supply(700), TINYLLAMA)
+    assert plan.kv_tokens == plan.context == 1024
     assert plan.left_for_weights < TINYLLAMA.target_weights
+    assert any("from disk for every token" in line for line in plan.lines())
+
+
+def test_a_context_that_is_asked_for_is_kept_even_where_weights_must_go() -> None:
+    plan = plan_memory(supply(820), ALONE, context=2048)
+    assert plan.context == plan.kv_tokens == 2048
+    assert not plan.weights_fit
+    assert plan_memory(supply(820), ALONE).weights_fit
 
 
 def test_what_is_asked_for_and_fits_is_what_is_planned() -> None:
-    plan = plan_memory(supply(4000), TINYLLAMA, rows=2, context=1000)
-    assert (plan.rows, plan.context, plan.shrunk) == (2, 1000, False)
+    plan = plan_memory(supply(4000), TINYLLAMA, slots=2, context=1000, kv_tokens=1500)
+    assert (plan.slots, plan.context, plan.kv_tokens, plan.shrunk) == (2, 1000, 1536, False)
+    few = plan_memory(supply(4000), TINYLLAMA, kv_tokens=20)
+    assert (few.context, few.kv_tokens) == (64, 64)
 
 
 def test_more_context_than_the_model_has_is_its_context() -> None:
-    assert plan_memory(supply(4000), TINYLLAMA, rows=1, context=9999).context == 2048
+    assert plan_memory(supply(4000), TINYLLAMA, context=9999).context == 2048
 
 
-def test_rows_that_are_asked_for_are_kept_with_the_context_that_fits() -> None:
-    plan = plan_memory(supply(4000), PHI3, rows=4)
-    assert plan.rows == 4
-    assert 0 < plan.context < 2048
-
-
-def test_a_context_that_is_asked_for_is_kept_with_the_rows_that_fit() -> None:
-    plan = plan_memory(supply(4000), PHI3, context=500)
-    assert plan.context == 500
-    assert 1 < plan.rows <= MOST_ROWS
+def test_a_context_is_never_more_than_the_cache() -> None:
+    assert plan_memory(supply(4000), TINYLLAMA, kv_tokens=512).context == 512
+    with pytest.raises(MemoryPlanError, match="SPECOPS_CONTEXT=1000 does not fit into") as refused:
+        plan_memory(supply(4000), TINYLLAMA, context=1000, kv_tokens=512)
+    assert "SPECOPS_KV_TOKENS=512" in str(refused.value)
+    plan = plan_memory(supply(4000), TINYLLAMA, context=1000, kv_tokens=512, shrink=True)
+    assert (plan.context, plan.kv_tokens, plan.shrunk) == (512, 512, True)
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers_and_the_way_out() -> None:
     with pytest.raises(MemoryPlanError) as refused:
-        plan_memory(supply(4000), PHI3, rows=4, context=4096)
+        plan_memory(supply(4000), PHI3, kv_tokens=16_384)
     message = str(refused.value)
-    assert "4 rows of 4,096 tokens" in message
-    assert f"{4 * 4096 * PHI3.kv_token_bytes / 1e6:,.1f} MB of KV cache" in message
+    assert "a KV cache of 16,384 tokens" in message
+    assert f"{16_384 * PHI3.kv_token_bytes / 1e6:,.1f} MB of keys and values" in message
     assert "limit of 4,000.0 MB (cgroup v2)" in message
-    assert "3,800.0 MB are free" in message
+    assert "3,900.0 MB are free" in message
     assert "SPECOPS_MEMORY_FIT=shrink" in message
+    found = re.search(r"([\d,]+) tokens would fit", message)
+    assert found
+    fitting = int(found[1].replace(",", ""))
+    assert plan_memory(supply(4000), PHI3, kv_tokens=fitting).kv_tokens == fitting
+    with pytest.raises(MemoryPlanError):
+        plan_memory(supply(4000), PHI3, kv_tokens=fitting + 1)
 
 
 def test_what_does_not_fit_is_shrunk_where_that_is_wanted() -> None:
-    plan = plan_memory(supply(4000), PHI3, rows=4, context=4096, shrink=True)
-    assert plan.shrunk
-    assert anonymous(plan) <= plan.supply.free
-    assert (plan.rows, plan.context) == (4, 1152)
-    tighter = plan_memory(supply(2000), PHI3, rows=4, context=4096, shrink=True)
-    assert (tighter.rows, tighter.context) == (2, 1024)  # rows go first
+    for asked in ({"kv_tokens": 16_384}, {"context": 4096}):
+        plan = plan_memory(supply(1500), PHI3, **asked, shrink=True)
+        assert plan.shrunk
+        assert plan.needed <= plan.supply.free
+        assert plan.needed + 64 * PHI3.kv_token_bytes > plan.supply.free
+        assert plan.context == min(plan.kv_tokens, 4096)
 
 
 def test_a_cap_below_the_smallest_cache_is_refused_even_then() -> None:
     for shrink in (False, True):
-        with pytest.raises(MemoryPlanError, match="Not even one short row fits"):
-            plan_memory(supply(260), TINYLLAMA, shrink=shrink)
+        with pytest.raises(MemoryPlanError, match="Not even one short request fits"):
+            plan_memory(supply(190), TINYLLAMA, shrink=shrink)
 
 
 @given(
     limit=st.integers(100, 30_000),
     held=st.integers(20, 3000),
-    weights=st.integers(0, 5000),
+    target=st.integers(0, 5000),
     draft=st.integers(0, 500),
     kv=st.integers(64, 1_000_000),
     context=st.integers(1, 8192),
-    rows=st.integers(0, 8),
+    slots=st.integers(0, 16),
     asked=st.integers(0, 8192),
+    tokens=st.integers(0, 100_000),
     shrink=st.booleans(),
 )
-def test_every_plan_fits(**drawn: int) -> None:
-    rows, asked, context = drawn["rows"], drawn["asked"], drawn["context"]
-    target = drawn["weights"] * MB
-    both = target + drawn["draft"] * MB
-    demand = Demand(drawn["kv"], both, target, 20 * MB, 128 * 32 * 4, context)
-    there = supply(drawn["limit"], min(drawn["held"], drawn["limit"]))
-    shrink = bool(drawn["shrink"])
+def test_every_plan_fits(
+    *,
+    limit: int,
+    held: int,
+    target: int,
+    draft: int,
+    kv: int,
+    context: int,
+    slots: int,
+    asked: int,
+    tokens: int,
+    shrink: bool,
+) -> None:
+    demand = Demand(kv, (target + draft) * MB, target * MB, 20 * MB, context)
+    there = supply(limit, min(held, limit))
     try:
-        plan = plan_memory(there, demand, rows=rows, context=asked, shrink=shrink)
+        plan = plan_memory(
+            there, demand, slots=slots, context=asked, kv_tokens=tokens, shrink=shrink
+        )
     except MemoryPlanError:
-        wanted = MemoryPlan(there, demand, rows or 1, min(context, asked or 128))
-        assert anonymous(wanted) > there.free
+        longest = min(asked or 128, context)
+        least = max(tokens or longest, longest if asked else 1)
+        wanted = MemoryPlan(there, demand, 8, longest, -(-least // 64) * 64)
+        assert wanted.needed > there.free or (asked and longest > tokens)
         return
-    assert anonymous(plan) <= there.free
+    assert plan.needed <= there.free
     assert plan.most_anonymous <= there.limit
-    assert 1 <= plan.context <= context
-    assert plan.rows >= 1
-    if not plan.shrunk:
-        assert plan.rows == rows or not rows
+    assert plan.slots == slots or (plan.slots == DEFAULT_SLOTS and not slots)
+    assert plan.kv_tokens == plan.num_blocks * 64
+    assert 1 <= plan.context <= min(context, plan.kv_tokens)
+    if plan.shrunk:
+        assert shrink
+    else:
         assert plan.context == min(asked, context) or not asked
+        assert 0 <= plan.kv_tokens - tokens < 64 or not tokens
+    if not tokens:
+        assert plan.kv_tokens <= plan.slots * -(-context // 64) * 64
 
 
 @given(limit=st.integers(400, 8000), more=st.integers(0, 4000))
 def test_more_memory_never_plans_less(limit: int, more: int) -> None:
     small, large = (plan_memory(supply(size), TINYLLAMA) for size in (limit, limit + more))
     if small.weights_fit:
-        assert large.kv_bytes >= small.kv_bytes
-
-
-def test_a_pass_takes_more_with_more_tokens_and_more_heads() -> None:
-    shape = {"hidden": 2048, "vocab": 32_000, "logits": 1}
-    fixed, per_token = pass_bytes(width=128, heads=32, **shape)
-    assert per_token == 128 * 32 * 4
-    assert pass_bytes(width=256, heads=32, **shape)[0] > fixed
+        assert large.kv_tokens >= small.kv_tokens
 
 
 def test_the_table_adds_up() -> None:
@@ -212,32 +237,33 @@ def test_the_table_adds_up() -> None:
     assert figures["anonymous"] < figures["limit"]
 
 
-# The engine under a cap that is made up: what is planned is what is allocated.
-
-
-def test_the_engine_allocates_what_is_planned_and_logs_it(
-    tiny_settings: Settings, caplog: pytest.LogCaptureFixture
+def test_loaded_models_are_planned_by_the_settings_and_the_plan_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "specops.graphs"):
-        engine = Engine.load(replace(tiny_settings, rows=0))
-    assert engine.info.rows == engine.plan.rows == MOST_ROWS
-    assert engine.info.context == engine.plan.context == 128
-    assert engine.scheduler.target.cache.rows == MOST_ROWS
-    assert engine.info.kv_bytes == engine.plan.kv_bytes
+    monkeypatch.setattr(Supply, "read", lambda: supply(2000))
+    settings = Settings(slots=5, context=1024, kv_tokens=4096)
+    with caplog.at_level(logging.INFO, "specops.memory_plan"):
+        plan = planned(settings, [TARGET, DRAFT], 2048, later_bytes=50 * MB)
+    assert (plan.slots, plan.context, plan.kv_tokens) == (5, 1024, 4096)
+    assert plan.supply.held == 150 * MB
     logged = [record.getMessage() for record in caplog.records]
-    assert [line for line in logged if "KV cache" in line and "4 x 128 tokens" in line]
+    assert [line for line in logged if "KV cache" in line and "4,096 tokens" in line]
+    assert not any("less than was asked for" in line for line in logged)
 
 
-def test_the_engine_does_not_start_where_its_cache_does_not_fit(
-    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+def test_less_than_was_asked_for_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = Supply.read()
-    fixed, context = pass_bytes(width=16, hidden=256, heads=4, vocab=320, logits=16)
-    room = spare_bytes(1) + fixed + 128 * context + 2 * 128 * 2560  # two rows, and no third
-    tight = replace(real, limit=1000 * MB, free=room)
-    monkeypatch.setattr("specops.graphs.Supply.read", lambda: tight)
-    with pytest.raises(ConfigError, match="3 rows of 128 tokens do not fit"):
-        Engine.load(tiny_settings)
-    engine = Engine.load(replace(tiny_settings, memory_fit="shrink"))
-    assert engine.plan.shrunk
-    assert (engine.info.rows, engine.info.context) == (2, 128)
+    monkeypatch.setattr(Supply, "read", lambda: supply(1000))
+    with pytest.raises(MemoryPlanError):
+        planned(Settings(kv_tokens=100_000), [TARGET], 2048)
+    with caplog.at_level(logging.WARNING, "specops.memory_plan"):
+        plan = planned(Settings(kv_tokens=100_000, memory_fit="shrink"), [TARGET], 2048)
+    assert plan.shrunk
+    assert f"{plan.kv_tokens} tokens of KV cache" in caplog.text
+
+
+def test_a_twentieth_part_of_a_large_cap_is_not_spared() -> None:
+    assert spare_bytes(500 * MB) == 64 << 20
+    assert spare_bytes(4000 * MB) == 80 * MB
+    assert spare_bytes(64_000 * MB) == 256 << 20

@@ -9,14 +9,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from specops.engine import ModelState
-from specops.metrics import LOAD_SHAPES, STATES, Metrics
+from specops.metrics import Metrics
 from specops.request import (
+    DraftStats,
     FinishReason,
     GenerationStats,
     StepKind,
     StepResult,
     StepStats,
 )
+from specops.series import LOAD_SHAPES, STATES
 
 
 class Clock:
@@ -45,16 +47,15 @@ def metrics() -> Readable:
     return Readable()
 
 
-def verify_step(**changes: object) -> StepStats:
+def verify_step(draft_tokens: int = 4, accepted: int = 2, **changes: object) -> StepStats:
+    """A pass in which one request verifies one draft of the draft model."""
     fields: dict[str, object] = {
         "kind": StepKind.VERIFY,
         "seconds": 0.04,
-        "rows": 1,
-        "emitted_tokens": 3,
-        "drafter": "draft",
+        "decoding": 1,
+        "emitted_tokens": accepted + 1,
+        "drafts": (DraftStats("draft", draft_tokens, accepted),),
         "draft_seconds": 0.5,
-        "draft_tokens": 4,
-        "accepted_per_position": (1, 1),
     }
     return StepStats(**fields | changes)  # type: ignore[arg-type]
 
@@ -74,6 +75,9 @@ SERIES_BEFORE_TRAFFIC = [
     ("wasted_tokens_total", {}),
     ("sequence_steps_total", {}),
     ("draft_seconds_total", {}),
+    *(("pass_tokens_total", {"use": use}) for use in ("decoded", "verified", "prompt")),
+    ("prompt_budget_tokens_total", {}),
+    ("preemptions_total", {}),
     *(
         (f"{name}_total", {"drafter": drafter})
         for name in ("drafts", "draft_tokens", "accepted_tokens", "draft_misses")
@@ -90,10 +94,10 @@ SERIES_BEFORE_TRAFFIC = [
     ),
     *(("load_test_requests_total", {"shape": shape}) for shape in LOAD_SHAPES),
     ("model_ready_timestamp_seconds", {}),
-    ("rows", {}),
+    ("slots", {}),
     ("queue_size", {}),
     *(("chosen_draft_tokens_count", {"drafter": drafter}) for drafter in ("draft", "cascade")),
-    *(("pass_cost_seconds", {"kind": kind, "size": "1"}) for kind in ("verify", "decode")),
+    *(("pass_cost_seconds", {"kind": kind, "size": "1"}) for kind in ("tokens", "attention")),
     ("avg_jump", {}),
     ("draft_length", {}),
     ("requests_running", {}),
@@ -101,6 +105,7 @@ SERIES_BEFORE_TRAFFIC = [
     ("kv_tokens", {}),
     ("kv_kept_tokens", {}),
     ("kv_capacity_tokens", {}),
+    *(("kv_blocks", {"state": state}) for state in ("used", "shared", "kept", "free")),
 ]
 
 
@@ -135,9 +140,9 @@ def test_two_services_in_one_process_do_not_share_series() -> None:
     assert second.value("requests_rejected_total", reason="queue_full") == 0
 
 
-def test_verify_step_counts_tokens_guesses_and_positions(metrics: Readable) -> None:
+def test_verify_step_counts_tokens_drafts_and_positions(metrics: Readable) -> None:
     metrics.observe_step(verify_step())
-    metrics.observe_step(verify_step(accepted_per_position=(1,), emitted_tokens=2))
+    metrics.observe_step(verify_step(accepted=1))
     assert metrics.value("target_steps_total", kind="verify") == 2
     assert metrics.value("target_step_seconds_sum", kind="verify") == pytest.approx(0.08)
     assert metrics.value("generated_tokens_total") == 5
@@ -148,6 +153,9 @@ def test_verify_step_counts_tokens_guesses_and_positions(metrics: Readable) -> N
     assert metrics.value("accepted_tokens_total", drafter="draft") == 3
     assert metrics.value("draft_seconds_total") == 1.0
     assert metrics.value("draft_tokens_total", drafter="ngram") == 0
+    assert metrics.value("pass_tokens_total", use="decoded") == 2
+    assert metrics.value("pass_tokens_total", use="verified") == 8
+    assert metrics.value("pass_tokens_total", use="prompt") == 0
     position = "accepted_tokens_per_position_total"
     assert metrics.value(position, position="1") == 2
     assert metrics.value(position, position="2") == 1
@@ -155,7 +163,9 @@ def test_verify_step_counts_tokens_guesses_and_positions(metrics: Readable) -> N
 
 
 def test_prefill_step_is_no_jump(metrics: Readable) -> None:
-    metrics.observe_step(StepStats(StepKind.PREFILL, 0.2, 1, prompt_tokens=128, emitted_tokens=1))
+    metrics.observe_step(
+        StepStats(StepKind.PREFILL, 0.2, prompt_tokens=128, emitted_tokens=1, first_tokens=1)
+    )
     assert metrics.value("prompt_tokens_total") == 128
     assert metrics.value("generated_tokens_total") == 1
     assert metrics.value("decode_tokens_total") == 0
@@ -164,15 +174,68 @@ def test_prefill_step_is_no_jump(metrics: Readable) -> None:
 
 
 def test_a_prompts_cached_beginning_is_a_hit_and_no_work(metrics: Readable) -> None:
-    metrics.observe_step(StepStats(StepKind.PREFILL, 0.2, 1, prompt_tokens=8, cached_tokens=100))
-    metrics.observe_step(StepStats(StepKind.PREFILL, 0.2, 1, prompt_tokens=5))
-    assert metrics.value("prefix_hits_total") == 1
+    metrics.observe_step(
+        StepStats(StepKind.PREFILL, 0.2, prompt_tokens=8, cached_tokens=100, prefix_hits=2)
+    )
+    metrics.observe_step(StepStats(StepKind.PREFILL, 0.2, prompt_tokens=5))
+    assert metrics.value("prefix_hits_total") == 2
     assert metrics.value("cached_prompt_tokens_total") == 100
     assert metrics.value("prompt_tokens_total") == 13
 
 
+def test_a_mixed_pass_counts_for_prompts_and_for_those_that_decode(metrics: Readable) -> None:
+    metrics.observe_step(
+        StepStats(
+            StepKind.MIXED,
+            0.1,
+            decoding=3,
+            prompt_tokens=40,
+            budget_tokens=50,
+            emitted_tokens=6,  # three decoded, one accepted, two prompts ended
+            first_tokens=2,
+            drafts=(DraftStats("draft", 2, 1),),
+        )
+    )
+    assert metrics.value("target_steps_total", kind="mixed") == 1
+    assert metrics.value("generated_tokens_total") == 6
+    assert metrics.value("decode_tokens_total") == 4
+    assert metrics.value("sequence_steps_total") == 3
+    assert metrics.value("avg_jump") == 4 / 3
+    for use, tokens in (("decoded", 3), ("verified", 2), ("prompt", 40)):
+        assert metrics.value("pass_tokens_total", use=use) == tokens
+    assert metrics.value("prompt_tokens_total") == 40
+    assert metrics.value("prompt_budget_tokens_total") == 50
+
+
+def test_a_prompt_that_got_no_room_counts_what_was_offered(metrics: Readable) -> None:
+    metrics.observe_step(verify_step(budget_tokens=8))
+    assert metrics.value("prompt_budget_tokens_total") == 8
+    assert metrics.value("pass_tokens_total", use="prompt") == 0
+
+
+def test_drafts_of_several_drafters_in_one_pass_are_told_apart(metrics: Readable) -> None:
+    drafts = (DraftStats("draft", 3, 3), DraftStats("ngram", 5, 0), DraftStats("ngram", 1, 1))
+    metrics.observe_step(
+        StepStats(StepKind.VERIFY, 0.1, decoding=3, emitted_tokens=7, drafts=drafts)
+    )
+    for drafter, count, drafted, accepted in (("draft", 1, 3, 3), ("ngram", 2, 6, 1)):
+        assert metrics.value("drafts_total", drafter=drafter) == count
+        assert metrics.value("draft_tokens_total", drafter=drafter) == drafted
+        assert metrics.value("accepted_tokens_total", drafter=drafter) == accepted
+    positions = [
+        metrics.value("accepted_tokens_per_position_total", position=str(position))
+        for position in (1, 2, 3, 4)
+    ]
+    assert positions == [2, 1, 1, 0]
+
+
+def test_preemptions_are_counted(metrics: Readable) -> None:
+    metrics.observe_step(verify_step(preempted=2))
+    assert metrics.value("preemptions_total") == 2
+
+
 def test_misses_count_as_steps_but_not_as_drafts(metrics: Readable) -> None:
-    metrics.observe_step(verify_step(emitted_tokens=3))
+    metrics.observe_step(verify_step())
     metrics.observe_step(
         StepStats(
             StepKind.DECODE,
@@ -194,7 +257,7 @@ def test_misses_count_as_steps_but_not_as_drafts(metrics: Readable) -> None:
 
 def test_chosen_lengths_are_counted_by_drafter_and_0_is_one(metrics: Readable) -> None:
     metrics.observe_step(verify_step(draft_tokens=4))
-    metrics.observe_step(verify_step(draft_tokens=1, accepted_per_position=()))
+    metrics.observe_step(verify_step(draft_tokens=1, accepted=0))
     metrics.observe_step(
         StepStats(
             StepKind.DECODE,
@@ -216,41 +279,54 @@ def test_chosen_lengths_are_counted_by_drafter_and_0_is_one(metrics: Readable) -
 
 def test_the_controllers_estimates_are_read_when_asked(metrics: Readable) -> None:
     assert metrics.value("estimated_speedup") == 1
-    costs = [("verify", 1, 0.01), ("verify", 2, 0.013), ("decode", 2, 0.015), ("guess", 1, 0.002)]
+    costs = [("tokens", 1, 0.01), ("tokens", 2, 0.013), ("attention", 1, 0.002)]
     speedup = 1.5
     metrics.watch_controller(lambda: speedup, lambda: costs)
     assert metrics.value("estimated_speedup") == 1.5
     speedup = 1.25
     assert metrics.value("estimated_speedup") == 1.25
-    assert metrics.value("pass_cost_seconds", kind="verify", size="2") == 0.013
-    assert metrics.value("pass_cost_seconds", kind="guess", size="1") == 0.002
-    costs[1] = ("verify", 2, 0.02)
-    assert metrics.value("pass_cost_seconds", kind="verify", size="2") == 0.02
+    assert metrics.value("pass_cost_seconds", kind="tokens", size="2") == 0.013
+    assert metrics.value("pass_cost_seconds", kind="attention", size="1") == 0.002
+    costs[1] = ("tokens", 2, 0.02)
+    assert metrics.value("pass_cost_seconds", kind="tokens", size="2") == 0.02
 
 
 def test_average_jump_forgets_what_is_older_than_a_minute(metrics: Readable) -> None:
-    metrics.observe_step(verify_step(emitted_tokens=5))
+    metrics.observe_step(verify_step(accepted=4))
     metrics.clock.now += 59
-    metrics.observe_step(verify_step(emitted_tokens=1))
+    metrics.observe_step(verify_step(accepted=0))
     assert metrics.value("avg_jump") == 3.0
     metrics.clock.now += 1
     assert metrics.value("avg_jump") == 1.0
     metrics.clock.now += 59
     assert metrics.value("avg_jump") == 0.0
-    metrics.observe_step(verify_step(emitted_tokens=4))
+    metrics.observe_step(verify_step(accepted=3))
     assert metrics.value("avg_jump") == 4.0
 
 
 def test_load_gauges_show_the_last_step(metrics: Readable) -> None:
-    metrics.observe_step_result(StepResult((), (), running=2, waiting=5, kv_tokens=300))
-    last = StepResult((), (), running=1, waiting=0, kv_tokens=120, kept_tokens=50)
+    metrics.set_kv_capacity(4096, 64)
+    assert metrics.value("kv_blocks", state="free") == 64
+    metrics.observe_step_result(StepResult(None, (), running=2, waiting=5, kv_tokens=300))
+    last = StepResult(
+        None,
+        (),
+        running=1,
+        waiting=0,
+        kv_tokens=120,
+        kept_tokens=50,
+        used_blocks=9,
+        shared_blocks=4,
+        kept_blocks=1,
+    )
     metrics.observe_step_result(last)
-    metrics.set_kv_capacity(4096)
     assert metrics.value("requests_running") == 1
     assert metrics.value("requests_waiting") == 0
     assert metrics.value("kv_tokens") == 120
     assert metrics.value("kv_kept_tokens") == 50
     assert metrics.value("kv_capacity_tokens") == 4096
+    for state, blocks in (("used", 9), ("shared", 4), ("kept", 1), ("free", 54)):
+        assert metrics.value("kv_blocks", state=state) == blocks
 
 
 def test_finished_request_is_counted_by_outcome_and_timed(metrics: Readable) -> None:
@@ -331,9 +407,9 @@ def test_load_tests_have_a_fixed_set_of_shapes(metrics: Readable) -> None:
 
 
 def test_limits_are_shown(metrics: Readable) -> None:
-    metrics.set_rows(4)
+    metrics.set_slots(4)
     metrics.set_queue_size(32)
-    assert metrics.value("rows") == 4
+    assert metrics.value("slots") == 4
     assert metrics.value("queue_size") == 32
 
 

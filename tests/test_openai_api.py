@@ -100,7 +100,6 @@ async def test_every_field_reaches_the_engine(path: str) -> None:
             k_draft=2,
             drafter="ngram",
             adaptive=False,
-            exact=True,
             top_k=40,
             ignore_eos=True,
             user="me",
@@ -108,7 +107,7 @@ async def test_every_field_reaches_the_engine(path: str) -> None:
     request = here.request
     assert (request.max_new_tokens, request.stop, request.stream) == (7, ("\n", "END"), True)
     assert (request.drafter, request.k_draft) == ("ngram", 2)
-    assert (request.adaptive, request.exact, request.ignore_eos) == (False, True, True)
+    assert (request.adaptive, request.ignore_eos) == (False, True)
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 40)
     assert sampling.seed == (1 << 63) - 3
@@ -294,6 +293,8 @@ async def test_the_loaded_model_is_listed() -> None:
         "context_length": 64,
         "quantization": "int8-128",
         "drafters": ["draft", "ngram", "none"],
+        "batch_invariant": True,
+        "foreign_products": [],
     }
     assert problem(other, 404)["code"] == "model_not_found"
 

@@ -127,7 +127,7 @@ async def test_options_of_the_engine_go_as_extra_body(
     extra = {"drafter": "ngram", "k_draft": 2, "exact": True, "top_k": 3}
     await client.completions.create(model="fake", prompt="a", extra_body=extra)
     (request,) = service.requests
-    assert (request.drafter, request.k_draft, request.exact) == ("ngram", 2, True)
+    assert (request.drafter, request.k_draft) == ("ngram", 2)
     assert request.sampling.top_k == 3
 
 

@@ -20,27 +20,27 @@ def request(prompt: int = 10, output: int = 20) -> GenerationRequest:
     )
 
 
-def places(rows: int = 2, queue_size: int = 3) -> Places:
+def places(slots: int = 2, queue_size: int = 3) -> Places:
     return Places(
-        rows=rows, queue_size=queue_size, prompt_token_seconds=0.01, output_token_seconds=0.1
+        slots=slots, queue_size=queue_size, prompt_token_seconds=0.01, output_token_seconds=0.1
     )
 
 
 def test_positions_count_from_the_row_that_is_free_next() -> None:
-    here = places(rows=2)
+    here = places(slots=2)
     assert here.count == 5
     assert [here.enter([request()]).position for _ in range(5)] == [0, 0, 1, 2, 3]
     assert here.taken == 5
 
 
 def test_several_requests_follow_each_other() -> None:
-    here = places(rows=2)
+    here = places(slots=2)
     assert here.enter([request(), request(), request()]).position == 0
     assert here.enter([request()]).position == 2
 
 
 def test_who_leaves_makes_room_and_takes_its_tokens_along() -> None:
-    here = places(rows=1)
+    here = places(slots=1)
     first = request(10, 20)
     here.enter([first])
     here.enter([request(1, 2)])
@@ -50,19 +50,19 @@ def test_who_leaves_makes_room_and_takes_its_tokens_along() -> None:
     assert here.enter([request()]).position == 1
 
 
-def test_the_wait_grows_with_the_work_ahead() -> None:
-    here = places(rows=1, queue_size=10)
+def test_the_wait_gslots_with_the_work_ahead() -> None:
+    here = places(slots=1, queue_size=10)
     waits = [here.enter([request(10, 20)]).wait_seconds for _ in range(3)]
     # 10 * 0.01 s + 20 * 0.1 s = 2.1 s each; who runs is half through.
     assert waits == [0.0, pytest.approx(1.05), pytest.approx(3.15)]
-    heavy, light = places(rows=1), places(rows=1)
+    heavy, light = places(slots=1), places(slots=1)
     heavy.enter([request(90, 10)])
     light.enter([request(10, 10)])
     assert heavy.enter([request()]).wait_seconds > light.enter([request()]).wait_seconds
 
 
 def test_the_wait_follows_what_requests_are_seen_to_take() -> None:
-    here = places(rows=1, queue_size=10)
+    here = places(slots=1, queue_size=10)
     seen = GenerationStats(
         prompt_tokens=10, generated_tokens=21, prefill_seconds=1.0, decode_seconds=20.0
     )
@@ -74,7 +74,7 @@ def test_the_wait_follows_what_requests_are_seen_to_take() -> None:
 
 
 def test_who_gave_up_teaches_nothing() -> None:
-    here = places(rows=1)
+    here = places(slots=1)
     stats = GenerationStats(prompt_tokens=1, generated_tokens=2, decode_seconds=1000.0)
     for reason in (FinishReason.CANCELLED, FinishReason.TIMEOUT, FinishReason.ERROR):
         here.learn(reason, stats)
@@ -83,7 +83,7 @@ def test_who_gave_up_teaches_nothing() -> None:
 
 
 def test_retry_after_is_when_half_of_the_queue_is_through_and_at_least_a_second() -> None:
-    here = places(rows=1, queue_size=3)
+    here = places(slots=1, queue_size=3)
     assert here.retry_after == 1
     for _ in range(4):
         here.enter([request(10, 20)])
@@ -92,7 +92,7 @@ def test_retry_after_is_when_half_of_the_queue_is_through_and_at_least_a_second(
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 2)), max_size=60))
 def test_counts_are_those_of_who_is_inside(visits: list[tuple[int, int, int]]) -> None:
-    here = places(rows=2)
+    here = places(slots=2)
     inside: dict[str, int] = {}
     for prompt, output, leaving in visits:
         coming = request(prompt, output)

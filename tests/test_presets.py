@@ -181,7 +181,7 @@ def test_a_preset_answers(name: str, hub: Hub, tmp_path: Path) -> None:
             assert (health["state"], health["model"]) == ("ready", name)
             assert service.info is not None
             assert ("draft" in service.info.drafters) is has_draft
-            assert service.info.rows == presets()[name].settings.get("rows", 4)
+            assert service.info.slots == 8
         await service.stop()
 
     asyncio.run(scenario())

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specops.kv_cache import PrefixCache
 from specops.request import FinishReason
-from specops.rows import PrefixCache
 from specops.waiting import ByArrival, ByClient
-from tests.simulated_target import SimulatedTarget, make_scheduler
-from tests.test_pacing import request
+from tests.simulated_target import Served, SimulatedTarget, make_request, make_scheduler
 
 # client, prompt and output lengths, steps until it comes, steps until it leaves (or not)
 arrivals = st.lists(
@@ -28,44 +27,47 @@ arrivals = st.lists(
 )
 
 
-@given(st.sampled_from([ByArrival, ByClient]), st.integers(1, 4), arrivals)
+@given(
+    st.sampled_from([ByArrival, ByClient]), st.integers(1, 4), st.sampled_from([6, 100]), arrivals
+)
 @settings(max_examples=60, deadline=None)
 def test_everybody_ends_and_nobody_waits_for_more_than_what_came_before_or_beside(
     order: type[ByArrival | ByClient],
-    rows: int,
+    slots: int,
+    blocks: int,
     coming: list[tuple[str, int, int, int, int | None]],
 ) -> None:
     """Every step computes something, so the steps are bounded by what there is to compute."""
-    target = SimulatedTarget(rows=rows, capacity=512)
+    target = SimulatedTarget(num_slots=slots, context=384, num_blocks=blocks, max_tokens=32)
     scheduler = make_scheduler(target, waiting=order())
     patience: dict[str, int | None] = {}
-    ended: dict[str, FinishReason] = {}
-    steps, to_come = 0, list(coming)
-    most = sum(prompt // 8 + 1 + output + wait for _, prompt, output, wait, _ in coming)
-    pause = 0
+    served, requests, steps, pause = Served(), [], 0, 0
+    to_come = list(coming)
     while to_come or scheduler.busy:
         while to_come and pause >= to_come[0][3]:
             client, prompt, output, _, leaves = to_come.pop(0)
-            item = request(prompt, output, client=client)
-            patience[item.request_id] = leaves
-            scheduler.add(item)
+            request = make_request(prompt, output, client=client)
+            requests.append(request)
+            patience[request.request_id] = leaves
+            scheduler.add(request)
             pause = 0
         pause += 1
-        for name, left in patience.items():
-            if left is not None and name not in ended:
+        for request in requests:
+            name, left = request.request_id, patience[request.request_id]
+            if left is not None and served.finish(request) is None:
                 patience[name] = left - 1
                 if left == 0:
                     scheduler.cancel(name)
-        for output in scheduler.step().outputs:
-            if output.finish:
-                assert output.request_id not in ended
-                ended[output.request_id] = output.finish
+        served.step(scheduler)
         steps += 1
-        assert steps <= most + 2
-    assert ended.keys() == patience.keys()
-    stayed = {name for name, left in patience.items() if left is None}
-    assert all(ended[name] is FinishReason.LENGTH for name in stayed)
-    assert scheduler.rows.tokens == 0
+        again = sum(result.stats.preempted for result in served.results if result.stats)
+        most = sum(prompt // 8 + output + wait + 2 for _, prompt, output, wait, _ in coming)
+        assert steps <= most + 20 * again + 2
+    for request in requests:
+        stayed = patience[request.request_id] is None
+        assert served.finish(request) is FinishReason.LENGTH or not stayed
+        assert served.finish(request) is not None
+    assert target.cache.used_blocks == 0
 
 
 @pytest.mark.parametrize(("order", "fair"), [(ByArrival, False), (ByClient, True)])
@@ -73,12 +75,12 @@ def test_shares_per_client_keep_one_from_taking_it_all(
     order: type[ByArrival | ByClient], fair: bool
 ) -> None:
     """One client sends 40 requests at once, another 10 after them, all alike."""
-    target = SimulatedTarget(rows=2, capacity=512)
-    scheduler = make_scheduler(target, waiting=order(), prefix_cache=PrefixCache.OFF)
-    items = [request(30, 10, client=client) for client in ["many"] * 40 + ["few"] * 10]
-    clients = {item.request_id: item.client for item in items}
-    for item in items:
-        scheduler.add(item)
+    target = SimulatedTarget(num_slots=2, reuse=PrefixCache.OFF)
+    scheduler = make_scheduler(target, waiting=order())
+    requests = [make_request(30, 10, client=client) for client in ["many"] * 40 + ["few"] * 10]
+    clients = {request.request_id: request.client for request in requests}
+    for request in requests:
+        scheduler.add(request)
     ended: list[str] = []
     while scheduler.busy:
         ended += [
@@ -87,3 +89,26 @@ def test_shares_per_client_keep_one_from_taking_it_all(
     served = Counter(ended[:20])
     assert (abs(served["many"] - served["few"]) <= 2) == fair
     assert len(ended) == 50
+
+
+@pytest.mark.parametrize("order", [ByArrival, ByClient])
+def test_who_is_preempted_is_not_charged_again_and_loses_no_place(
+    order: type[ByArrival | ByClient],
+) -> None:
+    target = SimulatedTarget(num_slots=2, context=256, num_blocks=4, reuse=PrefixCache.OFF)
+    scheduler = make_scheduler(target, waiting=order())
+    first, second = make_request(100, 120, client="ann"), make_request(60, 100, client="bob")
+    others = [make_request(60, 2, client="eve") for _ in range(4)]
+    served = Served()
+    for request in (first, second, *others):
+        scheduler.add(request)
+    ended = []
+    while scheduler.busy:
+        ended += [item.request_id for item in served.step(scheduler).outputs if item.finish]
+    stats = served.outputs[second.request_id][-1].stats
+    assert stats is not None
+    assert stats.preemptions > 0
+    assert ended[0] == first.request_id
+    assert served.tokens(second)
+    begun = [output.request_id for result in served.results for output in result.outputs]
+    assert begun.index(second.request_id) < min(begun.index(item.request_id) for item in others)

@@ -1,4 +1,4 @@
-"""Target, draft and the graph that reads prompts compute on one set of threads."""
+"""All models of a process compute on one set of threads."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from pathlib import Path
 COUNT = """
 import json, os, sys
 from pathlib import Path
-from specops.decoder import Decoder
-from specops.session import open_session, share_threads
+from specops.config import Settings
+from specops.engine import Engine
+from specops.request import GenerationRequest
 
 def threads():
     return len(os.listdir("/proc/self/task"))
 
-share_threads(3)
-found, decoders = [threads()], []
-for graph in sys.argv[1:]:
-    decoders.append(Decoder(open_session(Path(graph)), rows=2, capacity=64, max_width=32))
-    for decoder in decoders:
-        decoder.extend(0, [1] * 16)
-        decoder.cache.truncate(0, 0)
+cache, *models = sys.argv[1:]
+request = GenerationRequest(
+    request_id="", prompt_tokens=(1,) * 16, max_new_tokens=4, drafter="draft", k_draft=2
+)
+found, engines = [threads()], []
+for target, draft in zip(models[::2], models[1::2]):
+    settings = Settings(target=target, draft=draft, cache_dir=Path(cache), threads=3)
+    engines.append(Engine.load(settings))
+    for engine in engines:
+        assert list(engine.generate(request))[-1].error is None
     found.append(threads())
 print(json.dumps(found))
 """
 
 
-def test_another_model_brings_no_other_threads(tiny_pair: Path) -> None:
-    graphs = [
-        str(tiny_pair / model / "onnx" / quant / "model.onnx")
-        for model in ("target", "draft")
+def test_another_model_brings_no_other_threads(tiny_pair: Path, tmp_path: Path) -> None:
+    models = [
+        str(tiny_pair / model / "onnx" / quant)
         for quant in ("int8-128", "int4-32")
+        for model in ("target", "draft")
     ]
-    command = [sys.executable, "-c", COUNT, *graphs]
+    command = [sys.executable, "-c", COUNT, str(tmp_path), *models]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     before, *after = json.loads(done.stdout)
     assert len(set(after)) == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specops.sequence import Sequence
 from specops.waiting import ByArrival, ByClient, Waiting
-from tests.test_rows import sequence
+from tests.simulated_target import make_request, make_sequence
 
 ORDERS = (ByArrival, ByClient)
 _arrivals = count()
@@ -21,7 +21,8 @@ requests = st.tuples(st.integers(1, 50), st.integers(1, 50))
 
 
 def waiting(client: str, prompt: int) -> Sequence:
-    return sequence((1,) * prompt, client=client, arrival=float(next(_arrivals)))
+    request = make_request((1,) * prompt, 50, client=client, arrival=float(next(_arrivals)))
+    return make_sequence(request)
 
 
 def cost(prompt: int, output: int) -> float:
@@ -89,12 +90,12 @@ def test_waiting_saves_nothing_up() -> None:
     st.data(),
 )
 def test_nobody_starves_and_shares_are_equal(
-    rows: int, items: list[tuple[str, tuple[int, int]]], data: st.DataObject
+    slots: int, items: list[tuple[str, tuple[int, int]]], data: st.DataObject
 ) -> None:
-    """Rows are taken and given back in any order; all arrive at once, or when they like.
+    """Slots are taken and given back in any order; all arrive at once, or when they like.
 
     While two clients both have requests waiting, what they have been given differs by no more than
-    what rows and one more request of the largest size hold.
+    what slots and one more request of the largest size hold.
     """
     queue = ByClient()
     to_come, running = list(items), []
@@ -105,7 +106,7 @@ def test_nobody_starves_and_shares_are_equal(
     served = 0
     while to_come or len(queue) or running:
         choices = ["come"] * bool(to_come) + ["end"] * bool(running)
-        choices += ["begin"] * (len(queue) > 0 and len(running) < rows)
+        choices += ["begin"] * (len(queue) > 0 and len(running) < slots)
         match data.draw(st.sampled_from(choices)):
             case "come":
                 client, (prompt, output) = to_come.pop(0)
@@ -128,7 +129,7 @@ def test_nobody_starves_and_shares_are_equal(
         backlogged = {pair: backlogged.get(pair, dict(given)) for pair in pairs}
         for pair, before in backlogged.items():
             a, b = (given.get(name, 0.0) - before.get(name, 0.0) for name in sorted(pair))
-            assert abs(a - b) <= 2 * (rows + 1) * largest
+            assert abs(a - b) <= 2 * (slots + 1) * largest
     assert served == len(items)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from specops import kernels
 from specops.export import ExportedModel
 
 
@@ -19,7 +18,6 @@ class OnnxModel:
     def __init__(self, model: ExportedModel, *, threads: int, capacity: int = 1024) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        kernels.register(options)
         self._session = onnxruntime.InferenceSession(
             str(model.graph_file), options, providers=["CPUExecutionProvider"]
         )

@@ -1,8 +1,8 @@
-"""How often guesses come true: a decaying estimate per position, and what a request has seen.
+"""How often draft tokens are accepted: a decaying estimate per position, and what a request saw.
 
-The chance that guess i is accepted, given that those before it were, is estimated from counts that
-fade, so that a text that changes is followed. A position that was rarely tried leans on the one
-before it: long drafts are neither believed nor ruled out before they were seen.
+The chance that draft token i is accepted, given that those before it were, is estimated from counts
+that fade, so that a text that changes is followed. A position that was rarely tried leans on the
+one before it: long drafts are neither believed nor ruled out before they were seen.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 _MEMORY = 0.98  # weight of a draft after each newer one: about the last 50 count
 _LEAN = 2.0  # drafts' worth of belief in the position before
-_FIRST_GUESS = 0.6  # belief before anything was seen
+_FIRST_RATE = 0.6  # belief before anything was seen
 _INHERITED = 6.0  # most drafts' worth of belief that a request takes over from those before it
 
 
@@ -20,22 +20,26 @@ class Acceptance:
     """Estimates from one kind of drafts.
 
     Attributes:
-        rates: per position the chance that a guess is accepted, given that those before it were.
+        rates: per position the chance that a draft token is accepted, given that those before it
+            were.
+        drafts: how many were taken in; those of the estimate that it comes from do not count.
     """
 
-    __slots__ = ("_accepted", "_tried", "rates")
+    __slots__ = ("_accepted", "_tried", "drafts", "rates")
 
     def __init__(self, positions: int) -> None:
         self._tried = [0.0] * positions
         self._accepted = [0.0] * positions
-        self.rates = [_FIRST_GUESS] * positions
+        self.rates = [_FIRST_RATE] * positions
+        self.drafts = 0
 
-    def observe(self, guesses: int, accepted: int) -> None:
-        """Take in one draft: how many guesses were verified, how many of them stand."""
+    def observe(self, draft_tokens: int, accepted: int) -> None:
+        """Take in one draft: how many of its tokens were verified, how many were accepted."""
         tried, hits, rates = self._tried, self._accepted, self.rates
-        # What comes after the first rejected guess was not tried: its context was wrong.
-        reached = min(guesses, accepted + 1)
-        before = _FIRST_GUESS
+        self.drafts += 1
+        # What comes after the first rejected token was not tried: its context was wrong.
+        reached = min(draft_tokens, accepted + 1)
+        before = _FIRST_RATE
         for position in range(len(rates)):
             count, hit = tried[position] * _MEMORY, hits[position] * _MEMORY
             if position < reached:
@@ -56,15 +60,13 @@ class Acceptance:
 
 
 @dataclass(slots=True)
-class Outlook:
-    """What one request's guesses have been worth so far. Written by the controller alone.
+class SpeculationState:
+    """What one request's drafts have been worth so far. Written by the controller alone.
 
-    Times are in seconds of the cost curve, see `costs`.
+    Times are in seconds, by the cost model.
     """
 
     seen: dict[tuple[str, int], Acceptance] = field(default_factory=dict)  # drafter, kind
-    gains: dict[int, float] = field(default_factory=dict)  # by requests in a round, see `asking`
-    length: int = 0  # guesses in the last step
     seconds: float = 0.0  # that its steps cost
     plain_seconds: float = 0.0  # that plain decoding would have cost for as many tokens
 

@@ -1,9 +1,10 @@
 """Says no at the door before the kernel does: by tokens promised, by memory left, by time lost.
 
-The KV cache and the passes have their place from the start (`memory_plan`), so a full machine is
-no reason to refuse anyone. These are: more work promised than the cache turns over in a reasonable
-time; less left below the cap than the plan spared, because something else in the container grew;
-and tasks that mostly wait for memory, where a queue would only grow.
+The KV cache and the passes have their place from the start (`memory_plan`), and a request that
+finds no block waits, or is preempted and computed again: a full cache is no reason to refuse
+anyone. These are: more work promised than the cache turns over in a reasonable time; less left
+below the cap than the plan spared, because something else in the container grew; and tasks that
+mostly wait for memory, where a queue would only grow.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class MemoryGate:
     An idle service refuses nobody: what is refused must get its chance when the others are done.
 
     Args:
-        kv_capacity_tokens: what the KV cache holds.
-        rows: requests that run at the same time.
+        kv_tokens: what the KV cache holds, all requests together.
+        slots: requests that run at the same time at most.
         room: bytes that can still be allocated below the cap.
         pressure: seconds lost to lack of memory; None where the kernel does not say.
         limit: the cap in bytes; None: this process's own.
@@ -46,16 +47,16 @@ class MemoryGate:
 
     def __init__(
         self,
-        kv_capacity_tokens: int,
-        rows: int,
+        kv_tokens: int,
+        slots: int,
         *,
         room: Callable[[], int] = page_cache_room,
         pressure: Callable[[], Pressure | None] = read_pressure,
         limit: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._most_tokens = CACHES_AHEAD * kv_capacity_tokens
-        self._rows = rows
+        self._most_tokens = CACHES_AHEAD * kv_tokens
+        self._slots = slots
         self._low = _LOW_SHARE * spare_bytes(read_memory().limit if limit is None else limit)
         self._read_room, self._read_pressure, self._clock = room, pressure, clock
         self._room, self._room_at = room(), clock()
@@ -76,8 +77,8 @@ class MemoryGate:
         self._look()
         if self._room < self._low:
             return Shed.MEMORY
-        # Rows share each pass over the weights, so a free row is used even then.
-        if self._stalled > _STALLED_SHARE and in_flight >= self._rows:
+        # All slots share a pass over the weights, so a free one is used even then.
+        if self._stalled > _STALLED_SHARE and in_flight >= self._slots:
             return Shed.PRESSURE
         return None
 

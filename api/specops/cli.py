@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, TextIO
 from specops.config import PREFIX, ConfigError, Settings
 
 if TYPE_CHECKING:
-    from specops.engine import Download, Engine, ModelState
+    from specops.engine import Download, Engine, ModelInfo, ModelState
     from specops.request import GenerationStats, Output
 
-_MODEL_FLAGS = ("model", "target", "draft", "quant", "context", "threads")
-_SERVE_FLAGS = ("host", "port", "rows", "k_draft", "drafter", "log_level")
+_MODEL_FLAGS = ("model", "target", "draft", "quant", "context", "kv_dtype", "threads")
+_SERVE_FLAGS = ("host", "port", "slots", "kv_tokens", "k_draft", "drafter", "log_level")
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
-# Colours of guesses by drafter; the target's own tokens keep the terminal's.
+# Colours of accepted draft tokens by drafter; the target's own keep the terminal's.
 _COLOURS = {"draft": "\x1b[32m", "ngram": "\x1b[36m"}
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 _LARGEST_REQUEST = 1 << 20
@@ -67,9 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--max-new-tokens", type=int, default=50, metavar="N")
     generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     generate.add_argument("--seed", type=int, help="same seed, same output")
-    generate.add_argument(
-        "--exact", action="store_const", const="1", help="bit-for-bit equal to plain decoding"
-    )
     generate.add_argument("--no-color", action="store_true", help="as with NO_COLOR=1")
     _add_settings(generate, "k_draft", "drafter", *_MODEL_FLAGS)
     generate.set_defaults(command=_generate)
@@ -89,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     load = benches.add_parser("load", help="time and memory that loading takes")
     load.add_argument("--runs", type=int, default=3, metavar="N", help="default: %(default)s")
     load.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    _add_settings(load, "rows", *(flag for flag in _MODEL_FLAGS if flag != "draft"))
+    _add_settings(load, "slots", "kv_tokens", *(flag for flag in _MODEL_FLAGS if flag != "draft"))
     load.set_defaults(command=_bench_load)
     return parser
 
@@ -143,7 +140,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _generate(options: argparse.Namespace) -> int:
     from specops.request import GenerationRequest, PromptTooLong, SamplingParams  # noqa: PLC0415
 
-    settings = _settings(options, rows="1")
+    settings = _settings(options, slots="1")
     if not 1 <= options.max_new_tokens <= _LARGEST_REQUEST:
         raise ConfigError(f"--max-new-tokens takes 1 to {_LARGEST_REQUEST}")
     if not 0 <= options.temperature <= 2:
@@ -162,7 +159,6 @@ def _generate(options: argparse.Namespace) -> int:
         drafter=engine.info.default_drafter,
         k_draft=settings.max_k_draft if settings.adaptive else settings.k_draft,
         adaptive=settings.adaptive,
-        exact=settings.exact,
     )
     colours = _COLOURS if _wants_colour(options, sys.stdout) else {}
     last: Output | None = None
@@ -199,7 +195,7 @@ def _wants_colour(options: argparse.Namespace, stream: TextIO) -> bool:
 
 
 def _show(output: Output, colours: Mapping[str, str]) -> None:
-    """Print new text at once, accepted guesses in their drafter's colour."""
+    """Print new text at once, accepted draft tokens in their drafter's colour."""
     for piece in output.pieces:
         colour = colours.get(piece.origin, "")
         sys.stdout.write(f"{colour}{piece.text}{_RESET}" if colour else piece.text)
@@ -222,7 +218,7 @@ def figures(stats: GenerationStats) -> str:
     if stats.draft_tokens:
         share = stats.accepted_tokens / stats.draft_tokens
         parts.append(
-            f"{stats.accepted_tokens} of {stats.draft_tokens} guesses accepted ({share:.0%})"
+            f"{stats.accepted_tokens} of {stats.draft_tokens} draft tokens accepted ({share:.0%})"
         )
     return " · ".join(parts)
 
@@ -271,22 +267,29 @@ def _info(options: argparse.Namespace) -> int:
         "target": weights(choice.target, choice.target_quant, info.parameters),
         "draft": "none",
         "drafters": ", ".join(info.drafters) + f" (default: {info.default_drafter})",
-        "context": f"{info.context} tokens in each of {info.rows} rows",
+        "context": f"{info.context} tokens; at most {info.slots} requests at the same time",
         "vocabulary": f"{info.vocab_size} tokens",
-        "kv cache": _megabytes(info.kv_bytes),
+        "kv cache": f"{info.kv_tokens} tokens in {info.kv_dtype}; {_megabytes(info.kv_bytes)}",
         "threads": str(info.threads),
         "kernels": info.kernels,
+        "batch invariant": _invariance(info),
         "memory limit": f"{_megabytes(memory.limit)} ({memory.source})",
         "swap limit": _megabytes(memory.swap_limit),
     }
     if choice.draft is not None:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters or 0)
     for name, value in lines.items():
-        print(f"{name:13} {value}")
+        print(f"{name:16} {value}")
     print("\nmemory, as it was planned when the model was loaded")
     for line in engine.plan.lines():
         print(f"  {line}")
     return 0
+
+
+def _invariance(info: ModelInfo) -> str:
+    if info.batch_invariant:
+        return "yes"
+    return f"no: products that are not ours in {', '.join(info.foreign_products)}"
 
 
 def _bench_load(options: argparse.Namespace) -> int:

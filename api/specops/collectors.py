@@ -19,7 +19,7 @@ NAMESPACE = "specops"
 
 # Kind, size, seconds. There from the start, as 0; further sizes once a model is loaded.
 PassCosts = Iterable[tuple[str, int, float]]
-_UNKNOWN_COSTS = tuple((kind, 1, 0.0) for kind in ("verify", "decode", "guess", "feed"))
+_UNKNOWN_COSTS = tuple((kind, 1, 0.0) for kind in ("tokens", "draft_tokens", "attention"))
 
 
 class MemoryCollector(Collector):
@@ -136,10 +136,10 @@ class ResourceCollector(Collector):
 
 
 class PassCostCollector(Collector):
-    """Reads what the controller takes passes to cost when Prometheus asks.
+    """Reads what the cost model takes passes to cost when Prometheus asks.
 
     Attributes:
-        costs: kind of pass, its size, seconds.
+        costs: kind of cost, its size, seconds.
     """
 
     def __init__(self) -> None:
@@ -159,9 +159,9 @@ class PassCostCollector(Collector):
     def _family(self) -> GaugeMetricFamily:
         return GaugeMetricFamily(
             f"{NAMESPACE}_pass_cost_seconds",
-            "What the choice of draft lengths takes a forward pass to cost now: measured at start, "
-            "then kept up to date. `verify`: one request, `size` tokens; `decode`: `size` "
-            "requests, one token each; `guess`: the draft model's next guess; `feed`: one of many "
-            "tokens that the draft model takes in at once.",
+            "What the scheduler takes a forward pass to cost now: measured at start, then kept up "
+            "to date. `tokens`: a pass of `size` tokens with nothing before them; `draft_tokens`: "
+            "the same of the draft model; `attention`: what 1,000,000 pairs of a token and a "
+            "position that it attends to add.",
             labels=["kind", "size"],
         )

@@ -111,53 +111,55 @@ class Settings:
     draft_quant: str = _knob("", _weights, "weights of the draft, likewise; empty: the preset's")
     models_dir: Path = _knob(_MODELS_DIR, Path, "folder of bundled models")
     cache_dir: Path = _knob(_CACHE_DIR, Path, "folder for downloaded and converted models")
-    prepack: bool = _knob(
-        True, _flag, "keep weights on disk as the processor wants them, mapped instead of copied"
-    )
-    kernels: str = _knob(
-        "auto",
-        _choice("auto", "onnxruntime"),
-        "what multiplies by weights: kernels of our own where the processor has one, or ONNX "
-        "Runtime's",
-    )
     drafter: str = _knob(
         "",
         _choice("", "draft", "ngram", "ngram_cache", "cascade", "none"),
-        "default source of guesses; empty: the best there is",
+        "default source of draft tokens; empty: the best there is",
     )
     shared_ngrams: int = _knob(
         0,
         _integer(0, 1_000_000),
-        "n-grams that requests share for guesses by `ngram_cache`, 0.25 KB each; 0: none, for how "
-        "fast an answer comes tells what others said",
+        "n-grams that requests share through `ngram_cache`, 0.25 KB each; 0: none, for how fast an "
+        "answer comes tells what others said",
     )
     adaptive: bool = _knob(
-        True, _flag, "guess only as many tokens as pay, by measured costs and past success"
+        True, _flag, "draft only as many tokens as pay, by measured costs and past acceptance"
     )
     k_draft: int = _knob(
-        3, _integer(0, 16), "tokens guessed per step where their number is not adaptive"
+        3, _integer(0, 16), "draft tokens per step where their number is not adaptive"
     )
-    max_k_draft: int = _knob(8, _integer(0, 16), "most tokens guessed per step")
+    max_k_draft: int = _knob(8, _integer(0, 16), "most draft tokens of a request per step")
     exact: bool = _knob(
-        False, _flag, "make speculative output bit-for-bit equal to plain output by default"
+        False,
+        _flag,
+        "changes nothing: output is bit for bit that of plain decoding, with or without it",
     )
-    rows: int = _knob(
-        0, _integer(0, 64), "requests decoded at the same time; 0: what memory allows, at most 4"
+    slots: int = _knob(
+        0,
+        _integer(0, 64),
+        "requests that run at the same time at most; 0: 8. The tokens of the KV cache decide how "
+        "many really do",
     )
     context: int = _knob(
         0, _integer(0, 1 << 20), "tokens per request; 0: all the model can, or what memory allows"
     )
+    kv_tokens: int = _knob(
+        0,
+        _integer(0, 1 << 24),
+        "tokens of the KV cache, all requests together; 0: what memory allows",
+    )
+    kv_dtype: str = _knob(
+        "fp16", _choice("fp32", "fp16", "int8"), "elements of the KV cache: fp32, fp16 or int8"
+    )
     memory_fit: str = _knob(
         "refuse",
         _choice("refuse", "shrink"),
-        "what becomes of rows and context that do not fit the memory limit",
+        "what becomes of a context or a KV cache that does not fit the memory limit",
     )
-    # At 128 the scores of a context of 2,048 and 32 heads have 32 MiB: see `session.open_session`.
-    prefill_chunk: int = _knob(96, _integer(2, 4096), "most prompt tokens per forward pass")
-    prefill: str = _knob(
-        "auto",
-        _choice("auto", "int8", "same"),
-        "weights that read prompts: 8 bits in a second file, the same, or the faster ones that fit",
+    max_batched_tokens: int = _knob(
+        96,
+        _integer(16, 4096),
+        "most tokens of a forward pass: of all requests, prompts and draft tokens included",
     )
     longest_pause: float = _knob(
         0.25,
@@ -172,16 +174,16 @@ class Settings:
     queue_order: str = _knob(
         "arrival",
         _choice("arrival", "clients"),
-        "who gets a free row: who came first, or the client that has had the least",
+        "who gets a free slot: who came first, or the client that has had the least",
     )
     threads: int = _knob(0, _integer(0, 256), "compute threads; 0: what the CPU quota allows")
-    queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a row")
+    queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a slot")
     max_new_tokens: int = _knob(1024, _integer(1, 1 << 20), "largest output of one request")
     request_timeout: float = _knob(
         300.0, _seconds(1, 86_400), "deadline of one request in seconds, waiting included"
     )
     queue_timeout: float = _knob(
-        120.0, _seconds(0.001, 86_400), "seconds that a request may wait for a row"
+        120.0, _seconds(0.001, 86_400), "seconds that a request may wait for a slot"
     )
     drain_timeout: float = _knob(
         25.0, _seconds(0, 3600), "seconds that running requests get to finish on SIGTERM"
@@ -213,7 +215,7 @@ class Settings:
         """
         environ = os.environ if environ is None else environ
         known = {PREFIX + item.name.upper(): item for item in fields(cls)}
-        # A preset's own defaults are for its own target: rows and context that fit, for example.
+        # A preset's own defaults are for its own target: a context that fits, for example.
         preset = presets().get(environ.get(f"{PREFIX}MODEL") or cls().model)
         own = not environ.get(f"{PREFIX}TARGET")
         values: dict[str, Any] = dict(preset.settings) if preset and own else {}

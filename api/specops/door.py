@@ -33,7 +33,7 @@ class Door:
     """Lets requests in, and out again. Used on the event loop.
 
     Args:
-        places: in the rows and in the queue.
+        places: in the slots and in the queue.
         gate: what memory says.
         refused: told the reason of each refusal.
     """
@@ -52,7 +52,7 @@ class Door:
             tokens: that they may take; 0 where that is not known yet.
 
         Raises:
-            QueueFull: the rows and the places of the queue are taken, or memory is.
+            QueueFull: the slots and the places of the queue are taken, or memory is.
         """
         places, shed = self._places, None
         full = places.taken + self._reserved + count > places.count

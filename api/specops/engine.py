@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from specops import kernels
 from specops.chat_template import ChatTemplate, ChatTemplateError
 from specops.config import ConfigError, Settings
 from specops.controller import Controller
-from specops.costs import calibrate
 from specops.cpus import available_threads
 from specops.drafters.base import Drafter
 from specops.drafters.registry import Means, make_drafters
-from specops.exactness import exact_align
-from specops.graphs import Graph, load_graph, open_decoder, planned
 from specops.memory_plan import MemoryPlan
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
-from specops.models.weight_cache import graph_key
+from specops.open_models import open_models
 from specops.request import GenerationRequest, Output, PromptTooLong
-from specops.rows import PrefixCache
 from specops.scheduler import Scheduler
 from specops.session import share_threads
 from specops.tokenizer import Tokenizer
@@ -75,16 +72,18 @@ class ModelInfo:
     default_drafter: str
     vocab_size: int
     context: int  # tokens per request, prompt and output together
-    rows: int
+    slots: int  # requests that run at the same time, at most
+    kv_tokens: int  # that the target's KV cache holds, all requests together
     kv_bytes: int  # of all caches
-    exact_align: int | None  # see `exactness`; None: exact output cannot be promised here
+    kv_dtype: str  # of a cache's elements
     threads: int
-    kernels: str  # who computes products with weights, see `specops.kernels`
+    kernels: str  # what computes here, see `specops.kernels`
+    foreign_products: tuple[str, ...]  # nodes whose products with weights are ONNX Runtime's
 
     @property
-    def kv_capacity_tokens(self) -> int:
-        """Tokens that the target's KV cache holds."""
-        return self.context * self.rows
+    def batch_invariant(self) -> bool:
+        """Output has the same bits whatever else is in a pass, and however it is cut."""
+        return not self.foreign_products
 
 
 class Engine:
@@ -158,9 +157,9 @@ class Engine:
         return self.tokenizer.encode(text, special_tokens=False) or self._empty_prompt
 
     def token_seconds(self) -> tuple[float, float]:
-        """Seconds of a row for a token of a prompt and for one of an output, as measured."""
-        costs = self.scheduler.controller.costs
-        return costs.prompt_token, costs.decode[-1]
+        """Seconds of a slot for a token of a prompt and for one of an output, as measured."""
+        costs = self.scheduler.cost_model
+        return costs.prompt_token, costs.cost(self.info.slots)
 
     def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Fit a request into the context: `max_new_tokens` is cut to what is left.
@@ -207,27 +206,28 @@ def _assemble(
     tokenizer = Tokenizer.load(target.path)
     if draft is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
-    graphs = [load_graph(target, settings, report, prefill=settings.prefill)]
-    if draft is not None:
-        graphs.append(load_graph(draft, settings, report))
-    plan = planned(settings, graphs)
-    context = plan.context
-    decoder = open_decoder(graphs[0], settings, plan.rows, context, report)
-    report("comparing passes of different widths")
-    align = exact_align(decoder)
-    if align is None and settings.exact:
-        raise ConfigError(
-            "SPECOPS_EXACT cannot be kept: this processor's kernels round differently"
-        )
-    context -= max(0, (align or 1) - 2)  # room for the spare tokens of the last pass
-    kv_bytes = decoder.cache.nbytes
-    draft_decoder = None
-    if draft is not None:
-        capacity = min(context, draft.context_length)
-        draft_decoder = open_decoder(graphs[1], settings, plan.rows, capacity, report)
-        kv_bytes += draft_decoder.cache.nbytes
+    plan, models = open_models(settings, [target] if draft is None else [target, draft], report)
+    runner, costs = models[0].runner, models[0].costs
+    draft_runner, draft_costs = (models[1].runner, models[1].costs) if draft else (None, None)
     drafters = make_drafters(
-        Means(decoder.vocab_size, draft_decoder, shared_ngrams=settings.shared_ngrams)
+        Means(
+            runner.vocab_size,
+            draft_runner,
+            draft_costs,
+            shared_ngrams=settings.shared_ngrams,
+        )
+    )
+    scheduler = Scheduler(
+        runner,
+        drafters,
+        Controller(costs, draft_costs, settings.max_k_draft),
+        costs,
+        tokenizer,
+        draft_cost_model=draft_costs,
+        end_tokens=target.end_tokens,
+        max_batched_tokens=runner.max_tokens,
+        longest_pause=settings.longest_pause,
+        waiting=ByClient() if settings.queue_order == "clients" else ByArrival(),
     )
     info = ModelInfo(
         name=target.name,
@@ -237,32 +237,15 @@ def _assemble(
         draft_quant=draft.quant if draft else None,
         drafters=(*drafters, NO_DRAFTER),
         default_drafter=_default_drafter(settings, drafters),
-        vocab_size=decoder.vocab_size,
-        context=context,
-        rows=plan.rows,
-        kv_bytes=kv_bytes,
-        exact_align=align,
+        vocab_size=runner.vocab_size,
+        context=plan.context,
+        slots=plan.slots,
+        kv_tokens=plan.kv_tokens,
+        kv_bytes=sum(model.runner.cache.nbytes for model in models),
+        kv_dtype=settings.kv_dtype,
         threads=threads,
-        kernels=graphs[0].kernels,
-    )
-    report("measuring what passes cost")
-    costs = calibrate(
-        decoder,
-        draft_decoder,
-        widest=min(_widest(settings, align), decoder.cache.capacity),
-        saved=_costs_file(settings, graphs, threads),
-    )
-    scheduler = Scheduler(
-        decoder,
-        drafters,
-        Controller(costs, settings.max_k_draft),
-        tokenizer,
-        end_tokens=target.end_tokens,
-        prefill_chunk=settings.prefill_chunk,
-        exact_align=align or 1,
-        longest_pause=settings.longest_pause,
-        prefix_cache=PrefixCache(settings.prefix_cache),
-        waiting=ByClient() if settings.queue_order == "clients" else ByArrival(),
+        kernels=kernels.kernel(),
+        foreign_products=models[0].foreign_products,
     )
     begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
     return Engine(
@@ -283,19 +266,6 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
         return None
 
 
-def _widest(settings: Settings, align: int | None) -> int:
-    """Tokens of the widest pass that verifies."""
-    width = settings.max_k_draft + 1
-    return width + -width % (align or 1)
-
-
-def _costs_file(settings: Settings, graphs: Sequence[Graph], threads: int) -> Path:
-    """Where the costs of these passes are kept: other models, threads, kernels have another."""
-    key = "-".join(graph_key(graph.folder.graph) for graph in graphs)
-    name = f"{graphs[0].folder.name}-{key}-{threads}-{graphs[0].kernels}.json"
-    return settings.cache_dir / "costs" / name
-
-
 def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:
     if not settings.drafter:
         return next(iter(drafters))
@@ -310,7 +280,7 @@ def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:
 
 
 def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) -> None:
-    """A guess is a token id: both models must mean the same by it."""
+    """A draft token is an id: both models must mean the same by it."""
     expected = {token_id: token for token, token_id in target.vocabulary().items()}
     theirs = {token_id: token for token, token_id in draft.vocabulary().items()}
     differing = [

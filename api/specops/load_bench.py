@@ -11,6 +11,7 @@ first pass. `load_seconds` ends with the first pass, `ready_seconds` when the en
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -24,8 +25,9 @@ from typing import Any
 
 from specops.config import Settings
 from specops.engine import NO_DRAFTER, Download, Engine, ModelState
-from specops.graphs import WARM_UP
 from specops.memory import process_memory
+from specops.open_models import WARM_UP
+from specops.request import GenerationRequest
 
 READ_AHEAD = "reading"  # how the weight cache's reports begin
 _STARTED = "LOAD_BENCH_STARTED"  # monotonic clock at which the process was asked for
@@ -41,14 +43,16 @@ class LoadBenchError(RuntimeError):
 class LoadRun:
     """One process's figures. Memory in bytes.
 
-    `anonymous`, `file_backed` and `swapped` are the process's after one chunk of a prompt and one
-    token, every page of the KV cache touched; `at_start` is anonymous memory before loading.
+    `anonymous`, `file_backed` and `swapped` are the process's after one pass over a prompt and one
+    over a token, every page of the KV cache touched; `at_start` is anonymous memory before loading.
     """
 
     model: str
     quant: str
-    rows: int
+    slots: int
     context: int
+    kv_tokens: int
+    kv_dtype: str
     threads: int
     import_seconds: float
     load_seconds: float
@@ -108,8 +112,10 @@ def load_once(settings: Settings, import_seconds: float) -> LoadRun:
     return LoadRun(
         model=info.name,
         quant=info.quant,
-        rows=info.rows,
+        slots=info.slots,
         context=info.context,
+        kv_tokens=info.kv_tokens,
+        kv_dtype=info.kv_dtype,
         threads=info.threads,
         import_seconds=import_seconds,
         load_seconds=sum(seconds for _, seconds in durations[:passed]),
@@ -129,16 +135,18 @@ def load_once(settings: Settings, import_seconds: float) -> LoadRun:
 def _serve_a_little(engine: Engine, settings: Settings) -> None:
     """Make the process hold what a serving one holds.
 
-    The KV cache is allocated but its pages come when they are written; passes leave memory behind.
+    The KV cache is mapped but its pages come when they are written; passes leave memory behind.
     """
-    decoder = engine.scheduler.target
-    for keys, values in decoder.cache.buffers:
-        keys.fill(0)
-        values.fill(0)
-    chunk = min(settings.prefill_chunk, decoder.cache.capacity - 1)
-    decoder.prefill(0, [index % decoder.vocab_size for index in range(chunk)])
-    decoder.decode(0, [0])
-    decoder.cache.truncate(0, 0)
+    cache, info = engine.scheduler.target.cache, engine.info
+    ctypes.memset(int(cache.descriptor[0]), 0, cache.nbytes)
+    length = min(settings.max_batched_tokens, info.context - 2)
+    prompt = tuple(index % info.vocab_size for index in range(length))
+    request = GenerationRequest(
+        request_id="load", prompt_tokens=prompt, max_new_tokens=2, ignore_eos=True
+    )
+    for output in engine.generate(request):
+        if output.error is not None:
+            raise RuntimeError(output.error)
 
 
 def measure(
@@ -200,8 +208,8 @@ def table(runs: Sequence[LoadRun]) -> str:
     """The figures in lines for people: medians, of times also the extremes."""
     run = runs[0]
     head = (
-        f"{run.model}, {run.quant}, {run.rows} rows of {run.context} tokens, {run.threads} "
-        f"threads, {len(runs)} warm starts"
+        f"{run.model}, {run.quant}, {run.slots} slots, {run.kv_tokens} tokens of KV cache in "
+        f"{run.kv_dtype}, {run.threads} threads, {len(runs)} warm starts"
     )
     lines = [
         _seconds("load, until the first pass ran", [item.load_seconds for item in runs]),

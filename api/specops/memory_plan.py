@@ -1,25 +1,30 @@
 """What of the memory cap goes where: decided at the start, before the KV cache is allocated.
 
 The kernel kills for anonymous memory, not for the page cache. So what must fit is what cannot be
-dropped: the process as it stands with its models loaded, the KV cache, and what a pass needs while
-it runs. Mapped weights can be dropped and read again, for every token, at the disk's speed: they
-should fit as well, and where nobody asked for a size, rows and context are chosen so that they do.
+dropped: the process as it stands with its models loaded, the KV cache to its last block, and what
+a pass needs while it runs. Mapped weights can be dropped and read again, for every token, at the
+disk's speed: they should fit as well, and where nobody asked for a size, the tokens of the KV
+cache are chosen so that they do. How many requests run at once follows from these tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from specops.config import ConfigError
+from specops.config import ConfigError, Settings
+from specops.kernels import BLOCK_TOKENS
 from specops.memory import page_cache_room, read_memory
 
-MOST_ROWS = 4  # where nobody asks for more: beyond it each row waits for the others
+log = logging.getLogger(__name__)
+
+DEFAULT_SLOTS = 8  # where nobody asks for more
 _MIB = 1 << 20
-_COMFORTABLE_CONTEXT = 1024  # tokens: rows are given up before a context shorter than this
+_COMFORTABLE_CONTEXT = 1024  # tokens: a draft's weights leave memory before a cache is smaller
 _LEAST_CONTEXT = 128  # tokens: less answers nothing
-_STEP = 64  # contexts that are chosen here are multiples of it
 _FLOAT_BYTES = 4
+_UNKNOWN_HIDDEN = 4096  # where a model's description does not say
 # Activations of the widest layer, in hidden sizes: gate and up (2.7 each), their product, queries,
 # keys, values and two residuals. ONNX Runtime frees each as soon as nothing needs it.
 _HIDDEN_SIZES = 16
@@ -29,7 +34,7 @@ _MOST_SPARE_BYTES = 256 * _MIB
 
 
 class MemoryPlanError(ConfigError):
-    """Rows and context that do not fit; the message has the numbers and what would fit."""
+    """A KV cache that does not fit; the message has the numbers and what would fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,28 @@ class Supply:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What one loaded model takes.
+
+    Attributes:
+        kv_token_bytes: keys and values of one token.
+        mapped_weights: bytes of weights in the page cache; 0: they are copied, and held already.
+        hidden_size: width of its layers; 0: unknown.
+        vocab_size: entries of its vocabulary.
+    """
+
+    kv_token_bytes: int
+    mapped_weights: int
+    hidden_size: int
+    vocab_size: int
+
+    def pass_bytes(self, tokens: int, logits: int) -> int:
+        """What a pass takes while it runs: activations of all tokens, logits of some."""
+        hidden = self.hidden_size or _UNKNOWN_HIDDEN
+        return (tokens * hidden * _HIDDEN_SIZES + logits * self.vocab_size) * _FLOAT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """What the loaded models want, in bytes; of draft and target together.
 
@@ -79,49 +106,79 @@ class Demand:
         kv_token_bytes: keys and values of one token.
         mapped_weights: weights in the page cache.
         target_weights: those of them that are the target's, which every token takes.
-        fixed_pass_bytes: what a pass takes however long the context is.
-        context_pass_bytes: what a pass takes per token of the context.
-        context: most tokens per row.
+        pass_bytes: what the largest pass takes while it runs.
+        context: most tokens of a request, by the target.
     """
 
     kv_token_bytes: int
     mapped_weights: int
     target_weights: int
-    fixed_pass_bytes: int
-    context_pass_bytes: int
+    pass_bytes: int
     context: int
+
+    @classmethod
+    def of(cls, settings: Settings, models: Sequence[ModelSizes], context: int) -> Demand:
+        """What loaded models want under these settings.
+
+        Args:
+            settings: tokens of a pass, slots and draft tokens.
+            models: the target first. The draft's cache has as many tokens as the target's.
+            context: of the target.
+        """
+        verified = (settings.slots or DEFAULT_SLOTS) * (settings.max_k_draft + 1)
+        tokens = max(settings.max_batched_tokens, verified)
+        passes = [model.pass_bytes(tokens, verified) for model in models]
+        return cls(
+            kv_token_bytes=sum(model.kv_token_bytes for model in models),
+            mapped_weights=sum(model.mapped_weights for model in models),
+            target_weights=models[0].mapped_weights,
+            pass_bytes=max(passes),  # one model computes at a time
+            context=context,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Rows and context that fit, and what everything takes. See `plan_memory`."""
+    """A KV cache that fits, and what everything takes. See `plan_memory`.
+
+    Attributes:
+        slots: requests that run at the same time at most.
+        context: most tokens of one request.
+        kv_tokens: of all requests together; a multiple of a block's 64, and room for a context.
+        shrunk: it is less than what was asked for.
+    """
 
     supply: Supply
     demand: Demand
-    rows: int
+    slots: int
     context: int
-    shrunk: bool = False  # less than what was asked for
+    kv_tokens: int
+    shrunk: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of each model's KV cache."""
+        return self.kv_tokens // BLOCK_TOKENS
 
     @property
     def kv_bytes(self) -> int:
-        """The KV cache, filled to the last token."""
-        return self.rows * self.context * self.demand.kv_token_bytes
+        """The KV cache, filled to the last token; its memory is taken as it fills."""
+        return self.kv_tokens * self.demand.kv_token_bytes
 
     @property
-    def pass_bytes(self) -> int:
-        """What the widest pass takes while it runs."""
-        return self.demand.fixed_pass_bytes + self.context * self.demand.context_pass_bytes
+    def needed(self) -> int:
+        """Bytes that are not held yet and cannot be dropped once they are."""
+        return self.kv_bytes + self.demand.pass_bytes + spare_bytes(self.supply.limit)
 
     @property
     def most_anonymous(self) -> int:
         """The most that is ever held and cannot be dropped."""
-        return self.supply.held + self.kv_bytes + self.pass_bytes + spare_bytes(self.supply.limit)
+        return self.supply.held + self.needed
 
     @property
     def left_for_weights(self) -> int:
         """Bytes of mapped weights that stay in memory when all the rest is in use."""
-        spare = spare_bytes(self.supply.limit)
-        return max(0, self.supply.free - self.kv_bytes - self.pass_bytes - spare)
+        return max(0, self.supply.free - self.needed)
 
     @property
     def weights_fit(self) -> bool:
@@ -131,14 +188,15 @@ class MemoryPlan:
     def lines(self) -> Iterator[str]:
         """The plan as a table, line by line."""
         supply, demand = self.supply, self.demand
-        per_token = (
-            f"{self.rows} x {self.context:,} tokens of {demand.kv_token_bytes / 1024:.1f} KB"
+        cache = (
+            f"{self.kv_tokens:,} tokens of {demand.kv_token_bytes / 1024:.1f} KB: up to "
+            f"{self.slots} requests, each of {self.context:,} at most"
         )
         rows = [
             ("limit", supply.limit, f"{supply.source}; swap beside it: {_mb(supply.swap)}"),
             ("held now", supply.held, "the process, weights that are not mapped, shared n-grams"),
-            ("KV cache", self.kv_bytes, per_token),
-            ("a pass", self.pass_bytes, "activations, attention scores, logits"),
+            ("KV cache", self.kv_bytes, cache),
+            ("a pass", demand.pass_bytes, "activations, logits"),
             ("spare", spare_bytes(supply.limit), "requests, threads"),
             ("anonymous", self.most_anonymous, "sum of these four: must stay below the limit"),
             ("mapped weights", demand.mapped_weights, self._weights_note()),
@@ -151,97 +209,115 @@ class MemoryPlan:
             return "in the page cache"
         room = f"room for {_mb(self.left_for_weights)}"
         if self.left_for_weights >= self.demand.target_weights:
-            return f"{room}: the target's stay, the draft's come from disk when it guesses"
+            return f"{room}: the target's stay, the draft's come from disk when it drafts"
         return f"{room}: the rest comes from disk for every token"
 
 
-def plan_memory(
-    supply: Supply, demand: Demand, *, rows: int = 0, context: int = 0, shrink: bool = False
+def planned(
+    settings: Settings, models: Sequence[ModelSizes], context: int, *, later_bytes: int = 0
 ) -> MemoryPlan:
-    """Choose rows and context, or check those that were asked for.
+    """Plan the KV cache of loaded models; the plan goes to the log.
+
+    Args:
+        settings: what was asked for.
+        models: the target first.
+        context: most tokens of a request, by the target.
+        later_bytes: what fills up only as requests come, beside the KV cache.
+
+    Raises:
+        MemoryPlanError: see `plan_memory`.
+        OSError: procfs is not readable.
+    """
+    plan = plan_memory(
+        Supply.read().less(later_bytes),
+        Demand.of(settings, models, context),
+        slots=settings.slots,
+        context=settings.context,
+        kv_tokens=settings.kv_tokens,
+        shrink=settings.memory_fit == "shrink",
+    )
+    for line in plan.lines():
+        log.info("memory: %s", line)
+    if plan.shrunk:
+        log.warning(
+            "less than was asked for fits: %d tokens of KV cache, %d per request",
+            plan.kv_tokens,
+            plan.context,
+        )
+    return plan
+
+
+def plan_memory(
+    supply: Supply,
+    demand: Demand,
+    *,
+    slots: int = 0,
+    context: int = 0,
+    kv_tokens: int = 0,
+    shrink: bool = False,
+) -> MemoryPlan:
+    """Choose the KV cache, or check the one that was asked for.
 
     Args:
         supply: what there is.
         demand: what the models want.
-        rows: rows asked for; 0: as many as fit, at most `MOST_ROWS`.
-        context: tokens per row asked for; 0: all that the model can, or what fits.
+        slots: requests at the same time at most; 0: `DEFAULT_SLOTS`.
+        context: tokens of one request asked for; 0: all that the model can, or what fits.
+        kv_tokens: tokens of all requests together; 0: a context for each slot, or what fits.
         shrink: where what was asked for does not fit, take less instead of refusing.
 
     Raises:
         MemoryPlanError: it does not fit, or not even the smallest cache does.
     """
+    slots = slots or DEFAULT_SLOTS
     longest = min(context or demand.context, demand.context)
-    if rows and context:
-        plan = MemoryPlan(supply, demand, rows, longest)
-        if _fits(plan):
-            return plan
+    wanted = _in_blocks(kv_tokens)
+    least = longest if context else min(longest, wanted or _LEAST_CONTEXT, _LEAST_CONTEXT)
+    most = _tokens_that_fit(supply, demand, 0)
+
+    def plan(tokens: int) -> MemoryPlan:
+        return MemoryPlan(supply, demand, slots, min(longest, tokens), tokens)
+
+    if kv_tokens:
+        found = wanted if wanted <= most else 0
     else:
-        # Chosen so that the weights stay in memory too, or at least the target's: a draft that
-        # has to be read again soon guesses no more. If they cannot, no larger than is useful.
-        modest = longest if context else min(longest, _COMFORTABLE_CONTEXT)
-        for weights, most_rows, most_context in (
-            (demand.mapped_weights, MOST_ROWS, longest),
-            (demand.target_weights, 1, modest),
-            (0, 1, modest),
-        ):
-            choices = _choices(rows, most_rows, most_context, fixed=bool(context))
-            if (found := _first(supply, demand, weights, choices, most_context)) is not None:
-                return found
-        plan = MemoryPlan(supply, demand, rows or 1, longest if context else _least(longest))
-    if shrink:
-        choices = _choices(0, rows or MOST_ROWS, longest, fixed=False)
-        if (smaller := _first(supply, demand, 0, choices, longest)) is not None:
-            return replace(smaller, shrunk=True)
-    raise MemoryPlanError(_refusal(plan))
+        wanted = _in_blocks(least)
+        found = _chosen(supply, demand, slots * _in_blocks(longest), longest, least)
+    if found >= least:
+        return plan(found)
+    smaller = min(wanted, most)
+    if shrink and smaller >= min(wanted, longest, _LEAST_CONTEXT):
+        return replace(plan(smaller), shrunk=True)
+    raise MemoryPlanError(_refusal(plan(wanted), least))
 
 
-def _choices(rows: int, most_rows: int, longest: int, *, fixed: bool) -> Iterator[tuple[int, int]]:
-    """Numbers of rows, each with the context that they need to be worth it, the best first.
+def _chosen(supply: Supply, demand: Demand, most: int, longest: int, least: int) -> int:
+    """Tokens of a cache that leaves the weights in memory; 0: none fits.
 
-    Args:
-        rows: the number that it must be; 0: any up to `most_rows`.
-        most_rows: see `rows`.
-        longest: the context to have at most, or, where `fixed`, exactly.
-        fixed: whether a shorter context will not do.
+    All the weights, or at least the target's: a draft that has to be read again soon drafts no
+    more. If not even these can stay, no more than one comfortable request.
     """
-    enough = longest if fixed else min(longest, _COMFORTABLE_CONTEXT)
-    for number in [rows] if rows else range(most_rows, 0, -1):
-        yield number, enough
-    if not fixed:
-        yield rows or 1, _least(longest)
-
-
-def _first(
-    supply: Supply,
-    demand: Demand,
-    weights: int,
-    choices: Iterator[tuple[int, int]],
-    longest: int,
-) -> MemoryPlan | None:
-    """The first of the choices that fits beside `weights` bytes of the page cache."""
-    for rows, enough in choices:
-        tokens = _context_that_fits(supply, demand, weights, rows, longest)
+    comfortable = min(longest, _COMFORTABLE_CONTEXT)
+    for weights, enough, limit in (
+        (demand.mapped_weights, max(least, comfortable), most),
+        (demand.target_weights, least, most),
+        (0, least, max(_in_blocks(least), _in_blocks(comfortable))),
+    ):
+        tokens = min(limit, _tokens_that_fit(supply, demand, weights))
         if tokens >= enough:
-            return MemoryPlan(supply, demand, rows, tokens)
-    return None
+            return tokens
+    return 0
 
 
-def _context_that_fits(
-    supply: Supply, demand: Demand, weights: int, rows: int, longest: int
-) -> int:
-    """Tokens per row that fit into what is left, at most `longest`; 0 or less where none do."""
-    room = supply.free - weights - demand.fixed_pass_bytes - spare_bytes(supply.limit)
-    tokens = room // (rows * demand.kv_token_bytes + demand.context_pass_bytes)
-    return longest if tokens >= longest else tokens // _STEP * _STEP
+def _tokens_that_fit(supply: Supply, demand: Demand, weights: int) -> int:
+    """Tokens of whole blocks that fit beside `weights` bytes of the page cache."""
+    room = supply.free - weights - demand.pass_bytes - spare_bytes(supply.limit)
+    return max(0, room // (demand.kv_token_bytes * BLOCK_TOKENS) * BLOCK_TOKENS)
 
 
-def _least(longest: int) -> int:
-    return min(longest, _LEAST_CONTEXT)
-
-
-def _fits(plan: MemoryPlan) -> bool:
-    needed = plan.kv_bytes + plan.pass_bytes + spare_bytes(plan.supply.limit)
-    return needed <= plan.supply.free
+def _in_blocks(tokens: int) -> int:
+    """Tokens of the blocks that hold so many."""
+    return -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 def spare_bytes(limit: int) -> int:
@@ -249,44 +325,25 @@ def spare_bytes(limit: int) -> int:
     return max(_SPARE_BYTES, min(int(limit * _SPARE_SHARE), _MOST_SPARE_BYTES))
 
 
-def pass_bytes(*, width: int, hidden: int, heads: int, vocab: int, logits: int) -> tuple[int, int]:
-    """What a pass takes while it runs.
-
-    Args:
-        width: tokens of the pass.
-        hidden: the model's hidden size.
-        heads: its query heads.
-        vocab: entries of its vocabulary.
-        logits: tokens of the pass that get logits.
-
-    Returns:
-        Bytes that every such pass takes, and bytes per token of the context (the scores that
-        GroupQueryAttention computes: width x heads x context floats).
-    """
-    fixed = width * hidden * _HIDDEN_SIZES + logits * vocab
-    return fixed * _FLOAT_BYTES, scores_bytes(width, heads)
-
-
-def scores_bytes(width: int, heads: int) -> int:
-    """Bytes of a layer's attention scores in a pass of `width` tokens, per token of the context."""
-    return width * heads * _FLOAT_BYTES
-
-
-def _refusal(plan: MemoryPlan) -> str:
+def _refusal(plan: MemoryPlan, least: int) -> str:
     supply, demand = plan.supply, plan.demand
-    needed = plan.kv_bytes + plan.pass_bytes + spare_bytes(supply.limit)
-    one_row = _context_that_fits(supply, demand, 0, 1, demand.context)
-    if one_row >= _least(demand.context):
+    if plan.needed <= supply.free:
+        return (
+            f"a request of SPECOPS_CONTEXT={least} does not fit into SPECOPS_KV_TOKENS="
+            f"{plan.kv_tokens}: lower the first or raise the second"
+        )
+    fitting = _tokens_that_fit(supply, demand, 0)
+    if fitting >= min(plan.context, _LEAST_CONTEXT):
         way_out = (
-            f"One row of {one_row:,} tokens would fit: lower SPECOPS_ROWS or SPECOPS_CONTEXT, "
-            "leave them out, or set SPECOPS_MEMORY_FIT=shrink"
+            f"{fitting:,} tokens would fit: lower SPECOPS_KV_TOKENS or SPECOPS_CONTEXT, leave them "
+            "out, or set SPECOPS_MEMORY_FIT=shrink"
         )
     else:
-        way_out = "Not even one short row fits: raise the memory limit or take a smaller model"
+        way_out = "Not even one short request fits: raise the memory limit or take a smaller model"
     return (
-        f"{plan.rows} rows of {plan.context:,} tokens do not fit: {_mb(plan.kv_bytes)} of KV "
-        f"cache, {_mb(plan.pass_bytes)} for a pass and {_mb(spare_bytes(supply.limit))} to spare "
-        f"make {_mb(needed)}, but of the limit of {_mb(supply.limit)} ({supply.source}) "
+        f"a KV cache of {plan.kv_tokens:,} tokens does not fit: {_mb(plan.kv_bytes)} of keys and "
+        f"values, {_mb(demand.pass_bytes)} for a pass and {_mb(spare_bytes(supply.limit))} to "
+        f"spare make {_mb(plan.needed)}, but of the limit of {_mb(supply.limit)} ({supply.source}) "
         f"{_mb(supply.held)} are held and {_mb(supply.free)} are free. {way_out}"
     )
 

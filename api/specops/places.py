@@ -1,4 +1,4 @@
-"""Places in the rows and in the queue, and how long who gets one will wait.
+"""Places in the slots and in the queue, and how long who gets one will wait.
 
 A place costs nothing to look up or to give away, so a refusal is as fast in front of a long queue
 as of a short one.
@@ -19,7 +19,7 @@ _SMOOTHING = 0.1  # weight of the newest request in the measured means
 class Place:
     """Where a request stands when it is let in.
 
-    `position` is 0 for a free row, otherwise 1 for who gets the next one; `wait_seconds` is how
+    `position` is 0 for a free slot, otherwise 1 for who gets the next one; `wait_seconds` is how
     long that is expected to take.
     """
 
@@ -31,23 +31,23 @@ class Places:
     """Keeps count of who is in, and of what requests take. Used by one thread.
 
     Args:
-        rows: requests that run at the same time.
+        slots: requests that run at the same time.
         queue_size: requests that may wait.
-        prompt_token_seconds: that a row takes for a token of a prompt, until requests were seen.
-        output_token_seconds: that a row takes for a token of its output, likewise.
+        prompt_token_seconds: that a slot takes for a token of a prompt, until requests were seen.
+        output_token_seconds: that a slot takes for a token of its output, likewise.
     """
 
     def __init__(
         self,
         *,
-        rows: int,
+        slots: int,
         queue_size: int,
         prompt_token_seconds: float,
         output_token_seconds: float,
     ) -> None:
-        self.rows = rows
-        self.count = rows + queue_size
-        self._inside: dict[str, tuple[int, float]] = {}  # tokens, expected seconds in a row
+        self.slots = slots
+        self.count = slots + queue_size
+        self._inside: dict[str, tuple[int, float]] = {}  # tokens, expected seconds in a slot
         self._seconds = 0.0
         self._prompt_token_seconds = prompt_token_seconds
         self._output_token_seconds = output_token_seconds
@@ -70,7 +70,7 @@ class Places:
         Returns:
             The place of the first.
         """
-        place = Place(max(0, self.taken + 1 - self.rows), round(self._wait(), 3))
+        place = Place(max(0, self.taken + 1 - self.slots), round(self._wait(), 3))
         for request in requests:
             seconds = self._expected(request)
             self._inside[request.request_id] = request.tokens, seconds
@@ -102,10 +102,10 @@ class Places:
         return prompt * self._prompt_token_seconds + output * self._output_token_seconds
 
     def _wait(self) -> float:
-        """Seconds until a row is free for one who comes now; those who run are half through."""
-        if self.taken < self.rows:
+        """Seconds until a slot is free for one who comes now; those who run are half through."""
+        if self.taken < self.slots:
             return 0.0
-        return self._seconds * (1 - 0.5 * self.rows / self.taken) / self.rows
+        return self._seconds * (1 - 0.5 * self.slots / self.taken) / self.slots
 
 
 def _mean(mean: float, newest: float) -> float:

@@ -32,9 +32,10 @@ class FinishReason(StrEnum):
 class StepKind(StrEnum):
     """What a forward pass of the target was for."""
 
-    PREFILL = "prefill"
-    DECODE = "decode"
-    VERIFY = "verify"
+    PREFILL = "prefill"  # prompts only
+    DECODE = "decode"  # no prompt, no draft tokens
+    VERIFY = "verify"  # no prompt, with draft tokens
+    MIXED = "mixed"  # prompts beside requests that decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,8 @@ class GenerationRequest:
     max_new_tokens: int
     sampling: SamplingParams = SamplingParams()
     drafter: str = "none"
-    k_draft: int = 0  # most tokens guessed per step
+    k_draft: int = 0  # most draft tokens per step
     adaptive: bool = False  # fewer of them, or none, where that is faster
-    exact: bool = False
     logprobs: int | None = None  # likeliest tokens told beside each; None: no probabilities
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -66,7 +66,7 @@ class GenerationRequest:
     stream: bool = True  # each step's output is wanted at once, not only the last one's
     arrival: float = 0.0
     deadline: float = float("inf")  # of the whole answer
-    start_by: float = float("inf")  # of the wait for a row
+    start_by: float = float("inf")  # of the wait for a slot
 
     @property
     def tokens(self) -> int:
@@ -74,7 +74,7 @@ class GenerationRequest:
         return len(self.prompt_tokens) + self.max_new_tokens
 
 
-TARGET = "target"  # the origin of a token that no drafter guessed
+TARGET = "target"  # the origin of a token that no drafter proposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Piece:
     """One generated token and the text it completed.
 
     `text` is empty while a UTF-8 character is incomplete; the token that completes it carries
-    the whole character. `origin` is `target`, or the drafter's name for an accepted guess.
+    the whole character. `origin` is `target`, or the drafter's name for an accepted draft token.
     """
 
     token: int
@@ -108,15 +108,15 @@ class GenerationStats:
 
     The first token comes out of the prompt's own pass, so `generated_tokens - 1` tokens were
     decoded, in `sequence_steps` steps. `acceptance` is the controller's estimate, per drafter and
-    kind of draft, that the guess at a position is accepted where those before it were.
+    kind of draft, that the draft token at a position is accepted where those before it were.
     """
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0  # of them, those that an earlier request had computed
     generated_tokens: int = 0
-    sequence_steps: int = 0  # decode and verify passes that this request took part in
-    drafts: int = 0  # steps with at least one guessed token
-    draft_misses: int = 0  # steps that asked a drafter and got nothing; see `Turn.asked`
+    sequence_steps: int = 0  # passes in which this request decoded
+    drafts: int = 0  # of them, those with at least one draft token
+    draft_misses: int = 0  # those whose drafter was asked and had nothing
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
@@ -124,18 +124,19 @@ class GenerationStats:
     prefill_seconds: float = 0.0  # from leaving the queue to the first token
     decode_seconds: float = 0.0  # from the first token to the last
     estimated_speedup: float = 1.0  # over plain decoding, by the measured costs of the passes
+    preemptions: int = 0  # how often it gave its KV blocks up and was computed again
     acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def tokens_per_jump(self) -> float:
-        """Decoded tokens per sequence step, steps without a guess included; 0 without a step."""
+        """Decoded tokens per sequence step, steps without a draft included; 0 without a step."""
         if not self.sequence_steps:
             return 0.0
         return (self.generated_tokens - 1) / self.sequence_steps
 
     @property
     def draft_length(self) -> float:
-        """Guesses per sequence step, steps without a guess included; 0 without a step."""
+        """Draft tokens per sequence step, steps without a draft included; 0 without a step."""
         return self.draft_tokens / self.sequence_steps if self.sequence_steps else 0.0
 
     @property
@@ -172,40 +173,57 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftStats:
+    """One verified draft of one request."""
+
+    drafter: str
+    draft_tokens: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     """Plain numbers of one forward pass of the target, for whoever keeps count.
 
-    `seconds` is the target's pass alone; `draft_seconds` the time its guesses took.
-    `accepted_per_position[i]` counts drafts whose (i+1)-th guess was accepted.
+    `seconds` is the target's pass alone; `draft_seconds` the time its draft tokens took.
     """
 
     kind: StepKind
     seconds: float
-    rows: int
-    prompt_tokens: int = 0
-    cached_tokens: int = 0  # of a prompt's beginning that needed no pass; told with its first one
-    emitted_tokens: int = 0
-    drafter: str | None = None
+    decoding: int = 0  # requests that decoded in it, one sequence step each
+    prompt_tokens: int = 0  # tokens of prompts that it computed
+    budget_tokens: int = 0  # tokens of prompts that it had room for; 0 where no prompt waited
+    cached_tokens: int = 0  # of prompts' beginnings that needed no pass; told with the first one
+    prefix_hits: int = 0  # requests that began with such
+    emitted_tokens: int = 0  # generated, requests' first ones included
+    first_tokens: int = 0  # of them, requests' first ones
+    drafts: tuple[DraftStats, ...] = ()
     draft_seconds: float = 0.0
-    draft_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = field(default=())
-    missed_drafters: tuple[str, ...] = field(default=())  # one entry per row without a guess
-    declined_drafters: tuple[str, ...] = field(default=())  # per row where guessing did not pay
-    exact: bool = False
+    missed_drafters: tuple[str, ...] = ()  # one entry per request whose drafter had nothing
+    declined_drafters: tuple[str, ...] = ()  # one per request where drafting did not pay
+    preempted: int = 0  # requests that gave their KV blocks up
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens that it verified."""
+        return sum(draft.draft_tokens for draft in self.drafts)
 
     @property
     def accepted_tokens(self) -> int:
-        """Guesses of this pass that the target agreed with."""
-        return sum(self.accepted_per_position)
+        """Of them, those that became output."""
+        return sum(draft.accepted for draft in self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """All that one `Scheduler.step()` did."""
+    """All that one `Scheduler.step()` did; `stats` is None where nothing was computed."""
 
-    stats: tuple[StepStats, ...]
+    stats: StepStats | None
     outputs: tuple[Output, ...]
-    running: int  # rows in use after the step
+    running: int  # requests that hold a slot after the step
     waiting: int
-    kv_tokens: int  # tokens of running requests in the target's KV cache
+    kv_tokens: int = 0  # tokens of running requests in the target's KV cache
     kept_tokens: int = 0  # tokens in it that finished requests have left
+    used_blocks: int = 0  # blocks of running requests, each counted once
+    shared_blocks: int = 0  # of them, those that more than one request holds
+    kept_blocks: int = 0  # blocks that finished requests have left

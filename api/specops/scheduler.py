@@ -1,8 +1,7 @@
-"""Which request gets the next forward pass. Moves requests; knows neither tensors nor HTTP.
+"""The engine's loop: one step drops who left, admits, and runs one forward pass for all.
 
-One step is at most one chunk of one prompt, then one pass per sequence that is past its prompt:
-those with guesses verify them row by row, the others share a pass. `rows` knows who is in which
-row, `waiting` whose turn it is, `pacing` how long a chunk may be.
+The scheduler moves requests; it knows neither tensors nor HTTP. Who holds a slot and its KV blocks
+is `running`'s business, what a pass computes `planner`'s, what comes of it `postprocess`'s.
 """
 
 from __future__ import annotations
@@ -11,20 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from specops.controller import Controller
-from specops.decoder import Decoder
+from specops.cost_model import CostModel
 from specops.drafters.base import Drafter
-from specops.pacing import Pace
-from specops.request import (
-    FinishReason,
-    GenerationRequest,
-    Output,
-    StepKind,
-    StepResult,
-    StepStats,
-)
-from specops.rows import PrefixCache, Rows, Slot
+from specops.model_runner import ModelRunner
+from specops.planner import PlannedStep, Planner
+from specops.postprocess import Postprocessor, Progress
+from specops.proposer import Proposer
+from specops.request import FinishReason, GenerationRequest, Output, StepResult, StepStats
+from specops.running import Running
 from specops.sequence import Sequence
-from specops.speculation import Turn, jump, plan_round, reader
+from specops.token_budget import TokenBudget
 from specops.tokenizer import Tokenizer
 from specops.waiting import ByArrival, Waiting
 
@@ -32,125 +27,157 @@ _NO_BOUND = float("inf")
 
 
 class Scheduler:
-    """Owns the rows and the requests in flight. Used by one thread.
+    """Owns the requests in flight. Used by one thread.
 
     Args:
         target: the model that answers.
-        drafters: sources of guesses by name.
-        controller: chooses how many guesses pay.
+        drafters: sources of draft tokens by name.
+        controller: chooses how many draft tokens pay.
+        cost_model: of the target's passes.
         tokenizer: the target's.
+        draft_cost_model: of the draft model's passes; None without one.
         end_tokens: tokens that end a text.
-        prefill_chunk: most prompt tokens per pass.
-        exact_align: width of exact passes, see `exactness`.
+        max_batched_tokens: most tokens of a pass.
         longest_pause: seconds between two tokens of a running request that prompts may cause.
-        prefix_cache: whose prompts may begin with what an earlier request has computed.
-        waiting: the order in which requests get rows; first come, first served by default.
+        waiting: the order in which requests get slots; first come, first served by default.
         clock: seconds; replaced in tests.
     """
 
     def __init__(
         self,
-        target: Decoder,
+        target: ModelRunner,
         drafters: Mapping[str, Drafter],
         controller: Controller,
+        cost_model: CostModel,
         tokenizer: Tokenizer,
         *,
+        draft_cost_model: CostModel | None = None,
         end_tokens: frozenset[int],
-        prefill_chunk: int,
-        exact_align: int,
+        max_batched_tokens: int,
         longest_pause: float = _NO_BOUND,
-        prefix_cache: PrefixCache = PrefixCache.CLIENT,
         waiting: Waiting | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
         self.drafters = drafters
-        self.controller = controller
+        self.cost_model = cost_model
+        self.draft_cost_model = draft_cost_model
         self.waiting: Waiting = ByArrival() if waiting is None else waiting
-        self.rows = Rows(target.cache, reuse=prefix_cache, one_graph=target.one_graph)
-        self._pace = Pace(controller.costs, longest_pause=longest_pause, most=prefill_chunk)
+        self._running = Running(target.cache, drafters)
+        self._postprocessor = Postprocessor(target.cache, controller, clock)
+        self._budget = TokenBudget(
+            cost_model,
+            draft_cost_model,
+            longest_pause=longest_pause,
+            max_batched_tokens=max_batched_tokens,
+        )
+        self._proposer = Proposer(drafters, controller, clock)
+        self._planner = Planner(target.cache, self._running, self._proposer, self._budget, clock)
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
-        self._exact_align = exact_align
         self._clock = clock
+        self._next_expiry = _NO_BOUND  # before then nobody's time runs out
+        self._ended = False  # somebody's finish was set since the last step
+
+    @property
+    def controller(self) -> Controller:
+        """Who chooses draft lengths; another one may take over between two steps."""
+        return self._proposer.controller
+
+    @controller.setter
+    def controller(self, controller: Controller) -> None:
+        self._proposer.controller = self._postprocessor.controller = controller
 
     @property
     def busy(self) -> bool:
         """There is something to do."""
-        return bool(len(self.waiting) or len(self.rows))
+        return bool(len(self.waiting) or len(self._running) or self._running.in_line)
 
     @property
     def running(self) -> list[Sequence]:
-        """The sequences that have a row."""
-        return [slot.taken for slot in self.rows]
+        """The sequences that hold a slot, in the order in which they got it."""
+        return list(self._running)
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request. Its length was checked against the context before."""
         self.waiting.add(
             Sequence(request, self._tokenizer, end_tokens=self._end_tokens, clock=self._clock)
         )
+        self._next_expiry = min(self._next_expiry, request.deadline, request.start_by)
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next step; one that is not here any more is no error."""
         for sequence in self._sequences():
             if sequence.request.request_id == request_id:
-                sequence.finish = FinishReason.CANCELLED
+                self._end(sequence, FinishReason.CANCELLED)
 
     def cancel_all(self) -> None:
         """End every request at the next step."""
         for sequence in self._sequences():
-            sequence.finish = FinishReason.CANCELLED
+            self._end(sequence, FinishReason.CANCELLED)
 
     def step(self) -> StepResult:
-        """Drop who left or ran out of time, admit, prefill one chunk, decode one round."""
-        self._expire()
+        """Drop who left or ran out of time, admit, and run one pass for all that are running."""
+        started = self._clock()
+        self._expire(started)
         outputs = list(self._retire())
-        self._admit()
-        # Whoever has just got its first token shows it before it is given another pass.
-        decoding = list(self.rows.decoding)
-        stats: list[StepStats] = []
-        if self.rows.prefilling:
-            stats.append(self._prefill(self.rows.prefilling[0]))
-        else:
-            self._let_a_drafter_read(decoding)
-        stats += self._decode_round(decoding)
-        for sequence in self.running:
-            if not sequence.finish and (output := self._output(sequence)):
-                outputs.append(output)
-        outputs += self._retire()
+        preempted = self._running.preemptions
+        self._running.admit(self.waiting)
+        planned = self._planner.plan(started)
+        stats = None
+        if planned.batch.spans:
+            stats = self._run(planned, started, self._running.preemptions - preempted)
+            for sequence in self._running:
+                if not sequence.finish and (output := self._output(sequence)):
+                    outputs.append(output)
+            outputs += self._retire()
+        cache = self.target.cache
         return StepResult(
-            stats=tuple(stats),
+            stats=stats,
             outputs=tuple(outputs),
-            running=len(self.rows),
-            waiting=len(self.waiting),
-            kv_tokens=self.rows.tokens,
-            kept_tokens=self.rows.kept_tokens,
+            running=len(self._running),
+            waiting=len(self.waiting) + self._running.in_line,
+            kv_tokens=cache.tokens,
+            kept_tokens=cache.kept_tokens,
+            used_blocks=cache.used_blocks,
+            shared_blocks=cache.shared_blocks,
+            kept_blocks=cache.kept_blocks,
         )
+
+    # -- who is here -----------------------------------------------------------------------------
 
     def _sequences(self) -> Iterator[Sequence]:
         yield from self.waiting
-        yield from self.running
+        yield from self._running.all()
 
-    def _expire(self) -> None:
-        now = self._clock()
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        if not sequence.finish:
+            sequence.finish = reason
+            self._ended = True
+
+    def _expire(self, now: float) -> None:
+        if now <= self._next_expiry:
+            return
+        self._next_expiry = _NO_BOUND
         for sequence in self._sequences():
-            if not sequence.finish and now > sequence.request.deadline:
-                sequence.finish = FinishReason.TIMEOUT
-        for sequence in self.waiting:
-            if not sequence.finish and now > sequence.request.start_by:
-                sequence.finish = FinishReason.TIMEOUT
+            request = sequence.request
+            deadline = request.deadline
+            if not sequence.started:
+                deadline = min(deadline, request.start_by)
+            if now > deadline:
+                self._end(sequence, FinishReason.TIMEOUT)
+            else:
+                self._next_expiry = min(self._next_expiry, deadline)
 
     def _retire(self) -> Iterator[Output]:
-        """Take out the finished, free their rows."""
+        """Take out the finished, free their slots."""
+        if not self._ended:
+            return
+        self._ended = False
         ended = [sequence for sequence in self.waiting if sequence.finish]
         for sequence in ended:
             self.waiting.remove(sequence)
-        for slot in [slot for slot in self.rows if slot.taken.finish]:
-            ended.append(slot.taken)
-            self.rows.give_back(slot)
-            if self.rows.reuse is PrefixCache.OFF:
-                for drafter in self.drafters.values():
-                    drafter.release(slot.number)
+        ended += self._running.remove_finished()
         for sequence in ended:
             output = self._output(sequence)
             if output is None:
@@ -163,122 +190,43 @@ class Scheduler:
             self.waiting.generated(sequence.request.client, len(output.pieces))
         return output
 
-    def _admit(self) -> None:
-        while len(self.waiting) and not self.rows.full:
-            sequence = self.waiting.next()
-            sequence.start()
-            self._start_drafters(self.rows.take(sequence))
+    # -- the pass --------------------------------------------------------------------------------
 
-    def _start_drafters(self, slot: Slot) -> None:
-        """The slot's prompt begins with what is in its row, copied or left there."""
-        like = self.rows.share(slot)
-        for drafter in self.drafters.values():
-            drafter.start(slot.number, slot.taken.request.prompt_tokens, like.number)
-
-    def _prefill(self, slot: Slot) -> StepStats:
-        """Feed the next chunk of a prompt; the last one brings the first token."""
-        sequence = slot.taken
-        request, first = sequence.request, not sequence.begun
-        if first:  # who came at the same time may have computed the same beginning by now
-            self._start_drafters(slot)
-        watched = self._watched()
-        most = self._pace.chunk(sequence.prefilled, watched)
-        chunk = request.prompt_tokens[sequence.prefilled : sequence.prefilled + most]
-        start = self._clock()
-        logits = self.target.prefill(slot.row, chunk, align=self._exact_align)
-        seconds = self._clock() - start
-        self._pace.read(sequence.prefilled, len(chunk), seconds, watched=watched > 0)
-        sequence.begun = True
-        sequence.prefilled += len(chunk)
-        emitted = 0
-        if not sequence.prefilling:
-            emitted = sequence.append([sequence.next_token(logits[-1])], 0, None, logits[-1:])
-        if not (sequence.prefilling or sequence.finish):
-            self.rows.prompt_read(slot)
+    def _run(self, step: PlannedStep, started: float, preempted: int) -> StepStats:
+        batch = step.batch
+        begun = self._clock()
+        logits = self.target.forward(batch)
+        seconds = self._clock() - begun
+        self.cost_model.observe(batch.num_tokens, batch.attention_work, seconds)
+        progress = self._postprocessor.take(step, logits)
+        self._ended = self._ended or any(sequence.finish for sequence in self._running)
+        self._learn(step, progress, self._clock() - started)
         return StepStats(
-            StepKind.PREFILL,
+            step.kind,
             seconds,
-            1,
-            prompt_tokens=len(chunk),
-            cached_tokens=sequence.cached if first else 0,
-            emitted_tokens=emitted,
+            decoding=len(step.proposals),
+            prompt_tokens=sum(chunk.tokens for chunk in step.chunks),
+            budget_tokens=step.budget,
+            cached_tokens=step.cached,
+            prefix_hits=step.prefix_hits,
+            emitted_tokens=sum(progress.decoded) + progress.first_tokens,
+            first_tokens=progress.first_tokens,
+            drafts=tuple(progress.drafts),
+            draft_seconds=step.draft_seconds + step.reading_seconds,
+            missed_drafters=tuple(item.missed for item in step.proposals if item.missed),
+            declined_drafters=tuple(item.declined for item in step.proposals if item.declined),
+            preempted=preempted,
         )
 
-    def _watched(self) -> int:
-        """Rows that decode; 0 where nobody would see them pause: all get their answers whole."""
-        seen = any(slot.taken.request.stream for slot in self.rows.decoding)
-        return len(self.rows.decoding) if seen else 0
-
-    def _let_a_drafter_read(self, slots: list[Slot]) -> None:
-        """Let one draft model read a chunk of a prompt; its request's first token is out."""
-        for slot in slots:
-            drafter = reader(slot.taken, self.drafters, self.controller)
-            if drafter is not None:
-                break
-        else:
+    def _learn(self, step: PlannedStep, progress: Progress, took: float) -> None:
+        """Tell those who choose what the step has brought and taken."""
+        if not step.proposals:
             return
-        prompt = slot.taken.request.prompt_tokens
-        lag = drafter.backlog(slot.number, len(prompt))
-        chunk = min(lag, self._pace.draft_chunk(self._watched()))
-        start = self._clock()
-        drafter.prefill(slot.number, prompt[: len(prompt) - lag + chunk])
-        self._pace.draft_read(chunk, self._clock() - start)
-
-    def _decode_round(self, slots: list[Slot]) -> Iterator[StepStats]:
-        """One jump for every sequence that is past its prompt."""
-        active = [(slot.row, slot.taken) for slot in slots]
-        if not active:
-            return
-        start = self._clock()
-        shared: list[Turn] = []
-        for turn in plan_round(active, self.drafters, self.controller, self._exact_align):
-            if turn.draft.tokens or turn.candidate.alone:
-                yield jump(turn, self.target, self.controller)
-            else:
-                shared.append(turn)
-        if shared:
-            yield self._decode(shared, slots)
-        self.controller.round_ended()
-        self._pace.decoded(len(active), self._clock() - start)
-
-    def _decode(self, turns: list[Turn], slots: list[Slot]) -> StepStats:
-        """One token for each of several rows, in one pass.
-
-        A pass takes adjacent rows, so those between them that verified come along, and forget it:
-        a second pass would read all weights once more.
-
-        Args:
-            turns: by row.
-            slots: all that decode, by row, beginning with row 0.
-        """
-        first, last = turns[0].row, turns[-1].row
-        taken = slots[first : last + 1]
-        idle = {slot.row for slot in taken} - {turn.row for turn in turns}
-        lengths = {row: self.target.cache.lengths[row] for row in idle}
-        start = self._clock()
-        found = self.target.decode(first, [slot.taken.tokens[-1] for slot in taken])
-        seconds = self._clock() - start
-        for row, length in lengths.items():
-            self.target.cache.truncate(row, length)
-        logits = found[[turn.row - first for turn in turns]] if idle else found
-        emitted, missed, declined = 0, [], []
-        for index, turn in enumerate(turns):
-            sequence = turn.sequence
-            token = sequence.next_token(logits[index])
-            emitted += sequence.append([token], 0, None, logits[index : index + 1])
-            sequence.count_step(asked=turn.asked)
-            if turn.missed and (name := turn.drafter):
-                missed.append(name)
-            elif name := turn.declined:
-                declined.append(name)
-        took = self._clock() - start
-        self.controller.decoded([turn.candidate for turn in turns], took, rows=len(taken))
-        return StepStats(
-            StepKind.DECODE,
-            seconds,
-            len(turns),
-            emitted_tokens=emitted,
-            draft_seconds=sum(turn.seconds for turn in turns),
-            missed_drafters=tuple(missed),
-            declined_drafters=tuple(declined),
+        if step.chunks:
+            self._budget.observe(step.batch, took)
+        self.controller.stepped(
+            [proposal.candidate for proposal in step.proposals],
+            progress.decoded,
+            [1 + len(proposal.draft.tokens) for proposal in step.proposals],
+            draft_seconds=step.draft_seconds,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specops.acceptance import Outlook
+from specops.acceptance import SpeculationState
 from specops.request import (
     TARGET,
     FinishReason,
@@ -36,12 +36,13 @@ class Sequence:
     Attributes:
         request: what was asked for.
         tokens: prompt and generated tokens.
-        prefilled: prompt tokens that the target's cache holds.
-        cached: how many of them it held already, from another request.
-        begun: a pass was made for the prompt.
-        slot: the request's place, see `specops.rows`.
+        num_computed: how many of them the target's cache holds.
+        cached: how many of the prompt's it held already, from another request.
+        begun: a pass was made for it since it got its slot.
+        slot: its place in the caches' block tables; meaningless while it waits.
+        preemptions: how often it gave its KV blocks up.
         finish: set once the request has ended.
-        outlook: what its guesses have been worth.
+        speculation: what its drafts have been worth.
         rng: random numbers of a request without a seed.
     """
 
@@ -55,11 +56,12 @@ class Sequence:
     ) -> None:
         self.request = request
         self.tokens = list(request.prompt_tokens)
-        self.prefilled = self.cached = 0
+        self.num_computed = self.cached = 0
         self.begun = False
         self.slot = 0
+        self.preemptions = 0
         self.finish: FinishReason | None = None
-        self.outlook = Outlook()
+        self.speculation = SpeculationState()
         self.rng = np.random.default_rng()
         self._end_tokens = frozenset() if request.ignore_eos else end_tokens
         self._text = TextStream(tokenizer, request.prompt_tokens, request.stop)
@@ -71,9 +73,18 @@ class Sequence:
         self._last_token: float | None = None
 
     @property
-    def prefilling(self) -> bool:
-        """The prompt is not wholly in the cache yet."""
-        return self.prefilled < len(self.request.prompt_tokens)
+    def started(self) -> bool:
+        """It has had a slot."""
+        return self._started is not None
+
+    @property
+    def missing(self) -> int:
+        """Tokens to compute before it decodes: of its prompt, or of all that it had to give up.
+
+        The pass over a prompt's last token brings the first token of the answer. A sequence that
+        has generated tokens decodes once all but the last of them are computed.
+        """
+        return len(self.tokens) - self.num_computed - (self.generated > 0)
 
     @property
     def generated(self) -> int:
@@ -86,8 +97,9 @@ class Sequence:
         return self.request.max_new_tokens - self.generated
 
     def start(self) -> None:
-        """The request leaves the queue."""
-        self._started = self._clock()
+        """The request leaves the queue, for the first time or after it was preempted."""
+        if self._started is None:
+            self._started = self._clock()
 
     def next_token(self, logits: Floats) -> int:
         """Choose the token that goes on from logits [V], as the request wants it."""
@@ -97,9 +109,9 @@ class Sequence:
         """Take in one pass's tokens up to where the request ends.
 
         Args:
-            tokens: accepted guesses, then the target's own token.
-            accepted: how many of them are guesses.
-            drafter: where the guesses came from.
+            tokens: accepted draft tokens, then the target's own token.
+            accepted: how many of them are draft tokens.
+            drafter: where the draft tokens came from.
             logits: [n, V] that each of the n tokens was chosen from.
 
         Returns:
@@ -123,12 +135,12 @@ class Sequence:
         return len(tokens)
 
     def count_step(self, *, asked: bool, draft_tokens: int = 0, accepted: int = 0) -> None:
-        """Count one decode or verify pass.
+        """Count one pass in which the sequence decoded.
 
         Args:
-            asked: a drafter was asked for guesses.
-            draft_tokens: guesses that were verified.
-            accepted: guesses that became part of the output.
+            asked: a drafter was asked for draft tokens.
+            draft_tokens: those that were verified.
+            accepted: those that became part of the output.
         """
         counts = self._counts
         counts.sequence_steps += 1
@@ -170,9 +182,10 @@ class Sequence:
             queue_seconds=started - self.request.arrival,
             prefill_seconds=first - started,
             decode_seconds=last - first,
-            estimated_speedup=self.outlook.speedup,
+            estimated_speedup=self.speculation.speedup,
+            preemptions=self.preemptions,
             acceptance={
                 name: tuple(seen.rates[: self.request.k_draft])
-                for name, seen in self.outlook.named()
+                for name, seen in self.speculation.named()
             },
         )

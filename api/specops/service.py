@@ -1,29 +1,27 @@
-"""The engine on its thread, and the way to it and back.
+"""What stands between HTTP and the engine: requests go in by the door, tokens come out.
 
-HTTP handlers live on the event loop; the engine's thread alone touches rows and requests in
-flight. Between them: an inbox of commands, and one callback per step onto the loop, which hands
-every request its new tokens and turns the step's numbers into metrics.
+HTTP handlers live on the event loop; the engine has a thread of its own (`engine_thread`). This
+lets requests in, hands every request its new tokens after a step, and turns the step's numbers
+into metrics: all of it on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from specops.admission import MemoryGate
 from specops.config import Settings
 from specops.door import Door
 from specops.engine import Download, Engine, ModelInfo, ModelState, Report
+from specops.engine_thread import EngineThread
 from specops.metrics import Metrics
 from specops.places import Places
-from specops.priority import give_way
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, StepResult
+from specops.scheduler import Scheduler
 from specops.ticket import InFlight, Ticket
 
 log = logging.getLogger(__name__)
@@ -45,22 +43,6 @@ class NotReady(Exception):  # noqa: N818 - a state, not a fault
         super().__init__(message)
         self.state = state
         self.message = message
-
-
-_GATHER_SECONDS = 0.02  # how long steps that nobody waits for are kept together
-_JOIN_SECONDS = 10.0  # longer than any step, shorter than the patience of `docker stop`
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    request_id: str
-
-
-class _Stop:
-    """Ends every request, then the thread."""
-
-
-_Command = GenerationRequest | _Cancel | _Stop
 
 
 class Service:
@@ -89,27 +71,25 @@ class Service:
         self.waiting = 0
         self._settings = settings
         self._metrics = metrics
-        self._load = load
         self._engine: Engine | None = None
         self._door: Door | None = None
-        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._results: deque[tuple[float, StepResult]] = deque()  # with the time of each step
-        self._woken = 0.0
-        self._waking = False  # a callback that will look at the results is on its way
         self._in_flight: dict[str, InFlight] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = EngineThread(
+            lambda: load(settings, self._report),
+            loaded=self._loaded,
+            stepped=self._deliver,
+            failed=self._failed,
+        )
 
     @property
     def alive(self) -> bool:
         """The engine's thread works, or was told to end."""
-        return self._thread.is_alive() or self.state in (ModelState.STARTING, ModelState.DRAINING)
+        return self._thread.alive or self.state in (ModelState.STARTING, ModelState.DRAINING)
 
     def start(self) -> None:
         """Start the engine's thread; call on the event loop."""
-        self._loop = asyncio.get_running_loop()
         self._set_state(ModelState.STARTING, "")
         self._thread.start()
 
@@ -117,16 +97,11 @@ class Service:
         """Refuse new requests, let the running ones finish in time, end the thread."""
         if self.state not in (ModelState.FAILED, ModelState.DRAINING):
             self._set_state(ModelState.DRAINING, "finishing the running requests")
-        if self._loop is None:
-            return
         try:
             await asyncio.wait_for(self._idle.wait(), self._settings.drain_timeout)
         except TimeoutError:
             log.warning("%d requests did not finish in time", len(self._in_flight))
-        self._inbox.put(_Stop())
-        await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
-        if self._thread.is_alive():  # a load cannot be interrupted; the process's end ends it
-            log.warning("the model is still loading: leaving without it")
+        await self._thread.stop()
 
     @property
     def engine(self) -> Engine:
@@ -173,13 +148,13 @@ class Service:
         for request in requests:
             self._in_flight[request.request_id] = InFlight(request, ticket)
             self.waiting += 1  # until the next step tells
-            self._inbox.put(request)
+            self._thread.add(request)
         return ticket
 
     def _cancel(self, requests: Sequence[GenerationRequest]) -> None:
         for request in requests:
             if request.request_id in self._in_flight:
-                self._inbox.put(_Cancel(request.request_id))
+                self._thread.cancel(request.request_id)
 
     def _with_times(self, request: GenerationRequest) -> GenerationRequest:
         arrival = request.arrival or time.monotonic()
@@ -195,61 +170,9 @@ class Service:
         self._metrics.set_state(state.value)
         log.info("model is %s %s", state.value, detail)
 
-    # On the engine's thread.
-
-    def _run(self) -> None:
-        engine: Engine | None = None
-        give_way()  # before the first pass: the threads that compute are started from here
-        try:
-            engine = self._load(self._settings, self._on_loop_report)
-            self._on_loop(lambda: self._loaded(engine))
-            self._serve(engine)
-        except Exception as error:
-            log.exception("the engine ended", extra={"fields": _whereabouts(engine)})
-            message = str(error) or repr(error)
-            self._on_loop(lambda: self._failed(message))
-
-    def _serve(self, engine: Engine) -> None:
-        scheduler = engine.scheduler
-        while True:
-            try:
-                # Nothing to compute: sleep until a command comes.
-                command = self._inbox.get(block=not scheduler.busy)
-                match command:
-                    case GenerationRequest():
-                        scheduler.add(command)
-                    case _Cancel(request_id):
-                        scheduler.cancel(request_id)
-                    case _Stop():
-                        scheduler.cancel_all()
-                        self._publish(scheduler.step())
-                        return
-            except queue.Empty:
-                self._publish(scheduler.step())
-
-    def _publish(self, result: StepResult) -> None:
-        """Hand a step over. The loop is woken at once where somebody waits, or else now and then.
-
-        A wake-up costs 50 microseconds on the cores that compute, a step of a small model 350.
-        """
-        now = time.monotonic()
-        self._results.append((now, result))
-        urgent = any(output.urgent for output in result.outputs)
-        if not self._waking and (urgent or now - self._woken >= _GATHER_SECONDS):
-            self._waking, self._woken = True, now
-            self._on_loop(self._deliver_all)
-
-    def _on_loop(self, call: Callable[[], None]) -> None:
-        if self._loop is None:
-            raise RuntimeError("start() was not called")
-        self._loop.call_soon_threadsafe(call)
-
-    def _on_loop_report(
-        self, state: ModelState, detail: str, download: Download | None = None
-    ) -> None:
-        self._on_loop(lambda: self._progress(state, detail, download))
-
-    # On the event loop.
+    def _report(self, state: ModelState, detail: str, download: Download | None = None) -> None:
+        """Take a report of the load, on the engine's thread."""
+        self._thread.on_loop(lambda: self._progress(state, detail, download))
 
     def _progress(self, state: ModelState, detail: str, download: Download | None = None) -> None:
         if download is not None:
@@ -262,20 +185,23 @@ class Service:
 
     def _loaded(self, engine: Engine) -> None:
         self._engine, self.info = engine, engine.info
-        self._metrics.set_model(_labels(engine.info))
-        self._metrics.set_rows(engine.info.rows)
-        self._metrics.set_kv_capacity(engine.info.kv_capacity_tokens)
+        info, scheduler = engine.info, engine.scheduler
+        self._metrics.set_model(_labels(info))
+        self._metrics.set_slots(info.slots)
+        self._metrics.set_kv_capacity(info.kv_tokens, scheduler.target.cache.num_blocks)
         prompt_token, output_token = engine.token_seconds()
         places = Places(
-            rows=engine.info.rows,
+            slots=info.slots,
             queue_size=self._settings.queue_size,
             prompt_token_seconds=prompt_token,
             output_token_seconds=output_token,
         )
-        gate = MemoryGate(engine.info.kv_capacity_tokens, engine.info.rows)
+        gate = MemoryGate(info.kv_tokens, info.slots)
         self._door = Door(places, gate, self._metrics.observe_rejected)
-        controller = engine.scheduler.controller
-        self._metrics.watch_controller(lambda: controller.estimated_speedup, controller.costs.table)
+        controller = scheduler.controller
+        self._metrics.watch_controller(
+            lambda: controller.estimated_speedup, lambda: _pass_costs(scheduler)
+        )
         self._progress(ModelState.READY, "")
 
     def _failed(self, message: str) -> None:
@@ -287,11 +213,6 @@ class Service:
         self.running = self.waiting = 0
         if self.info is not None:
             self.crashed.set()
-
-    def _deliver_all(self) -> None:
-        self._waking = False  # before looking: a step that comes now wakes the loop again
-        while self._results:
-            self._deliver(*self._results.popleft())
 
     def _deliver(self, now: float, result: StepResult) -> None:
         for output in result.outputs:
@@ -307,8 +228,8 @@ class Service:
                 self._finish(flight, output)
             else:
                 flight.ticket.deliver(output)
-        for step in result.stats:
-            self._metrics.observe_step(step)
+        if result.stats is not None:
+            self._metrics.observe_step(result.stats)
         self.running = result.running
         self.waiting = len(self._in_flight) - result.running
         # The scheduler does not see what came in during its step.
@@ -329,15 +250,11 @@ class Service:
         flight.ticket.deliver(output)
 
 
-def _whereabouts(engine: Engine | None) -> dict[str, object]:
-    """Whose requests the engine was at: the ids that their clients know."""
-    if engine is None:
-        return {}
-    scheduler = engine.scheduler
-    return {
-        name: [sequence.request.request_id.partition("/")[0] for sequence in sequences]
-        for name, sequences in (("running", scheduler.running), ("waiting", scheduler.waiting))
-    }
+def _pass_costs(scheduler: Scheduler) -> Iterator[tuple[str, int, float]]:
+    """Kind, size and seconds of the target's passes, then of the draft model's."""
+    yield from scheduler.cost_model.table()
+    if scheduler.draft_cost_model is not None:
+        yield from scheduler.draft_cost_model.table("draft_tokens")
 
 
 def _labels(info: ModelInfo) -> dict[str, str]:
@@ -349,7 +266,9 @@ def _labels(info: ModelInfo) -> dict[str, str]:
         "drafters": ",".join(info.drafters),
         "default_drafter": info.default_drafter,
         "context": str(info.context),
-        "rows": str(info.rows),
+        "slots": str(info.slots),
+        "kv_dtype": info.kv_dtype,
         "threads": str(info.threads),
         "kernels": info.kernels,
+        "batch_invariant": str(info.batch_invariant).lower(),
     }

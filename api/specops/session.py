@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import onnxruntime as ort
@@ -11,7 +10,6 @@ from specops import kernels
 
 VERSION: str = ort.__version__
 Session = ort.InferenceSession
-_WHOLE_SCORES = "ORT_GQA_DISABLE_FLASH_ATTENTION"  # GroupQueryAttention reads it when it is loaded
 _pool: list[int] = []  # the size of the process's thread pool, which is made once
 
 
@@ -34,30 +32,17 @@ def share_threads(threads: int) -> None:
         raise ModelLoadError(f"this process computes with {_pool[0]} threads, not {threads}")
 
 
-def open_session(
-    graph: Path, *, prepacked: bool = False, whole_scores: bool = False
-) -> ort.InferenceSession:
-    """Load a graph on the CPU, on the process's shared threads.
-
-    Args:
-        graph: the graph; its weights lie beside it.
-        prepacked: it was written by `specops.models.prepack` and is optimized already.
-        whole_scores: attention computes all scores of a pass and then weighs the values with them,
-            instead of tile by tile. That takes 0.02 ms instead of 0.05 for one token that looks
-            back at 200, 0.09 instead of 0.23 at 1,000, 0.15 instead of 0.48 for 8 rows of 200, and
-            a tenth less for a chunk of a prompt (a layer of TinyLlama's shape, int4 or not;
-            2 cores, AMD EPYC, onnxruntime 1.31.1). The scores have to be held meanwhile: from
-            32 MiB on the kernel hands out their pages anew for every pass, which takes as long
-            again as all the rest.
+def open_session(graph: Path) -> ort.InferenceSession:
+    """Load a graph that `specops.models.prepack` wrote, on the process's shared threads.
 
     Raises:
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
     options = plain_options()
     options.use_per_session_threads = False
-    if prepacked:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return load(graph, options, whole_scores=whole_scores)
+    # It is optimized already.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return load(graph, options)
 
 
 def plain_options() -> ort.SessionOptions:
@@ -68,19 +53,18 @@ def plain_options() -> ort.SessionOptions:
     return options
 
 
-def load(
-    graph: Path, options: ort.SessionOptions, *, whole_scores: bool = False
-) -> ort.InferenceSession:
-    """Load a graph on the CPU; `whole_scores`: see `open_session`.
+def load(graph: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+    """Load a graph, from its file or its content, on the CPU.
 
     Raises:
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
-    os.environ[_WHOLE_SCORES] = str(int(whole_scores))
     kernels.register(options)
+    source = graph if isinstance(graph, bytes) else str(graph)
     try:
         return ort.InferenceSession(
-            str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=False
+            source, options, providers=["CPUExecutionProvider"], enable_fallback=False
         )
     except Exception as error:  # ONNX Runtime raises a class per status code, without a base
-        raise ModelLoadError(f"{graph} cannot be loaded: {error}") from error
+        name = "the graph" if isinstance(graph, bytes) else graph
+        raise ModelLoadError(f"{name} cannot be loaded: {error}") from error

@@ -1,23 +1,23 @@
-"""Accepting and rejecting guesses so that the output is the target's own.
+"""Accepting and rejecting draft tokens so that the output is the target's own.
 
-Greedy: a guess is accepted where it equals the target's choice. Sampled: speculative sampling
+Greedy: a draft token is accepted where it equals the target's choice. Sampled: speculative sampling
 (Leviathan, Kalman and Matias 2023, https://arxiv.org/abs/2211.17192, and Chen et al. 2023,
-https://arxiv.org/abs/2302.01318): accept a guess with probability min(1, target / draft), and
+https://arxiv.org/abs/2302.01318): accept a token with probability min(1, target / draft), and
 after a rejection draw from what the target has more of than the draft. The output's distribution
-is exactly the target's, whatever the draft guesses.
+is exactly the target's, whatever the draft proposes.
 
 Sampled with a seed: the target's token at a position follows from the seed and the position, and a
-guess is accepted where it equals that token. So the text is the same whoever guessed, however
+draft token is accepted where it equals that token. So the text is the same whoever drafted, however
 much, or nobody (drafter-invariant speculative decoding: Daliri, Musco and Suresh 2024,
-https://arxiv.org/abs/2408.07978), as long as the logits are; `exact` makes them the same to the
-bit. A certain guess is accepted as often as by speculative sampling: with its probability. A
-drawn one is accepted less often: where target and draft distribution are `d` apart in total
-variation, speculative sampling accepts 1 - d; a draft that draws by the same noise is accepted with
-at least (1 - d) / (1 + d), and one that draws by other noise with the sum of target * draft only.
-The demo pair's first guesses, by the same noise: 59 % instead of 66 % at temperature 0.7, 56 %
+https://arxiv.org/abs/2408.07978), since the logits are the same to the bit in any pass. A certain
+token is accepted as often as by speculative sampling: with its probability. A drawn one
+is accepted less often: where target and draft distribution are `d` apart in total variation,
+speculative sampling accepts 1 - d; a draft that draws by the same noise is accepted with at least
+(1 - d) / (1 + d), and one that draws by other noise with the sum of target * draft only.
+The demo pair's first draft tokens, by the same noise: 59 % instead of 66 % at temperature 0.7, 56 %
 instead of 66 % at temperature 1 with top-k 50 (24 held-out prompts, 48 tokens each).
 
-Beyond the graph, verifying 4 guesses among 32,000 tokens, all accepted, takes (milliseconds;
+Beyond the graph, verifying 4 draft tokens among 32,000 tokens, all accepted, takes (milliseconds;
 2 cores, AMD EPYC; median of 300):
 
     filters                    with a seed    without
@@ -40,17 +40,44 @@ from specops.sampling import Floats, draw, draw_seeded, filtered_probs
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How many guesses stand, and the target's own token that follows them."""
+    """How many draft tokens stand, and the target's own token that follows them."""
 
     accepted: int
     next_token: int
 
 
-def verify_greedy(target_logits: Floats, draft_tokens: Sequence[int]) -> Verdict:
-    """Accept the guesses that equal the target's most probable tokens.
+def verify(
+    target_logits: Floats,
+    draft_tokens: Sequence[int],
+    draft_probs: Floats | None,
+    *,
+    sampling: SamplingParams,
+    rng: np.random.Generator,
+    position: int,
+) -> Verdict:
+    """Accept draft tokens by the rule of how the request samples.
 
     Args:
-        target_logits: [k + 1, V], position i conditioned on the first i guesses.
+        target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
+        draft_tokens: [k].
+        draft_probs: see `verify_sampled`.
+        sampling: how the target draws its tokens.
+        rng: the request's random numbers, for sampling without a seed.
+        position: of the first draft token in its sequence, for sampling with one.
+    """
+    if sampling.temperature == 0:
+        return verify_greedy(target_logits, draft_tokens)
+    if sampling.seed is not None:
+        return verify_seeded(target_logits, draft_tokens, sampling, position)
+    probs = filtered_probs(target_logits, sampling)
+    return verify_sampled(probs, draft_tokens, draft_probs, rng)
+
+
+def verify_greedy(target_logits: Floats, draft_tokens: Sequence[int]) -> Verdict:
+    """Accept the draft tokens that equal the target's most probable tokens.
+
+    Args:
+        target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
         draft_tokens: [k].
     """
     choices = target_logits.argmax(axis=-1).tolist()
@@ -66,12 +93,12 @@ def verify_sampled(
     draft_probs: Floats | None,
     rng: np.random.Generator,
 ) -> Verdict:
-    """Accept guesses so that every token is distributed as the target's.
+    """Accept draft tokens so that every token is distributed as the target's.
 
     Args:
         target_probs: [k + 1, V], filtered by the request's sampling parameters.
         draft_tokens: [k], drawn from `draft_probs`.
-        draft_probs: [k, V], filtered the same way; None where the guesses were certain (an
+        draft_probs: [k, V], filtered the same way; None where they were certain (an
             n-gram's distribution has all its mass on one token).
         rng: the request's random numbers.
     """
@@ -93,13 +120,13 @@ def verify_sampled(
 def verify_seeded(
     target_logits: Floats, draft_tokens: Sequence[int], sampling: SamplingParams, position: int
 ) -> Verdict:
-    """Accept the guesses that equal the tokens that the target draws at their positions.
+    """Accept the draft tokens that equal those that the target draws at their positions.
 
     Args:
-        target_logits: [k + 1, V], position i conditioned on the first i guesses.
+        target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
         draft_tokens: [k], however they came about.
         sampling: with a seed and a temperature.
-        position: of the first guess in its sequence.
+        position: of the first draft token in its sequence.
 
     Raises:
         ValueError: there is no seed.
@@ -111,4 +138,4 @@ def verify_seeded(
         token = draw_seeded(probs, sampling.seed, position + index)
         if index == len(draft_tokens) or token != draft_tokens[index]:
             return Verdict(index, token)
-    raise ValueError(f"{len(target_logits)} rows of logits for {len(draft_tokens)} guesses")
+    raise ValueError(f"{len(target_logits)} rows of logits for {len(draft_tokens)} draft tokens")

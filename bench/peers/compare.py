@@ -1,4 +1,4 @@
-"""The decoder against llama.cpp and OpenVINO: the same shape, the same passes, one run.
+"""Single passes against llama.cpp and OpenVINO: the same shape, the same passes, one run.
 
 All sides are up at once and take turns, case by case: one computes while the others are seen to
 be idle. Ratios are taken round by round, so that whatever the machine does meets every side.
@@ -125,7 +125,13 @@ def sides(
     model: BenchModel, threads: int, python: Path, files: Mapping[str, Path]
 ) -> dict[str, SideProcess]:
     """Ours and the peers, ready to be started."""
-    settings = replace(model.settings, rows=_ROWS, context=_CAPACITY, threads=threads)
+    settings = replace(
+        model.settings,
+        slots=_ROWS,
+        context=_CAPACITY,
+        kv_tokens=_ROWS * _CAPACITY,
+        threads=threads,
+    )
     ours = (sys.executable, "-m", "bench.peers.ours_worker")
     found = {OURS: SideProcess(ours, settings.target, environment(settings), settings.cache_dir)}
     for peer, module in ((LLAMA_CPP, "llama_worker"), (OPENVINO, "openvino_worker")):

@@ -24,7 +24,7 @@ _LIKELIEST = 5  # the most that the API tells
 class HttpSide:
     """Our service as its clients see it. A context manager: closes its connections.
 
-    Plain decoding: guesses are measured elsewhere, and a random model repeats itself more than
+    Plain decoding: speculation is measured elsewhere, and a random model repeats itself more than
     any real one.
 
     Args:

@@ -116,18 +116,26 @@ def answer(side: Side | Serving, request: dict[str, Any]) -> dict[str, Any]:
 def serve(side: Side | Serving) -> None:
     """Answer the requests on standard input until it ends.
 
-    What the libraries print goes to standard error: standard output carries answers alone. An
-    error ends the process, with the reason as its last line of standard error.
-
     Args:
         side: what runs the model.
     """
+    serve_with(lambda request: answer(side, request))
+
+
+def serve_with(answering: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer the requests on standard input until it ends, each by this function.
+
+    What the libraries print goes to standard error: standard output carries answers alone. An
+    error ends the process, with the reason as its last line of standard error.
+    """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    _serve(side, sys.stdin, answers)
+    _serve(answering, sys.stdin, answers)
 
 
-def _serve(side: Side | Serving, requests: TextIO, answers: TextIO) -> None:
+def _serve(
+    answering: Callable[[dict[str, Any]], dict[str, Any]], requests: TextIO, answers: TextIO
+) -> None:
     for line in requests:
-        answers.write(json.dumps(answer(side, json.loads(line))) + "\n")
+        answers.write(json.dumps(answering(json.loads(line))) + "\n")
         answers.flush()

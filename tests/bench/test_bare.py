@@ -35,10 +35,10 @@ def test_the_bare_loop_and_the_engine_generate_the_same(
 ) -> None:
     graph = BenchModel("tiny", "tiny", tiny_settings, large=False).graph()
     bare = BareLoop(
-        graph,
+        graph.session,
         prompt_tokens=length,
         new_tokens=NEW_TOKENS,
-        align=engine.info.exact_align or 1,
+        kv_dtype=engine.info.kv_dtype,
     )
     for first in (3, 70):  # the second run meets the first one's keys and values
         prompt = tuple(range(first, first + length))
@@ -47,9 +47,3 @@ def test_the_bare_loop_and_the_engine_generate_the_same(
         assert len(run.tokens) == NEW_TOKENS
         assert run.prefill_seconds > 0
         assert run.decode_seconds > 0
-
-
-def test_it_loads_the_file_that_the_engine_loads(tiny_settings: Settings) -> None:
-    graph = BenchModel("tiny", "tiny", tiny_settings, large=False).graph()
-    assert graph.prepacked
-    assert graph.path.is_relative_to(tiny_settings.cache_dir)

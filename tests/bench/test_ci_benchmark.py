@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bench.speculation import Measured
+from bench.batches import Batch
+from bench.prompts import CODE, Prompt
+from bench.speculation import PLAIN, Measured
+from bench.stats import Summary
 from scripts import ci_benchmark
-from scripts.ci_benchmark import ROUNDS, Limits, decide, judge
-from tests.bench.runs import measured
+from scripts.ci_benchmark import ROUNDS, Limits, decide, decide_at_once, judge, judge_at_once
+from tests.bench.runs import ADAPTIVE, measured
 
-LIMITS = Limits(tokens_per_jump=1.0, loss=0.03)
+LIMITS = Limits(tokens_per_jump=1.0, loss=0.03, gain_at_once=1.1)
 
 
 class Machine:
@@ -60,6 +63,35 @@ def test_a_loss_that_stays_is_believed_in_the_end() -> None:
     assert verdict.complaints
 
 
+def test_too_small_a_gain_with_requests_at_once_is_told() -> None:
+    assert judge_at_once(Summary.of([1.1, 1.3, 1.0]), LIMITS) == []
+    (told,) = judge_at_once(Summary.of([1.05, 1.3, 1.0]), LIMITS)
+    assert told.startswith("4 requests for code at once: adaptive speculation has 1.050")
+
+
+def test_the_gain_at_once_is_measured_on_while_it_is_too_small() -> None:
+    found = [[1.0], [1.3, 1.2]]
+    gain, rounds = decide_at_once(lambda: found.pop(0), LIMITS, 100)
+    assert (gain.median, gain.count, rounds) == (1.2, 3, 2 * ROUNDS)
+    gain, rounds = decide_at_once(lambda: [1.0], LIMITS, 2 * ROUNDS)
+    assert (gain.median, gain.count, rounds) == (1.0, 2, 2 * ROUNDS)
+
+
+def test_gains_at_once_are_ratios_of_neighbouring_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {PLAIN: 100, ADAPTIVE: 150}
+    sizes = []
+
+    def batch(runner: object, way: object, prompts: list[Prompt], tokens: int) -> Batch:
+        sizes.append(len(prompts))
+        return Batch(2.0, 1.0, rates[way], 10)  # type: ignore[index]
+
+    monkeypatch.setattr(ci_benchmark, "run_batch", batch)
+    prompts = [Prompt(CODE, str(number)) for number in range(2 * ci_benchmark.AT_ONCE)]
+    gains = ci_benchmark.gains_at_once(None, ADAPTIVE, prompts)  # type: ignore[arg-type]
+    assert gains == [1.5] * 2 * ROUNDS
+    assert set(sizes) == {ci_benchmark.AT_ONCE}
+
+
 def test_the_exit_status_is_the_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,10 +101,11 @@ def test_the_exit_status_is_the_verdict(
 
     runner = type("Runner", (), {"engine": Engine})
     monkeypatch.setattr(ci_benchmark.Runner, "load", lambda model: runner)
-    monkeypatch.setattr(ci_benchmark, "by_category", lambda each: [])
-    for ratio, status in ((1.5, 0), (0.5, 1)):
+    monkeypatch.setattr(ci_benchmark, "by_category", lambda *_: [])
+    for ratio, at_once, status in ((1.5, 1.2, 0), (0.5, 1.2, 1), (1.5, 0.9, 1)):
         data = measured({"code": [ratio]})
         monkeypatch.setattr(ci_benchmark.speculation, "measure", lambda *_, found=data: found)
+        monkeypatch.setattr(ci_benchmark, "gains_at_once", lambda *_, found=at_once: [found])
         assert ci_benchmark.main([]) == status
         assert ("FAILED" in capsys.readouterr().err) == bool(status)
 

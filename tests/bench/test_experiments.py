@@ -9,14 +9,21 @@ from typing import Any
 
 import pytest
 
-from bench import assisted, compare, concurrency, equality, gamma, levels, scenarios, speculation
-from bench.concurrency import Batch
-from bench.equality import Count
+from bench import (
+    assisted,
+    compare,
+    concurrency,
+    experiments,
+    gamma,
+    levels,
+    scenarios,
+    speculation,
+)
+from bench.batches import Batch, run_batch
 from bench.models import BenchModel
 from bench.outcome import Outcome
 from bench.prompts import CODE, CREATIVE, Prompt
-from bench.scenarios import Runs
-from bench.speculation import PLAIN
+from bench.speculation import PLAIN, Runner
 from specops.config import ConfigError, Settings
 from tests.bench.runs import ADAPTIVE, MODEL, NGRAM, measured, run
 
@@ -82,13 +89,11 @@ def test_scenarios_answer_as_the_target_does(tiny: BenchModel) -> None:
     assert outcome.sound
     assert list(found)[:2] == ["A: target alone", "B: draft alone"]
     assert all(row["of_a"]["median"] > 0 for row in found.values())
-    exact = found["A: target alone"]["equal_exact"]
-    assert all(row["equal_exact"] == exact for name, row in found.items() if name[0] == "C")
+    assert all(row["equal"] == 2 for name, row in found.items() if name[0] == "C")
 
 
 def test_a_scenario_with_another_answer_is_not_sound() -> None:
-    same, other = run("abcdefghijk", 1.0), run("abcdeXghijk", 1.0)
-    a, b = Runs([same], [same]), Runs([other], [other])
+    a, b = [run("abcdefghijk", 1.0)], [run("abcdeXghijk", 1.0)]
     plan = scenarios.Plan(1, SIZES)
     names = ("A: target alone", "B: draft alone", "C: both")
     found = scenarios.outcome(MODEL, dict(zip(names, (a, b, a), strict=True)), plan)
@@ -111,91 +116,89 @@ def test_requests_run_at_once_and_all_to_their_end(tiny: BenchModel) -> None:
     assert found[0]["tokens_per_jump"] == pytest.approx(1.0)  # plain: a token a step and request
 
 
-def test_adaptive_is_held_against_whichever_of_on_and_off_took_less() -> None:
-    def batches(seconds: float) -> list[Batch]:
-        return [Batch(seconds, 100, 50)] * 2
+def batches(seconds: float) -> list[Batch]:
+    return [Batch(2 * seconds, seconds, 100, 50)] * 2
 
+
+def test_adaptive_is_held_against_plain_decoding_and_whichever_of_on_and_off_is_faster() -> None:
     ways = {PLAIN: batches(2.0), NGRAM: batches(1.0), ADAPTIVE: batches(1.25)}
     plan = concurrency.Plan(2, SIZES, loads=(4,))
-    (line,) = concurrency.outcome(MODEL, {(CODE, 4): ways}, plan, "ngram").result["wanted"]
-    assert line["measured"] == pytest.approx(0.8)
+    found = concurrency.outcome(MODEL, {(CODE, 4): ways}, plan, "ngram").result["wanted"]
+    of_plain, of_better = found
+    assert (of_plain["measured"], of_plain["least"]) == (pytest.approx(1.6), 1.5)
+    assert of_better["measured"] == pytest.approx(0.8)
+    assert "k=4" in of_better["what"]
     ways[NGRAM] = batches(4.0)
     (line,) = concurrency.outcome(MODEL, {(CODE, 4): ways}, plan, "ngram").result["wanted"]
     assert line["measured"] == pytest.approx(1.6)
-    assert "plain" in line["what"]
+
+
+def test_text_that_does_not_repeat_itself_may_lose_nothing_under_any_load() -> None:
+    ways = {PLAIN: batches(1.0), NGRAM: batches(2.0), ADAPTIVE: batches(1.02)}
+    plan = concurrency.Plan(2, SIZES)
+    found = {(CREATIVE, load): ways for load in plan.loads}
+    wanted = concurrency.outcome(MODEL, found, plan, "ngram").result["wanted"]
+    assert [line["least"] for line in wanted] == [0.97] * 3
+    assert [line["measured"] for line in wanted] == pytest.approx([1 / 1.02] * 3)
+
+
+def test_what_is_left_to_decode_after_the_last_prompt_is_what_is_timed(tiny: BenchModel) -> None:
+    runner = Runner.load(replace(tiny, settings=replace(tiny.settings, slots=2)))
+    found = run_batch(runner, PLAIN, PROMPTS[:2], 24)
+    assert 0 < found.decode_seconds < found.seconds
+    assert 23 <= found.tokens <= 46  # both came in one pass, or the second one later
+    assert found.tokens == found.steps
+    with pytest.raises(RuntimeError, match="more new tokens are needed"):
+        run_batch(runner, PLAIN, PROMPTS[:1], 1)
+
+
+LEVELS = levels.Plan(2, 24, rounds={1: 1, 2: 2}, levels=(1.0, 0.0), lengths=(1, 3))
 
 
 def test_levels_measure_every_length_at_the_acceptance_asked_for(tiny: BenchModel) -> None:
-    plan = levels.Plan(1, speculation.Plan(24, exact=True), levels=(1.0, 0.0), lengths=(1, 3))
-    outcome = levels.run(tiny, PROMPTS[:2], plan, quiet)
+    outcome = levels.run(tiny, PROMPTS[:2], LEVELS, quiet)
     (found,) = fits_json(outcome)["runs"]
-    assert set(found["1"]) == {"k=0", "k=1", "k=3", "adaptive"}
-    assert found["0"]["k=3"]["acceptance"] == 0
-    assert found["0"]["k=3"]["tokens_per_jump"] == 1
-    if not found["1"]["k=3"]["lost"]:
-        assert found["1"]["k=3"]["acceptance"] == 1
+    assert set(found) == {"1", "2"}
+    for load, ways in (("1", {"k=1", "k=3"}), ("2", {"k=1", "k=3"})):
+        assert set(found[load]["1"]) == {"k=0", "adaptive"} | ways
+        for way in found[load]["0"].values():
+            assert way["tokens"] == way["steps"]  # nothing was accepted
+            assert way["lost"] == 0
+        always = found[load]["1"]["k=3"]
+        assert sum(always["tokens"]) > 2 * sum(always["steps"])
     titles = [table.title.lower() for table in outcome.tables]
     assert all("simulated acceptance" in title for title in titles)
 
 
 def test_levels_hold_adaptive_against_the_best_length_over_all_runs() -> None:
     def figures(*seconds: float) -> dict[str, Any]:
+        count = len(seconds)
         return {
-            "decode_seconds": list(seconds), "tokens": 63, "acceptance": 0.5,
-            "tokens_per_jump": 1.5, "lost": 0,
+            "decode_seconds": list(seconds), "tokens": [63] * count, "steps": [42] * count,
+            "lost": 0,
         }  # fmt: skip
 
-    first = {"0.5": {"k=0": figures(2, 2), "k=3": figures(1, 1), "adaptive": figures(1, 1.25)}}
-    second = {"0.5": {"k=0": figures(2, 2), "k=3": figures(1, 1), "adaptive": figures(2, 2)}}
-    outcome = levels.outcome(MODEL, [first, second], levels.Plan(2, SIZES))
-    best, plain = outcome.result["wanted"]
+    first = {"0.7": {"k=0": figures(2, 2), "k=3": figures(1, 1), "adaptive": figures(1, 1.25)}}
+    second = {"0.7": {"k=0": figures(2, 2), "k=3": figures(1, 1), "adaptive": figures(2, 2)}}
+    outcome = levels.outcome(MODEL, [{"4": first}, {"4": second}], LEVELS)
+    plain, best = outcome.result["wanted"]
     assert best["measured"] == pytest.approx((0.5 + 0.8) / 2)  # median of 0.5, 0.5, 0.8, 1
     assert plain["measured"] == pytest.approx((1 + 1.6) / 2)
-    assert outcome.tables[0].rows[0][1] == "k=3"
-    assert outcome.tables[0].rows[0][3] == "0.500\N{EN DASH}0.900"
+    assert (plain["least"], best["least"]) == (1.15, 0.95)
+    assert outcome.tables[0].rows[0][:3] == ("4", "0.7", "k=3")
+    assert outcome.tables[0].rows[0][4] == "0.500\N{EN DASH}0.900"
 
 
-def test_equality_goes_on_where_it_stopped(tiny: BenchModel, tmp_path: Path) -> None:
-    prompts = [Prompt(CODE, f"def f{number}(a):\n") for number in range(12)]
-    checkpoint = tmp_path / "checkpoint.json"
-    told: list[str] = []
-    plan = equality.Plan(12, 6, default_prompts=11)
-    first = equality.run(tiny, prompts, replace(plan, seconds=0.0), checkpoint, told.append)
-    assert first.result["prompts"] == 10
-    assert not first.result["complete"]
-    assert checkpoint.is_file()
-    done = equality.run(tiny, prompts, plan, checkpoint, told.append)
-    assert done.result["complete"]
-    assert done.sound
-    assert not checkpoint.exists()
-    counts = {
-        mode: {count["prompts"] for count in found.values()}
-        for mode, found in done.result["counts"].items()
-    }
-    most = 12 if "exact" in counts else 11
-    assert counts == {mode: {12 if mode == "exact" else 11} for mode in counts}
-    assert told == [f"10 of {most} prompts", f"{most} of {most} prompts"]
+def test_earlier_runs_of_another_plan_are_not_shown_beside_new_ones(tmp_path: Path) -> None:
+    class Options:
+        results, add = tmp_path, True
 
-
-def test_a_checkpoint_of_another_experiment_is_not_gone_on_with(
-    tiny: BenchModel, tmp_path: Path
-) -> None:
-    checkpoint = tmp_path / "checkpoint.json"
-    checkpoint.write_text(json.dumps({"key": "another", "counts": {}}))
-    plan = equality.Plan(1, 4, 1)
-    assert equality.run(tiny, PROMPTS[:1], plan, checkpoint, quiet).result["prompts"] == 1
-
-
-def test_one_differing_answer_in_exact_mode_is_not_sound() -> None:
-    whole, short = Count(10, 10, 110, 50), Count(10, 9, 110, 50, [4])
-    plan = equality.Plan(10, 11, 10)
-    fine = equality.outcome(MODEL, {"exact": {"a": whole}, "default": {"a": short}}, plan, 10)
-    assert fine.sound
-    assert fine.tables[0].rows[0] == (
-        "a", "10/10", "1.83", "9/10", "1.83", "10.0%", f"{1e4 / 104:.1f}",
-    )  # fmt: skip
-    bad = equality.outcome(MODEL, {"exact": {"a": short}, "default": {"a": whole}}, plan, 10)
-    assert not bad.sound
+    kept = {"plan": asdict(LEVELS), "runs": [{"4": {}}]}
+    (tmp_path / "simulated.json").write_text(json.dumps(kept))
+    earlier = experiments._earlier
+    assert earlier("simulated", Options, LEVELS) == kept["runs"]  # type: ignore[arg-type]
+    assert earlier("simulated", Options, levels.QUICK) == []  # type: ignore[arg-type]
+    assert earlier("watched", Options, LEVELS) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.reference

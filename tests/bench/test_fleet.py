@@ -38,7 +38,7 @@ def test_requests_at_once_slow_each_other_down_as_measured() -> None:
     assert replica.next_end() == pytest.approx(TIMES[3])
 
 
-def test_the_first_that_waits_takes_the_row_that_gets_free() -> None:
+def test_the_first_that_waits_takes_the_slot_that_gets_free() -> None:
     replica = Replica(SPEEDS)
     for number in range(6):
         assert replica.offer(number / 10, 2.0 + number)
@@ -106,7 +106,7 @@ def test_the_command_draws_what_was_measured(
 def test_a_service_is_timed_with_one_client_and_with_many(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "ROWS", 2)
+    monkeypatch.setattr(fleet, "SLOTS", 2)
     monkeypatch.setattr(fleet, "_SETTLE_SECONDS", 0.2)
     monkeypatch.setattr(fleet, "_PROMPT_WORDS", 4)  # one word may take many of its tokens
     monkeypatch.setattr(fleet, "_NEW_TOKENS", 16)

@@ -81,7 +81,7 @@ def test_equality_is_proven_in_pieces(model: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = kept(tmp_path, "equality")
     assert result["complete"]
-    assert result["lossless"] is not False  # None where a processor has no exact mode
+    assert result["lossless"]
 
 
 @pytest.mark.e2e

@@ -18,9 +18,9 @@ from specops.config import Settings
 BARE = Settings.from_env({})
 SETTINGS = [
     BARE,
-    Settings(target="/models/a", draft="none", rows=1, context=512, threads=2),
-    replace(BARE, exact=True, prepack=False, drain_timeout=2.5, cache_dir=Path("/var/cache/x")),
-    replace(Settings.from_env({"SPECOPS_MODEL": "phi3"}), rows=2, drafter="ngram"),
+    Settings(target="/models/a", draft="none", slots=1, context=512, threads=2),
+    replace(BARE, kv_dtype="int8", adaptive=False, drain_timeout=2.5, cache_dir=Path("/var/x")),
+    replace(Settings.from_env({"SPECOPS_MODEL": "phi3"}), slots=2, drafter="ngram"),
 ]
 
 

@@ -48,7 +48,7 @@ def test_equal_counts_the_greedy_prompts_with_plain_decodings_output() -> None:
     assert (sampled.equal, sampled.greedy) == (0, 1)
 
 
-def test_a_drafter_that_never_guessed_has_no_acceptance() -> None:
+def test_a_drafter_that_never_drafted_has_no_acceptance() -> None:
     found = Row.of(NGRAM, BASES, BASES, (True, True))
     assert (found.acceptance, found.mean_acceptance_length, found.misses) == (0.0, 0.0, 0.0)
 
@@ -85,21 +85,22 @@ def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: 
     assert found.prompts == prompts * 2
     assert all(len(runs) == 4 for runs in found.runs.values())
     assert all(len(run.tokens) == 12 for runs in found.runs.values() for run in runs)
-    guessed = {config: runs[0].stats.draft_tokens for config, runs in found.runs.items()}
-    assert guessed[PLAIN] == 0
-    assert guessed[configs[1]] > guessed[configs[0]] > 0
+    drafted = {config: runs[0].stats.draft_tokens for config, runs in found.runs.items()}
+    assert drafted[PLAIN] == 0
+    assert drafted[configs[1]] > drafted[configs[0]] > 0
     assert [row.greedy for row in found.rows()] == [2] * 4
 
 
 def test_a_configuration_learns_from_its_own_requests_alone(tiny_settings: Settings) -> None:
+    """Its drafts' acceptance is told with every answer; another one's begins where all begin."""
     runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings, large=False))
-    runner.choose(NGRAM)
-    first = runner.engine.scheduler.controller
-    runner.choose(ADAPTIVE)
-    assert runner.engine.scheduler.controller is not first
-    assert runner.engine.scheduler.controller.costs is first.costs
-    runner.choose(NGRAM)
-    assert runner.engine.scheduler.controller is first
+    prompt = Prompt("code", "def add(a, b):\n")
+    first, second = Config("draft", 3), Config("draft", 2)
+    begun = runner.run(prompt, first, 12).stats.acceptance["draft"][0]
+    assert runner.run(prompt, first, 12).stats.acceptance["draft"][0] != begun
+    runner.run(prompt, second, 12)
+    again = Runner(runner.engine, tiny_settings.max_k_draft)
+    assert again.run(prompt, first, 12).stats.acceptance["draft"][0] == begun
 
 
 def test_no_prompts_are_refused(tiny_settings: Settings) -> None:

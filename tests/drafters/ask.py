@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 
-from specops.decoder import Decoder
-from specops.drafters.base import Draft, Drafter
+from specops.drafters.base import Draft, Drafter, DraftRequest
 from specops.request import SamplingParams
 
 GREEDY = SamplingParams()
+
+
+def ask(
+    tokens: Sequence[int], count: int, slot: int = 0, sampling: SamplingParams = GREEDY
+) -> DraftRequest:
+    """A request's part in a call."""
+    return DraftRequest(slot, tokens, count, sampling, np.random.default_rng(1))
 
 
 def propose(
     drafter: Drafter,
     tokens: Sequence[int],
     count: int,
-    row: int = 0,
+    slot: int = 0,
     sampling: SamplingParams = GREEDY,
 ) -> Draft:
-    return drafter.propose(row, tokens, count, sampling, np.random.default_rng(1))
-
-
-@contextmanager
-def counted(decoder: Decoder) -> Iterator[list[int]]:
-    """The number of tokens in each pass that the decoder makes meanwhile."""
-    fed: list[int] = []
-    extend = decoder.extend
-
-    def counting(row: int, tokens: Sequence[int], *, logits: int | None = None) -> object:
-        fed.append(len(tokens))
-        return extend(row, tokens, logits=logits)
-
-    decoder.extend = counting  # type: ignore[method-assign, assignment]
-    try:
-        yield fed
-    finally:
-        decoder.extend = extend  # type: ignore[method-assign]
+    """What a drafter proposes for one slot alone."""
+    (draft,) = drafter.propose([ask(tokens, count, slot, sampling)])
+    return draft

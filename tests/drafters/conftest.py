@@ -1,17 +1,15 @@
-"""A real draft model with random weights."""
+"""A simulated draft model: its text agrees with the target's in about half of all places."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from specops.decoder import Decoder
-from specops.session import open_session, share_threads
+from tests.simulated_target import SimulatedTarget, Text
+
+DRAFT_TEXT = Text(surprise=0.3, seed=1)
 
 
 @pytest.fixture
-def draft_decoder(tiny_pair: Path) -> Decoder:
-    share_threads(2)
-    graph = tiny_pair / "draft" / "onnx" / "fp32" / "model.onnx"
-    return Decoder(open_session(graph), rows=3, capacity=64, max_width=8)
+def runner() -> SimulatedTarget:
+    """Stands in for the draft model's `ModelRunner`."""
+    return SimulatedTarget(num_slots=4, context=256, max_tokens=32, text=DRAFT_TEXT)

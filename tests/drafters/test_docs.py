@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from specops.config import Settings
 from specops.drafters.registry import MAKERS, Means, make_drafters
-from specops.engine import Engine
-from specops.request import GenerationRequest, GenerationStats
 from tests.drafters.ask import propose
+from tests.simulated_target import (
+    SimulatedTarget,
+    Text,
+    expected,
+    make_request,
+    make_scheduler,
+    serve,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "drafters.md"
+SAME = 28  # is followed by itself in such a text
 
 
 @pytest.fixture
@@ -26,36 +31,23 @@ def example() -> ModuleType:
     return module
 
 
-def test_the_examples_guesses(example: ModuleType) -> None:
+def test_what_the_example_proposes(example: ModuleType) -> None:
     drafter = example.make(Means(320), {})
     assert propose(drafter, [5, 7, 7], 3).tokens == (7, 7, 7)
     assert propose(drafter, [7, 7, 5], 3).tokens == ()
 
 
+@pytest.mark.parametrize("surprise", [0.0, 0.4])
 def test_the_example_serves_requests_and_changes_no_output(
-    example: ModuleType, tiny_settings: Settings
+    example: ModuleType, surprise: float
 ) -> None:
-    engine = Engine.load(replace(tiny_settings, draft="none"))
-    means = Means(engine.info.vocab_size)
-    engine.scheduler.drafters = make_drafters(means, (*MAKERS, example.make))
-    request = GenerationRequest(
-        request_id="docs",
-        prompt_tokens=(9, 9, 9, 9),
-        max_new_tokens=40,
-        exact=True,
-        ignore_eos=True,
-        k_draft=3,
-    )
-
-    def run(drafter: str) -> tuple[list[int], GenerationStats]:
-        outputs = list(engine.generate(replace(request, drafter=drafter)))
-        stats = outputs[-1].stats
-        assert stats is not None
-        return [piece.token for output in outputs for piece in output.pieces], stats
-
-    plain, _ = run("none")
-    tokens, stats = run("repeat")
-    assert tokens == plain
+    target = SimulatedTarget(text=Text(surprise, vocab_size=63))
+    drafters = make_drafters(Means(target.vocab_size), (*MAKERS, example.make))
+    request = make_request((SAME,) * 4, 40, drafter="repeat", k_draft=3)
+    served = serve(make_scheduler(target, drafters), request)
+    assert served.tokens(request) == expected(target.text, request)
+    stats = served.outputs[request.request_id][-1].stats
+    assert stats is not None
     assert stats.accepted_tokens > 0
     assert stats.draft_misses + stats.drafts <= stats.sequence_steps
 

@@ -1,4 +1,4 @@
-"""Guesses looked up in the request's own tokens."""
+"""Draft tokens looked up in the request's own tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specops.drafters.base import NO_DRAFT
 from specops.drafters.ngram import NgramDrafter
-from tests.drafters.ask import propose
+from tests.drafters.ask import ask, propose
 
 
 def test_continues_the_latest_match() -> None:
@@ -30,7 +30,7 @@ def test_continues_a_period_beyond_the_end() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 2, 3, 4, 5], [1, 2, 1]])
-def test_without_a_match_has_no_guess(tokens: list[int]) -> None:
+def test_without_a_match_has_no_draft(tokens: list[int]) -> None:
     assert propose(NgramDrafter(), tokens, 4) is NO_DRAFT
 
 
@@ -73,7 +73,7 @@ def test_remembers_at_least_the_latest_half_of_its_bound_and_never_more_than_all
     drafter = NgramDrafter(max_tokens=max_tokens)
     for length in range(1, len(tokens) + 1, stride):
         draft = propose(drafter, tokens[:length], count)
-        automaton = drafter._rows[0].automaton
+        automaton = drafter._slots[0].automaton
         assert min(length, max_tokens // 2) <= automaton.length <= max_tokens
         assert automaton.states <= 2 * max_tokens
         kept = tokens[length - automaton.length : length]
@@ -88,7 +88,7 @@ def test_a_full_automaton_still_points_to_the_right_tokens() -> None:
     for length in range(1, len(tokens) + 1):
         draft = propose(drafter, tokens[:length], 2)
     assert draft.tokens == (3, 4)
-    assert drafter._rows[0].begin > 0
+    assert drafter._slots[0].begin > 0
     assert propose(drafter, [*tokens, 3, 4, *range(200, 209), 1, 2], 2) is NO_DRAFT  # forgotten
 
 
@@ -98,12 +98,24 @@ def test_refuses_bounds_that_mean_nothing(bounds: dict[str, int]) -> None:
         NgramDrafter(**bounds)
 
 
-@pytest.mark.parametrize("forget", ["start", "release"])
-def test_rows_are_forgotten(forget: str) -> None:
+def test_a_slot_that_was_released_is_forgotten() -> None:
     drafter = NgramDrafter()
     assert propose(drafter, [1, 2, 3, 1, 2], 1).tokens == (3,)
-    if forget == "start":
-        drafter.start(0, [7, 8], 0)
-    else:
-        drafter.release(0)
+    drafter.release(0)
+    drafter.release(0)  # nothing to forget is no error
+    drafter.begin(0, [7, 8], "")
     assert propose(drafter, [7, 8], 1) is NO_DRAFT
+
+
+def test_slots_are_apart() -> None:
+    drafter = NgramDrafter()
+    propose(drafter, [1, 2, 3, 1, 2], 1, slot=0)
+    assert propose(drafter, [9, 1, 2], 1, slot=1) is NO_DRAFT
+    first, second = drafter.propose([ask([1, 2, 3, 1, 2], 1), ask([9, 1, 2, 8, 1, 2], 1, 1)])
+    assert (first.tokens, second.tokens) == ((3,), (8,))
+
+
+def test_a_lookup_runs_no_model() -> None:
+    drafter = NgramDrafter()
+    assert not drafter.runs_model
+    assert drafter.backlog(0, 1000) == drafter.take_in(0, [1, 2], 10) == 0

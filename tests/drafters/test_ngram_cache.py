@@ -1,4 +1,4 @@
-"""Guesses from what other requests said: a bounded table that forgets the longest unused."""
+"""Draft tokens from what other requests said: a bounded table that forgets the longest unused."""
 
 from __future__ import annotations
 
@@ -21,66 +21,66 @@ def make(entries: int = 100, order: int = 2) -> NgramCacheDrafter:
 
 def test_the_own_text_comes_first_and_is_named_as_the_origin() -> None:
     drafter = make()
-    propose(drafter, [1, 2, 7, 7], 1, row=1)
+    propose(drafter, [1, 2, 7, 7], 1, slot=1)
     draft = propose(drafter, [1, 2, 3, 1, 2], 2)
     assert draft == Draft((3, 1), origin="ngram", match_length=2)
 
 
 def test_without_an_own_match_another_requests_text_goes_on() -> None:
     drafter = make()
-    propose(drafter, [1, 2, 3, 4, 5, 6], 1, row=1)
+    propose(drafter, [1, 2, 3, 4, 5, 6], 1, slot=1)
     assert propose(drafter, [9, 2, 3], 2) == Draft((4, 5), match_length=2)
     assert propose(drafter, [9, 2, 3, 4], 8).tokens == (5, 6)  # as far as the table goes
 
 
 def test_learns_from_a_request_while_it_grows_and_keeps_it_after_its_end() -> None:
     drafter = make()
-    propose(drafter, [1, 2], 1, row=1)
-    assert propose(drafter, [1, 2], 1, row=2) is NO_DRAFT
-    propose(drafter, [1, 2, 3], 1, row=1)
+    propose(drafter, [1, 2], 1, slot=1)
+    assert propose(drafter, [1, 2], 1, slot=2) is NO_DRAFT
+    propose(drafter, [1, 2, 3], 1, slot=1)
     drafter.release(1)
-    assert propose(drafter, [8, 1, 2], 1, row=3).tokens == (3,)
+    assert propose(drafter, [8, 1, 2], 1, slot=3).tokens == (3,)
 
 
 def test_the_latest_continuation_replaces_the_one_before() -> None:
     drafter = make()
-    propose(drafter, [1, 2, 3], 1, row=1)
-    propose(drafter, [1, 2, 4], 1, row=2)
-    assert propose(drafter, [8, 1, 2], 1, row=3).tokens == (4,)
+    propose(drafter, [1, 2, 3], 1, slot=1)
+    propose(drafter, [1, 2, 4], 1, slot=2)
+    assert propose(drafter, [8, 1, 2], 1, slot=3).tokens == (4,)
 
 
-def test_a_row_teaches_only_what_is_new() -> None:
+def test_a_slot_teaches_only_what_is_new() -> None:
     drafter = make()
-    propose(drafter, [1, 2, 3], 1, row=1)
+    propose(drafter, [1, 2, 3], 1, slot=1)
     drafter.clear()
-    propose(drafter, [1, 2, 3, 4], 1, row=1)
+    propose(drafter, [1, 2, 3, 4], 1, slot=1)
     assert len(drafter.table) == 1
-    assert propose(drafter, [8, 2, 3], 1, row=3).tokens == (4,)
+    assert propose(drafter, [8, 2, 3], 1, slot=3).tokens == (4,)
 
 
-def test_a_row_that_is_taken_over_is_taught_from_its_start() -> None:
+def test_a_slot_that_is_taken_over_is_taught_from_its_start() -> None:
     drafter = make()
-    propose(drafter, [1, 2, 3, 4, 5, 6], 1, row=1)
+    propose(drafter, [1, 2, 3, 4, 5, 6], 1, slot=1)
     drafter.release(1)
-    propose(drafter, [11, 12, 13], 1, row=1)
-    assert propose(drafter, [8, 11, 12], 1, row=0).tokens == (13,)
+    propose(drafter, [11, 12, 13], 1, slot=1)
+    assert propose(drafter, [8, 11, 12], 1, slot=0).tokens == (13,)
 
 
 def test_clear_forgets_everything() -> None:
     drafter = make()
-    propose(drafter, [1, 2, 3], 1, row=1)
+    propose(drafter, [1, 2, 3], 1, slot=1)
     drafter.clear()
     assert len(drafter.table) == 0
     assert propose(drafter, [8, 1, 2], 1) is NO_DRAFT
 
 
 def test_a_request_that_asks_another_drafter_neither_reads_nor_teaches() -> None:
-    """The way out of sharing: `ngram` has the same rows and no table."""
+    """The way out of sharing: `ngram` has the same slots and no table."""
     drafter, private = make(), NgramDrafter()
-    propose(private, [1, 2, 3], 1, row=1)
-    assert propose(drafter, [8, 1, 2], 1, row=0) is NO_DRAFT
-    propose(drafter, [4, 5, 6], 1, row=0)
-    assert propose(private, [8, 4, 5], 1, row=2) is NO_DRAFT
+    propose(private, [1, 2, 3], 1, slot=1)
+    assert propose(drafter, [8, 1, 2], 1, slot=0) is NO_DRAFT
+    propose(drafter, [4, 5, 6], 1, slot=0)
+    assert propose(private, [8, 4, 5], 1, slot=2) is NO_DRAFT
 
 
 def test_the_least_recently_used_is_forgotten_first() -> None:

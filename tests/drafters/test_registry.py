@@ -1,65 +1,71 @@
-"""The drafters that the means allow, and their rows when requests come and go."""
+"""The drafters that the means allow, and their slots when requests come and go."""
 
 from __future__ import annotations
 
-from specops.decoder import Decoder
 from specops.drafters.registry import Means, make_drafters
-from tests.drafters.ask import counted, propose
-
-VOCAB = 320
-
-
-def test_what_there_is_depends_on_the_means(draft_decoder: Decoder) -> None:
-    assert list(make_drafters(Means(VOCAB))) == ["ngram"]
-    assert list(make_drafters(Means(VOCAB, draft_decoder))) == ["draft", "ngram", "cascade"]
-    shared = make_drafters(Means(VOCAB, shared_ngrams=10))
-    assert list(shared) == ["ngram", "ngram_cache"]
+from tests.drafters.ask import propose
+from tests.simulated_target import VOCAB, SimulatedTarget
 
 
-def test_every_drafter_is_filed_under_its_own_name(draft_decoder: Decoder) -> None:
-    drafters = make_drafters(Means(VOCAB, draft_decoder, shared_ngrams=10))
+def means(runner: SimulatedTarget | None = None, **fields: object) -> Means:
+    return Means(VOCAB, runner, **fields)  # type: ignore[arg-type]
+
+
+def test_what_there_is_depends_on_the_means(runner: SimulatedTarget) -> None:
+    assert list(make_drafters(means())) == ["ngram"]
+    assert list(make_drafters(means(runner))) == ["draft", "ngram", "cascade"]
+    assert list(make_drafters(means(shared_ngrams=10))) == ["ngram", "ngram_cache"]
+
+
+def test_every_drafter_is_filed_under_its_own_name(runner: SimulatedTarget) -> None:
+    drafters = make_drafters(means(runner, shared_ngrams=10))
     assert all(drafter.name == name for name, drafter in drafters.items())
 
 
-def test_a_row_that_all_drafters_start_anew_keeps_the_common_beginning(
-    draft_decoder: Decoder,
-) -> None:
+def test_only_those_with_a_model_run_one(runner: SimulatedTarget) -> None:
+    drafters = make_drafters(means(runner, shared_ngrams=10))
+    assert {name for name, item in drafters.items() if item.runs_model} == {"draft", "cascade"}
+
+
+def test_slots_of_all_drafters_are_begun_and_released_together(runner: SimulatedTarget) -> None:
     """The cascade shares its parts: they are told once, and what they keep is not forgotten."""
-    drafters = make_drafters(Means(VOCAB, draft_decoder))
-    tokens = [5, 6, 7, 8]
-    expected = propose(drafters["cascade"], tokens, 3, row=1)
-    for drafter in drafters.values():
-        drafter.start(1, tokens, 1)
-    assert draft_decoder.cache.lengths[1] == 4
-    assert propose(drafters["cascade"], tokens, 3, row=1) == expected
-
-
-def test_what_is_looked_up_runs_no_model(draft_decoder: Decoder) -> None:
-    """And is what `propose` guesses wherever there is any."""
-    drafters = make_drafters(Means(VOCAB, draft_decoder, shared_ngrams=10))
-    assert {name for name, drafter in drafters.items() if drafter.runs_model} == {
-        "draft",
-        "cascade",
-    }
-    for tokens in ([5, 6, 7, 5, 6], [5, 6, 7, 8]):
-        for row, drafter in enumerate((drafters["ngram_cache"], drafters["cascade"])):
-            with counted(draft_decoder) as fed:
-                found = drafter.look_up(row, tokens, 2)
-            assert fed == []
-            assert bool(found.tokens) == (tokens[-1] == 6)
-            if found.tokens:
-                assert propose(drafter, tokens, 2, row=row) == found
+    drafters = make_drafters(means(runner))
+    tokens = list(range(5, 25))
+    found = []
+    for _ in range(2):
         for drafter in drafters.values():
-            drafter.release(0)
+            drafter.begin(1, tokens, "ann")
+        drafters["cascade"].take_in(1, tokens, 19)
+        found.append(propose(drafters["cascade"], tokens, 3, slot=1))
+        for drafter in drafters.values():
             drafter.release(1)
+    assert found[0] == found[1]
+    assert runner.cache.used_blocks == 0
+    assert [batch.num_tokens for batch in runner.passes] == [19, 1, 1, 1, 1, 1, 1]
 
 
-def test_the_backlog_is_what_the_next_guess_has_to_feed(draft_decoder: Decoder) -> None:
-    drafters = make_drafters(Means(VOCAB, draft_decoder))
+def test_what_is_looked_up_is_what_is_proposed_wherever_there_is_any(
+    runner: SimulatedTarget,
+) -> None:
+    drafters = make_drafters(means(runner, shared_ngrams=10))
+    for tokens in ([5, 6, 7, 5, 6], [5, 6, 7, 8]):
+        for name in ("ngram", "ngram_cache", "cascade"):
+            found = drafters[name].look_up(0, tokens, 2)
+            assert bool(found.tokens) == (tokens[-1] == 6)
+            if name != "cascade":
+                assert propose(drafters[name], tokens, 2) == found
+        for drafter in drafters.values():
+            if drafter.name != "draft":
+                drafter.release(0)
+    assert not runner.passes
+
+
+def test_the_backlog_is_what_the_next_draft_token_has_to_compute(runner: SimulatedTarget) -> None:
+    drafters = make_drafters(means(runner))
     tokens = [5, 6, 7, 8, 9, 10]
-    drafters["draft"].prefill(0, tokens[:2])
+    drafters["draft"].begin(0, tokens, "")
+    drafters["draft"].take_in(0, tokens, 2)
     for name, expected in {"ngram": 0, "draft": 4, "cascade": 4}.items():
         assert drafters[name].backlog(0, len(tokens)) == expected
-    with counted(draft_decoder) as fed:
-        propose(drafters["draft"], tokens, 1)
-    assert fed == [4]
+    propose(drafters["draft"], tokens, 1)
+    assert runner.passes[-1].num_tokens == 4

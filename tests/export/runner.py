@@ -1,8 +1,9 @@
-"""Runs an exported graph the way a decoder does: one KV buffer, bound as past and as present."""
+"""Runs a graph as it is exported, with ONNX Runtime alone: one buffer is past and present."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -19,14 +20,27 @@ class Runner:
     """One row of an exported model; `past` is the number of tokens that its cache holds."""
 
     def __init__(self, model: ExportedModel, capacity: int = 256) -> None:
-        self.session = open_model(str(model.graph_file))
-        self.vocab = model.shape.vocab_size
+        shape = model.shape
+        self._open(model.graph_file, shape.num_kv_heads, shape.head_dim, shape.num_layers, capacity)
+        self.vocab = shape.vocab_size
+
+    @classmethod
+    def of_graph(
+        cls, graph: Path, *, kv_heads: int, head_dim: int, layers: int, vocab: int
+    ) -> Runner:
+        """A runner for a graph whose sizes are known."""
+        runner = cls.__new__(cls)
+        runner._open(graph, kv_heads, head_dim, layers, 256)
+        runner.vocab = vocab
+        return runner
+
+    def _open(self, graph: Path, kv_heads: int, head_dim: int, layers: int, capacity: int) -> None:
+        self.session = open_model(str(graph))
         self.past = 0
-        cache = (1, model.shape.num_kv_heads, capacity, model.shape.head_dim)
         # Filled with NaN, so that a position read before it is written shows.
         self.cache = {
-            f"{layer}.{kind}": np.full(cache, np.nan, np.float32)
-            for layer in range(model.shape.num_layers)
+            f"{layer}.{kind}": np.full((1, kv_heads, capacity, head_dim), np.nan, np.float32)
+            for layer in range(layers)
             for kind in ("key", "value")
         }
 

@@ -41,20 +41,6 @@ def test_stacked_tensors_read_as_one_matrix(tmp_path: Path) -> None:
     np.testing.assert_array_equal(matrix.columns(0, 10), VALUES)
 
 
-@pytest.mark.parametrize("rows", [0, 2, 4, 5, 6])
-def test_the_first_rows_are_scaled_wherever_a_part_ends(tmp_path: Path, rows: int) -> None:
-    halves = VALUES.astype(ml_dtypes.bfloat16)
-    folder = folder_with(tmp_path, {"q": halves[:4].copy(), "k": halves[4:].copy()})
-    matrix = Checkpoint(folder).matrix("q", "k")
-    expected = halves.astype(np.float32)
-    expected[:rows] *= np.float32(0.3)  # in float32: it would be rounded in bfloat16
-    scaled = matrix.scaled(rows, 0.3)
-    assert (scaled.shape, scaled.nbytes) == (matrix.shape, matrix.nbytes)
-    found = [np.asarray(slab, np.float32) for slab in scaled.rows(3)]
-    np.testing.assert_array_equal(np.concatenate(found), expected)
-    np.testing.assert_array_equal(scaled.columns(2, 5), expected[:, 2:5])
-
-
 def test_shards_read_like_a_single_file(tmp_path: Path) -> None:
     single = Checkpoint(make_llama_checkpoint(tmp_path / "single", dtype="bfloat16"))
     sharded = Checkpoint(make_llama_checkpoint(tmp_path / "sharded", dtype="bfloat16", shards=4))
@@ -115,6 +101,16 @@ def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, weight_map: ob
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ExportError, match=r"index\.json: key 'weight_map'"):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "", ".."])
+def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    make_llama_checkpoint(tmp_path / "other")
+    folder = make_llama_checkpoint(tmp_path / "model", shards=2)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(ExportError, match=r"index\.json: key 'weight_map' names '.*', which is no"):
         Checkpoint(folder)
 
 

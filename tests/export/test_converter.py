@@ -37,7 +37,7 @@ def test_the_manifest_says_what_a_decoder_needs(tmp_path: Path) -> None:
     digest = manifest.pop("source_digest")
     assert digest.startswith("sha256:")
     assert manifest == {
-        "format_version": 2,
+        "format_version": 3,
         "onnx_file": "model.onnx",
         "family": "llama",
         "quantization": {
@@ -128,7 +128,7 @@ def test_memory_stays_far_below_the_size_of_the_model(tmp_path: Path, quantizati
         ({"num_hidden_layers": 1}, r"tensor model\.layers\.1\.\S+ has no place"),
         ({"intermediate_size": 161}, r"gate_proj\.weight has shape \[160, 64\].*\[161, 64\]"),
         ({"num_key_value_heads": 3}, "'num_key_value_heads' must divide"),
-        ({"head_dim": 24}, "'head_dim' is 24; rotary attention needs a multiple of 16"),
+        ({"head_dim": 20}, "'head_dim' is 20; rotary attention needs a multiple of 8"),
         ({"attention_bias": True}, r"tensor model\.layers\.0\.self_attn\.q_proj\.bias is missing"),
         ({"mlp_bias": True}, r"tensor model\.layers\.0\.mlp\.gate_proj\.bias is missing"),
         ({"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),

@@ -6,7 +6,6 @@ Checkpoints have random weights and the true architecture's proportions, in smal
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +14,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from specops.decoder import Decoder
-from specops.exactness import exact_align
 from specops.export import ExportedModel, Quantization, export_checkpoint
-from specops.session import open_session, share_threads
 from tests.checkpoints import (
     make_gpt2_checkpoint,
     make_llama_checkpoint,
@@ -26,11 +22,11 @@ from tests.checkpoints import (
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
 )
-from tests.conftest import THREADS
+from tests.passes import Passes, prepared, random_chunks
 
 VOCAB = 320
-CAPACITY = 192
 TOKENS = [int(token) for token in np.random.default_rng(2).integers(0, VOCAB, 150)]
+SPANS = {0: 1, 1: 4, 2: 1}  # tokens of each slot where several are in a pass
 OTHER_TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 60)]
 
 Make = Callable[..., Path]
@@ -50,6 +46,8 @@ CASES = {
         make_llama_checkpoint,
         {"dtype": "bfloat16", "config": {"attention_bias": True, "mlp_bias": True}},
     ),
+    "llama heads of 8": Case(make_llama_checkpoint, {"hidden": 64, "heads": 8, "kv_heads": 2}),
+    "llama heads of 24": Case(make_llama_checkpoint, {"hidden": 96, "heads": 4, "kv_heads": 2}),
     "qwen2": Case(make_qwen2_checkpoint, {}),
     "qwen2 0.5b": Case(
         make_qwen2_checkpoint, {"hidden": 112, "heads": 7, "kv_heads": 1, "ffn": 152}
@@ -63,6 +61,10 @@ CASES = {
     "phi3 partial rotary": Case(
         make_phi3_checkpoint,
         {"hidden": 128, "heads": 2, "kv_heads": 2, "config": {"partial_rotary_factor": 0.75}},
+    ),
+    "phi3 partial rotary of 8": Case(
+        make_phi3_checkpoint,
+        {"hidden": 64, "heads": 4, "kv_heads": 2, "config": {"partial_rotary_factor": 0.5}},
     ),
     "opt 125m": Case(make_opt_checkpoint, {}),
     "opt 350m": Case(make_opt_checkpoint, {"projection": 32, "norm_before": False}),
@@ -88,10 +90,9 @@ def export(folder: Path, quantization: str) -> ExportedModel:
     return export_checkpoint(folder / "source", folder / quantization, quantization=quant)
 
 
-def open_decoder(model: ExportedModel, *, rows: int = 3, whole_scores: bool = False) -> Decoder:
-    share_threads(THREADS)
-    session = open_session(model.graph_file, whole_scores=whole_scores)
-    return Decoder(session, rows=rows, capacity=CAPACITY, max_width=len(TOKENS))
+def opened(model: ExportedModel, *, dtype: str = "fp32") -> Passes:
+    """The export as the service runs it."""
+    return Passes(prepared(model.graph_file, model.path.parent / "cache"), dtype=dtype)
 
 
 def transformers_logits(source: Path, tokens: list[int]) -> Float:
@@ -128,13 +129,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
-@pytest.fixture(params=[False, True], ids=["tiles", "whole-scores"])
-def whole_scores(request: pytest.FixtureRequest) -> bool:
-    """Both ways in which attention may be computed."""
-    whole: bool = request.param
-    return whole
-
-
 @pytest.fixture(scope="module")
 def fp32(folder: Path) -> ExportedModel:
     return export(folder, "fp32")
@@ -147,46 +141,44 @@ def reference(fp32: ExportedModel, folder: Path) -> Reference:
 
 
 @pytest.mark.reference
-def test_one_pass_gives_transformers_logits(reference: Reference, whole_scores: bool) -> None:
-    assert_same(
-        open_decoder(reference.model, whole_scores=whole_scores).extend(0, TOKENS), reference.logits
-    )
+def test_one_pass_gives_transformers_logits(reference: Reference) -> None:
+    assert_same(opened(reference.model).step(0, TOKENS), reference.logits)
 
 
 @pytest.mark.reference
-def test_chunks_then_single_tokens_give_transformers_logits(
-    reference: Reference, whole_scores: bool
-) -> None:
-    decoder = open_decoder(reference.model, whole_scores=whole_scores)
-    steps = [decoder.extend(1, TOKENS[start : start + 32]).copy() for start in range(0, 128, 32)]
-    steps += [decoder.decode(1, [token]).copy() for token in TOKENS[128:140]]
-    steps.append(decoder.extend(1, TOKENS[140:]).copy())
+def test_chunks_then_single_tokens_give_transformers_logits(reference: Reference) -> None:
+    passes = opened(reference.model)
+    steps = [passes.step(1, TOKENS[start : start + 32]) for start in range(0, 128, 32)]
+    steps += [passes.step(1, [token]) for token in TOKENS[128:140]]
+    steps.append(passes.step(1, TOKENS[140:]))
     assert_same(np.concatenate(steps), reference.logits)
 
 
 @pytest.mark.reference
-def test_ragged_rows_give_transformers_logits(reference: Reference, whole_scores: bool) -> None:
-    """Rows of 100, 3 and 50 tokens go on together, one token each."""
-    decoder = open_decoder(reference.model, whole_scores=whole_scores)
+def test_slots_of_other_lengths_beside_each_other_give_transformers_logits(
+    reference: Reference,
+) -> None:
+    """Slots of 100, 3 and 50 tokens go on together: one token, four, one."""
+    passes = opened(reference.model)
     starts = (100, 3, 50)
     texts = (TOKENS, TOKENS, OTHER_TOKENS)
     expected = (reference.logits, reference.logits, reference.other_logits)
-    for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
-        decoder.extend(row, text[:start])
-    for step in range(8):
-        tokens = [text[start + step] for text, start in zip(texts, starts, strict=True)]
-        logits = decoder.decode(0, tokens)
-        for row, start in enumerate(starts):
-            assert_same(logits[row], expected[row][start + step])
+    passes.together({slot: texts[slot][: starts[slot]] for slot in range(3)}, num_logits=0)
+    at = list(starts)
+    for _ in range(8):
+        spans = {slot: texts[slot][at[slot] : at[slot] + count] for slot, count in SPANS.items()}
+        for slot, logits in passes.together(spans).items():
+            assert_same(logits, expected[slot][at[slot] : at[slot] + len(logits)])
+            at[slot] += len(logits)
 
 
 @pytest.mark.reference
-def test_a_rejected_guess_leaves_no_trace(reference: Reference, whole_scores: bool) -> None:
-    decoder = open_decoder(reference.model, whole_scores=whole_scores)
-    decoder.extend(0, TOKENS[:100])
-    decoder.extend(0, [(token + 1) % VOCAB for token in TOKENS[100:108]])
-    decoder.cache.truncate(0, 100)
-    assert_same(decoder.extend(0, TOKENS[100:108]), reference.logits[100:108])
+def test_a_rejected_draft_leaves_no_trace(reference: Reference) -> None:
+    passes = opened(reference.model)
+    passes.step(0, TOKENS[:100])
+    passes.step(0, [(token + 1) % VOCAB for token in TOKENS[100:108]])
+    passes.rewind(0, 100)
+    assert_same(passes.step(0, TOKENS[100:108]), reference.logits[100:108])
 
 
 @pytest.mark.parametrize(
@@ -202,29 +194,35 @@ def test_a_rejected_guess_leaves_no_trace(reference: Reference, whole_scores: bo
 def test_quantized_logits_stay_close_to_fp32(
     fp32: ExportedModel, folder: Path, quantization: str, tolerance: float
 ) -> None:
-    expected = open_decoder(fp32).extend(0, TOKENS)
-    actual = open_decoder(export(folder, quantization)).extend(0, TOKENS)
+    expected = opened(fp32).step(0, TOKENS)
+    actual = opened(export(folder, quantization)).step(0, TOKENS)
     assert np.linalg.norm(actual - expected) < tolerance * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("quantization", ["int8-128", "int4-128", "int4-32", "int4-128-zp"])
-def test_logits_have_the_same_bits_however_passes_are_cut(
-    folder: Path, quantization: str, whole_scores: bool
+def test_a_token_has_the_same_bits_whatever_else_is_in_its_pass(
+    folder: Path, quantization: str
 ) -> None:
-    """What exact speculation rests on, also where a window has moved past the first tokens."""
-    decoder = open_decoder(export(folder, quantization), whole_scores=whole_scores)
-    align = exact_align(decoder)
-    if align is None:
-        pytest.skip("this processor's kernels round differently")
+    """Alone, in chunks of any width, beside other slots, also where a window has moved on."""
+    passes = opened(export(folder, quantization))
     tokens = TOKENS[:96]
-    whole = decoder.extend(0, tokens).copy()
-    parts, start = [], 0
-    for width in cycle((align, 3 * align, 1, 2 * align, 5)):
-        parts.append(decoder.extend(1, tokens[start : start + width], align=align).copy())
-        start += width
-        if start >= len(tokens):
-            break
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    whole = passes.step(0, tokens)
+    singles = np.concatenate([passes.step(1, [token]) for token in tokens])
+    np.testing.assert_array_equal(singles, whole)
+    passes.rewind(0, 0)
+    passes.rewind(1, 0)
+    others = iter(random_chunks(OTHER_TOKENS * 4, seed=5, longest=7))
+    beside = []
+    for piece in random_chunks(tokens, seed=4, longest=24):
+        beside.append(passes.together({1: next(others), 2: piece, 0: next(others)})[2])
+    np.testing.assert_array_equal(np.concatenate(beside), whole)
+
+
+@pytest.mark.parametrize("quantization", ["int8-128", "int4-32"])
+def test_logits_that_nobody_wants_change_no_bit(folder: Path, quantization: str) -> None:
+    passes = opened(export(folder, quantization))
+    whole = passes.step(0, TOKENS[:50])
+    np.testing.assert_array_equal(passes.step(1, TOKENS[:50], num_logits=3), whole[-3:])
 
 
 @pytest.mark.parametrize("make", [make_gpt2_checkpoint, make_opt_checkpoint])
@@ -235,8 +233,8 @@ def test_learned_positions_are_an_input_and_a_layer_is_eight_nodes(
     model = export_checkpoint(source, tmp_path / "onnx", quantization=Quantization.parse("int8-32"))
     graph = onnx.load(model.graph_file, load_external_data=False).graph
     inputs = [value.name for value in graph.input if not value.name.startswith("past_")]
-    assert inputs == ["input_ids", "attention_mask", "logits_start", "position_ids"]
-    nodes = [node.op_type for node in graph.node if node.op_type != "Slice"]
+    assert inputs == ["input_ids", "attention_mask", "position_ids"]
+    nodes = [node.op_type for node in graph.node]
     block = [
         "SkipLayerNormalization",
         "MatMulNBits",

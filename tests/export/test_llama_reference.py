@@ -99,7 +99,7 @@ def test_chunks_then_single_tokens_in_place_give_transformers_logits(
     assert_same(np.concatenate(steps), expected)
 
 
-def test_a_rejected_guess_leaves_no_trace(
+def test_a_rejected_draft_leaves_no_trace(
     exported: tuple[ExportedModel, NDArray[np.float32]],
 ) -> None:
     model, expected = exported

@@ -1,93 +1,89 @@
-"""The library is built with the project, and nothing breaks where it is not there."""
+"""The library is built with the project, everywhere, or the installation says what is missing."""
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specops import kernels
-from specops.config import Settings
-from specops.engine import NO_DRAFTER, Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    """The kernel is looked for anew, before and after."""
-    kernels.kernel.cache_clear()
-    yield
-    kernels.kernel.cache_clear()
+def test_it_computes_with_the_best_that_the_processor_has() -> None:
+    flags: set[str] = set()
+    if platform.machine() == "x86_64" and platform.system() == "Linux":
+        flags = {*Path("/proc/cpuinfo").read_text().split()}
+    best = "plain C"
+    if {"avx2", "f16c"} <= flags:
+        best = "AVX2"
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= flags:
+        best = "AVX512-VNNI"
+    assert kernels.kernel() == best
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="the processor's flags are unknown")
-def test_it_is_built_and_has_a_kernel_where_the_processor_has_avx2() -> None:
-    """Without this, all other tests of the kernels would be skipped and nobody would notice."""
-    flags = Path("/proc/cpuinfo").read_text().split()
-    assert (kernels.kernel() is not None) == ({"avx2", "fma"} <= set(flags))
-    if "avx512_vnni" in flags:
-        assert kernels.kernel() == "AVX512-VNNI"
+def test_what_the_processor_has_can_be_forced() -> None:
+    best = kernels.kernel()
+    worse = kernels.NAMES[kernels.NAMES.index(best) :]
+    try:
+        for name in worse:
+            kernels.force(name)
+            assert kernels.kernel() == name
+        for name in {*kernels.NAMES, "abacus"} - {*worse}:
+            with pytest.raises(ValueError, match=name):
+                kernels.force(name)
+    finally:
+        kernels.force(None)
+    assert kernels.kernel() == best
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="nothing is compiled here")
-@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
-def test_where_nothing_compiles_the_project_is_installed_without(
-    tmp_path: Path, compiler: str
-) -> None:
+def build(compiler: str, folder: Path) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("setuptools")
-    done = subprocess.run(
-        [sys.executable, "setup.py", "build_ext", "-b", str(tmp_path), "-t", str(tmp_path)],
+    return subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "-b", str(folder), "-t", str(folder)],
         cwd=ROOT,
         env={**os.environ, "CC": compiler},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
+def test_where_nothing_compiles_the_installation_says_what_to_do(
+    tmp_path: Path, compiler: str
+) -> None:
+    done = build(compiler, tmp_path)
+    assert done.returncode != 0
     assert f"{compiler} -std=c11" in done.stdout
+    assert "pip install ziglang" in done.stderr
+    assert "CC=gcc" in done.stderr
     assert not list(tmp_path.rglob("*.so"))
 
 
-@pytest.mark.usefixtures("fresh")
-def test_without_a_library_onnxruntime_computes(
-    tiny_settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "missing.so")
-    with caplog.at_level(logging.INFO):
-        engine = Engine.load(replace(tiny_settings, draft=NO_DRAFTER))
-    assert engine.info.kernels == "onnxruntime"
-    assert "missing.so was not built" in caplog.text
+def test_zig_compiles_for_every_processor(tmp_path: Path) -> None:
+    """Left alone it compiles for the one that it runs on, and the library fails on others."""
+    assert "-mcpu=baseline" in build("false zig", tmp_path).stdout
 
 
-@pytest.mark.usefixtures("fresh")
-def test_a_library_that_cannot_be_loaded_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_multiplications_are_never_fused_with_additions(tmp_path: Path) -> None:
+    command = build("false", tmp_path).stdout.splitlines()[-1]
+    assert "-ffp-contract=off" in command
+    assert "fast-math" not in command
+
+
+def test_a_library_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match=r"missing\.so cannot be loaded.*pip install"):
+        kernels._load(tmp_path / "missing.so")
+
+
+def test_a_library_of_something_else_is_told(tmp_path: Path) -> None:
     library = tmp_path / "damaged.so"
     library.write_bytes(b"no library")
-    monkeypatch.setattr(kernels, "LIBRARY", library)
-    assert kernels.kernel() is None
-    assert "computed by ONNX Runtime" in caplog.text
-
-
-@pytest.mark.parametrize("choice", ["auto", "onnxruntime"])
-def test_the_setting_chooses(tiny_settings: Settings, choice: str) -> None:
-    engine = Engine.load(replace(tiny_settings, draft=NO_DRAFTER, kernels=choice))
-    own = kernels.kernel() if choice == "auto" else None
-    assert engine.info.kernels == (own or "onnxruntime")
-
-
-def test_copied_weights_are_onnxruntimes(tiny_settings: Settings) -> None:
-    engine = Engine.load(replace(tiny_settings, draft=NO_DRAFTER, prepack=False))
-    assert engine.info.kernels == "onnxruntime"
+    with pytest.raises(ImportError, match=r"damaged\.so cannot be loaded.*pip install"):
+        kernels._load(library)

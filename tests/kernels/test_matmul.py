@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,10 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from specops import kernels
 from specops.kernels.packing import pack
-from specops.session import plain_options, share_threads
+from specops.session import share_threads
 from tests.conftest import THREADS
-
-pytestmark = pytest.mark.skipif(kernels.kernel() is None, reason="no kernel for this processor")
 
 ROWS = 19  # more than two groups of any kernel, and a rest
 
@@ -86,8 +83,9 @@ def session(node: Any, depth: int, columns: int, **tensors: np.ndarray | None) -
     opsets = [helper.make_opsetid(name, version) for name, version in domains]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     share_threads(THREADS)
-    options = plain_options()
+    options = ort.SessionOptions()
     options.use_per_session_threads = False
+    options.log_severity_level = 4
     kernels.register(options)
     return ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -105,7 +103,7 @@ def product(
             block=weights.block,
         )
     node = helper.make_node(
-        kernels.OPERATOR,
+        kernels.MATMUL,
         ["x", "tiles"] + (["bias"] if weights.bias is not None else []),
         ["y"],
         domain=kernels.DOMAIN,
@@ -125,13 +123,15 @@ def rounded(x: np.ndarray, block: int) -> np.ndarray:
     return (np.rint(blocks / scales) * scales).reshape(rows, -1)[:, :depth]
 
 
-@pytest.fixture(params=[False, True], ids=["widest", "narrow"])
+@pytest.fixture(params=kernels.NAMES)
 def _kernel(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The best kernel of this processor, and the one of a processor without AVX512."""
-    choose = ctypes.CDLL(str(kernels.LIBRARY)).choose_narrow_kernel
-    choose(int(request.param))
+    """Each kernel that this processor can compute with."""
+    try:
+        kernels.force(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
     yield
-    choose(0)
+    kernels.force(None)
 
 
 @pytest.mark.usefixtures("_kernel")
@@ -159,17 +159,22 @@ def test_a_product(
     assert np.array_equal(multiply(x[None, 5:6])[0], found[5:6])
 
 
-def test_processors_agree_to_the_bit() -> None:
-    weights = random_weights(96, 640, 4, 128, zero_points=True, bias=True)
-    x = np.random.default_rng(2).normal(size=(1, ROWS, 640)).astype(np.float32)
-    choose = ctypes.CDLL(str(kernels.LIBRARY)).choose_narrow_kernel
-    widest = product(weights)(x)
-    choose(1)
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("block", [32, 128, 256])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_processors_agree_to_the_bit(bits: int, block: int, *, zero_points: bool) -> None:
+    weights = random_weights(90, 700, bits, block, zero_points=zero_points, bias=True)
+    x = np.random.default_rng(2).normal(size=(1, ROWS, 700)).astype(np.float32)
+    x[0, 3] *= 1e30
+    x[0, 4] *= 1e-30
+    x[0, 5, ::7] = 0
+    expected = product(weights)(x)
     try:
-        narrow = product(weights)(x)
+        for name in kernels.NAMES[kernels.NAMES.index(kernels.kernel()) :]:
+            kernels.force(name)
+            assert np.array_equal(product(weights)(x), expected)
     finally:
-        choose(0)
-    assert np.array_equal(widest, narrow)
+        kernels.force(None)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -228,3 +233,48 @@ def test_blocks_that_no_kernel_knows_are_refused() -> None:
     tiles = pack(weights.codes, weights.scales, None, bits=4, block=32)
     with pytest.raises(Exception, match="multiples of 32"):
         product(weights._replace(block=48), tiles)
+
+
+def test_a_bias_that_is_not_there_is_refused() -> None:
+    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    with pytest.raises(Exception, match="bias is missing"):
+        refused(weights, bias=1)(np.zeros((1, 1, 64), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"N": 0}, "at least 1"),
+        ({"K": -1}, "at least 1"),
+        ({"N": (1 << 24) + 1}, "at most 16777216"),
+        ({"K": 1 << 62}, "at most 16777216"),
+        ({"bits": 3}, "4 or 8 bits"),
+        ({"block_size": 0}, "multiples of 32"),
+        ({"block_size": 512}, "multiples of 32"),
+        ({"zero_points": 2}, "0 or 1"),
+        ({"bias": -1}, "0 or 1"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(changed: dict[str, int], message: str) -> None:
+    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    with pytest.raises(Exception, match=message):
+        refused(weights, **changed)
+
+
+@pytest.mark.parametrize("changed", [{"N": 1 << 24, "K": 1 << 24}, {"N": 33}, {"zero_points": 1}])
+def test_a_shape_that_the_weights_do_not_have_is_refused(changed: dict[str, int]) -> None:
+    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    x = np.zeros((1, 1, changed.get("K", 64)), np.float32)
+    with pytest.raises(Exception, match="another size"):
+        refused(weights, **changed)(x)
+
+
+def refused(weights: Weights, **changed: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A product whose attributes are not those of its weights."""
+    tiles = pack(weights.codes, weights.scales, None, bits=weights.bits, block=weights.block)
+    attributes = {**weights.attributes, "zero_points": 0, "bias": 0, **changed}
+    node = helper.make_node(
+        kernels.MATMUL, ["x", "tiles"], ["y"], domain=kernels.DOMAIN, **attributes
+    )
+    made = session(node, attributes["K"], attributes["N"], tiles=tiles)
+    return lambda x: made.run(["y"], {"x": x})[0]

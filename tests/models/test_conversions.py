@@ -226,7 +226,6 @@ def test_a_draft_that_equals_the_target_is_not_stored_twice(
         quant="int4-32",
         draft_quant="int4-32",
         cache_dir=tmp_path / "cache",
-        prefill="same",
     )
     engine = Engine.load(settings)
     assert engine.info.drafters == ("draft", "ngram", "cascade", "none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from specops.models.prepare import ModelError, ModelFolder, Source, choose, prep
 from specops.presets import Preset, presets
 from specops.request import GenerationRequest, SamplingParams
 from tests.checkpoints import make_llama_checkpoint
+from tests.models.published_graph import write_published
 
 ALL = sorted(presets().items())
 every_preset = pytest.mark.parametrize(("name", "preset"), ALL, ids=[name for name, _ in ALL])
@@ -41,7 +42,7 @@ def test_a_presets_models_are_bundled_or_pinned_to_a_commit(name: str, preset: P
 
 @every_preset
 def test_a_presets_settings_are_settings(name: str, preset: Preset) -> None:
-    assert set(preset.settings) <= {"rows", "context", "drafter"}
+    assert set(preset.settings) <= {"context", "drafter"}
     variables = {f"SPECOPS_{key.upper()}": str(value) for key, value in preset.settings.items()}
     weights = {"SPECOPS_QUANT": preset.quant, "SPECOPS_DRAFT_QUANT": preset.draft_quant}
     settings = Settings.from_env({**variables, **weights, "SPECOPS_MODEL": name})
@@ -55,10 +56,9 @@ def test_the_same_model_is_pinned_to_the_same_commit_everywhere() -> None:
 
 
 def test_a_presets_settings_give_way_to_the_environment() -> None:
-    assert Settings.from_env({"SPECOPS_MODEL": "phi3"}).rows == 1
-    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_ROWS": "2"}).rows == 2
-    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_ROWS": ""}).rows == 1
-    assert {item.name for item in fields(Settings)} >= {"rows", "context"}
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3"}).context == 2048
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_CONTEXT": "512"}).context == 512
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_CONTEXT": ""}).context == 2048
 
 
 def test_every_part_of_a_preset_can_be_overridden() -> None:
@@ -112,7 +112,8 @@ def genai(tiny_pair: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "published-int4"
     folder.mkdir()
     export = tiny_pair / "target" / "onnx" / "int4-32"
-    for name in ("model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"):
+    write_published(export / "model.onnx", folder / "model.onnx")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(export / name, folder / name)
     model = {
         "type": "llama",
@@ -180,6 +181,17 @@ def test_a_published_folder_that_lacks_a_file_is_refused(
 ) -> None:
     (genai / missing).unlink()
     with pytest.raises(ModelError, match=f"lacks {missing}"):
+        get(genai, tmp_path)
+
+
+@pytest.mark.parametrize("file", ["../model.onnx", "/etc/hostname", ""])
+def test_a_description_that_leads_out_of_its_folder_is_refused(
+    genai: Path, tmp_path: Path, file: str
+) -> None:
+    config = json.loads((genai / "genai_config.json").read_text())
+    config["model"]["decoder"]["filename"] = file
+    (genai / "genai_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"cannot be used .* is no file in the folder"):
         get(genai, tmp_path)
 
 

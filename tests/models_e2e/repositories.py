@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from specops.export import Quantization, export_checkpoint
 from tests import published_tokenizers as tokenizers
 from tests.checkpoints import (
@@ -26,6 +24,7 @@ from tests.checkpoints import (
     qwen2_shapes,
     write_checkpoint,
 )
+from tests.models.published_graph import write_published
 from tests.random_weights import RandomWeights, Shapes
 
 Config = dict[str, Any]
@@ -81,19 +80,13 @@ def save_state_dict(file: Path, shapes: Shapes, dtype: str) -> None:
 def write_phi3_graph(folder: Path, layers: int) -> None:
     """Microsoft's layout for onnxruntime-genai: one graph among other files, int4 in blocks of 32.
 
-    The graph is of our converter; its operators are those of the published one.
+    The weights are those of our converter; operators and their order are the model builder's.
     """
     source, made = folder / "checkpoint", folder / "made"
     REPOSITORIES["microsoft/Phi-3-mini-4k-instruct"].write(source, layers)
     export_checkpoint(source, made, quantization=Quantization.parse("int4-32"))
     shutil.rmtree(source)
-    graph = onnx.load(made / "model.onnx", load_external_data=False)
-    for tensor in graph.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = f"{PHI3_GRAPH}.data"
-    (folder / PHI3_GRAPH).write_bytes(graph.SerializeToString())
-    (made / "model.onnx.data").rename(folder / f"{PHI3_GRAPH}.data")
+    write_published(made / "model.onnx", folder / PHI3_GRAPH, packed=True)
     for name in ("tokenizer.json", "config.json"):
         if (made / name).exists():
             (made / name).rename(folder / name)

@@ -39,7 +39,7 @@ ASKED_WHOLE = os.environ.get("WHOLE_PRESETS", "").split(",")
 CONVERTER_LIMIT = 2_000_000_000  # bytes of resident memory, whatever the checkpoint's size
 NAMES = [name for name in presets() if name not in ("demo", "custom")]
 PROMPT = {"prompt": "The quick brown fox", "max_new_tokens": 12, "ignore_eos": True}
-PROMPT |= {"k_draft": 3, "adaptive": False}  # random drafts do not pay: guess all the same
+PROMPT |= {"k_draft": 3, "adaptive": False}  # random drafts do not pay: draft all the same
 Tell = Callable[[dict[str, str]], None]
 
 
@@ -81,7 +81,7 @@ def environment(name: str, cache: Path, hub: Hub) -> dict[str, str]:
 
 
 def check_answer(running: Running, drafter: str) -> None:
-    """An answer of the right length, with guesses by the preset's own drafter."""
+    """An answer of the right length, with draft tokens of the preset's own drafter."""
     answer = running.generate(**PROMPT, details=True)
     assert answer["generated_tokens"] == PROMPT["max_new_tokens"]
     assert answer["generated_text"]
@@ -90,8 +90,8 @@ def check_answer(running: Running, drafter: str) -> None:
     assert details["draft_tokens"] + details["draft_misses"] > 0
     if drafter == "draft":
         assert details["draft_tokens"] > 0
-        guessed = running.metric("specops_draft_tokens_total", drafter="draft")
-        assert guessed == details["draft_tokens"]
+        counted = running.metric("specops_draft_tokens_total", drafter="draft")
+        assert counted == details["draft_tokens"]
 
 
 def check_downloads(running: Running, cache: Path, models: list[HubModel]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Repeats itself, so that there is something to guess.
+# Repeats itself, so that there is something to draft.
 PROMPT = "def __enter__(self):\n    return self\n\ndef __exit__(self, *args):\n    self.close()\n\n"
 PATIENCE_MS = 20_000
 

@@ -40,12 +40,12 @@ def test_an_old_python_is_refused_by_name(python: str, tmp_path: Path) -> None:
 def test_dotenv_gives_way_to_the_environment(tmp_path: Path) -> None:
     dotenv = tmp_path / ".env"
     dotenv.write_text(
-        "# SPECOPS_ROWS=9\nSPECOPS_PORT='8001'\nSPECOPS_ROWS=2\nSPECOPS_CACHE_DIR=~/cache\n"
+        "# SPECOPS_SLOTS=9\nSPECOPS_PORT='8001'\nSPECOPS_SLOTS=2\nSPECOPS_CACHE_DIR=~/cache\n"
         "PROMETHEUS_PORT=9099\nGRAFANA_ADMIN_PASSWORD=secret\n"
     )
-    assert native.environment(dotenv, {"SPECOPS_ROWS": "3"}) == {
+    assert native.environment(dotenv, {"SPECOPS_SLOTS": "3"}) == {
         "SPECOPS_PORT": "8001",
-        "SPECOPS_ROWS": "3",
+        "SPECOPS_SLOTS": "3",
         "SPECOPS_CACHE_DIR": str(Path.home() / "cache"),
         "PROMETHEUS_PORT": "9099",
     }

@@ -129,11 +129,11 @@ def test_compose_accepts_the_file(tmp_path: Path) -> None:
 def test_settings_in_dotenv_reach_the_service(tmp_path: Path) -> None:
     config = resolved(
         tmp_path,
-        "SPECOPS_ROWS=7\nSPECOPS_PORT=8123\nSPECOPS_CACHE_DIR=/srv/cache\n"
+        "SPECOPS_SLOTS=7\nSPECOPS_PORT=8123\nSPECOPS_CACHE_DIR=/srv/cache\n"
         "GRAFANA_ADMIN_PASSWORD=swordfish\n",
     )
     api = config["services"]["api"]
-    assert api["environment"]["SPECOPS_ROWS"] == "7"
+    assert api["environment"]["SPECOPS_SLOTS"] == "7"
     # Inside the container port and folders stay; outside they are what .env says.
     assert api["environment"]["SPECOPS_PORT"] == "8000"
     assert api["ports"][0]["published"] == "8123"

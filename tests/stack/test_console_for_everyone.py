@@ -137,23 +137,23 @@ def test_text_is_readable_in_both_themes(page: Any, theme: str) -> None:
     page.emulate_media(color_scheme=theme)
     ask(page, 80)
     finish(page)
-    # Whoever else may guess, and what is seen only when something is wrong.
+    # Whoever else may draft, and what is seen only when something is wrong.
     page.evaluate(
         """() => {
             for (const place of [0, 1, 2, 3, 4]) {
-                const guess = document.createElement('span');
-                guess.className = `guess-${place}`;
-                document.getElementById('answer').append(guess);
+                const drafted = document.createElement('span');
+                drafted.className = `draft-${place}`;
+                document.getElementById('answer').append(drafted);
             }
             document.getElementById('error').hidden = false;
         }"""
     )
     seen = contrasts(
         page,
-        "#answer, #answer [class^=guess-], #legend li, h1, h2, h3, label, input, .hint, dt, dd, "
+        "#answer, #answer [class^=draft-], #legend li, h1, h2, h3, label, input, .hint, dt, dd, "
         "figcaption span, figcaption output, .state, .error, a:not(.skip), button:enabled, summary",
     )
-    assert {html for html in seen if "guess-4" in html}
+    assert {html for html in seen if "draft-4" in html}
     assert {html: ratio for html, ratio in seen.items() if ratio < 4.5} == {}
 
 

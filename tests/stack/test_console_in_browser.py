@@ -18,7 +18,7 @@ from tests.stack.console import PROMPT, ask, finish, until
 pytestmark = pytest.mark.e2e
 
 
-def test_an_answer_streams_and_guesses_are_coloured(page: Any) -> None:
+def test_an_answer_streams_and_draft_tokens_are_coloured(page: Any) -> None:
     # Looked at from within: the page is faster than whoever asks it from outside.
     page.evaluate(
         """() => {
@@ -34,7 +34,7 @@ def test_an_answer_streams_and_guesses_are_coloured(page: Any) -> None:
     partial = {text for text in seen if re.fullmatch(r"Generating\. [1-9]\d*", text)}
     assert len(partial - {"Generating. 400"}) >= 2
     colours = page.evaluate(
-        """() => ['#answer span:not([class])', '#answer [class^=guess-]'].map((selector) =>
+        """() => ['#answer span:not([class])', '#answer [class^=draft-]'].map((selector) =>
             getComputedStyle(document.querySelector(selector)).color)"""
     )
     assert colours[0] != colours[1]
@@ -57,26 +57,26 @@ def test_the_figures_are_those_of_the_answer(page: Any) -> None:
     assert page.locator("#f-accepted").inner_text() == accepted
 
 
-def guess_always(route: Any) -> None:
-    """Sends a request on to the service, which is not to judge whether guessing pays."""
+def draft_always(route: Any) -> None:
+    """Sends a request on to the service, which is not to judge whether drafting pays."""
     body = {**route.request.post_data_json, "adaptive": False}
     route.continue_(post_data=json.dumps(body))
 
 
 def test_every_drafter_has_a_look_of_its_own(page: Any) -> None:
     looks = set()
-    page.route("**/generate", guess_always)
+    page.route("**/generate", draft_always)
     page.get_by_text("Options").click()
     page.get_by_label("Longest answer").fill("120")
     page.get_by_label("Prompt").fill(PROMPT)
     for drafter in ("ngram", "draft"):
         page.get_by_label("Drafter").select_option(drafter)
-        page.get_by_label("Most guesses per step").fill("4")
+        page.get_by_label("Most draft tokens per step").fill("4")
         page.get_by_role("button", name="Generate").click()
         finish(page)
-        assert f"guessed by {drafter}" in page.locator("#legend").inner_text()
+        assert f"drafted by {drafter}" in page.locator("#legend").inner_text()
         answer, legend = page.evaluate(
-            """(drafter) => [`#answer span[title="guessed by ${drafter}"]`, '#legend [class]'].map(
+            """(drafter) => [`#answer span[title="drafted by ${drafter}"]`, '#legend [class]'].map(
                 (selector) => {
                     const look = getComputedStyle(document.querySelector(selector));
                     return [look.color, look.textDecorationStyle];
@@ -89,7 +89,7 @@ def test_every_drafter_has_a_look_of_its_own(page: Any) -> None:
     assert len(set(colours)) == len(set(underlines)) == 2
 
 
-def test_the_model_and_what_guesses_do_are_shown(page: Any, console_url: str) -> None:
+def test_the_model_and_what_drafting_does_are_shown(page: Any, console_url: str) -> None:
     served = httpx.get(f"{console_url}/v1/models").json()["data"][0]["id"]
     until(page, "document.querySelectorAll('#model dd').length > 0")
     shown = page.locator("#model").inner_text()

@@ -46,7 +46,7 @@ def test_an_expression_is_taken_apart() -> None:
         ("rate(specops_no_such_total[1m])", "no series specops_no_such_total"),
         ('specops_memory_bytes{sort="anon"}', "specops_memory_bytes has no label sort"),
         ('specops_memory_bytes{kind=~"anon|heap"}', "specops_memory_bytes has no kind=heap"),
-        ("sum by (drafter) (specops_rows)", "nothing to group by drafter"),
+        ("sum by (drafter) (specops_slots)", "nothing to group by drafter"),
     ],
 )
 def test_what_is_not_exposed_is_found(promql: str, problem: str) -> None:

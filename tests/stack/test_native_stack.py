@@ -164,7 +164,8 @@ NOT_TRAFFIC |= {"Memory used of the cap", "Anonymous memory of the cap", "Memory
 NOT_TRAFFIC |= {"Time lost for lack of memory", "Time lost for memory", "Tokens in the KV cache"}
 NOT_TRAFFIC |= {"Page faults per second", "Disk in use", "Disk of the models", "Swap in use"}
 NOT_TRAFFIC |= {"Gain over plain decoding", "Gain over time"}  # 1 where nothing is gained
-NOT_TRAFFIC |= {"Cost of a verification, in plain steps", "Cost of a step, by requests in it"}
+NOT_TRAFFIC |= {"Cost of a pass, by its tokens", "Cost of a token, a draft token, attention"}
+NOT_TRAFFIC |= {"KV blocks"}  # free ones
 NOT_TRAFFIC |= {"Throttled", "Stopped by the processor quota", "Killed for memory, and restarts"}
 
 
@@ -270,16 +271,19 @@ def test_every_panel_has_data_after_the_load(stack: Stack, load: Load) -> None:
         "Tokens per jump",
         "Tokens per jump over time",
         "Both definitions of the jump",
-        "Guesses accepted, by drafter",
+        "Draft tokens accepted, by drafter",
         "Accepted, by position",
         "Draft length",
         "Draft length, by drafter",
         "Hits and misses",
-        "Guesses per second",
+        "Draft tokens per second",
         "A mean request",
         "A second of the engine",
-        "Time per step, by kind",
-        "Steps and rows per step",
+        "Time per pass, by kind",
+        "Passes and requests per pass",
+        "Tokens per pass, by use",
+        "Prompt tokens, offered and used",
+        "KV blocks",
         "Latency",
         "Queue wait",
         "Time to first token",

@@ -54,7 +54,7 @@ function body() {
 }
 
 function colour(origin) {
-  return `guess-${Math.max(0, drafters.indexOf(origin)) % 5}`;
+  return `draft-${Math.max(0, drafters.indexOf(origin)) % 5}`;
 }
 
 function showTokens(tokens, made) {
@@ -66,7 +66,7 @@ function showTokens(tokens, made) {
     span.textContent = token.text;
     if (token.origin !== "target") {
       span.className = colour(token.origin);
-      span.title = `guessed by ${token.origin}`;
+      span.title = `drafted by ${token.origin}`;
     }
     answer.append(span);
   }
@@ -78,7 +78,7 @@ function showLegend(made) {
   const items = Object.entries(made).map(([origin, count]) => {
     const item = document.createElement("li");
     const name = document.createElement("span");
-    name.textContent = origin === "target" ? "the target itself" : `guessed by ${origin}`;
+    name.textContent = origin === "target" ? "the target itself" : `drafted by ${origin}`;
     if (origin !== "target") name.className = colour(origin);
     item.append(name, `: ${count}`);
     return item;
@@ -247,7 +247,9 @@ function showModel(event) {
     ["Weights", model.quant],
     ["Parameters", `${(model.parameters / 1e6).toFixed(0)} M`],
     ["Context", `${model.context} tokens`],
-    ["Rows", model.rows],
+    ["Slots", model.slots],
+    ["KV cache", `${model.kv_tokens} tokens, ${model.kv_dtype}`],
+    ["Batch invariant", model.foreign_products.length ? "no" : "yes"],
     ["Threads", model.threads],
     ["Drafters", model.drafters.join(", ")],
     ["Default", model.default_drafter],
@@ -264,10 +266,10 @@ function showController(event, before) {
     const gained = (figure) =>
       (figures[`${figure}_tokens_total/${name}`] ?? 0) -
       (before.figures[`${figure}_tokens_total/${name}`] ?? 0);
-    const guessed = gained("draft");
-    if (guessed > 0) {
-      const share = (100 * gained("accepted")) / guessed;
-      entries.push([`Accepted, ${name}`, `${share.toFixed(0)} % of ${guessed}`]);
+    const drafted = gained("draft");
+    if (drafted > 0) {
+      const share = (100 * gained("accepted")) / drafted;
+      entries.push([`Accepted, ${name}`, `${share.toFixed(0)} % of ${drafted}`]);
     }
   }
   define("controller", entries);

@@ -1,1 +1,1 @@
-"""Sources of guesses. A new one is one file here that keeps the `Drafter` protocol of `base`."""
+"""Sources of draft tokens: each is one file that keeps the `Drafter` protocol of `base`."""

@@ -1,4 +1,4 @@
-"""What the engine asks of a source of guesses."""
+"""What the engine asks of a source of draft tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from specops.sampling import Floats
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed tokens.
+    """Draft tokens of one request.
 
     Attributes:
-        tokens: the guesses, [k].
-        probs: [k, V], the distribution that each token was drawn from; None where the guesses
+        tokens: [k].
+        probs: [k, V], the distribution that each token was drawn from; None where the tokens
             were certain (greedy, or looked up) or the request has a seed: verification then
             compares tokens, see `verify_seeded`.
         origin: the drafter that made them, where that is not the one that was asked; without
             tokens: the one that has looked them up in vain.
         match_length: how many of the last tokens a lookup found again; 0 where nothing was looked
-            up. The longer the match, the more of the guesses are right.
+            up. The longer the match, the more of the draft tokens are right.
     """
 
     tokens: tuple[int, ...] = ()
@@ -37,12 +37,29 @@ class Draft:
 NO_DRAFT = Draft()
 
 
-class Drafter(Protocol):
-    """Guesses how a sequence goes on. Keeps its state per row.
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One request's part in `Drafter.propose`.
 
-    A row here is a number that a sequence has from its start to its end; where the target's cache
-    holds the sequence may change.
+    Attributes:
+        slot: the request's slot.
+        tokens: the whole sequence so far, prompt first. Between two calls it only grows: by
+            accepted draft tokens and one token of the target's own.
+        count: most draft tokens, at least 1.
+        sampling: how the target draws its tokens.
+        rng: the request's random numbers, for draft tokens that are drawn. With a seed they are
+            drawn by `sampling.draw_seeded` at their place in the sequence: the target's noise.
     """
+
+    slot: int
+    tokens: Sequence[int]
+    count: int
+    sampling: SamplingParams
+    rng: np.random.Generator
+
+
+class Drafter(Protocol):
+    """Proposes how sequences go on. Keeps its state by slot."""
 
     @property
     def name(self) -> str:
@@ -52,85 +69,55 @@ class Drafter(Protocol):
     def runs_model(self) -> bool:
         """Whether `propose` may run forward passes; what `look_up` finds never costs one."""
 
-    def start(self, row: int, tokens: Sequence[int], like: int) -> None:
-        """A sequence with this prompt begins in a row.
+    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
+        """A client's sequence with this prompt begins in a free slot."""
 
-        What was computed for the row's last sequence may be used as far as both begin alike, and
-        what was computed for the one in row `like`: the target found a common beginning there.
+    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+        """Propose up to `count` tokens that cost no forward pass; maybe none."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Propose for several slots at once, in the order of the requests; none is a good answer.
+
+        A draft model runs one pass per draft token for all of them.
         """
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Take in what is new of a prompt; for drafters that run a model.
+    def backlog(self, slot: int, length: int) -> int:
+        """Tokens of a sequence of `length` that a model has to take in before it can propose."""
 
-        Called before the first guess and after the target's first token, chunk by chunk; not at
-        all where the drafter's guesses have not paid: `propose` then has to catch up. `tokens` is
-        the prompt from its start to the end of the chunk.
-        """
+    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
+        """Let a model compute up to `most` tokens of the slot's backlog; returns how many."""
 
-    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
-        """Guess like `propose`, but only what costs no forward pass; maybe nothing."""
-
-    def propose(
-        self,
-        row: int,
-        tokens: Sequence[int],
-        count: int,
-        sampling: SamplingParams,
-        rng: np.random.Generator,
-    ) -> Draft:
-        """Guess up to `count` tokens that follow `tokens`; none is a good answer.
-
-        Args:
-            row: the sequence's row.
-            tokens: the whole sequence so far, prompt first. Between two calls it only grows:
-                by accepted guesses and one token of the target's own.
-            count: at least 1.
-            sampling: how the target draws its tokens.
-            rng: the request's random numbers, for guesses that are drawn. With a seed draw by
-                `sampling.draw_seeded` at the guess's place in `tokens`: it is the target's noise.
-        """
-
-    def backlog(self, row: int, length: int) -> int:
-        """Tokens of a sequence of `length` that a model has to take in before its first guess."""
-
-    def release(self, row: int) -> None:
-        """Forget a row."""
+    def release(self, slot: int) -> None:
+        """The slot's sequence has ended."""
 
 
 class LookupDrafter(ABC):
     """What all drafters have in common that run no model: they only have to look up.
 
-    One that keeps something per row overrides `release`, too.
+    One that keeps something by slot overrides `release`, too.
     """
 
     name: str
     runs_model = False
 
     @abstractmethod
-    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
-        """Guess up to `count` tokens that follow `tokens`; see `Drafter.look_up`."""
+    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+        """Propose up to `count` tokens that follow `tokens`; see `Drafter.look_up`."""
 
-    def start(self, row: int, tokens: Sequence[int], like: int) -> None:
-        """The row's last sequence is forgotten."""
-        self.release(row)
+    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027 - likewise
+        """Nothing: tokens are taken in when they are looked up."""
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:  # noqa: B027 - may do nothing
-        """Nothing: tokens are taken in when guesses are asked for."""
-
-    def propose(
-        self,
-        row: int,
-        tokens: Sequence[int],
-        count: int,
-        sampling: SamplingParams,
-        rng: np.random.Generator,
-    ) -> Draft:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """What there is to find, however the target draws its tokens."""
-        return self.look_up(row, tokens, count)
+        return [self.look_up(item.slot, item.tokens, item.count) for item in requests]
 
-    def backlog(self, row: int, length: int) -> int:
+    def backlog(self, slot: int, length: int) -> int:
         """No model has to keep up."""
         return 0
 
-    def release(self, row: int) -> None:  # noqa: B027
+    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
+        """Nothing to compute."""
+        return 0
+
+    def release(self, slot: int) -> None:  # noqa: B027 - may do nothing
         """Nothing is kept."""

@@ -1,151 +1,234 @@
-"""Guesses by a smaller model of the same vocabulary, with a KV cache of its own.
+"""Draft tokens by a smaller model of the same vocabulary, with a KV cache of its own.
 
-Rejected guesses stay in its cache until the next call, which compares what was fed with what
-became of the sequence and goes on from the first difference: nothing is computed twice.
+Rejected draft tokens stay in its cache until the next call, which compares what was computed with
+what became of the sequence and goes on from the first difference: nothing is computed twice. All
+slots share a pass per draft token.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.random import Generator
 
-from specops.decoder import Decoder
-from specops.drafters.base import NO_DRAFT, Draft
-from specops.kv_cache import common_prefix
-from specops.request import SamplingParams
+from specops.batch import Batch
+from specops.cost_model import CostModel
+from specops.drafters.base import NO_DRAFT, Draft, DraftRequest
+from specops.model_runner import ModelRunner
 from specops.sampling import Floats, draw, draw_seeded, filtered_probs
 
 _UNKNOWN = 0  # stands for the target's tokens that the draft has no embedding for
 
 
+class _Slot:
+    """What the draft's cache holds of one sequence.
+
+    Attributes:
+        computed: the tokens whose keys and values are in the cache, draft tokens included.
+        sure: how many of them are the sequence's own.
+    """
+
+    __slots__ = ("computed", "sure")
+
+    def __init__(self, computed: list[int]) -> None:
+        self.computed = computed
+        self.sure = len(computed)
+
+
+class _Growing:
+    """A draft in the making: its request, what is fed next, and what has been drawn."""
+
+    __slots__ = ("done", "pending", "place", "probs", "request", "tokens")
+
+    def __init__(self, request: DraftRequest, pending: Sequence[int], place: int) -> None:
+        self.request = request
+        self.pending = pending  # tokens to be computed next
+        self.place = place  # position of the first of them
+        self.tokens: list[int] = []
+        self.probs: list[Floats] = []  # each [V], of draws without a seed
+        self.done = False
+
+
 class DraftModelDrafter:
-    """Runs the draft model token by token.
+    """Runs the draft model token by token, for all slots at once.
 
     Args:
-        decoder: the draft model over as many rows as the target has.
-        vocab_size: the target's; the draft never guesses an id beyond it.
-        min_probability: the first guess that the draft itself gives less than this, after the
-            request's own filters, is the last. It is still offered: its pass is paid for, and
-            guesses that were kept or left out by what was drawn would not be distributed as
-            they claim.
+        runner: the draft model, with as many slots as the target has.
+        vocab_size: the target's; the draft never proposes an id beyond it.
+        costs: of the draft model's passes, which tell it what they take; None: nobody asks.
+        min_probability: the first draft token that the draft itself gives less than this, after
+            the request's own filters, is the last. It is still offered: its pass is paid for, and
+            tokens that were kept or left out by what was drawn would not be distributed as they
+            claim.
     """
 
     name = "draft"
     runs_model = True
 
-    def __init__(self, decoder: Decoder, *, vocab_size: int, min_probability: float = 0.0) -> None:
-        self._decoder = decoder
-        self._vocab = min(vocab_size, decoder.vocab_size)
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        vocab_size: int,
+        costs: CostModel | None = None,
+        min_probability: float = 0.0,
+    ) -> None:
+        self.runner = runner
+        self._costs = costs
+        self._vocab = min(vocab_size, runner.vocab_size)
         self._target_vocab = vocab_size
         self._min_probability = min_probability
-        self._fed: dict[int, list[int]] = {}  # row: the tokens in its cache
-        self._sure: dict[int, int] = {}  # row: how many of them are no guesses
+        self._slots: dict[int, _Slot] = {}
 
-    def start(self, row: int, tokens: Sequence[int], like: int) -> None:
-        """Keep the longest beginning that this row's cache or that of `like` has of the prompt."""
-        own, other = (common_prefix(self._fed.get(place, ()), tokens) for place in (row, like))
-        if other > own:
-            self._decoder.cache.copy(like, row, other)
-        else:
-            self._decoder.cache.truncate(row, own)
-        same = max(own, other)
-        self._fed[row], self._sure[row] = list(tokens[:same]), same
+    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
+        """Take over what the client's earlier prompts have left of this one's beginning."""
+        held = self.runner.cache.begin(slot, self._known(tokens), client)
+        self._slots[slot] = _Slot(list(tokens[:held]))
 
-    def prefill(self, row: int, tokens: Sequence[int]) -> None:
-        """Feed what is new of the prompt, as far as the draft's context reaches."""
-        self._feed(row, tokens[len(self._fed.get(row, ())) : self._decoder.cache.capacity])
-        self._sure[row] = len(self._fed.get(row, ()))
-
-    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
-        """Nothing: every guess takes a pass."""
+    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+        """Nothing: every draft token takes a pass."""
         return NO_DRAFT
 
-    def propose(
-        self,
-        row: int,
-        tokens: Sequence[int],
-        count: int,
-        sampling: SamplingParams,
-        rng: Generator,
-    ) -> Draft:
-        """Generate guesses; see `Drafter.propose`. Greedy requests get the likeliest tokens."""
-        count = min(count, self._decoder.cache.capacity - len(tokens) + 1)
+    def backlog(self, slot: int, length: int) -> int:
+        """Tokens not computed yet; rejected ones, which are computed anew, count as computed."""
+        return max(1, min(length, self.runner.cache.context) - len(self._slots[slot].computed))
+
+    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
+        """Compute a piece of the backlog in one pass, all but the sequence's last token."""
+        start = self._agree(slot, tokens)
+        end = min(start + most, len(tokens) - 1, self.runner.cache.context)
+        end = min(end, start + self.runner.max_tokens)
+        if end <= start or not self.runner.cache.reserve(slot, end):
+            return 0
+        batch = Batch()
+        batch.add(slot, start, self._known(tokens[start:end]))
+        self._pass(batch)
+        self._computed(slot, tokens[start:end])
+        self._agree(slot, tokens)
+        return end - start
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Draw draft tokens; see `Drafter.propose`. Greedy requests get the likeliest ones."""
+        found = [self._start(request) for request in requests]
+        growing = [item for item in found if item is not None]
+        while growing:
+            for item, logits in zip(growing, self._forward(growing), strict=True):
+                self._draw(item, logits)
+            growing = [item for item in growing if not item.done]
+        return [NO_DRAFT if item is None else self._draft(item) for item in found]
+
+    def release(self, slot: int) -> None:
+        """Let go of a slot; its sequence's tokens are kept as the prefix cache may keep them."""
+        self._slots.pop(slot, None)
+        self.runner.cache.release(slot)
+
+    # -- one draft ------------------------------------------------------------------------------
+
+    def _start(self, request: DraftRequest) -> _Growing | None:
+        """Roll back to what the sequence became; None where the cache has no room for it."""
+        cache, tokens = self.runner.cache, request.tokens
+        count = min(request.count, cache.context - len(tokens) + 1)
         if count < 1:
-            return NO_DRAFT
-        logits = self._catch_up(row, tokens)
-        if sampling.temperature == 0:
-            return self._greedy(row, logits, count)
-        if sampling.seed is not None:
-            return self._seeded(row, logits, count, sampling, sampling.seed)
-        return self._sampled(row, logits, count, sampling, rng)
+            return None
+        place = self._agree(request.slot, tokens)
+        while not cache.reserve(request.slot, len(tokens) + count - 1):
+            count //= 2
+            if not count:
+                return None
+        if count < request.count:
+            request = DraftRequest(request.slot, tokens, count, request.sampling, request.rng)
+        return _Growing(request, tokens[place:], place)
 
-    def backlog(self, row: int, length: int) -> int:
-        """Tokens not fed yet; rejected guesses, which are fed anew, are taken for fed."""
-        return max(1, min(length, self._decoder.cache.capacity) - len(self._fed.get(row, ())))
-
-    def release(self, row: int) -> None:
-        """Forget a row."""
-        self._fed.pop(row, None)
-        self._sure.pop(row, None)
-        self._decoder.cache.truncate(row, 0)
-
-    def _catch_up(self, row: int, tokens: Sequence[int]) -> Floats:
-        """Make the cache hold `tokens`, return the logits [V] after the last."""
-        fed = self._fed.setdefault(row, [])
-        most = min(len(fed), len(tokens) - 1)  # the last token is fed in any case: for its logits
-        same = min(self._sure.get(row, 0), most)
-        while same < most and fed[same] == tokens[same]:
+    def _agree(self, slot: int, tokens: Sequence[int]) -> int:
+        """Forget what the sequence did not become; returns how many tokens stay, never all."""
+        state = self._slots[slot]
+        computed, same = state.computed, state.sure
+        most = min(len(computed), len(tokens) - 1)  # the last is fed in any case: for its logits
+        same = min(same, most)
+        while same < most and computed[same] == tokens[same]:
             same += 1
-        del fed[same:]
-        self._decoder.cache.truncate(row, same)
-        self._sure[row] = len(tokens)
-        return self._feed(row, tokens[same:])
+        del computed[same:]
+        state.sure = same
+        self.runner.cache.commit(slot, self._known(computed), same)
+        return same
 
-    def _feed(self, row: int, tokens: Sequence[int]) -> Floats:
-        """Append tokens to the cache, return the logits [V] after the last."""
-        logits: Floats = np.empty((0, 0), np.float32)
-        known = [token if token < self._decoder.vocab_size else _UNKNOWN for token in tokens]
-        for start in range(0, len(known), self._decoder.max_width):
-            chunk = known[start : start + self._decoder.max_width]
-            logits = self._decoder.extend(row, chunk, logits=1)
-        self._fed.setdefault(row, []).extend(tokens)
-        return logits[-1, : self._vocab] if len(tokens) else logits
+    def _forward(self, growing: Sequence[_Growing]) -> list[Floats]:
+        """Compute what is pending of each, in passes as wide as they may be.
 
-    def _greedy(self, row: int, logits: Floats, count: int) -> Draft:
-        guesses: list[int] = []
-        while True:
-            guesses.append(int(logits.argmax()))
-            if len(guesses) == count or self._unsure(logits):
-                return Draft(tuple(guesses))
-            logits = self._feed(row, guesses[-1:])
+        Returns:
+            [V] logits after each one's last token.
+        """
+        found: list[Floats] = []
+        room = self.runner.max_tokens
+        batch, members = Batch(), 0
+        for item in growing:
+            slot = item.request.slot
+            # A long backlog takes passes of its own, but for its end.
+            while len(item.pending) > room:
+                alone = Batch()
+                alone.add(slot, item.place, self._known(item.pending[:room]))
+                self._pass(alone)
+                self._computed(slot, item.pending[:room])
+                item.pending, item.place = item.pending[room:], item.place + room
+            if batch.num_tokens + len(item.pending) > room:
+                found += self._run(batch, members)
+                batch, members = Batch(), 0
+            batch.add(slot, item.place, self._known(item.pending), 1)
+            members += 1
+            self._computed(slot, item.pending)
+            item.place += len(item.pending)
+        return found + self._run(batch, members)
 
-    def _sampled(
-        self, row: int, logits: Floats, count: int, sampling: SamplingParams, rng: Generator
-    ) -> Draft:
-        guesses: list[int] = []
+    def _run(self, batch: Batch, members: int) -> list[Floats]:
+        logits = self._pass(batch)[:, : self._vocab]
+        # The next pass writes over them; one pass is the rule, and needs no copy.
+        return [logits[index].copy() for index in range(members)]
+
+    def _pass(self, batch: Batch) -> Floats:
+        start = time.perf_counter()
+        logits = self.runner.forward(batch)
+        if self._costs is not None:
+            seconds = time.perf_counter() - start
+            self._costs.observe(batch.num_tokens, batch.attention_work, seconds)
+        return logits
+
+    def _draw(self, item: _Growing, logits: Floats) -> None:
+        """Choose a draft token from [V] logits."""
+        sampling = item.request.sampling
+        if sampling.temperature == 0:
+            token = int(logits.argmax())
+            unsure = self._unsure(logits)
+        else:
+            known = filtered_probs(logits[None], sampling)[0]
+            if sampling.seed is not None:
+                # The target's own noise: like distributions mostly draw the same token.
+                token = draw_seeded(known, sampling.seed, item.place)
+            else:
+                token = draw(known, item.request.rng)
+                item.probs.append(known)
+            unsure = bool(known[token] < self._min_probability)
+        item.tokens.append(token)
+        item.pending = [token]
+        item.done = unsure or len(item.tokens) == item.request.count
+
+    def _draft(self, item: _Growing) -> Draft:
+        if not item.probs:
+            return Draft(tuple(item.tokens))
         # In the target's vocabulary: ids that the draft does not know have probability 0.
-        probs: Floats = np.zeros((count, self._target_vocab), np.float32)
-        while True:
-            known = filtered_probs(logits[None], sampling)[0]
-            probs[len(guesses), : self._vocab] = known
-            guesses.append(draw(known, rng))
-            if len(guesses) == count or known[guesses[-1]] < self._min_probability:
-                return Draft(tuple(guesses), probs[: len(guesses)])
-            logits = self._feed(row, guesses[-1:])
+        probs: Floats = np.zeros((len(item.tokens), self._target_vocab), np.float32)
+        probs[:, : self._vocab] = item.probs
+        return Draft(tuple(item.tokens), probs)
 
-    def _seeded(
-        self, row: int, logits: Floats, count: int, sampling: SamplingParams, seed: int
-    ) -> Draft:
-        """Draw by the target's own noise: like distributions mostly draw the same token."""
-        guesses: list[int] = []
-        while True:
-            known = filtered_probs(logits[None], sampling)[0]
-            guesses.append(draw_seeded(known, seed, len(self._fed[row])))
-            if len(guesses) == count or known[guesses[-1]] < self._min_probability:
-                return Draft(tuple(guesses))
-            logits = self._feed(row, guesses[-1:])
+    def _computed(self, slot: int, tokens: Sequence[int]) -> None:
+        self._slots[slot].computed.extend(tokens)
+
+    def _known(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens as the draft model takes them."""
+        size = self.runner.vocab_size
+        if size >= self._target_vocab:
+            return tokens
+        return [token if token < size else _UNKNOWN for token in tokens]
 
     def _unsure(self, logits: Floats) -> bool:
         """Whether the likeliest token of [V] is none that one should build upon."""

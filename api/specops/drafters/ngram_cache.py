@@ -1,4 +1,4 @@
-"""Guesses from what other requests said after the same few tokens, where the own text has none.
+"""Draft tokens from what other requests said after the same few, where the own text has none.
 
 Users of one service ask alike and get alike answers. What is shared can be observed: a request
 that runs faster than expected tells that somebody else had the same words. So this is a drafter
@@ -52,18 +52,18 @@ class NgramTable:
 
     def follow(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
         """Up to `count` tokens that may come after `tokens`, as far as the table goes."""
-        guesses: list[int] = []
+        draft: list[int] = []
         if len(tokens) < self.order:
             return ()
         key = self._key(tokens[-self.order :])
-        while len(guesses) < count:
+        while len(draft) < count:
             token = self._next.get(key)
             if token is None:
                 break
             self._next.move_to_end(key)
-            guesses.append(token)
+            draft.append(token)
             key = (key << _TOKEN_BITS | token) & self._mask
-        return tuple(guesses)
+        return tuple(draft)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -82,7 +82,7 @@ class NgramCacheDrafter(LookupDrafter):
     """Asks the request's own tokens first, then what all requests said.
 
     Args:
-        own: looks up in the request itself; this drafter's alone, since it keeps its rows.
+        own: looks up in the request itself; this drafter's alone, since it keeps its slots.
         entries: see `NgramTable`.
         order: likewise.
     """
@@ -92,22 +92,22 @@ class NgramCacheDrafter(LookupDrafter):
     def __init__(self, own: NgramDrafter, *, entries: int, order: int = ORDER) -> None:
         self.table = NgramTable(entries, order=order)
         self._own = own
-        self._taught: dict[int, int] = {}  # row: how many of its tokens the table has seen
+        self._taught: dict[int, int] = {}  # slot: how many of its tokens the table has seen
 
-    def look_up(self, row: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
         """Look the last tokens up; see `Drafter.look_up`. Teaches the table what is new."""
-        self.table.learn(tokens, self._taught.get(row, 0))
-        self._taught[row] = len(tokens)
-        draft = self._own.look_up(row, tokens, count)
+        self.table.learn(tokens, self._taught.get(slot, 0))
+        self._taught[slot] = len(tokens)
+        draft = self._own.look_up(slot, tokens, count)
         if draft.tokens:
             return Draft(draft.tokens, origin=self._own.name, match_length=draft.match_length)
-        guesses = self.table.follow(tokens, count)
-        return Draft(guesses, match_length=self.table.order) if guesses else NO_DRAFT
+        shared = self.table.follow(tokens, count)
+        return Draft(shared, match_length=self.table.order) if shared else NO_DRAFT
 
-    def release(self, row: int) -> None:
-        """Forget a row; what it taught stays."""
-        self._own.release(row)
-        self._taught.pop(row, None)
+    def release(self, slot: int) -> None:
+        """Forget a slot; what it taught stays."""
+        self._own.release(slot)
+        self._taught.pop(slot, None)
 
     def clear(self) -> None:
         """Forget what the requests so far taught."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specops.decoder import Decoder
+from specops.cost_model import CostModel
 from specops.drafters.base import Drafter
 from specops.drafters.cascade import CascadeDrafter
 from specops.drafters.draft_model import DraftModelDrafter
 from specops.drafters.ngram import MIN_MATCH, NgramDrafter
 from specops.drafters.ngram_cache import NgramCacheDrafter
+from specops.model_runner import ModelRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +21,15 @@ class Means:
     Attributes:
         vocab_size: the target's.
         draft: the draft model, if there is one.
+        draft_costs: what its passes cost, see `DraftModelDrafter`.
         min_probability: see `DraftModelDrafter`.
         min_match: see `NgramDrafter`.
         shared_ngrams: entries of the table that requests share; 0: nothing is shared.
     """
 
     vocab_size: int
-    draft: Decoder | None = None
+    draft: ModelRunner | None = None
+    draft_costs: CostModel | None = None
     min_probability: float = 0.0
     min_match: int = MIN_MATCH
     shared_ngrams: int = 0
@@ -40,7 +43,10 @@ def _draft_model(means: Means, made: Mapping[str, Drafter]) -> Drafter | None:
     if means.draft is None:
         return None
     return DraftModelDrafter(
-        means.draft, vocab_size=means.vocab_size, min_probability=means.min_probability
+        means.draft,
+        vocab_size=means.vocab_size,
+        costs=means.draft_costs,
+        min_probability=means.min_probability,
     )
 
 
@@ -55,7 +61,7 @@ def _ngram_cache(means: Means, made: Mapping[str, Drafter]) -> Drafter | None:
 
 
 def _cascade(means: Means, made: Mapping[str, Drafter]) -> Drafter | None:
-    return CascadeDrafter([made["ngram"], made["draft"]]) if "draft" in made else None
+    return CascadeDrafter(made["ngram"], made["draft"]) if "draft" in made else None
 
 
 MAKERS: tuple[Maker, ...] = (_draft_model, _ngram, _ngram_cache, _cascade)

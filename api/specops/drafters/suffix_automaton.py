@@ -1,7 +1,7 @@
 """The longest suffix of a sequence that stood in it before, known after every appended token.
 
 A suffix automaton (Blumer et al. 1985, https://doi.org/10.1016/0304-3975(85)90157-4; as a source
-of guesses: Hu et al. 2024, https://arxiv.org/abs/2411.10666) has one state per set of substrings
+of drafts: Hu et al. 2024, https://arxiv.org/abs/2411.10666) has one state per set of substrings
 that end at the same places, at most two per token, and grows in constant amortized time. The
 suffix link of the state of the whole sequence *is* the longest suffix that occurred before, so
 nothing is searched.

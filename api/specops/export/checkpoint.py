@@ -53,18 +53,11 @@ class StoredTensor:
 class Matrix:
     """One weight [N, K], possibly several stored ones on top of each other (q, k, v).
 
-    The parts stay memory-mapped; `columns` copies out float32, and so does `rows` where a part is
-    to be multiplied by a factor, one of which `factors` has for every part.
+    The parts stay memory-mapped; `columns` copies out float32.
     """
 
     name: str
     parts: tuple[NDArray[Any], ...]
-    factors: tuple[float, ...]
-
-    @classmethod
-    def of(cls, name: str, *parts: NDArray[Any]) -> Matrix:
-        """The parts as they are."""
-        return cls(name, parts, (1.0,) * len(parts))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,33 +70,14 @@ class Matrix:
         return sum(part.nbytes for part in self.parts)
 
     def rows(self, step: int) -> Iterator[NDArray[Any]]:
-        """The matrix in order, at most `step` rows at a time, where it can be as it is stored."""
-        for part, factor in zip(self.parts, self.factors, strict=True):
+        """The matrix in order as it is stored, at most `step` rows at a time."""
+        for part in self.parts:
             for start in range(0, len(part), step):
-                yield _times(part[start : start + step], factor)
+                yield part[start : start + step]
 
     def columns(self, start: int, stop: int) -> Float:
         """Columns [start, stop) of all rows: float32 [N, stop - start]."""
-        pieces = zip(self.parts, self.factors, strict=True)
-        return np.concatenate(
-            [np.asarray(_times(part[:, start:stop], by), np.float32) for part, by in pieces]
-        )
-
-    def scaled(self, rows: int, factor: float) -> Matrix:
-        """The same with the first `rows` rows multiplied by `factor`."""
-        parts, factors, left = [], [], rows
-        for part, before in zip(self.parts, self.factors, strict=True):
-            for piece, scale in ((part[:left], before * factor), (part[left:], before)):
-                if len(piece):
-                    parts.append(piece)
-                    factors.append(scale)
-            left = max(0, left - len(part))
-        return Matrix(f"{self.name} x {factor} to {rows}", tuple(parts), tuple(factors))
-
-
-def _times(values: NDArray[Any], factor: float) -> NDArray[Any]:
-    """The product in float32; by 1 the values as they are stored."""
-    return values if factor == 1 else values.astype(np.float32) * np.float32(factor)
+        return np.concatenate([np.asarray(part[:, start:stop], np.float32) for part in self.parts])
 
 
 class Checkpoint:
@@ -160,11 +134,11 @@ class Checkpoint:
         """Tensors [N_i, K], or [K, N_i] if stored `transposed`, stacked to one [sum N_i, K]."""
         views = (self._view(name) for name in names)
         parts = (view.T if transposed else view for view in views)
-        return Matrix.of(" + ".join(names), *parts)
+        return Matrix(" + ".join(names), tuple(parts))
 
     def matrix_rows(self, name: str, start: int, stop: int | None = None) -> Matrix:
         """Rows [start, stop) of a tensor [N, K], where one tensor holds what is drawn apart."""
-        return Matrix.of(f"{name}[{start}:{stop}]", self._view(name)[start:stop])
+        return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
 
     def digest(self) -> str:
         """`sha256:` over config.json and the weight files: equal digests, equal models.
@@ -216,7 +190,10 @@ def _weight_files(path: Path) -> list[Path]:
         weight_map = read_json(path / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ExportError(f"{path / _INDEX}: key 'weight_map' is missing or empty")
-        files = [path / name for name in sorted(set(weight_map.values()))]
+        files = [
+            path / _beside(name, path / _INDEX)
+            for name in sorted(set(weight_map.values()), key=str)
+        ]
     else:
         files = [path / _SINGLE]
     for file in files:
@@ -226,6 +203,13 @@ def _weight_files(path: Path) -> list[Path]:
                 "must be there: download the checkpoint again"
             )
     return files
+
+
+def _beside(name: Any, index: Path) -> str:
+    """The name of a shard, which lies beside its index: a checkpoint may be anybody's."""
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
+        raise ExportError(f"{index}: key 'weight_map' names {name!r}, which is no file beside it")
+    return name
 
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:

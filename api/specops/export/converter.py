@@ -20,7 +20,7 @@ from specops.export.quantization import Quantization
 from specops.export.weights import WeightStore
 from specops.export.writer import MANIFEST, WeightFile, folder_at_once
 
-FORMAT_VERSION = 2  # 1: attention scales its scores itself, see `DecoderGraph.attention`
+FORMAT_VERSION = 3  # 2: weights of queries were scaled, and logits cut at an input logits_start
 _GRAPH_FILE = "model.onnx"
 _WEIGHT_FILE = "model.onnx.data"
 _COPIED = (

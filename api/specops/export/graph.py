@@ -9,9 +9,7 @@ are learned `position_ids` [batch, sequence] int64, and
 [batch, sequence, vocab] float32, `present.{l}.key|value`, meant to be bound to the past's buffers.
 The mask may be padded with zeros on the right, to keep its shape the same between steps.
 
-One input may be left out: `logits_start` [1] int64, 0 by default, is the first position of the pass
-that gets logits. What only they need is not computed for the others: the head, and the last layer
-behind its attention. Who does not know of it gets all logits.
+Whoever knows the contract can run such a graph; the engine rewrites it (`specops.models.rewrite`).
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ from specops.export.weights import WeightStore
 _MICROSOFT = "com.microsoft"
 _OPSET = 17
 _IR_VERSION = 10  # onnxruntime refuses an IR newer than it knows; 10 is ample for this opset
-_LOGITS_START = "logits_start"  # `specops.decoder` knows it by this name
-_END = np.iinfo(np.int64).max  # a slice's end: as far as it goes
 _INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: activations quantized to int8 per block
 
 
@@ -57,10 +53,9 @@ class DecoderGraph:
             _value("attention_mask", TensorProto.INT64, ["batch", "total"]),
         ]
         self._outputs = [
-            _value("logits", TensorProto.FLOAT, ["batch", "with_logits", shape.vocab_size])
+            _value("logits", TensorProto.FLOAT, ["batch", "sequence", shape.vocab_size])
         ]
         self._draw_lengths()
-        self._draw_slice()
 
     # -- the pieces of a forward pass ---------------------------------------------------------
 
@@ -160,18 +155,9 @@ class DecoderGraph:
         `projection` [N, hidden] and `bias` [N] make q, k and v, one after the other. Adds the
         layer's past inputs and present outputs. Rotates q and k, where a table is given, by the
         halves of what it covers of a head. A position sees itself and the `window - 1` before it,
-        or all where none is given.
-
-        Scores are divided by the root of a head's size here, in the weights of the queries. Asked
-        to do it, onnxruntime 1.31 copies the keys of all heads for it whenever a single token looks
-        back: 8 rows of 200 tokens in TinyLlama's shape take 0.27 ms a layer then, and 0.15 ms so
-        (2 cores, AMD EPYC, see `specops.session`).
+        or all where none is given. Scores are divided by the root of a head's size.
         """
-        queries, scale = self.shape.num_heads * self.shape.head_dim, self.shape.head_dim**-0.5
-        if bias is not None:
-            bias = bias.copy()
-            bias[:queries] *= np.float32(scale)
-        qkv = self.linear(f"layers.{layer}.qkv", x, projection.scaled(queries, scale), bias)
+        qkv = self.linear(f"layers.{layer}.qkv", x, projection, bias)
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
         cache: list[str | int] = ["batch", self.shape.num_kv_heads, "capacity", self.shape.head_dim]
@@ -188,17 +174,12 @@ class DecoderGraph:
                 domain=_MICROSOFT,
                 num_heads=self.shape.num_heads,
                 kv_num_heads=self.shape.num_kv_heads,
-                scale=1.0,
                 do_rotary=int(rotary is not None),
                 rotary_interleaved=0,
                 local_window_size=window or -1,
             )
         )
         return name
-
-    def with_logits(self, name: str, x: str) -> str:
-        """The positions of x [batch, sequence, K] from `logits_start` on."""
-        return self._node("Slice", [x, _LOGITS_START, "slice_end", "axis_1"], name)
 
     def gated_silu(self, name: str, gate: str, up: str) -> str:
         """silu(gate) * up, element by element."""
@@ -241,12 +222,6 @@ class DecoderGraph:
         size = self._node("Shape", ["attention_mask"], "mask_shape")
         width = self._node("Gather", [size, last], "mask_width", axis=0)
         self._node("Cast", [width], "total_length", to=TensorProto.INT32)
-
-    def _draw_slice(self) -> None:
-        """An initializer that is an input as well is the input's default."""
-        self._weights.constant("slice_end", np.array([_END], np.int64))
-        self._weights.constant(_LOGITS_START, np.array([0], np.int64))
-        self._inputs.append(_value(_LOGITS_START, TensorProto.INT64, [1]))
 
     def _linear(self, name: str, x: str, matrix: Matrix, bits: int, bias: str | None = None) -> str:
         if bits == 32:

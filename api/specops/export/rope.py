@@ -1,4 +1,4 @@
-"""The rotary table: cosines and sines for every position, as GroupQueryAttention reads them."""
+"""The rotary table: cosines and sines for every position, as attention reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specops.export.model_config import ModelConfig
 
 Float = NDArray[np.float32]
 
-_HEAD_DIM_MULTIPLE = 16  # GroupQueryAttention's own limit when it rotates
+_HEAD_DIM_MULTIPLE = 8  # the limit of `specops.Attention`
 
 
 def rotary_table(
@@ -25,7 +25,7 @@ def rotary_table(
     that the operator cannot rotate.
     """
     if head_dim % _HEAD_DIM_MULTIPLE:
-        raise config.error("head_dim", f"is {head_dim}; rotary attention needs a multiple of 16")
+        raise config.error("head_dim", f"is {head_dim}; rotary attention needs a multiple of 8")
     scaling = config.section("rope_parameters") or config.section("rope_scaling")
     theta = config.number("rope_theta", 10_000.0)
     if scaling is not None:
@@ -51,7 +51,7 @@ def _rotated(config: ModelConfig, scaling: ModelConfig | None, head_dim: int, pa
     rotated = int(head_dim * factor)
     if rotated % _HEAD_DIM_MULTIPLE or not rotated <= head_dim:
         raise (scaling or config).error(
-            key, f"is {factor}, {rotated} of {head_dim}; rotary attention needs a multiple of 16"
+            key, f"is {factor}, {rotated} of {head_dim}; rotary attention needs a multiple of 8"
         )
     return rotated
 

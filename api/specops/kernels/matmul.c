@@ -1,12 +1,8 @@
-// Cuts a product into pieces for threads, and chooses the kernel that computes them.
+// Cuts a product into pieces for threads.
 
 #include "matmul.h"
 
 #include <stdlib.h>
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 // Bytes of weights that a thread takes at a time, by as many groups of rows as they are read for:
 // enough to stream, few enough to share out evenly.
@@ -15,7 +11,7 @@ static const int64_t PIECE = 256 << 10;
 static const int64_t PANEL = 384 << 10;
 
 typedef struct {
-    const Kernel *kernel;
+    const MatmulKernel *kernel;
     const Shape *shape;
     const uint8_t *weights;
     const float *bias, *x;
@@ -70,11 +66,12 @@ static void compute(void *argument, size_t index) {
         }
 }
 
-int multiply(const Kernel *kernel, const Shape *shape, const uint8_t *weights, const float *bias,
-             const float *x, int64_t rows, float *y, Threads threads) {
+int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,
+             const float *bias, const float *x, int64_t rows, float *y, Threads threads) {
     const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
     const int64_t width = kernel->width;
-    char *memory = malloc(rows * (depth + blocks * (sizeof(float) + sizeof(int32_t))));
+    const int64_t bytes = depth + blocks * (int64_t)(sizeof(float) + sizeof(int32_t));  // of a row
+    char *memory = rows <= INT64_MAX / bytes ? malloc((size_t)(rows * bytes)) : NULL;
     if (!memory) return -1;
     Job job = {kernel, shape, weights, bias, x, y, .activations.rows = rows};
     job.activations.scales = (float *)memory;
@@ -92,30 +89,3 @@ int multiply(const Kernel *kernel, const Shape *shape, const uint8_t *weights, c
     free(memory);
     return 0;
 }
-
-static int narrow;
-
-void choose_narrow_kernel(int only) { narrow = only; }
-
-#if defined(__x86_64__)
-
-enum { AVX_STATE = 0x6, AVX512_STATE = 0xe6 };  // registers that the system saves
-
-static inline int has(unsigned bits, int bit) { return bits >> bit & 1; }
-
-// By hand: not every compiler comes with what __builtin_cpu_supports needs.
-const Kernel *choose_kernel(void) {
-    unsigned a, b, c, d, saved, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !has(c, 12) || !has(c, 27)) return NULL;  // FMA, XSAVE
-    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (saved & AVX_STATE) != AVX_STATE) return NULL;
-    const int avx512 = has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31);  // F, DQ, BW, VL
-    if (!narrow && avx512 && has(c, 11) && (saved & AVX512_STATE) == AVX512_STATE) return &AVX512;
-    return has(b, 5) ? &AVX2 : NULL;
-}
-
-#else
-
-const Kernel *choose_kernel(void) { return NULL; }
-
-#endif

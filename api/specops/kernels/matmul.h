@@ -4,7 +4,8 @@
 //
 // Activations are rounded to 8 bits, with one scale per row and block, as MatMulNBits does with
 // accuracy_level 4. Products within a block are exact integers and blocks are added in order, so
-// that a row's result depends neither on the rows beside it nor on the processor.
+// that a row's result depends neither on the rows beside it nor on the processor: float products
+// are rounded before they are added, as every processor can do it.
 //
 // Weights lie in tiles of 16 columns, a processor's vector of floats, one tile after another.
 // A tile, for each block of K in order:
@@ -17,10 +18,12 @@
 #ifndef SPECOPS_MATMUL_H
 #define SPECOPS_MATMUL_H
 
-#include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
-enum { TILE = 16, LINE = 64, AHEAD = 4096, MOST_BLOCK = 256 };
+#include "threads.h"
+
+enum { TILE = 16, LINE = 64, AHEAD = 4096, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
 #define TINY 1e-30f  // below it 127 / x overflows: such a block is zeros
 
 typedef struct {
@@ -57,7 +60,7 @@ typedef struct {
     void (*tile)(const Shape *shape, const uint8_t *weights, const uint8_t *end,
                  const Activations *x, int64_t first, int count, const float *bias, float *y,
                  int columns);
-} Kernel;
+} MatmulKernel;
 
 static inline int64_t blocks_of(const Shape *shape) {
     return (shape->depth + shape->block - 1) / shape->block;
@@ -73,6 +76,12 @@ static inline int64_t tile_bytes(const Shape *shape) {
 }
 
 static inline int64_t tiles_of(const Shape *shape) { return (shape->columns + TILE - 1) / TILE; }
+
+// Codes of a block that is next to nothing, or that has a number that is infinite or none: its
+// scale tells that.
+static inline void no_codes(int8_t *codes, int64_t block, int64_t stride) {
+    for (int64_t k = 0; k < block; k += 4) memset(codes + k / 4 * stride, 0, 4);
+}
 
 // What a tile's kernel reads of activations and zero points, from the first block on.
 typedef struct {
@@ -96,23 +105,11 @@ static inline Operands operands_of(const Shape *shape, const uint8_t *weights,
         else group(8, COUNT, shape, weights, end, x, first, bias, y, columns);            \
         break;
 
-extern const Kernel AVX512, AVX2;
-
-// The best that this processor has; NULL where there is none.
-const Kernel *choose_kernel(void);
-
-// From now on choose only among those that processors without AVX512 have, or no longer.
-void choose_narrow_kernel(int only);
-
-// Runs work(argument, 0) to work(argument, count - 1), in any order and side by side.
-typedef struct {
-    void (*run)(void *context, void (*work)(void *, size_t), size_t count, void *argument);
-    void *context;
-} Threads;
+extern const MatmulKernel MATMUL_AVX512, MATMUL_AVX2, MATMUL_PLAIN;
 
 // y [rows, N] = x [rows, K] times the weights, plus `bias` [N] unless it is NULL. Returns 0, or -1
 // where memory ran out.
-int multiply(const Kernel *kernel, const Shape *shape, const uint8_t *weights, const float *bias,
-             const float *x, int64_t rows, float *y, Threads threads);
+int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,
+             const float *bias, const float *x, int64_t rows, float *y, Threads threads);
 
 #endif

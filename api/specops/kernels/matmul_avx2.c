@@ -3,26 +3,25 @@
 
 #include "matmul.h"
 
-#if defined(__x86_64__)
-
 #include <immintrin.h>
 #include <string.h>
 
-#define TARGET __attribute__((target("avx2,fma")))
-#define INLINE static inline __attribute__((always_inline)) TARGET
+#define INLINE static inline __attribute__((always_inline))
 
 // 16-bit sums hold 4 lines: a line adds at most 4 products of 15 and 127 where codes have 4 bits
 // or are taken apart into halves of 4.
 enum { WIDTH = 4, HALVES = 2, HALF = 8, LINES = 4 };
 
 INLINE float largest_of(__m256 values) {
-    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
+    const __m128 high = _mm256_extractf128_ps(values, 1);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(values), high);
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
 INLINE float sum_of(__m256 values) {
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
+    const __m128 high = _mm256_extractf128_ps(values, 1);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(values), high);
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
@@ -34,19 +33,20 @@ INLINE __m256 some(const float *start, int64_t count) {
     return _mm256_loadu_ps(values);
 }
 
-TARGET static float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
-                                int64_t stride, int32_t *sum) {
+static float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
+                         int64_t stride, int32_t *sum) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     __m256 most = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
     for (int64_t k = 0; k < size; k += HALF) {
         const __m256 values = some(x + k, size - k);
         most = _mm256_max_ps(most, _mm256_andnot_ps(sign, values));
         // 0, or NaN from the first infinity or NaN on: no such thing may get lost.
-        odd = _mm256_fmadd_ps(values, _mm256_setzero_ps(), odd);
+        odd = _mm256_add_ps(_mm256_mul_ps(values, _mm256_setzero_ps()), odd);
     }
     const float largest = largest_of(most) + sum_of(odd);
-    const __m256 inverse = _mm256_set1_ps(largest > TINY ? 127 / largest : 0);
     *sum = 0;
+    if (!(largest > TINY)) return no_codes(codes, block, stride), largest / 127;
+    const __m256 inverse = _mm256_set1_ps(127 / largest);
     for (int64_t k = 0; k < block; k += HALF) {
         int32_t values[HALF];
         _mm256_storeu_si256((__m256i *)values,
@@ -124,8 +124,8 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                 const __m256i shift = _mm256_mullo_epi32(zero, _mm256_set1_epi32(at.sums[row]));
                 const __m256i sum = _mm256_sub_epi32(dots[row][half], shift);
                 const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(at.scales[row]));
-                totals[row][half] =
-                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), factor, totals[row][half]);
+                totals[row][half] = _mm256_add_ps(
+                    _mm256_mul_ps(_mm256_cvtepi32_ps(sum), factor), totals[row][half]);
             }
         }
         weights += LINE;
@@ -143,12 +143,10 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
     }
 }
 
-TARGET static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
-                        const Activations *x, int64_t first, int count, const float *bias,
-                        float *y, int columns) {
+static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
+                 const Activations *x, int64_t first, int count, const float *bias, float *y,
+                 int columns) {
     switch (count) { GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5) }
 }
 
-const Kernel AVX2 = {"AVX2", WIDTH, round_block, tile};
-
-#endif
+const MatmulKernel MATMUL_AVX2 = {"AVX2", WIDTH, round_block, tile};

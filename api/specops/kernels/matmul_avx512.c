@@ -2,26 +2,25 @@
 
 #include "matmul.h"
 
-#if defined(__x86_64__)
-
 #include <immintrin.h>
 #include <string.h>
 
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
-#define INLINE static inline __attribute__((always_inline)) TARGET
+#define INLINE static inline __attribute__((always_inline))
 
-TARGET static float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
-                                int64_t stride, int32_t *sum) {
+static float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
+                         int64_t stride, int32_t *sum) {
     __m512 most = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
     for (int64_t k = 0; k < size; k += 16) {
         const __mmask16 there = size - k < 16 ? (1u << (size - k)) - 1 : 0xffff;
         const __m512 values = _mm512_maskz_loadu_ps(there, x + k);
         most = _mm512_max_ps(most, _mm512_abs_ps(values));
         // 0, or NaN from the first infinity or NaN on: no such thing may get lost.
-        odd = _mm512_fmadd_ps(values, _mm512_setzero_ps(), odd);
+        odd = _mm512_add_ps(_mm512_mul_ps(values, _mm512_setzero_ps()), odd);
     }
     const float largest = _mm512_reduce_max_ps(most) + _mm512_reduce_add_ps(odd);
-    const __m512 inverse = _mm512_set1_ps(largest > TINY ? 127 / largest : 0);
+    *sum = 0;
+    if (!(largest > TINY)) return no_codes(codes, block, stride), largest / 127;
+    const __m512 inverse = _mm512_set1_ps(127 / largest);
     __m512i sums = _mm512_setzero_si512();
     for (int64_t k = 0; k < block; k += 16) {
         const int64_t left = size - k;
@@ -37,7 +36,7 @@ TARGET static float round_block(const float *x, int64_t size, int64_t block, int
     return largest / 127;
 }
 
-// A verification of 8 guesses has 9 rows. LINES: as many as a block has at least.
+// A verification of 8 draft tokens has 9 rows. LINES: as many as a block has at least.
 enum { WIDTH = 8, LINES = 4 };
 
 INLINE __m512i four(const int8_t *codes) {
@@ -73,7 +72,8 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                         __m512i *one = &sum[row][2 * line % chains];
                         __m512i *other = &sum[row][(2 * line + 1) % chains];
                         *one = _mm512_dpbusd_epi32(*one, before, four(at.codes + row * 4));
-                        *other = _mm512_dpbusd_epi32(*other, after, four(at.codes + (count + row) * 4));
+                        const int8_t *next = at.codes + (count + row) * 4;
+                        *other = _mm512_dpbusd_epi32(*other, after, four(next));
                     }
                 } else {
                     for (int row = 0; row < count; row++) {
@@ -97,7 +97,8 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
             for (int chain = 1; chain < chains; chain++)
                 dot = _mm512_add_epi32(dot, sum[row][chain]);
             const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(*at.scales++));
-            totals[row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), factor, totals[row]);
+            const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), factor);
+            totals[row] = _mm512_add_ps(product, totals[row]);
         }
     }
     const __mmask16 there = (1u << columns) - 1;
@@ -109,12 +110,12 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
         _mm512_mask_storeu_ps(y + row * shape->columns, there, totals[row]);
 }
 
-TARGET static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
-                        const Activations *x, int64_t first, int count, const float *bias,
-                        float *y, int columns) {
-    switch (count) { GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(6) GROUP(7) GROUP(8) GROUP(9) }
+static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
+                 const Activations *x, int64_t first, int count, const float *bias, float *y,
+                 int columns) {
+    switch (count) {
+        GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(6) GROUP(7) GROUP(8) GROUP(9)
+    }
 }
 
-const Kernel AVX512 = {"AVX512-VNNI", WIDTH, round_block, tile};
-
-#endif
+const MatmulKernel MATMUL_AVX512 = {"AVX512-VNNI", WIDTH, round_block, tile};

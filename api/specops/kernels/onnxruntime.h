@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { ORT_VERSION = 21, ORT_FAIL = 1, ORT_FLOAT = 1, ORT_UINT8 = 2 };
+enum { ORT_VERSION = 21, ORT_FAIL = 1, ORT_FLOAT = 1, ORT_UINT8 = 2, ORT_INT64 = 7 };
 
 typedef struct OrtStatus OrtStatus;  // NULL: success
 typedef struct OrtKernelInfo OrtKernelInfo;
@@ -36,7 +36,9 @@ struct OrtApi {
     OrtStatus *(*GetDimensions)(const OrtShape *shape, int64_t *values, size_t count);
     UNUSED(63, 64);
     OrtStatus *(*GetTensorTypeAndShape)(const OrtValue *value, OrtShape **out);  // 65
-    UNUSED(66, 85);
+    UNUSED(66, 84);
+    OrtStatus *(*KernelInfoGetAttribute_float)(const OrtKernelInfo *info, const char *name,
+                                               float *out);  // 85
     OrtStatus *(*KernelInfoGetAttribute_int64)(const OrtKernelInfo *info, const char *name,
                                                int64_t *out);  // 86
     UNUSED(87, 89);

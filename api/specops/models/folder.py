@@ -18,7 +18,6 @@ TOKENIZER_ADVICE = (
     "put the model's tokenizer.json (or vocab.json and merges.txt, or tokenizer.model) into its "
     "folder, and set SPECOPS_TARGET or SPECOPS_DRAFT to that"
 )
-_SCALED_QUERIES = 2  # the first format of an export in which they are
 _WEIGHTS = re.compile(r"int4|int8|fp16|fp32|bf16")
 
 
@@ -31,7 +30,6 @@ class ModelFolder:
     """An exported model: a graph, a tokenizer, and what its manifest says of them.
 
     `parameters` is 0 where nobody says how many there are, and so are the sizes of layers.
-    `scaled_queries` says that attention's scores need no scaling: it is in the queries' weights.
     """
 
     path: Path
@@ -45,7 +43,6 @@ class ModelFolder:
     end_tokens: frozenset[int]
     hidden_size: int = 0
     num_heads: int = 0
-    scaled_queries: bool = False
 
     @classmethod
     def read(cls, path: Path, name: str) -> ModelFolder:
@@ -59,7 +56,7 @@ class ModelFolder:
             return cls(
                 path=path,
                 name=name,
-                graph=path / manifest["onnx_file"],
+                graph=path / _file_name(manifest["onnx_file"]),
                 quant=manifest["quantization"]["name"],
                 vocab_size=manifest["vocab_size"],
                 context_length=manifest["context_length"],
@@ -68,7 +65,6 @@ class ModelFolder:
                 end_tokens=frozenset(manifest["eos_token_ids"]),
                 hidden_size=manifest.get("hidden_size", 0),  # exports of older versions lack it
                 num_heads=manifest.get("num_heads", 0),
-                scaled_queries=manifest["format_version"] >= _SCALED_QUERIES,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
@@ -85,7 +81,7 @@ class ModelFolder:
         """
         try:
             model = json.loads((path / GENAI_CONFIG).read_text(encoding="utf-8"))["model"]
-            file = model["decoder"]["filename"]
+            file = _file_name(model["decoder"]["filename"])
             folder = cls(
                 path=path,
                 name=name,
@@ -108,6 +104,13 @@ class ModelFolder:
             if not needed.is_file():
                 raise ModelError(f"{path} lacks {needed.name}: copy or download the whole folder")
         return folder
+
+
+def _file_name(text: str) -> str:
+    """The name of a file in the folder itself: a description may be anybody's."""
+    if Path(text).name != text or text in ("", ".."):
+        raise ValueError(f"{text} is no file in the folder")
+    return text
 
 
 def _weights_of(file: str) -> str:

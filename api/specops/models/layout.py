@@ -229,8 +229,10 @@ def _make_tokenizer(folder: Path, file: Path) -> None:
         if all((folder / name).is_file() for name in _VOCABULARY):
             from transformers import AutoTokenizer  # noqa: PLC0415 - heavy
 
-            load: Callable[[str], Any] = AutoTokenizer.from_pretrained
-            load(str(folder)).backend_tokenizer.save(str(file))
+            load: Callable[..., Any] = AutoTokenizer.from_pretrained
+            # Never code that lies beside a checkpoint, nor a question whether to run it.
+            tokenizer = load(str(folder), trust_remote_code=False)
+            tokenizer.backend_tokenizer.save(str(file))
         else:
             make_tokenizer(folder).save(str(file))
     except Exception as error:  # transformers raises whatever its readers do

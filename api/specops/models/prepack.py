@@ -1,142 +1,141 @@
-"""Write a graph with its weights laid out as this machine's kernels want them.
+"""Writes a graph as this machine runs it: rewritten, optimized, its weights where they are mapped.
 
-Ordinarily each start reorders the weights into anonymous memory. Here they lie in a file in the
-order of `specops.kernels`, which its operators use as they are: mapped into the page cache, where
-the system may drop and reread them under a memory cap.
+The steps: `rewrite` for batches and blocks of cache, `write_tiles` for the products that
+`specops.kernels` compute, then what ONNX Runtime's optimizer makes of the rest. The weights lie in
+a file in the order in which they are used: mapped into the page cache, where the system may drop
+and reread them under a memory cap.
 
-Products that ONNX Runtime computes, where there are no such kernels or a node asks for something
-else, keep what it reordered, which it can save and map likewise. One thing is mended on the way
-(onnxruntime 1.31): packed weights hold places rounded up to 64 bytes, but are saved at any offset,
-and those that were not saved at a multiple of 64 come back as garbage. Here each starts on a page.
+Products that stay ONNX Runtime's keep the form into which it reorders weights, which it can save
+and map likewise. One thing is mended on the way (onnxruntime 1.31): packed weights hold places
+rounded up to 64 bytes, but are saved at any offset, and those that were not saved at a multiple of
+64 come back as garbage. Here each starts on a page.
 
-The result is compared with the original before anyone can use it, to the bit if the kernels are
-the same. Runs in a process of its own, since it takes the memory of an ordinary load:
-`python -m specops.models.prepack GRAPH PREPACKED_GRAPH [--int8-prefill] [--tiles]`.
+Runs in a process of its own, since ONNX Runtime's packing takes memory:
+`python -m specops.models.prepack GRAPH PREPACKED_GRAPH`. What is wrong with a graph is said in a
+line on standard error.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import onnx
-import onnxruntime as ort
+from onnx import TensorProto, helper
 
-from specops.models.int8_prefill import int8_prefill
-from specops.models.tensors import fill_page
+from specops import kernels
+from specops.models.folder import ModelError
+from specops.models.rewrite import AttentionShape, rewrite
+from specops.models.tensors import check_places, fill_page
 from specops.models.tiles import write_tiles
+from specops.models.tokenwise import RefusedGraphError
 from specops.models.weight_cache import USED
 from specops.session import ModelLoadError, load, plain_options
 
 _EXTERNAL_BYTES = 1024  # smaller weights stay in the graph's own file
 _PIECE = 16 << 20
 _PACKED = "prepacked_"
-# 8 bits a token moved the demo pair's logits by 1 to 2 % of their spread, activations with large
-# outliers move them by far more: such a model's prompts are read with the weights it has.
-_LARGEST_DEVIATION = 0.1
-# Other kernels round other sums, now and then to another one of the 8 bits that activations have.
-_KERNELS_DEVIATION = 0.05
+_PRODUCTS = ("MatMul", "Gemm")  # parts of the names of all operators that multiply
+_ADVICE = (
+    "take another export of the model, or its checkpoint (config.json and safetensors), which is "
+    "converted here"
+)
 
 
-def prepack(graph: Path, destination: Path, *, tiles: bool = False) -> None:
-    """Write the prepacked form of a graph.
+def prepack(graph: Path, destination: Path) -> None:
+    """Write the form of a graph that the engine runs.
 
     Args:
         graph: the graph; its weights lie beside it.
-        destination: the new graph; its weights are written beside it.
-        tiles: for `specops.kernels`, whatever they can compute.
+        destination: the new graph; its weights are written beside it, and a file `used`.
 
     Raises:
-        ModelLoadError: ONNX Runtime refuses the graph, or the copy does not compute the same.
+        ModelError: something in the graph is not understood, or its files are not as they must be.
+        ModelLoadError: ONNX Runtime refuses the graph.
     """
-    saved = destination.with_name("saved.onnx")
-    original = _save(graph, saved)
-    tiled = _rewrite(saved, destination, tiles=tiles)
+    try:
+        model = onnx.load(graph, load_external_data=False)
+    except OSError:
+        raise
+    except Exception as error:  # protobuf's own, which has no types
+        raise ModelError(f"{graph} is no ONNX graph: copy or download it again") from error
+    check_places(model.graph, graph.parent)
+    try:
+        shape = rewrite(model)
+    except RefusedGraphError as refusal:
+        raise ModelError(f"{graph} cannot be run: {refusal}; {_ADVICE}") from refusal
+    data, saved = (
+        destination.with_name(f"{name}") for name in (f"{destination.name}.data", "saved")
+    )
+    with data.open("wb") as target:
+        tiles = write_tiles(model, graph.parent, data.name, target)
+        finished = _optimized(model, tiles, graph.parent, saved)
+        used = _move_weights(finished, saved.with_name(f"{saved.name}.data"), data.name, target)
+    finished.graph.initializer.extend(tiles)
+    _describe(finished, shape)
+    onnx.save(finished, destination)
+    destination.with_name(USED).write_text(str(used), encoding="ascii")
     for path in saved.parent.glob(f"{saved.name}*"):
         path.unlink()
-    options = plain_options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    found, expected = _logits(load(destination, options)), _logits(original)
-    same = np.array_equal(found, expected)
-    if not (same or (tiled and _deviation(found, expected) <= _KERNELS_DEVIATION)):
-        raise ModelLoadError(f"{graph} does not compute the same after it was prepacked")
 
 
-def prepack_int8_prefill(graph: Path, destination: Path, *, tiles: bool = False) -> None:
-    """Write the prepacked form of a graph's 8-bit form, see `int8_prefill`.
+def _optimized(
+    model: onnx.ModelProto, tiles: Sequence[TensorProto], folder: Path, saved: Path
+) -> onnx.ModelProto:
+    """What ONNX Runtime makes of a graph; its weights and their packed forms go beside `saved`.
 
-    Args:
-        graph: the graph; its weights lie beside it.
-        destination: the new graph; its weights are written beside it.
-        tiles: see `prepack`; of the products that are not drawn in 8 bits.
-
-    Raises:
-        ModelLoadError: see `prepack`; or there is nothing to draw in 8 bits, or the logits are
-            too far from the graph's own.
+    Tiles are inputs meanwhile: what ONNX Runtime does not see it does not copy.
     """
-    drawn = destination.with_name("int8.onnx")
-    if not int8_prefill(graph, drawn):
-        raise ModelLoadError(f"{graph} has no layer that could be computed in 8 bits")
-    prepack(drawn, destination, tiles=tiles)
-    for path in drawn.parent.glob(f"{drawn.name}*"):
-        path.unlink()
-    expected, found = (_logits(load(path, plain_options())) for path in (graph, destination))
-    deviation = _deviation(found, expected)
-    if not deviation <= _LARGEST_DEVIATION:
-        raise ModelLoadError(
-            f"{graph} in 8 bits moves its logits by {deviation:.0%} of their spread, more than "
-            f"{_LARGEST_DEVIATION:.0%}"
-        )
-
-
-def _save(graph: Path, saved: Path) -> ort.InferenceSession:
-    """Load a graph and have ONNX Runtime save what it made of it."""
+    for tensor in tiles:
+        item = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        model.graph.input.append(item)
     options = plain_options()
     options.optimized_model_filepath = str(saved)
     for key, value in {
+        "session.model_external_initializers_file_folder_path": str(folder),
         "session.optimized_model_external_initializers_file_name": f"{saved.name}.data",
         "session.optimized_model_external_initializers_min_size_in_bytes": str(_EXTERNAL_BYTES),
         "session.save_external_prepacked_constant_initializers": "1",
     }.items():
         options.add_session_config_entry(key, value)
-    return load(graph, options)
+    load(model.SerializeToString(), options)
+    optimized = onnx.load(saved, load_external_data=False)
+    names = {tensor.name for tensor in tiles}
+    for item in [item for item in optimized.graph.input if item.name in names]:
+        optimized.graph.input.remove(item)
+    return optimized
 
 
-def _rewrite(saved: Path, destination: Path, *, tiles: bool) -> bool:
-    """Copy the weights and their packed forms to places that are aligned, what is used first.
+def _move_weights(model: onnx.ModelProto, source: Path, location: str, target: BinaryIO) -> int:
+    """Copy weights and their packed forms to places that are aligned, what is used first.
 
     Once there is a packed form the original of it is never read; ONNX Runtime's stay, because the
-    format wants them. How many bytes come before the first of them goes into the file `used`.
+    format wants them.
 
     Returns:
-        Whether `specops.kernels` compute any of the products.
+        How many bytes come before the first of those that are not read.
     """
-    model = onnx.load(saved, load_external_data=False)
-    data = destination.with_name(f"{destination.name}.data")
+    outside = [tensor for tensor in model.graph.initializer if tensor.external_data]
+    if not outside:
+        return target.tell()
     unused = []
-    with saved.with_name(f"{saved.name}.data").open("rb") as source, data.open("wb") as target:
-        written = write_tiles(model, saved.parent, data.name, target) if tiles else []
-        for tensor in model.graph.initializer:
+    with source.open("rb") as weights:
+        for tensor in outside:
             entries = {entry.key: entry for entry in tensor.external_data}
-            if not entries:
-                continue
-            entries["location"].value = data.name
+            entries["location"].value = location
             packed = [entry for key, entry in entries.items() if key.startswith(_PACKED)]
             for entry in packed:
-                entry.value = _move_blobs(entry.value, source, target)
+                entry.value = _move_blobs(entry.value, weights, target)
             if packed:
                 unused.append(entries)
             else:
-                _move(entries, source, target)
+                _move(entries, weights, target)
         used = target.tell()
         for entries in unused:
-            _move(entries, source, target)
-    model.graph.initializer.extend(written)
-    onnx.save(model, destination)
-    destination.with_name(USED).write_text(str(used), encoding="ascii")
-    return bool(written)
+            _move(entries, weights, target)
+    return used
 
 
 def _move(
@@ -172,35 +171,48 @@ def _copy(source: BinaryIO, offset: int, length: int, target: BinaryIO) -> int:
     while length:
         piece = source.read(min(length, _PIECE))
         if not piece:
-            raise ModelLoadError("the saved weights end too early")
+            raise ModelError(f"{source.name} ends too early")
         target.write(piece)
         length -= len(piece)
     fill_page(target)
     return start
 
 
-def _deviation(found: np.ndarray, expected: np.ndarray) -> float:
-    """How far logits are from others, in parts of their spread."""
-    return float(np.std(found - expected) / np.std(expected))
+def _describe(model: onnx.ModelProto, shape: AttentionShape) -> None:
+    """Say in the graph what the engine needs to know of it."""
+    foreign = [
+        node.name or node.output[0]
+        for node in model.graph.node
+        if node.domain != kernels.DOMAIN and any(part in node.op_type for part in _PRODUCTS)
+    ]
+    properties = {
+        "specops.layers": str(shape.layers),
+        "specops.kv_heads": str(shape.kv_heads),
+        "specops.head_size": str(shape.head_size),
+        "specops.foreign_products": ",".join(foreign),
+    }
+    helper.set_model_props(model, properties)
 
 
-def _logits(session: ort.InferenceSession) -> np.ndarray:
-    """Logits of a short prompt without a past."""
-    tokens = np.arange(1, 9, dtype=np.int64)[None]
-    feed = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
-    for item in session.get_inputs():
-        if item.name == "position_ids":
-            feed[item.name] = np.arange(8, dtype=np.int64)[None]
-        elif item.name not in feed:
-            _, heads, _, size = item.shape
-            dtype = np.float16 if item.type == "tensor(float16)" else np.float32
-            feed[item.name] = np.zeros((1, heads, 0, size), dtype)
-    (logits,) = session.run(["logits"], feed)
-    if not np.isfinite(logits).all():
-        raise ModelLoadError("the graph's logits are not finite")
-    return np.asarray(logits)
+def main(arguments: list[str]) -> int:
+    """Prepack `arguments[0]` as `arguments[1]`; returns the exit status."""
+    graph, destination = map(Path, arguments)
+    try:
+        prepack(graph, destination)
+    except (ModelError, ModelLoadError) as error:
+        problem = str(error)
+    except MemoryError:
+        problem = f"memory ran out while {graph} was laid out: raise the limit or take int4 weights"
+    except OSError as error:
+        problem = (
+            f"{error.filename or destination.parent} cannot be written ({error.strerror}): "
+            "SPECOPS_CACHE_DIR takes a folder with room for the weights"
+        )
+    else:
+        return 0
+    print(" ".join(problem.split()), file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
-    write = prepack_int8_prefill if "--int8-prefill" in sys.argv[3:] else prepack
-    write(Path(sys.argv[1]), Path(sys.argv[2]), tiles="--tiles" in sys.argv[3:])
+    sys.exit(main(sys.argv[1:]))

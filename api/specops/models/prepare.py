@@ -231,6 +231,7 @@ def _run(
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(  # noqa: S603 # nosec B603: our own module, paths as arguments
             command,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

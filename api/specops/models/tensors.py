@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import GraphProto, TensorProto, helper, numpy_helper
+
+from specops.models.folder import ModelError
 
 _PAGE = 4096
+
+
+def check_places(graph: GraphProto, folder: Path) -> None:
+    """Make sure that all weights lie in the graph's own `folder`: a graph may be anybody's.
+
+    Raises:
+        ModelError: a weight's file is missing, or lies elsewhere.
+    """
+    for tensor in graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            location = PurePosixPath(place_of(tensor)["location"])
+            if location.is_absolute() or ".." in location.parts:
+                raise ModelError(f"{folder}: the weight {tensor.name} lies outside, at {location}")
+            if not (folder / location).is_file():
+                raise ModelError(
+                    f"{folder / location} is missing: copy or download the whole folder"
+                )
+
+
+def place_of(tensor: TensorProto) -> dict[str, str]:
+    """Where a weight lies: `location`, `offset` and `length`; empty if it is in the graph."""
+    return {entry.key: entry.value for entry in tensor.external_data}
 
 
 def values_of(tensor: TensorProto, folder: Path) -> NDArray[Any]:
@@ -19,7 +43,7 @@ def values_of(tensor: TensorProto, folder: Path) -> NDArray[Any]:
     if tensor.data_location != TensorProto.EXTERNAL:
         values = numpy_helper.to_array(tensor)
         return values
-    place = {entry.key: entry.value for entry in tensor.external_data}
+    place = place_of(tensor)
     kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     file, offset = folder / place["location"], int(place.get("offset", 0))
     values = np.memmap(file, kind, "r", offset, tuple(tensor.dims))

@@ -1,25 +1,43 @@
-"""Replaces a graph's MatMulNBits by the operator of `specops.kernels`, weights and all."""
+"""Replaces a graph's MatMulNBits by the operator of `specops.kernels`, weights and all.
+
+Tiles are proven by unpacking them: the codes, scales and zero points that come out must be the
+graph's own, bit by bit. Logits prove nothing: kernels round sums in other places than
+onnxruntime's, and a few arbitrary tokens can make any difference out of that.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from specops import kernels
-from specops.kernels.packing import TILE, pack
+from specops.kernels.packing import TILE, pack, unpacked
+from specops.models.folder import ModelError
 from specops.models.tensors import external, fill_page, values_of
 
 _COLUMNS = 256 * TILE  # packed at a time
-_INT8_ACTIVATIONS = 4  # the least accuracy_level that asks for what the kernels do
+_LINE = 64  # bytes
+_ANY_ACTIVATIONS, _INT8_ACTIVATIONS = 0, 4  # accuracy_level: unset, and what the kernels do
 _BLOCK, _LARGEST_BLOCK = 32, 256  # blocks are multiples of the first
 _OPERANDS = ("x", "codes", "scales", "zero_points", "order", "bias")
 _TYPES = {"codes": TensorProto.UINT8, "scales": TensorProto.FLOAT, "zero_points": TensorProto.UINT8}
+
+Bytes = NDArray[np.uint8]
+
+
+class Weights(NamedTuple):
+    """Quantized weights, a byte for each code: [N, blocks, block], [N, blocks], [N, blocks]."""
+
+    codes: Bytes
+    scales: NDArray[np.float32]
+    zero_points: Bytes | None
 
 
 def write_tiles(
@@ -28,19 +46,23 @@ def write_tiles(
     """Let the kernels compute every product that they can.
 
     Args:
-        model: the graph; its nodes and initializers are changed.
+        model: the graph; its nodes change, and weights that no node reads any more go.
         folder: where its external weights lie.
         location: the name of the file that `target` writes, as the graph will call it.
         target: gets the tiles, each product's from a page's start on, in the order of the nodes.
 
     Returns:
         The tiles, which are to become initializers of the graph; none if there is no such product.
+
+    Raises:
+        ModelError: tiles do not hold what the graph has.
     """
     graph = model.graph
+    _take_biases_in(graph)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     written: list[TensorProto] = []
     for index, node in enumerate(graph.node):
-        operands = {key: name for key, name in zip(_OPERANDS, node.input, strict=False) if name}
+        operands = _operands(node)
         if not _computable(node, operands, tensors):
             continue
         arrays = {
@@ -49,12 +71,76 @@ def write_tiles(
         name = f"{node.name or node.output[0]}.tiles"
         written.append(_write(name, arrays, _attributes(node), location, target))
         graph.node[index].CopyFrom(_replaced(node, operands, name))
-    if written:
-        model.opset_import.append(helper.make_opsetid(kernels.DOMAIN, 1))
-        used = {name for node in graph.node for name in node.input}
-        for name in tensors.keys() - used:
-            graph.initializer.remove(tensors[name])
+    used = {name for node in graph.node for name in node.input}
+    for name in tensors.keys() - used:
+        graph.initializer.remove(tensors[name])
     return written
+
+
+def unpack(
+    tiles: Bytes, columns: int, depth: int, *, bits: int, block: int, points: bool
+) -> Weights:
+    """The weights that tiles hold: what `specops.kernels.packing.pack` was given.
+
+    Args:
+        tiles: [bytes].
+        columns: N.
+        depth: K.
+        bits: of a code, 4 or 8.
+        block: weights with one scale.
+        points: zero points follow each tile.
+    """
+    blocks = math.ceil(depth / block)
+    count = math.ceil(columns / TILE)
+    code_bytes = TILE * block * bits // 8
+    whole = tiles.reshape(count, -1)
+    lines = whole[:, : blocks * (code_bytes + _LINE)].reshape(count, blocks, -1)
+    scales = np.ascontiguousarray(lines[:, :, code_bytes:]).view(np.float32)
+    words = lines[:, :, :code_bytes]
+    if bits == 4:  # a byte holds a code and the one four further on
+        words = words.reshape(count, blocks, -1, 1, TILE, 4)
+        words = np.concatenate([words & np.uint8(15), words >> np.uint8(4)], axis=3)
+    codes = words.reshape(count, blocks, block // 4, TILE, 4).transpose(0, 3, 1, 2, 4)
+    zero_points = None
+    if points:
+        flat = whole[:, blocks * (code_bytes + _LINE) :][:, : blocks * TILE]
+        zero_points = _by_column(flat.reshape(count, blocks, TILE), columns)
+    return Weights(
+        codes.reshape(count * TILE, blocks, block)[:columns],
+        _by_column(scales, columns),
+        zero_points,
+    )
+
+
+def _by_column(values: NDArray[Any], columns: int) -> NDArray[Any]:
+    """[tiles, blocks, 16] as [N, blocks]."""
+    found: NDArray[Any] = values.transpose(0, 2, 1).reshape(-1, values.shape[1])[:columns]
+    return found
+
+
+def _take_biases_in(graph: onnx.GraphProto) -> None:
+    """A weight that is added to a product, and to nothing else, becomes the product's bias."""
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    for product in [node for node in graph.node if node.op_type == "MatMulNBits"]:
+        (output,), users = product.output, readers.get(product.output[0], [])
+        if len(users) != 1 or users[0].op_type != "Add" or "bias" in _operands(product):
+            continue
+        (bias,) = (name for name in users[0].input if name != output)
+        if shapes.get(bias) != [_attributes(product)["N"]] or kinds[bias] != TensorProto.FLOAT:
+            continue
+        product.input.extend([""] * (len(_OPERANDS) - 1 - len(product.input)))
+        product.input.append(bias)
+        product.output[0] = users[0].output[0]
+        graph.node.remove(users[0])
+
+
+def _operands(node: onnx.NodeProto) -> dict[str, str]:
+    return {key: name for key, name in zip(_OPERANDS, node.input, strict=False) if name}
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, int]:
@@ -68,8 +154,9 @@ def _computable(
     attributes = _attributes(node)
     return (
         node.op_type == "MatMulNBits"
-        and attributes.get("accuracy_level", 0) >= _INT8_ACTIVATIONS
-        and attributes["bits"] in (4, 8)
+        and attributes.get("accuracy_level", 0) in (_ANY_ACTIVATIONS, _INT8_ACTIVATIONS)
+        and not attributes.get("weight_prepacked", 0)
+        and attributes.get("bits", 4) in (4, 8)
         and attributes["block_size"] % _BLOCK == 0
         and attributes["block_size"] <= _LARGEST_BLOCK
         and "order" not in operands
@@ -89,8 +176,8 @@ def _write(
     target: BinaryIO,
 ) -> TensorProto:
     """Append a product's tiles, some columns at a time, and describe them."""
-    columns, bits, block = (attributes[key] for key in ("N", "bits", "block_size"))
-    blocks = math.ceil(attributes["K"] / block)
+    columns, depth, block = (attributes[key] for key in ("N", "K", "block_size"))
+    bits, blocks = attributes.get("bits", 4), math.ceil(depth / block)
     codes = arrays["codes"].reshape(columns, blocks, -1)
     scales = arrays["scales"].reshape(columns, blocks)
     points = arrays.get("zero_points")
@@ -100,7 +187,18 @@ def _write(
     for start in range(0, columns, _COLUMNS):
         part = slice(start, start + _COLUMNS)
         some = None if points is None else points[part]
-        target.write(pack(codes[part], scales[part], some, bits=bits, block=block).data)
+        tiles = pack(codes[part], scales[part], some, bits=bits, block=block)
+        wanted = Weights(
+            unpacked(codes[part], bits),
+            scales[part],
+            None if some is None else unpacked(some, bits)[:, :blocks],
+        )
+        found = unpack(
+            tiles, len(wanted.codes), depth, bits=bits, block=block, points=some is not None
+        )
+        if not _equal(found, wanted):
+            raise ModelError(f"{name} do not hold the weights that the graph has")
+        target.write(tiles.data)
     length = target.tell() - offset
     fill_page(target)
     return external(
@@ -108,17 +206,36 @@ def _write(
     )
 
 
+def _equal(found: Weights, wanted: Weights) -> bool:
+    """Bit by bit: a scale that is NaN equals itself."""
+    pairs = zip(found, wanted, strict=True)
+    return all(
+        (one is None and other is None)
+        or (
+            one is not None
+            and other is not None
+            and one.shape == other.shape
+            and np.array_equal(_bits(one), _bits(other))
+        )
+        for one, other in pairs
+    )
+
+
+def _bits(values: NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(values).view(np.uint8)
+
+
 def _replaced(node: onnx.NodeProto, operands: Mapping[str, str], tiles: str) -> onnx.NodeProto:
     """The same product, computed by the kernels."""
     inputs = [operands["x"], tiles]
     if "bias" in operands:
         inputs.append(operands["bias"])
-    attributes = _attributes(node)
+    attributes = {"bits": 4, **_attributes(node)}
     return helper.make_node(
-        kernels.OPERATOR,
+        kernels.MATMUL,
         inputs,
         list(node.output),
-        name=node.name,
+        name=node.name or node.output[0],
         domain=kernels.DOMAIN,
         **{key: attributes[key] for key in ("N", "K", "bits", "block_size")},
         zero_points=int("zero_points" in operands),

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess  # nosec B404: runs only our own module
 import sys
 import time
@@ -27,17 +28,16 @@ import xxhash
 
 from specops import session
 from specops.memory import page_cache_room
-from specops.models import folder as model_folder
+from specops.models.folder import MANIFEST, ModelError
 from specops.models.hub import locked
 from specops.models.page_cache import forget, read_ahead
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 5  # counts up when what is written here or by `prepack` changes
+_FORMAT = 6  # counts up when what is written here or by `prepack` changes
 USED = "used"  # a file: how many bytes of the weights are read once the graph is loaded
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
-_INT8_PREFILL = "-int8-prefill"
 _PARTIAL = ".part"
 _PIECE = 4 << 20  # bytes read at a time, whole large pages
 _KEPT = 2  # prepacked graphs of one name: models of one name may take turns
@@ -45,58 +45,62 @@ _REPORT_SECONDS = 1.0
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def prepacked_graph(
-    graph: Path,
-    name: str,
-    cache_dir: Path,
-    report: Callable[[str], None],
-    *,
-    tiles: bool = False,
-    int8_prefill: bool = False,
-) -> Path | None:
-    """Find a graph's prepacked form, or make it.
+def prepacked_graph(graph: Path, name: str, cache_dir: Path, report: Callable[[str], None]) -> Path:
+    """Find the form of a graph that the engine runs, or make it.
 
     Args:
         graph: the graph as it was exported.
         name: the model's name, first part of the folder's.
         cache_dir: where prepacked graphs are kept.
         report: told what takes time.
-        tiles: the form that `specops.kernels` compute with.
-        int8_prefill: the graph's 8-bit form for reading prompts, see `specops.models.int8_prefill`.
 
     Returns:
-        The prepacked graph, its weights read ahead; None where none could be made: the disk is
-        full or read-only, or memory ran out. The reason is logged; the graph itself still works.
+        The prepacked graph, its weights read ahead.
+
+    Raises:
+        ModelError: it cannot be made: the graph is not understood, the disk is full or read-only,
+            or memory ran out. The message is a line that says what to do.
     """
     root, key = cache_dir / "prepacked", graph_key(graph)
-    without = "weights are copied into memory, none could be prepacked"
-    options = []
-    if tiles:
-        options.append("--tiles")
-    if int8_prefill:
-        name += _INT8_PREFILL
-        options.append("--int8-prefill")
-        without = "prompts are read with the weights as they are"
-    if options:
-        key = hashlib.sha256(f"{key}{options}".encode()).hexdigest()[:16]
+    damaged: int | None = None
     try:
-        with locked(root):  # another process may be at the same graph, or at another one
-            # One folder per graph: a draft that is the target's own file goes by another name.
-            folder = next(root.glob(f"*-{key}"), root / f"{name}-{key}")
-            if folder.exists():
+        while True:
+            # Read without the lock: replicas that start together read beside each other.
+            folder = _found(root, key)
+            if folder is not None:
                 if _intact(folder, report):
                     with suppress(OSError):  # a cache that cannot be written needs no order
                         folder.touch()
                     return folder / _GRAPH
-                log.warning("%s is damaged and is made again", folder)
-            _clear(root, name)
-            report(f"laying out the weights of {name} for this processor")
-            _make(graph, folder, options)
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", None) or error
-        log.warning("%s: %s", without, str(reason).strip())
+                damaged = _inode(folder)
+            with locked(root, lambda: report(f"waiting for another process that writes in {root}")):
+                folder = _found(root, key)
+                if folder is None or _inode(folder) == damaged:
+                    if folder is not None:
+                        log.warning("%s is damaged and is made again", folder)
+                    _clear(root, name)
+                    report(f"laying out the weights of {name} for this processor")
+                    return _make(graph, folder or root / f"{name}-{key}")
+            # Another process made it meanwhile.
+    except OSError as error:
+        raise ModelError(
+            f"{error.filename or root} cannot be written ({error.strerror}), and the weights of "
+            f"{name} are laid out there for this processor: SPECOPS_CACHE_DIR takes a folder that "
+            "can be written, with room for the weights"
+        ) from error
+
+
+def _found(root: Path, key: str) -> Path | None:
+    """The folder of a graph: one, for a draft that is the target's own file too."""
+    return next((path for path in root.glob(f"*-{key}") if path.is_dir()), None)
+
+
+def _inode(folder: Path) -> int | None:
+    """What tells a folder from another one that was made in its place."""
+    try:
+        return folder.stat().st_ino
+    except FileNotFoundError:
         return None
-    return folder / _GRAPH
 
 
 def graph_key(graph: Path) -> str:
@@ -107,7 +111,7 @@ def graph_key(graph: Path) -> str:
     """
     digest = hashlib.sha256(f"{_FORMAT}\0{session.VERSION}\0{_processor()}\0".encode())
     digest.update(graph.read_bytes())  # a few hundred kilobytes: the weights lie beside it
-    manifest = graph.with_name(model_folder.MANIFEST)
+    manifest = graph.with_name(MANIFEST)
     digest.update(
         manifest.read_bytes() if manifest.is_file() else str(graph.resolve()).encode() + b"\0"
     )
@@ -142,7 +146,10 @@ def _intact(folder: Path, report: Callable[[str], None]) -> bool:
             *(folder, used / 1e6, room / 1e6),
         )
     kept, tell = min(room, used), _percents(folder, total, report)
-    return bool(expected) and _digests(folder, kept, tell) == expected
+    try:
+        return bool(expected) and _digests(folder, kept, tell) == expected
+    except OSError:  # another process removed it, or the disk is failing
+        return False
 
 
 def used_bytes(folder: Path) -> int:
@@ -215,19 +222,13 @@ def _clear(root: Path, name: str) -> None:
         shutil.rmtree(outdated, ignore_errors=True)
 
 
-def _make(graph: Path, folder: Path, options: list[str]) -> None:
+def _make(graph: Path, folder: Path) -> Path:
     """Prepack in a process of its own, whose memory goes back; the folder appears when complete."""
     temporary = folder.with_name(folder.name + _PARTIAL)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        command = [sys.executable, "-m", "specops.models.prepack", str(graph)]
-        subprocess.run(  # noqa: S603 # nosec B603: our own module, paths as arguments
-            [*command, str(temporary / _GRAPH), *options],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        _prepack(graph, temporary / _GRAPH)
         for path in _files(temporary):
             forget(path)  # and read again, from the disk: see `read_ahead`
         kept = min(page_cache_room(), used_bytes(temporary))
@@ -238,3 +239,24 @@ def _make(graph: Path, folder: Path, options: list[str]) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    return folder / _GRAPH
+
+
+def _prepack(graph: Path, destination: Path) -> None:
+    """Run `specops.models.prepack`; what it says last is what was wrong."""
+    done = subprocess.run(  # noqa: S603 # nosec B603: our own module, paths as arguments
+        [sys.executable, "-m", "specops.models.prepack", str(graph), str(destination)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode < 0:
+        ending = signal.Signals(-done.returncode).name
+        raise ModelError(
+            f"laying out the weights of {graph} was ended by {ending}, most likely because memory "
+            "ran out: raise the memory limit, or take smaller weights"
+        )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["it does not say why"]
+        raise ModelError(said[-1])

@@ -192,7 +192,7 @@ async def start(
     """
     service, settings = state.service, state.settings
     engine = service.engine
-    places = engine.info.rows + settings.queue_size
+    places = engine.info.slots + settings.queue_size
     if prompts.count * choices > places:
         raise InvalidField("n", f"prompts times n is more than this server's {places} places")
     request.state.release()  # the place that was kept for it; nobody comes between
@@ -251,14 +251,10 @@ def _options(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[s
         drafter = "ngram"  # the same but for the table
     if drafter not in info.drafters:
         raise InvalidField("drafter", f"this model has {', '.join(info.drafters)}, not {drafter}")
-    exact = settings.exact if body.exact is None else body.exact
-    if exact and info.exact_align is None:
-        raise InvalidField("exact", "this machine's kernels round differently from pass to pass")
     return {
         "k_draft": k_draft if drafter != "none" else 0,
         "drafter": drafter,
         "adaptive": adaptive,
-        "exact": exact,
     }
 
 

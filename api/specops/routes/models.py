@@ -39,4 +39,6 @@ def _model(engine: Engine, state: AppState) -> Model:
         context_length=info.context,
         quantization=info.quant,
         drafters=list(info.drafters),
+        batch_invariant=info.batch_invariant,
+        foreign_products=list(info.foreign_products),
     )

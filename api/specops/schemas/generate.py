@@ -26,8 +26,7 @@ class GenerateRequest(EngineOptions):
         None,
         ge=0,
         le=(1 << 63) - 1,
-        description="same seed, same output, whoever guesses; with `exact` always, without it but "
-        "for near-ties that passes of different width decide differently",
+        description="same seed, same output, whatever drafter proposes and whoever else is served",
     )
     stop: Stops = Field(default=[], description="strings that end the output; not part of it")
     stream: bool = Field(False, description="server-sent events, one per step")
@@ -45,40 +44,42 @@ class GenerateRequest(EngineOptions):
 
 
 class Details(BaseModel):
-    """What a request cost, and how well its guesses did."""
+    """What a request cost, and how well its draft tokens did."""
 
     prompt_tokens: int
     cached_prompt_tokens: int = Field(description="of them, computed for an earlier request")
     generated_tokens: int
     sequence_steps: int = Field(description="decode and verify passes of the target")
-    drafts: int = Field(description="passes with at least one guess")
-    draft_misses: int = Field(description="passes for which a drafter was asked and had no guess")
-    draft_tokens: int = Field(description="tokens guessed")
-    accepted_tokens: int = Field(description="guesses accepted")
+    drafts: int = Field(description="passes with at least one draft token")
+    draft_misses: int = Field(description="passes for which the drafter was asked and had nothing")
+    draft_tokens: int = Field(description="draft tokens verified")
+    accepted_tokens: int = Field(description="of them, those accepted")
     accepted_per_position: list[int] = Field(
-        description="item i: drafts whose guess i + 1 was accepted"
+        description="item i: drafts whose token i + 1 was accepted"
     )
     queue_seconds: float
     prefill_seconds: float = Field(description="from leaving the queue to the first token")
     decode_seconds: float = Field(description="from the first token to the last")
     tokens_per_jump: float = Field(
-        description="tokens after the first, per pass; passes without a guess count"
+        description="tokens after the first, per pass; passes without a draft count"
     )
     mean_acceptance_length: float = Field(
-        description="1 + accepted tokens per draft; passes without a guess do not count"
+        description="1 + accepted tokens per draft; passes without a draft do not count"
     )
-    draft_length: float = Field(description="tokens guessed per pass; passes without count as 0")
+    draft_length: float = Field(description="draft tokens per pass; passes without count as 0")
     estimated_speedup: float = Field(
         description="speed over plain decoding, as the measured costs of the passes have it"
     )
     acceptance: dict[str, list[float]] = Field(
-        description="adaptive: the controller's estimate per drafter and kind of draft that guess "
+        description="adaptive: the controller's estimate per drafter and kind of draft that token "
         "i + 1 is accepted where those before it were"
+    )
+    preemptions: int = Field(
+        description="how often it gave its KV blocks up to others and was computed again"
     )
     drafter: str
     k_draft: int
     adaptive: bool
-    exact: bool
 
     @classmethod
     def of(cls, stats: GenerationStats, request: GenerationRequest) -> Details:
@@ -91,7 +92,6 @@ class Details(BaseModel):
             drafter=request.drafter,
             k_draft=request.k_draft,
             adaptive=request.adaptive,
-            exact=request.exact,
         )
 
 
@@ -117,7 +117,7 @@ def stream_event(output: Output) -> dict[str, Any]:
     """Return what one step brought: `text`, and each token's `id`, `text` and `origin`.
 
     A token's text is empty while a character is incomplete; its origin is `target`, or the drafter
-    whose guess was accepted. A stream ends with a `GenerateResponse` and then `[DONE]`.
+    whose draft token was accepted. A stream ends with a `GenerateResponse` and then `[DONE]`.
     """
     # No model of pydantic's: this is done for every step, and takes a fifth of the time so.
     tokens = [

@@ -130,7 +130,7 @@ class Usage(BaseModel):
 
 
 class Timings(BaseModel):
-    """What llama.cpp's server calls so, and how the guesses did; sums over all choices."""
+    """What llama.cpp's server calls so, and how the draft tokens did; sums over all choices."""
 
     cache_n: int = Field(description="tokens of the prompts that needed no pass")
     prompt_n: int = Field(description="the others")
@@ -139,12 +139,12 @@ class Timings(BaseModel):
     predicted_n: int = Field(description="tokens generated")
     predicted_ms: float = Field(description="from the first token to the last")
     predicted_per_second: float = Field(description="tokens after the first, of one choice")
-    draft_n: int = Field(description="tokens guessed")
-    draft_n_accepted: int = Field(description="guesses accepted")
-    queue_ms: float = Field(description="before a row was free")
+    draft_n: int = Field(description="draft tokens verified")
+    draft_n_accepted: int = Field(description="of them, those accepted")
+    queue_ms: float = Field(description="before a slot was free")
     steps: int = Field(description="decode and verify passes of the target")
     tokens_per_step: float = Field(
-        description="tokens after the first, per pass; passes without a guess count"
+        description="tokens after the first, per pass; passes without a draft count"
     )
     drafter: str
 
@@ -186,6 +186,12 @@ class Model(BaseModel):
     context_length: int = Field(description="tokens per request, prompt and output together")
     quantization: str
     drafters: list[str]
+    batch_invariant: bool = Field(
+        description="output is bit for bit the same alone and beside others, speculative or not"
+    )
+    foreign_products: list[str] = Field(
+        description="nodes of the graph that keep it from being so; empty where it is"
+    )
 
 
 class ModelList(BaseModel):

@@ -24,31 +24,32 @@ STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class EngineOptions(BaseModel):
-    """Options that OpenAI's API does not have: how guesses are made, how tokens are drawn."""
+    """Options that OpenAI's API does not have: who drafts and how much, how tokens are drawn."""
 
     model_config = STRICT
 
     k_draft: int | None = Field(
         None,
         ge=0,
-        description="most tokens guessed per step; default: the server's (8; 3 where not adaptive)",
+        description="most draft tokens per step; default: the server's (8; 3 where not adaptive)",
     )
     drafter: Literal["draft", "ngram", "ngram_cache", "cascade", "none"] | None = Field(
-        None, description="where guesses come from; default: the server's"
+        None, description="who proposes draft tokens; default: the server's"
     )
     share_ngrams: bool = Field(
         True,
-        description="false: neither guess from what other requests said nor let them guess from "
+        description="false: neither draft from what other requests said nor let them draft from "
         "this one: `ngram` in place of `ngram_cache`",
     )
     adaptive: bool | None = Field(
         None,
-        description="guess less than k_draft, or nothing, where that is faster; false: always "
-        "k_draft; default: the server's (true)",
+        description="fewer draft tokens than k_draft, or none, where that is faster; false: "
+        "always k_draft; default: the server's (true)",
     )
     exact: bool | None = Field(
         None,
-        description="output bit-for-bit equal to plain decoding's; default: the server's (false)",
+        description="accepted and without effect: output is always bit for bit that of plain "
+        "decoding, alone or beside others, where GET /v1/models says `batch_invariant`",
     )
     top_k: int = Field(0, ge=0, description="draw from the k likeliest tokens only; 0: from all")
     ignore_eos: bool = Field(False, description="go on after an end token")

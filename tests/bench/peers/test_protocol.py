@@ -78,7 +78,8 @@ def test_requests_and_answers_are_lines_of_json() -> None:
     ]
     answers = io.StringIO()
     lines = io.StringIO("".join(json.dumps(request) + "\n" for request in requests))
-    protocol._serve(Recorder(), lines, answers)
+    side = Recorder()
+    protocol._serve(lambda request: protocol.answer(side, request), lines, answers)
     loaded, measured, prefilled, logits = map(json.loads, answers.getvalue().splitlines())
     assert loaded == {"runs_on": "m 2 3 9"}
     assert len(measured["seconds"]) == 3

@@ -20,7 +20,7 @@ from specops.export.graph import DecoderGraph, LayerNorm
 from specops.export.model_config import ModelConfig, ModelShape
 
 _HEAD = "lm_head.weight"
-_HEAD_DIM_MULTIPLE = 8  # GroupQueryAttention's own limit
+_HEAD_DIM_MULTIPLE = 8  # the limit of `specops.Attention`
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,6 @@ class LayerNormDecoder(Family):
             x = residual = graph.add("tokens_and_positions", tokens, positions)
         for index in range(self.shape.num_layers):
             x = self._attention(graph, checkpoint, index, x)
-            if index + 1 == self.shape.num_layers:
-                residual = graph.with_logits("residual_with_logits", residual)
             x, residual = self._add_norm(graph, checkpoint, next(norms), x, residual)
             x = self._feed_forward(graph, checkpoint, index, x)
             x, residual = self._add_norm(graph, checkpoint, next(norms), x, residual)
@@ -165,8 +163,6 @@ class LayerNormDecoder(Family):
         name, layer = f"layers.{index}", self.names.layer.format(index)
         heads = [f"{layer}.{part}" for part in self.names.qkv]
         x = graph.attention(index, x, *self._stored(checkpoint, *heads))
-        if index + 1 == self.shape.num_layers:  # behind it nobody looks at other positions
-            x = graph.with_logits("attention_with_logits", x)
         output = f"{layer}.{self.names.attention_output}"
         return self._linear(graph, checkpoint, f"{name}.attention_output", x, output)
 

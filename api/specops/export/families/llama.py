@@ -115,8 +115,6 @@ class Llama(Family):
             stored = f"model.layers.{index}"
             last = index + 1 == self.shape.num_layers
             x = self._attention(graph, checkpoint, index, x, rotary)
-            if last:
-                residual = graph.with_logits("residual_with_logits", residual)
             norm = checkpoint.vector(f"{stored}.post_attention_layernorm.weight")
             x, residual = graph.add_rms_norm(
                 f"layers.{index}.feed_forward_norm", x, residual, norm, self._epsilon
@@ -140,8 +138,6 @@ class Llama(Family):
         name, stored = f"layers.{index}", f"model.layers.{index}.self_attn"
         weight, bias = self._qkv(checkpoint, stored)
         x = graph.attention(index, x, weight, bias, rotary=rotary, window=self.window)
-        if index + 1 == self.shape.num_layers:  # behind it nobody looks at other positions
-            x = graph.with_logits("attention_with_logits", x)
         output = checkpoint.matrix(f"{stored}.o_proj.weight")
         bias = self._bias(checkpoint, index, "self_attn.o_proj")
         return graph.linear(f"{name}.attention_output", x, output, bias)

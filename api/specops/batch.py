@@ -1,0 +1,74 @@
+"""What one forward pass computes: the tokens of several requests, span after span.
+
+A span is the next tokens of one slot: a single token that decodes, one with draft tokens behind
+it to be verified, or a chunk of a prompt. A pass takes any mix of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """Adjacent tokens of one slot.
+
+    Attributes:
+        slot: whose tokens they are.
+        start: position of the first.
+        tokens: at least one.
+        num_logits: how many of them, counted from the last, need logits.
+    """
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    num_logits: int
+
+
+class Batch:
+    """The spans of one pass, in the order in which they were added.
+
+    Attributes:
+        spans: one per slot.
+        tokens: token ids of all spans, one after the other.
+        logit_rows: indices into `tokens` of those that need logits, in order.
+        attention_work: pairs of tokens that attention looks at, sum of n * (start + n / 2).
+    """
+
+    __slots__ = ("_slots", "attention_work", "logit_rows", "spans", "tokens")
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.tokens: list[int] = []
+        self.logit_rows: list[int] = []
+        self.attention_work = 0.0
+        self._slots: set[int] = set()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the pass."""
+        return len(self.tokens)
+
+    @property
+    def num_logits(self) -> int:
+        """Tokens of the pass that need logits."""
+        return len(self.logit_rows)
+
+    def add(self, slot: int, start: int, tokens: Sequence[int], num_logits: int = 0) -> None:
+        """Add a span; see `Span`.
+
+        Raises:
+            ValueError: there is no token, more logits than tokens, or the slot has a span already.
+        """
+        count = len(tokens)
+        if not 0 <= num_logits <= count or not count:
+            raise ValueError(f"a span of {count} tokens cannot have {num_logits} logits")
+        if slot in self._slots:
+            raise ValueError(f"slot {slot} has a span in this pass already")
+        self._slots.add(slot)
+        self.spans.append(Span(slot, start, tokens, num_logits))
+        self.tokens.extend(tokens)
+        end = len(self.tokens)
+        self.logit_rows.extend(range(end - num_logits, end))
+        self.attention_work += count * (start + count / 2)

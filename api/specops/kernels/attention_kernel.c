@@ -1,0 +1,286 @@
+// Attention for one kind of processor: this file is compiled once for each, see setup.py.
+
+#include "attention.h"
+#include "products.h"
+#include "vectors.h"
+
+#include <math.h>
+
+#define TINY 1e-30f  // below it 127 / x may overflow: such a head is zeros
+
+// A row's head of a query or key, filled up to whole vectors with zeros: normed and rotated.
+static void prepare(const Pass *pass, const float *from, const float *norm, int64_t position,
+                    float *head) {
+    const int64_t size = pass->layer.size, filled = filled_up(size), pairs = pass->pairs;
+    memcpy(head, from, size * sizeof(float));
+    for (int64_t i = size; i < filled; i++) head[i] = 0;
+    if (norm) {
+        Floats squares = {0};
+        for (int64_t i = 0; i < filled; i += LANES) squares += load(head + i) * load(head + i);
+        const float mean = total(squares) / (float)size;
+        const float inverse = 1.0f / sqrtf(mean + pass->layer.epsilon);
+        for (int64_t i = 0; i < size; i++) head[i] = head[i] * inverse * norm[i];
+    }
+    if (!pass->cos) return;
+    const float *cos = pass->cos + position * pairs, *sin = pass->sin + position * pairs;
+    float turned[MOST_SIZE];
+    const int64_t next = pass->layer.interleaved ? 2 : 1, other = next == 2 ? 1 : pairs;
+    for (int64_t i = 0; i < pairs; i++) {
+        const float one = head[i * next], two = head[i * next + other];
+        turned[i * next] = one * cos[i] - two * sin[i];
+        turned[i * next + other] = two * cos[i] + one * sin[i];
+    }
+    memcpy(head, turned, 2 * pairs * sizeof(float));
+}
+
+// Codes of 8 bits of a head; returns their scale. What is infinite or NaN makes it NaN.
+static float to_int8(const float *head, int64_t filled, int8_t *codes) {
+    Floats most = {0}, odd = {0};
+    for (int64_t i = 0; i < filled; i += LANES) {
+        most = larger(magnitude(load(head + i)), most);
+        odd += load(head + i) * 0.0f;
+    }
+    const float highest = largest(most) + total(odd);
+    const float inverse = highest > TINY ? 127.0f / highest : 0.0f;
+    for (int64_t i = 0; i < filled; i += LANES) to_codes(codes + i, load(head + i) * inverse);
+    return highest > TINY || highest != highest ? highest / 127.0f : 0.0f;
+}
+
+// A head in the cache's type; returns the scale that it has there.
+static float convert(int type, const float *head, int64_t filled, void *to) {
+    if (type == INT8) return to_int8(head, filled, to);
+    if (type == FLOAT32) memcpy(to, head, filled * sizeof(float));
+    else for (int64_t i = 0; i < filled; i += LANES) to_halves((uint16_t *)to + i, load(head + i));
+    return 1;
+}
+
+static void scatter_key(int type, const void *key, int64_t size, char *keys, int64_t place) {
+    for (int64_t i = 0; i < size; i++) {
+        const int64_t at = i * BLOCK + place;
+        if (type == FLOAT32) memcpy(keys + at * 4, (const char *)key + i * 4, 4);
+        else if (type == FLOAT16) memcpy(keys + at * 2, (const char *)key + i * 2, 2);
+        else keys[at] = ((const char *)key)[i];
+    }
+}
+
+static void write_span(const Pass *pass, const Span *span, int64_t head) {
+    const int64_t size = pass->layer.size, filled = filled_up(size);
+    const int type = pass->type;
+    float row[MOST_SIZE], converted[MOST_SIZE];
+    for (int64_t token = 0; token < span->tokens; token++) {
+        const int64_t position = span->start + token, place = position % BLOCK;
+        const int64_t from = (span->first + token) * pass->key_stride + head * size;
+        char *keys = part_of(pass, span, head, position / BLOCK);
+        char *values = keys + key_bytes(size, type);
+        char *value = values + place * filled * element_bytes(type);
+        float *scales = (float *)(values + value_bytes(size, type));
+        prepare(pass, pass->key + from, pass->key_norm, position, row);
+        const float key_scale = convert(type, row, filled, converted);
+        scatter_key(type, converted, size, keys, place);
+        memcpy(row, pass->value + from, size * sizeof(float));
+        for (int64_t i = size; i < filled; i++) row[i] = 0;
+        const float value_scale = convert(type, row, filled, value);
+        if (type == INT8) {
+            scales[place] = key_scale;
+            scales[BLOCK + place] = value_scale;
+        }
+    }
+}
+
+// What rows of a tile have between blocks: at most 16 rows of more than 128 numbers.
+enum { MOST_FLOATS = MOST_ROWS * 128 };
+
+typedef struct {
+    int64_t rows, filled;
+    int64_t ask;  // bytes of the cache to ask for ahead, by each vector that is multiplied
+    float queries[MOST_FLOATS];
+    float sums[MOST_FLOATS];              // of probabilities times values
+    float scores[MOST_ROWS * BLOCK];      // of a block; then the probabilities
+    Floats weights[MOST_ROWS];            // sums of probabilities, by lane
+    float found[MOST_ROWS];               // the highest score of the block
+    float most[MOST_ROWS];                // the highest yet
+    float factors[MOST_ROWS];             // of the sums, when a higher one was found
+    int64_t from[MOST_ROWS], to[MOST_ROWS];    // positions that a row sees: all, ...
+    int64_t first[MOST_ROWS], last[MOST_ROWS]; // ... and those of the block, counted from its first
+    float expanded[BLOCK * MOST_SIZE];    // a block's keys or values as float32
+} Rows;
+
+// Completes a row's scores of the block and returns the highest.
+INLINE float complete_scores(const Pass *pass, Rows *rows, int64_t row, const float *scales) {
+    const Floats none = splat(-INFINITY);
+    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const int64_t first = rows->first[row], last = rows->last[row];
+    float *scores = rows->scores + row * BLOCK;
+    Floats highest = none;
+    for (int64_t i = first / LANES * LANES; i < last; i += LANES) {
+        Floats values = load(scores + i);
+        if (scales) values *= load(scales + i);
+        if (pass->layer.softcap > 0) {
+            const Floats cap = splat(pass->layer.softcap);
+            values = cap * hyperbolic_tangent(values / cap);
+        }
+        const Ints position = lane + (int32_t)i;
+        values = choose((position >= (int32_t)first) & (position < (int32_t)last), values, none);
+        highest = larger(values, highest);
+        store(scores + i, values);
+    }
+    return largest(highest);
+}
+
+// Makes the block's scores probabilities, relative to the highest score until now.
+static void weigh(const Pass *pass, Rows *rows, int64_t top, int64_t bottom, const float *scales) {
+    for (int64_t row = 0; row < MOST_ROWS; row++) rows->found[row] = -INFINITY;
+    for (int64_t row = top; row < bottom; row++)
+        rows->found[row] = complete_scores(pass, rows, row, scales);
+    for (int64_t row = 0; row < rows->rows; row += LANES) {
+        const Floats before = load(rows->most + row);
+        const Floats most = larger(load(rows->found + row), before);
+        store(rows->most + row, most);
+        store(rows->factors + row, exponential(before - most));
+    }
+    for (int64_t row = top; row < bottom; row++) {
+        const int64_t first = rows->first[row] / LANES * LANES, last = rows->last[row];
+        float *scores = rows->scores + row * BLOCK;
+        Floats weights = rows->weights[row] * rows->factors[row];
+        for (int64_t i = first; i < last; i += LANES) {
+            Floats values = exponential(load(scores + i) - rows->most[row]);
+            weights += values;
+            if (scales) values *= load(scales + BLOCK + i);
+            store(scores + i, values);
+        }
+        rows->weights[row] = weights;
+    }
+}
+
+// Adds values [first, last) of the block, weighted, to the sums of some rows. `next`: what is read
+// after them.
+INLINE void add_values(const Rows *rows, Multiply *multiply, const void *values, const void *next,
+                       int64_t row, int64_t count, int64_t first, int64_t last) {
+    const Product product = {
+        .out = (float *)rows->sums + row * rows->filled, .out_stride = rows->filled,
+        .factors = rows->factors + row, .a = rows->scores + row * BLOCK, .a_stride = BLOCK,
+        .b = values, .ahead = next, .ask = rows->ask, .step = rows->filled,
+        .first = first, .last = last};
+    multiply(&product, count, rows->filled / LANES);
+}
+
+// The same for rows that see different parts of the block: each its own part and no more, in
+// order, and together what all of them see.
+static void add_parts(Rows *rows, Multiply *multiply, const void *values, const void *next,
+                      int64_t row, int64_t count) {
+    int64_t first = 0, last = BLOCK;
+    int equal = 1;
+    for (int64_t r = row; r < row + count; r++) {
+        equal &= rows->first[r] == rows->first[row] && rows->last[r] == rows->last[row];
+        first = rows->first[r] > first ? rows->first[r] : first;
+        last = rows->last[r] < last ? rows->last[r] : last;
+    }
+    if (equal) {
+        add_values(rows, multiply, values, next, row, count, first, last);
+        return;
+    }
+    if (last < first) last = first;
+    for (int64_t r = row; r < row + count; r++) {
+        const int64_t stop = rows->last[r] < first ? rows->last[r] : first;
+        add_values(rows, multiply, values, next, r, 1, rows->first[r], stop);
+        rows->factors[r] = 1;
+    }
+    add_values(rows, multiply, values, next, row, count, first, last);
+    for (int64_t r = row; r < row + count; r++) {
+        const int64_t start = rows->first[r] > last ? rows->first[r] : last;
+        if (start < rows->last[r])
+            add_values(rows, multiply, values, next, r, 1, start, rows->last[r]);
+    }
+}
+
+// Positions that a row sees in the block from `base` on, counted from there.
+static void look_at(Rows *rows, int64_t top, int64_t bottom, int64_t base, int64_t *least,
+                    int64_t *most) {
+    *least = BLOCK, *most = 0;
+    for (int64_t row = top; row < bottom; row++) {
+        const int64_t first = rows->from[row] > base ? rows->from[row] - base : 0;
+        const int64_t last = rows->to[row] < base + BLOCK ? rows->to[row] - base : BLOCK;
+        rows->first[row] = first, rows->last[row] = last;
+        *least = first < *least ? first : *least;
+        *most = last > *most ? last : *most;
+    }
+}
+
+// Elements [first, last) as float32, once for many rows.
+static const void *expand(int type, const void *elements, int64_t first, int64_t last, float *to) {
+    for (int64_t i = first; i < last; i += LANES)
+        store(to + i, type == FLOAT16 ? element(FLOAT16, elements, i) : element(INT8, elements, i));
+    return to;
+}
+
+static void see_block(const Pass *pass, Rows *rows, const char *keys, const char *next,
+                      int64_t base) {
+    const int64_t size = pass->layer.size, filled = rows->filled;
+    int64_t top = 0, bottom = rows->rows, least, most;
+    while (rows->to[top] <= base) top++;
+    while (rows->from[bottom - 1] >= base + BLOCK) bottom--;
+    look_at(rows, top, bottom, base, &least, &most);
+    const int64_t start = least / LANES, stop = (most + LANES - 1) / LANES;
+    const void *values = keys + key_bytes(size, pass->type), *elements = keys;
+    const char *behind = keys + key_bytes(size, pass->type) + value_bytes(size, pass->type);
+    const float *scales = pass->type == INT8 ? (const float *)behind : NULL;
+    int type = pass->type;
+    const int many = type != FLOAT32 && bottom - top > TILE_ROWS;
+    if (many) {
+        elements = expand(type, keys, 0, size * BLOCK, rows->expanded);
+        type = FLOAT32;
+    }
+    const Product product = {
+        .out = rows->scores + top * BLOCK + start * LANES, .out_stride = BLOCK,
+        .a = rows->queries + top * filled, .a_stride = filled,
+        .b = (const char *)elements + start * LANES * element_bytes(type),
+        .ahead = values, .ask = rows->ask, .step = BLOCK, .first = 0, .last = size};
+    SCORES[type](&product, bottom - top, stop - start);
+    weigh(pass, rows, top, bottom, scales);
+    if (many)
+        values = expand(pass->type, values, least * filled, most * filled, rows->expanded);
+    for (int64_t row = top, count; row < bottom; row += count) {
+        count = bottom - row < TILE_ROWS ? bottom - row : TILE_ROWS;
+        add_parts(rows, VALUES[type], values, row == top ? next : values, row, count);
+    }
+}
+
+static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_t first,
+                        int64_t count) {
+    const Layer *layer = &pass->layer;
+    const int64_t group = layer->heads / layer->kv_heads, size = layer->size;
+    Rows rows;
+    rows.rows = count, rows.filled = filled_up(size), rows.from[0] = 0;
+    // One token behind 1,000 takes 144 us instead of 169 with float16, 127 instead of 165 with int8
+    // (32 heads of 64 over 4, one thread, AMD EPYC); float32 took longer with it.
+    rows.ask = pass->type == FLOAT32 ? 0 : LANES * element_bytes(pass->type);
+    for (int64_t row = 0; row < MOST_ROWS; row++) rows.most[row] = -INFINITY;
+    for (int64_t row = 0; row < count; row++) {
+        const int64_t token = (first + row) / group, number = head * group + (first + row) % group;
+        const int64_t position = span->start + token;
+        float *query = rows.queries + row * rows.filled;
+        prepare(pass, pass->query + (span->first + token) * pass->query_stride + number * size,
+                pass->query_norm, position, query);
+        for (int64_t i = 0; i < size; i++) query[i] *= layer->scale;
+        for (int64_t i = 0; i < rows.filled; i++) rows.sums[row * rows.filled + i] = 0;
+        rows.to[row] = position + 1;
+        rows.from[row] = layer->window && layer->window < position + 1
+                             ? position + 1 - layer->window : 0;
+        rows.weights[row] = (Floats){0};
+    }
+    const int64_t last = span->start + (first + count - 1) / group;
+    for (int64_t block = rows.from[0] / BLOCK; block <= last / BLOCK; block++)
+        see_block(pass, &rows, part_of(pass, span, head, block),
+                  part_of(pass, span, head, block < last / BLOCK ? block + 1 : block),
+                  block * BLOCK);
+    for (int64_t row = 0; row < count; row++) {
+        const int64_t token = (first + row) / group, number = head * group + (first + row) % group;
+        float *sums = rows.sums + row * rows.filled;
+        const float inverse = 1.0f / total(rows.weights[row]);
+        for (int64_t i = 0; i < size; i++) sums[i] *= inverse;
+        memcpy(pass->out + ((span->first + token) * layer->heads + number) * size, sums,
+               size * sizeof(float));
+    }
+}
+
+const AttentionKernel ATTENTION = {write_span, attend_rows};

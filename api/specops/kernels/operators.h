@@ -1,0 +1,51 @@
+// What both operators need of ONNX Runtime: tensors, and its threads.
+
+#ifndef SPECOPS_OPERATORS_H
+#define SPECOPS_OPERATORS_H
+
+#include "onnxruntime.h"
+#include "threads.h"
+
+enum { MOST_DIMENSIONS = 8 };
+
+extern const OrtApi *api;
+extern const OrtCustomOp MATMUL_OPERATOR, ATTENTION_OPERATOR;
+
+typedef struct {
+    void *data;  // NULL: an optional input that is not there
+    int64_t dimensions[MOST_DIMENSIONS];
+    size_t count;
+} Tensor;
+
+static inline OrtStatus *failure(const char *message) {
+    return api->CreateStatus(ORT_FAIL, message);
+}
+
+// The input of that number. An optional one may be missing.
+OrtStatus *read_input(const OrtKernelContext *context, size_t index, Tensor *tensor);
+
+// All but the last dimension, multiplied.
+int64_t rows_of_tensor(const Tensor *tensor);
+
+static inline int has_shape(const Tensor *tensor, size_t count, int64_t first, int64_t last) {
+    return tensor->data && tensor->count == count && tensor->dimensions[0] == first &&
+           tensor->dimensions[count - 1] == last;
+}
+
+// ONNX Runtime's threads, during a call; the first error is kept.
+typedef struct {
+    const OrtKernelContext *context;
+    OrtStatus *status;
+} Call;
+
+Threads threads_of(Call *call);
+
+// Members that the operators' tables share.
+const char *cpu_provider(const OrtCustomOp *op);
+int float_output(const OrtCustomOp *op, size_t index);
+size_t one_output(const OrtCustomOp *op);
+int is_required(const OrtCustomOp *op, size_t index);
+int first_version(const OrtCustomOp *op);
+int last_version(const OrtCustomOp *op);
+
+#endif

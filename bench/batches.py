@@ -1,0 +1,73 @@
+"""Several requests at once on one engine: how fast they decode, and how fast the whole batch was.
+
+A pass may hold chunks of prompts beside requests that decode, so the time of prompts cannot be
+taken out pass by pass. What counts as decoding is therefore what happens after the last prompt of
+the batch was computed: tokens from then on over the time from then on. Every way of decoding is
+measured like that, plain decoding too. The whole batch, prompts included, is told beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bench.prompts import Prompt
+from bench.speculation import Config, Runner
+
+HOW = (
+    "tok/s and speedup: tokens of all requests after the pass that computed the last prompt, over "
+    "the time from there to the end, plain decoding likewise; whole: time of the whole batch, "
+    "prompts included, of plain decoding over this one's"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests that were sent at once.
+
+    Attributes:
+        seconds: from the sending to the last token.
+        decode_seconds: of them, those after the last prompt was computed.
+        tokens: decoded in that time, all requests together.
+        steps: sequence steps in that time, one per request and pass.
+    """
+
+    seconds: float
+    decode_seconds: float
+    tokens: int
+    steps: int
+
+    @property
+    def rate(self) -> float:
+        """Decoded tokens per second, all requests together."""
+        return self.tokens / self.decode_seconds
+
+
+def run_batch(runner: Runner, config: Config, prompts: Sequence[Prompt], new_tokens: int) -> Batch:
+    """Send all prompts at once and run them to their end.
+
+    Raises:
+        RuntimeError: nothing was left to decode when the last prompt was computed.
+    """
+    runner.choose(config)
+    scheduler = runner.engine.scheduler
+    for number, prompt in enumerate(prompts):
+        request = runner.engine.admit(runner.request(prompt, config, new_tokens))
+        scheduler.add(replace(request, request_id=f"bench-{number}"))
+    waiting, tokens, steps = len(prompts), 0, 0
+    start = computed = time.perf_counter()
+    while scheduler.busy:
+        stats = scheduler.step().stats
+        if stats is None:
+            continue
+        if waiting > 0:
+            waiting -= stats.first_tokens
+            computed = time.perf_counter()
+        else:
+            tokens += stats.emitted_tokens
+            steps += stats.decoding
+    end = time.perf_counter()
+    if waiting > 0 or not tokens:
+        raise RuntimeError("the batch ended with its last prompt: more new tokens are needed")
+    return Batch(end - start, end - computed, tokens, steps)

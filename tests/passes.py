@@ -1,0 +1,89 @@
+"""Runs a graph as the service does: laid out for this processor, over a cache of blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specops.batch import Batch
+from specops.kernels import BLOCK_TOKENS
+from specops.kv_cache import KvCache, PrefixCache
+from specops.model_runner import ModelRunner, cache_shape
+from specops.models.weight_cache import prepacked_graph
+from specops.session import open_session, share_threads
+from tests.conftest import THREADS
+
+Float = NDArray[np.float32]
+
+
+def prepared(graph: Path, cache_dir: Path) -> Path:
+    """The form of an exported graph that the engine runs."""
+    # A name of its own: of one name only a few are kept.
+    return prepacked_graph(graph, "-".join(graph.parts[-4:-1]), cache_dir, lambda _: None)
+
+
+class Passes:
+    """A model and a few slots, which begin empty; nothing is ever reused."""
+
+    def __init__(
+        self, graph: Path, *, slots: int = 3, context: int = 256, dtype: str = "fp32"
+    ) -> None:
+        """`graph` is a prepared one; all logits of a pass are wanted unless it says otherwise."""
+        share_threads(THREADS)
+        session = open_session(graph)
+        blocks = slots * math.ceil(context / BLOCK_TOKENS)
+        self.cache = KvCache(
+            cache_shape(session, dtype),
+            num_blocks=blocks,
+            num_slots=slots,
+            context=context,
+            reuse=PrefixCache.OFF,
+        )
+        self.runner = ModelRunner(session, self.cache, max_tokens=slots * context)
+        self._tokens: list[list[int]] = [[] for _ in range(slots)]
+        for slot in range(slots):
+            self.cache.begin(slot, [0])
+
+    def step(self, slot: int, tokens: Sequence[int], *, num_logits: int | None = None) -> Float:
+        """Go on with `tokens` in one slot: the logits [num_logits, vocabulary] of the last."""
+        return self.together({slot: tokens}, num_logits=num_logits)[slot]
+
+    def together(
+        self, tokens: Mapping[int, Sequence[int]], *, num_logits: int | None = None
+    ) -> dict[int, Float]:
+        """Go on in several slots in one pass: the logits of each."""
+        batch = Batch()
+        for slot, new in tokens.items():
+            held = self._tokens[slot]
+            assert self.cache.reserve(slot, len(held) + len(new))
+            wanted = len(new) if num_logits is None else num_logits
+            batch.add(slot, len(held), list(new), wanted)
+        logits = self.runner.forward(batch).copy()
+        found, start = {}, 0
+        for span in batch.spans:
+            held = self._tokens[span.slot]
+            held.extend(span.tokens)
+            self.cache.commit(span.slot, held, len(held))
+            found[span.slot] = logits[start : start + span.num_logits]
+            start += span.num_logits
+        return found
+
+    def rewind(self, slot: int, length: int) -> None:
+        """Forget all but a slot's first `length` tokens."""
+        del self._tokens[slot][length:]
+        self.cache.commit(slot, self._tokens[slot], length)
+
+
+def random_chunks(tokens: Sequence[int], seed: int, longest: int = 64) -> list[Sequence[int]]:
+    """The tokens in pieces of 1 to `longest`."""
+    rng = np.random.default_rng(seed)
+    pieces, start = [], 0
+    while start < len(tokens):
+        width = int(rng.integers(1, longest + 1))
+        pieces.append(tokens[start : start + width])
+        start += width
+    return pieces
