@@ -198,9 +198,9 @@ class Controller:
             accepted: of them.
             seconds: that choosing and comparing took.
         """
-        row, known = seconds / (draft_tokens + 1), self._rows[candidate.sampled]
-        least = min(row, _HICCUP * known) if known else row
-        self._rows[candidate.sampled] = (known or row) + _WEIGHT * (least - (known or row))
+        row = seconds / (draft_tokens + 1)
+        known = self._rows[candidate.sampled] or row  # the first is taken as it is
+        self._rows[candidate.sampled] = known + _WEIGHT * (min(row, _HICCUP * known) - known)
         if not draft_tokens:
             return
         self._acceptance(candidate).observe(draft_tokens, accepted)

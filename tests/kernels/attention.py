@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
@@ -197,6 +198,11 @@ def session(node: Any) -> ort.InferenceSession:
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(kernels.DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return opened(model)
+
+
+def opened(model: onnx.ModelProto) -> ort.InferenceSession:
+    """A session with the kernels, on the threads that all of this process share."""
     share_threads(THREADS)
     options = ort.SessionOptions()
     options.use_per_session_threads = False

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from specops import kernels
 from specops.kernels.packing import pack
-from specops.session import share_threads
-from tests.conftest import THREADS
+from tests.kernels.attention import opened
 
 ROWS = 19  # more than two groups of any kernel, and a rest
 
@@ -82,14 +80,7 @@ def session(node: Any, depth: int, columns: int, **tensors: np.ndarray | None) -
     domains = (("", 21), ("com.microsoft", 1), (kernels.DOMAIN, 1))
     opsets = [helper.make_opsetid(name, version) for name, version in domains]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    share_threads(THREADS)
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    options.log_severity_level = 4
-    kernels.register(options)
-    return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return opened(model)
 
 
 def product(
