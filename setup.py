@@ -23,7 +23,8 @@ FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-f
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
 AVX2 = ("-mavx2", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-COMMON = ("operators", "processor", "matmul_operator", "matmul", "attention_operator", "attention")
+COMMON = ("operators", "processor", "matmul_operator", "attention_operator")
+COMMON += ("matmul", "attention", "sampling")
 
 
 def objects() -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -34,8 +35,9 @@ def objects() -> dict[str, tuple[str, tuple[str, ...]]]:
         variants |= {"avx2": AVX2, "avx512": AVX512}
     for variant, flags in variants.items():
         table[f"matmul_{variant}"] = (f"matmul_{variant}", flags)
-        name = f"-DATTENTION=ATTENTION_{variant.upper()}"
-        table[f"attention_{variant}"] = ("attention_kernel", (*flags, name))
+        for kernel in ("attention", "sampling"):
+            name = f"-D{kernel.upper()}={kernel.upper()}_{variant.upper()}"
+            table[f"{kernel}_{variant}"] = (f"{kernel}_kernel", (*flags, name))
     return table
 
 

@@ -1,7 +1,7 @@
-"""From logits to probabilities to a token, vectorized over the vocabulary.
+"""From logits to probabilities to a token.
 
 The same filters apply to the target and to the draft, in the order that the transformers library
-uses: temperature, top-k, top-p.
+uses: temperature, top-k, top-p. The kernels do the arithmetic.
 """
 
 from __future__ import annotations
@@ -9,16 +9,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from specops import kernels
 from specops.request import Logprob, SamplingParams
 
 Floats = npt.NDArray[np.float32]
 
-# How far below the largest logit to look before all are looked at. The few hundred that
-# matter among 32,000 are near the top; sorting all takes 0.6 ms.
-_DEPTHS = (3.0, 6.0, 9.0, 12.0, float("inf"))
-
 _WORD = (1 << 64) - 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's step: 2^64 by the golden ratio
 
 
 def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
@@ -31,50 +27,9 @@ def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
     Returns:
         [S, V] probabilities, each row sums to 1.
     """
-    scaled = logits / np.float32(params.temperature)
-    scaled -= scaled.max(axis=-1, keepdims=True)
-    vocab = scaled.shape[-1]
-    if 0 < params.top_k < vocab:
-        for row in scaled:
-            row[row < _kth_largest(row, params.top_k)] = -np.inf
-    probs: Floats = np.exp(scaled, out=scaled)
-    probs /= probs.sum(axis=-1, keepdims=True)
-    if params.top_p < 1.0:
-        for row in probs:
-            _keep_nucleus(row, params.top_p)
-    return probs
-
-
-def _kth_largest(scaled: Floats, k: int) -> np.float32:
-    """The k-th largest of [V] logits of which the largest is 0."""
-    for depth in _DEPTHS:
-        near = scaled[scaled >= -depth]
-        if len(near) >= k:
-            break
-    kth: np.float32 = np.partition(near, len(near) - k)[len(near) - k]
-    return kth
-
-
-def _keep_nucleus(probs: Floats, top_p: float) -> None:
-    """Keep the smallest set of most probable tokens that holds at least `top_p` together.
-
-    Args:
-        probs: [V], written to; what is kept sums to 1.
-    """
-    for depth in _DEPTHS:
-        ranked = np.sort(probs[probs >= probs.max() * np.exp(-depth)])[::-1]
-        if ranked.sum(dtype=np.float64) >= top_p:  # so no token beyond these is in it
-            break
-    before = np.cumsum(ranked, dtype=np.float64) - ranked
-    count = np.count_nonzero(before < top_p)  # never 0: nothing lies before the first
-    kept = np.flatnonzero(probs >= ranked[count - 1])
-    if len(kept) > count:  # of equally probable ones the first stay
-        kept = np.delete(
-            kept, np.flatnonzero(probs[kept] == ranked[count - 1])[count - len(kept) :]
-        )
-    weights = probs[kept]
-    probs[:] = 0.0
-    probs[kept] = weights / weights.sum()
+    return kernels.filtered(
+        logits, temperature=params.temperature, top_k=params.top_k, top_p=params.top_p
+    )
 
 
 def draw(weights: Floats, rng: np.random.Generator) -> int:
@@ -84,9 +39,7 @@ def draw(weights: Floats, rng: np.random.Generator) -> int:
         weights: [V] not negative, not all zero; need not sum to 1.
         rng: one uniform number is taken from it.
     """
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    index = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-    return min(index, len(weights) - 1)
+    return kernels.draw(weights, rng.random())
 
 
 def draw_seeded(probs: Floats, seed: int, position: int) -> int:
@@ -101,30 +54,7 @@ def draw_seeded(probs: Floats, seed: int, position: int) -> int:
         seed: at least 0; what is above 64 bits does not count.
         position: of the token in its sequence.
     """
-    kept = np.flatnonzero(probs > 0)
-    return int(kept[(_exponential(seed, position, kept) / probs[kept]).argmin()])
-
-
-def _exponential(
-    seed: int, position: int, indices: npt.NDArray[np.intp]
-) -> npt.NDArray[np.float64]:
-    """Exponential noise of rate 1 for each index, of any set of them.
-
-    SplitMix64 (Steele, Lea and Flood 2014, https://doi.org/10.1145/2660193.2660195), whose n-th
-    number takes no knowledge of those before it: 200 of 32,000 cost as much as 200.
-    """
-    start = _mixed(_mixed(np.array([seed & _WORD], np.uint64)) + np.uint64(position))
-    words = _mixed(start + (indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0 or 1
-    noise: npt.NDArray[np.float64] = -np.log(uniform)
-    return noise
-
-
-def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Spread every bit over the whole word; sums and products wrap around."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    return kernels.race(probs, seed & _WORD, position)
 
 
 def next_token(

@@ -1,7 +1,7 @@
-"""Kernels in C as operators of ONNX Runtime's graphs: quantized products, and attention.
+"""Kernels in C: quantized products and attention, operators of ONNX Runtime's graphs; sampling.
 
-Both compute a token's result independently of whatever else is in a pass, and the same bits on
-every processor. `matmul.h` and `attention.h` say how.
+All of them compute a token's result independently of whatever else is in a pass, and the same bits
+on every processor. `matmul.h`, `attention.h` and `sampling.h` say how.
 """
 
 from __future__ import annotations
@@ -11,14 +11,26 @@ import sysconfig
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 DOMAIN, MATMUL, ATTENTION = "specops", "QuantizedMatMul", "Attention"
 LIBRARY = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
 NAMES = ("AVX512-VNNI", "AVX2", "plain C")
 """Kernels, the fastest first; a processor that has one has all that follow."""
 BLOCK_TOKENS = 64
 """Positions of a block of the KV cache."""
+Floats = npt.NDArray[np.float32]
 KV_DTYPES = {"fp32": 0, "fp16": 1, "int8": 2}
 """Elements of the KV cache, as the attention operator numbers them."""
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (
+        ("temperature", ctypes.c_float),
+        ("top_k", ctypes.c_int64),
+        ("top_p", ctypes.c_double),
+    )
 
 
 class SessionOptions(Protocol):
@@ -40,6 +52,12 @@ def _load(path: Path) -> ctypes.CDLL:
         library.specops_force_kernel.argtypes = [ctypes.c_char_p]
         library.specops_block_bytes.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_int]
         library.specops_block_bytes.restype = ctypes.c_int64
+        array, size, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
+        library.specops_filter.argtypes = [array, size, size, ctypes.POINTER(_Filter), array]
+        library.specops_draw.argtypes = [array, size, ctypes.c_double]
+        library.specops_draw.restype = size
+        library.specops_race.argtypes = [array, size, word, word]
+        library.specops_race.restype = size
     except (OSError, AttributeError) as error:
         raise ImportError(
             f"{path.name} cannot be loaded ({error}): the kernels were not built, or from other "
@@ -90,3 +108,37 @@ def block_bytes(layers: int, kv_heads: int, head_size: int, dtype: str) -> int:
         raise ValueError(f"{dtype!r} is none of {', '.join(KV_DTYPES)}")
     size: int = _library.specops_block_bytes(layers, kv_heads, head_size, KV_DTYPES[dtype])
     return size
+
+
+def filtered(logits: Floats, *, temperature: float, top_k: int, top_p: float) -> Floats:
+    """The distribution that a token is drawn from, [S, V] of [S, V] logits.
+
+    Args:
+        logits: as a model has them.
+        temperature: above 0; they are divided by it.
+        top_k: so many of the most probable stay, with those that are as probable; 0: all.
+        top_p: the smallest set that holds this share stays; 1: all.
+
+    Raises:
+        MemoryError: there is no room for V numbers.
+    """
+    logits = np.ascontiguousarray(logits, np.float32)
+    probs = np.empty_like(logits)
+    by = _Filter(temperature, top_k, top_p)
+    if _library.specops_filter(logits.ctypes.data, *logits.shape, by, probs.ctypes.data):
+        raise MemoryError("sampling needs memory for a vocabulary of numbers")
+    return probs
+
+
+def draw(weights: Floats, uniform: float) -> int:
+    """The index at which the sum of [V] weights passes `uniform`, 0 to 1, of the whole."""
+    weights = np.ascontiguousarray(weights, np.float32)
+    index: int = _library.specops_draw(weights.ctypes.data, len(weights), uniform)
+    return index
+
+
+def race(weights: Floats, seed: int, position: int) -> int:
+    """The index of [V] weights that wins a race by noise of seed, position and index alone."""
+    weights = np.ascontiguousarray(weights, np.float32)
+    index: int = _library.specops_race(weights.ctypes.data, len(weights), seed, position)
+    return index

@@ -9,15 +9,16 @@
 #error "tiles of weights are little-endian"
 #endif
 
-static const Processor PLAIN = {"plain C", &MATMUL_PLAIN, &ATTENTION_PLAIN};
+static const Processor PLAIN = {"plain C", &MATMUL_PLAIN, &ATTENTION_PLAIN, &SAMPLING_PLAIN};
 static const Processor *_Atomic chosen;  // by force, else once it has been asked for
 
 #if defined(__x86_64__)
 
 #include <cpuid.h>
 
-static const Processor AVX2 = {"AVX2", &MATMUL_AVX2, &ATTENTION_AVX2};
-static const Processor AVX512 = {"AVX512-VNNI", &MATMUL_AVX512, &ATTENTION_AVX512};
+static const Processor AVX2 = {"AVX2", &MATMUL_AVX2, &ATTENTION_AVX2, &SAMPLING_AVX2};
+static const Processor AVX512 = {"AVX512-VNNI", &MATMUL_AVX512, &ATTENTION_AVX512,
+                                 &SAMPLING_AVX512};
 
 enum { AVX_STATE = 0x6, AVX512_STATE = 0xe6 };  // registers that the system saves
 

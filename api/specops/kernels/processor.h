@@ -5,11 +5,13 @@
 
 #include "attention.h"
 #include "matmul.h"
+#include "sampling.h"
 
 typedef struct {
     const char *name;
     const MatmulKernel *matmul;
     const AttentionKernel *attention;
+    const SamplingKernel *sampling;
 } Processor;
 
 // The best that this processor can compute with, or what is forced. Never NULL.

@@ -78,6 +78,19 @@ INLINE float largest(Floats v) {
     return v[0];
 }
 
+// Whether a condition holds in any lane.
+INLINE int any(Ints condition) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)condition) != 0;
+#else
+    Ints all = condition;
+    all |= HALVES_SWAPPED(all);
+    all |= FOURS_SWAPPED(all);
+    all |= TWOS_SWAPPED(all);
+    return (all[0] | all[1]) != 0;
+#endif
+}
+
 // Adding it leaves a number's nearest integer, ties to even, in the lowest bits: the same on all
 // processors and defined for every input, which a conversion is not.
 #define ROUNDER 12582912.0f  // 1.5 * 2^23

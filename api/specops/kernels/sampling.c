@@ -1,0 +1,20 @@
+// What Python calls: sampling by the kernels of the processor that this runs on.
+
+#include "sampling.h"
+#include "processor.h"
+
+int specops_filter(const float *logits, int64_t rows, int64_t count, const Filter *filter,
+                   float *probs) {
+    const SamplingKernel *kernel = choose_processor()->sampling;
+    for (int64_t row = 0; row < rows; row++, logits += count, probs += count)
+        if (kernel->filter(logits, count, filter, probs)) return -1;
+    return 0;
+}
+
+int64_t specops_draw(const float *weights, int64_t count, double uniform) {
+    return choose_processor()->sampling->draw(weights, count, uniform);
+}
+
+int64_t specops_race(const float *weights, int64_t count, uint64_t seed, uint64_t position) {
+    return choose_processor()->sampling->race(weights, count, seed, position);
+}

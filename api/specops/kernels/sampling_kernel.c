@@ -1,0 +1,195 @@
+// Sampling for one kind of processor: this file is compiled once for each, see setup.py.
+//
+// Nothing is sorted: the k-th largest weight, or the least of a nucleus, is found digit by digit.
+
+#include "sampling.h"
+#include "vectors.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { RUN = 64 * LANES };  // weights that are summed in float32; such sums in float64
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Up to sixteen numbers; behind the last one `filling`.
+INLINE Floats some(const float *from, int64_t left, float filling) {
+    if (left >= LANES) return load(from);
+    float lanes[LANES];
+    for (int64_t i = 0; i < LANES; i++) lanes[i] = i < left ? from[i] : filling;
+    return load(lanes);
+}
+
+INLINE void store_some(float *to, int64_t left, Floats values) {
+    if (left >= LANES) store(to, values);
+    else memcpy(to, &values, (size_t)left * sizeof(float));
+}
+
+static double sum(const float *weights, int64_t count) {
+    double all = 0;
+    for (int64_t start = 0; start < count; start += RUN) {
+        const int64_t end = least(start + RUN, count);
+        Floats lanes = {0};
+        for (int64_t i = start; i < end; i += LANES) lanes += some(weights + i, end - i, 0);
+        all += total(lanes);
+    }
+    return all;
+}
+
+// e^((logit - largest) / temperature).
+static void weigh(const float *logits, int64_t count, float temperature, float *weights) {
+    Floats most = splat(-INFINITY);
+    for (int64_t i = 0; i < count; i += LANES)
+        most = larger(some(logits + i, count - i, -INFINITY), most);
+    const float highest = largest(most);
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Floats below = some(logits + i, count - i, highest) - highest;
+        store_some(weights + i, count - i, exponential(below / temperature));
+    }
+}
+
+// Weights of at least `floor`, one after another. Returns their number.
+static int64_t gather(const float *weights, int64_t count, float floor, float *kept) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t left = least(count - i, LANES);
+        if (!any(some(weights + i, left, -1) >= floor)) continue;
+        for (int64_t j = i; j < i + left; j++) {
+            kept[found] = weights[j];
+            found += weights[j] >= floor;
+        }
+    }
+    return found;
+}
+
+static inline uint32_t bits_of(float weight) {
+    uint32_t bits;
+    memcpy(&bits, &weight, sizeof bits);
+    return bits;
+}
+
+// Of the largest weights that together reach `wanted` the least one; `above` gets what those above
+// it reach. Each counts as 1 or as what it weighs. Weights are positive, so that they are in the
+// order of their bits, which are looked at eleven at a time.
+static float reaching(const float *weights, int64_t count, double wanted, int counted,
+                      double *above) {
+    enum { DIGIT = 11, VALUES = 1 << DIGIT };
+    static const int SHIFTS[] = {21, 10, 0};
+    uint32_t found = 0, known = 0;
+    *above = 0;
+    for (int level = 0; level < 3; level++) {
+        double sums[VALUES] = {0};
+        const uint32_t digits = (VALUES - 1u) << SHIFTS[level] & ~known;
+        for (int64_t i = 0; i < count; i++) {
+            const uint32_t bits = bits_of(weights[i]);
+            if ((bits & known) == found)
+                sums[(bits & digits) >> SHIFTS[level]] += counted ? 1 : (double)weights[i];
+        }
+        uint32_t value = digits >> SHIFTS[level];
+        while (value && *above + sums[value] < wanted) *above += sums[value--];
+        found |= value << SHIFTS[level];
+        known |= digits;
+    }
+    float least_one;
+    memcpy(&least_one, &found, sizeof least_one);
+    return least_one;
+}
+
+// The same over all weights, of which the largest is 1. Those that matter are mostly near the top.
+static float reaching_top(const float *weights, int64_t count, double wanted, int counted,
+                          float *space, double *above) {
+    int64_t near = gather(weights, count, 0x1p-9f, space);
+    if ((counted ? (double)near : sum(space, near)) < wanted)
+        near = gather(weights, count, 0, space);
+    return reaching(space, near, wanted, counted, above);
+}
+
+static void drop_below(float *weights, int64_t count, float edge) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Floats values = some(weights + i, count - i, 0);
+        store_some(weights + i, count - i, choose(values < edge, splat(0), values));
+    }
+}
+
+// The smallest set of the largest weights that holds `share` of all; of equal ones the first stay.
+static void keep_nucleus(float *weights, int64_t count, double share, float *space) {
+    const double wanted = share * sum(weights, count);
+    double held;
+    const float edge = reaching_top(weights, count, wanted, 0, space, &held);
+    drop_below(weights, count, edge);
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t left = least(count - i, LANES);
+        if (!any(some(weights + i, left, -1) == edge)) continue;
+        for (int64_t j = i; j < i + left; j++) {
+            if (weights[j] != edge) continue;
+            if (held >= wanted) weights[j] = 0;
+            held += edge;
+        }
+    }
+}
+
+static int filter(const float *logits, int64_t count, const Filter *by, float *probs) {
+    weigh(logits, count, by->temperature, probs);
+    const int64_t top_k = by->top_k < count ? by->top_k : 0;
+    if (top_k > 0 || by->top_p < 1) {
+        float *space = malloc((size_t)count * sizeof(float));
+        if (!space) return -1;
+        if (top_k > 0) {
+            double above;
+            const float edge = reaching_top(probs, count, (double)top_k, 1, space, &above);
+            drop_below(probs, count, edge);
+        }
+        if (by->top_p < 1) keep_nucleus(probs, count, by->top_p, space);
+        free(space);
+    }
+    const float all = (float)sum(probs, count);
+    for (int64_t i = 0; i < count; i += LANES)
+        store_some(probs + i, count - i, some(probs + i, count - i, 0) / all);
+    return 0;
+}
+
+static int64_t draw(const float *weights, int64_t count, double uniform) {
+    double left = uniform * sum(weights, count);
+    int64_t start = 0;
+    for (; start + RUN < count; start += RUN) {
+        const double run = sum(weights + start, RUN);
+        if (left < run) break;
+        left -= run;
+    }
+    int64_t i = start;
+    for (; i < count; i++) {
+        if (left < weights[i]) return i;
+        left -= weights[i];
+    }
+    while (i > 0 && !(weights[--i] > 0)) {}  // rounding left a little behind the last one
+    return i;
+}
+
+// Spreads every bit over the whole word (SplitMix64: Steele, Lea and Flood 2014,
+// https://doi.org/10.1145/2660193.2660195). Its n-th number takes no knowledge of those before.
+static inline uint64_t mixed(uint64_t word) {
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9u;
+    word = (word ^ word >> 27) * 0x94D049BB133111EBu;
+    return word ^ word >> 31;
+}
+
+static int64_t race(const float *weights, int64_t count, uint64_t seed, uint64_t position) {
+    const uint64_t start = mixed(mixed(seed) + position);
+    double best = INFINITY;
+    int64_t winner = 0;
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t left = least(count - i, LANES);
+        if (!any(some(weights + i, left, 0) > 0)) continue;
+        for (int64_t j = i; j < i + left; j++) {
+            if (!(weights[j] > 0)) continue;
+            const uint64_t word = mixed(start + ((uint64_t)j + 1) * 0x9E3779B97F4A7C15u);
+            const double uniform = ((double)(word >> 11) + 0.5) * 0x1p-53;  // never 0 or 1
+            if (1 - uniform >= best * weights[j]) continue;  // -log(u) is never less than 1 - u
+            const double time = -log(uniform) / weights[j];
+            if (time < best) best = time, winner = j;
+        }
+    }
+    return winner;
+}
+
+const SamplingKernel SAMPLING = {filter, draw, race};
