@@ -1,4 +1,4 @@
-"""Compiles the kernels of `specops.kernels`; all else about the project is in pyproject.toml.
+"""Compiles the kernels of `specops.runtime.kernels`; all else of the project is in pyproject.toml.
 
 zig's C compiler comes as a package, so that nothing needs to be on the machine; `CC` names another.
 Each kind of processor has its kernels, compiled with its own flags; which of them compute is
@@ -18,7 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-KERNELS = Path("api/specops/kernels")
+KERNELS = Path("api/specops/runtime/kernels")
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=default")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
 AVX2 = ("-mavx2", "-mf16c")
@@ -89,7 +89,7 @@ setup(
     cmdclass={"build_ext": Compile},
     ext_modules=[
         Extension(
-            "specops.kernels._native",
+            "specops.runtime.kernels._native",
             [str(path) for path in sorted(KERNELS.glob("*.c"))],
             depends=[str(path) for path in sorted(KERNELS.glob("*.h"))],
         )

@@ -1,1 +1,5 @@
-"""Measures this project on this machine: what the layers cost, what speculation gains."""
+"""Measures this project on this machine: `python -m bench NAME` (`benchmarks` has the names).
+
+Packages follow the rooms of the service: `speculation`, `runtime`, `engine`, `serving`, `memory`.
+`peers` compares with other engines. `tools`, `models` and `prompts` belong to all of them.
+"""

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tokenizers import ByteLevelBPETokenizer
 
-from specops import export
 from specops.config import Settings
-from specops.engine import NO_DRAFTER
-from specops.graphs import Graph, load_graph
+from specops.engine.engine import NO_DRAFTER
+from specops.engine.graphs import Graph, load_graph
+from specops.models import convert as export
 from specops.models.folder import ModelFolder
 from specops.models.prepare import choose, prepare
 from tests import checkpoints, random_weights
@@ -41,39 +41,21 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A model to measure: what tables call it, and the settings that load it.
-
-    `large` says that a pass takes so long that the layers around it should not be seen beside it.
-    """
+    """A model to measure: what tables call it, and the settings that load it."""
 
     key: str
     title: str
     settings: Settings
-    large: bool
 
     def folder(self) -> ModelFolder:
         """The target's folder, prepared as the engine prepares it."""
-        choice = choose(self.settings)
-        return prepare(
-            choice.target,
-            choice.target_quant,
-            name=choice.name,
-            cache_dir=self.settings.cache_dir,
-            report=_ignore,
-        )
+        choice, cache = choose(self.settings), self.settings.cache_dir
+        target, quant = choice.target, choice.target_quant
+        return prepare(target, quant, name=choice.name, cache_dir=cache, report=lambda text: None)
 
     def graph(self) -> Graph:
-        """The target's graph, loaded as the engine loads it with these settings.
-
-        The process's thread pool must be there, see `specops.session.share_threads`. How the
-        weights lie in memory decides much of the speed: whoever is compared with the engine loads
-        the same file.
-        """
-        return load_graph(self.folder(), self.settings, _ignore)
-
-
-def _ignore(detail: str) -> None:
-    """Take no notice: the engine tells what it does."""
+        """The target's graph, loaded as the engine loads it; `share_threads` comes first."""
+        return load_graph(self.folder(), self.settings, lambda text: None)
 
 
 def _settings() -> Settings:
@@ -85,64 +67,36 @@ def configured() -> BenchModel:
     """The model that the service would serve: the demo pair, unless `SPECOPS_*` say otherwise."""
     settings = _settings()
     name = choose(settings).name
-    return BenchModel(name, f"{name} model", settings, large=False)
+    return BenchModel(name, f"{name} model", settings)
 
 
 def tinyllama(progress: Progress, cache: Path = CACHE) -> BenchModel:
     """TinyLlama-1.1B's architecture with random weights in int4, kept in `cache` (about 2 GB).
 
     The first call takes about a minute and 3 GB of disk.
-
-    Raises:
-        BuildError: the exporter refused the checkpoint.
     """
     home = cache / f"tinyllama-{_exporter_digest()}"
     folder = home / "model"
-    if not folder.is_dir():  # the exporter makes it appear when it is complete
+    if not folder.is_dir():
         for outdated in cache.glob("tinyllama-*"):
             shutil.rmtree(outdated)
-        _build_tinyllama(home / "checkpoint", folder, progress)
-    settings = replace(
-        _settings(),
-        target=str(folder),
-        draft=NO_DRAFTER,
-        quant="",
-        context=_CONTEXT,
-        cache_dir=home,
-    )
-    title = "TinyLlama-1.1B shape, random weights"
-    return BenchModel("tinyllama-shape", title, settings, large=True)
+        _build(folder, tinyllama_checkpoint, _TINYLLAMA_QUANT, progress, _tokenizer(home, progress))
+    own = {"target": str(folder), "draft": NO_DRAFTER, "quant": ""}
+    settings = replace(_settings(), **own, context=_CONTEXT, cache_dir=home)
+    return BenchModel("tinyllama-shape", "TinyLlama-1.1B shape, random weights", settings)
 
 
 def tinyllama_pair(progress: Progress, quant: str, cache: Path = CACHE) -> tuple[Path, Path]:
     """TinyLlama's architecture in `quant` and Llama 160M's as its draft in int8, random weights.
 
-    Kept in `cache`; the first call for a `quant` takes about a minute and 3 GB of disk.
-
-    Returns:
-        The folders of target and draft, which share a tokenizer.
-
-    Raises:
-        BuildError: the exporter refused a checkpoint.
+    Kept in `cache`; the first call for a `quant` takes about a minute and 3 GB of disk. Returns
+    the folders of target and draft, which share a tokenizer.
     """
     home = cache / f"pair-{_exporter_digest()}"
-    target, draft, tokenizer = home / f"target-{quant}", home / "draft", home / "tokenizer.json"
-    home.mkdir(parents=True, exist_ok=True)
-    if not tokenizer.is_file():
-        progress(f"training a tokenizer of {TINYLLAMA_VOCAB} entries")
-        _write_tokenizer(tokenizer)
-    writers = {target: (tinyllama_checkpoint, quant), draft: (llama_160m_checkpoint, "int8-128")}
-    for folder, (write, weights) in writers.items():
-        if folder.is_dir():
-            continue
-        checkpoint = home / f"{folder.name}-checkpoint"
-        try:
-            progress(f"writing a random checkpoint and exporting it to {folder}")
-            write(checkpoint)
-            shutil.copy(tokenizer, checkpoint / "tokenizer.json")
-            _export(checkpoint, folder, weights)
-        finally:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+    target, draft = home / f"target-{quant}", home / "draft"
+    tokenizer = _tokenizer(home, progress)
+    _build(target, tinyllama_checkpoint, quant, progress, tokenizer)
+    _build(draft, llama_160m_checkpoint, "int8-128", progress, tokenizer)
     return target, draft
 
 
@@ -150,20 +104,10 @@ def phi3(progress: Progress, quant: str, cache: Path = CACHE) -> Path:
     """Phi-3 Mini's architecture in `quant`, random weights; the folder of the export.
 
     Kept in `cache`; the first call for a `quant` takes about two minutes and 12 GB of disk.
-
-    Raises:
-        BuildError: the exporter refused the checkpoint.
     """
-    home = cache / f"phi3-{_exporter_digest()}"
-    folder, checkpoint = home / f"phi3-{quant}", home / "checkpoint"
-    if not folder.is_dir():
-        try:
-            progress(f"writing a random checkpoint of 3.8 B parameters to {checkpoint}")
-            REPOSITORIES["microsoft/Phi-3-mini-4k-instruct"].write(checkpoint, None)
-            progress(f"exporting it to {folder}")
-            _export(checkpoint, folder, quant)
-        finally:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+    folder = cache / f"phi3-{_exporter_digest()}" / f"phi3-{quant}"
+    write = REPOSITORIES["microsoft/Phi-3-mini-4k-instruct"].write
+    _build(folder, lambda path: write(path, None), quant, progress)
     return folder
 
 
@@ -186,48 +130,48 @@ def weights_digest() -> str:
 def tinyllama_checkpoint(path: Path, dtype: str = "bfloat16") -> None:
     """Write TinyLlama-1.1B's architecture with the same random weights every time (2.2 GB)."""
     make_llama_checkpoint(
-        path,
-        hidden=2048,
-        layers=22,
-        heads=32,
-        kv_heads=4,
-        ffn=5632,
-        vocab=TINYLLAMA_VOCAB,
-        context=2048,
-        dtype=dtype,
-    )
+        path, hidden=2048, layers=22, heads=32, kv_heads=4, ffn=5632, vocab=TINYLLAMA_VOCAB,
+        context=2048, dtype=dtype,
+    )  # fmt: skip
 
 
 def llama_160m_checkpoint(path: Path) -> None:
     """Write Llama 160M's architecture with random weights."""
     make_llama_checkpoint(
-        path,
-        hidden=768,
-        layers=12,
-        heads=12,
-        kv_heads=12,
-        ffn=3072,
-        vocab=TINYLLAMA_VOCAB,
-        context=2048,
-        seed=1,
-        dtype="bfloat16",
-    )
+        path, hidden=768, layers=12, heads=12, kv_heads=12, ffn=3072, vocab=TINYLLAMA_VOCAB,
+        context=2048, seed=1, dtype="bfloat16",
+    )  # fmt: skip
 
 
-def _build_tinyllama(checkpoint: Path, folder: Path, progress: Progress) -> None:
+def _build(
+    folder: Path, write: Callable[[Path], object], quant: str, progress: Progress,
+    tokenizer: Path | None = None,
+) -> None:  # fmt: skip
+    """Export a random checkpoint unless the folder, which appears when it is complete, is there."""
+    if folder.is_dir():
+        return
+    checkpoint = folder.with_name(f"{folder.name}-checkpoint")
     try:
-        progress(f"writing a random checkpoint of 1.1 B parameters to {checkpoint}")
-        tinyllama_checkpoint(checkpoint)
-        progress(f"training its tokenizer of {TINYLLAMA_VOCAB} entries")
-        _write_tokenizer(checkpoint / "tokenizer.json")
-        progress(f"exporting it to {folder}")
-        _export(checkpoint, folder, _TINYLLAMA_QUANT)
+        progress(f"writing a random checkpoint to {checkpoint} and exporting it to {folder}")
+        write(checkpoint)
+        if tokenizer is not None:
+            shutil.copy(tokenizer, checkpoint / "tokenizer.json")
+        command = [sys.executable, "-m", "specops.models.convert", str(checkpoint), str(folder)]
+        command += ["--quant", quant]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(f"{checkpoint} cannot be exported: {done.stderr.strip()}")
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _write_tokenizer(path: Path) -> None:
+def _tokenizer(home: Path, progress: Progress) -> Path:
     """A full-sized vocabulary, so that turning tokens into text costs what it really does."""
+    path = home / "tokenizer.json"
+    if path.is_file():
+        return path
+    progress(f"training a tokenizer of {TINYLLAMA_VOCAB} entries")
+    home.mkdir(parents=True, exist_ok=True)
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
         (document.text for document in load_corpus().library),
@@ -236,10 +180,4 @@ def _write_tokenizer(path: Path) -> None:
         show_progress=False,
     )
     tokenizer.save(str(path))
-
-
-def _export(checkpoint: Path, folder: Path, quant: str) -> None:
-    command = [sys.executable, "-m", "specops.export", str(checkpoint), str(folder)]
-    done = subprocess.run([*command, "--quant", quant], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BuildError(f"{checkpoint} cannot be exported: {done.stderr.strip()}")
+    return path

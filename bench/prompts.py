@@ -41,11 +41,7 @@ class Prompt:
 
 
 def by_category(each: int, categories: tuple[str, ...] = CATEGORIES) -> list[Prompt]:
-    """`each` prompts of every category, category by category.
-
-    Raises:
-        ValueError: the held-out text does not have so many.
-    """
+    """`each` prompts of every category, category by category."""
     return [
         Prompt(category, text, _sampling(category, number))
         for category in categories
@@ -54,10 +50,8 @@ def by_category(each: int, categories: tuple[str, ...] = CATEGORIES) -> list[Pro
 
 
 def code(count: int) -> list[Prompt]:
-    """So many prompts of held-out code; beyond the shipped ones, others of the same kind."""
-    shipped = shipped_prompts()
-    texts = shipped[:count] if count <= len(shipped) else heldout_prompts(count)
-    return [Prompt(CODE, text) for text in texts]
+    """So many prompts of held-out code, the first lines of a function or a class."""
+    return [Prompt(CODE, text) for text in _code(count)]
 
 
 def from_file(path: Path) -> list[Prompt]:
@@ -73,8 +67,9 @@ def _sampling(category: str, seed: int) -> SamplingParams:
 
 
 def _code(count: int) -> list[str]:
-    """The first 8, 16 or 32 lines of a function or a class, as shipped."""
-    return [prompt.text for prompt in code(count)]
+    """The first 8, 16 or 32 lines of a function or a class: those shipped, or more of the kind."""
+    shipped = shipped_prompts()
+    return shipped[:count] if count <= len(shipped) else heldout_prompts(count)
 
 
 def _structured(count: int) -> list[str]:
@@ -89,16 +84,11 @@ def _structured(count: int) -> list[str]:
 
 
 def _functions(document: Document) -> list[dict[str, object]]:
-    nodes = [
-        node for node in ast.walk(ast.parse(document.text)) if isinstance(node, ast.FunctionDef)
-    ]
+    walked = ast.walk(ast.parse(document.text))
+    nodes = [node for node in walked if isinstance(node, ast.FunctionDef)]
     return [
-        {
-            "module": document.path,
-            "name": node.name,
-            "line": node.lineno,
-            "args": [argument.arg for argument in node.args.args],
-        }
+        {"module": document.path, "name": node.name, "line": node.lineno}
+        | {"args": [argument.arg for argument in node.args.args]}
         for node in sorted(nodes, key=lambda node: node.lineno)
     ]
 
@@ -112,9 +102,8 @@ def _extractive(count: int) -> list[str]:
             passage = lines[start : start + _PASSAGE_LINES]
             if line.startswith("    def ") and len(passage) == _PASSAGE_LINES:
                 again = passage[:_REPEATED_LINES]
-                prompts.append(
-                    "\n".join([*passage, "", "    # The same again:", "", *again]) + "\n"
-                )
+                lines_of = [*passage, "", "    # The same again:", "", *again]
+                prompts.append("\n".join(lines_of) + "\n")
     return _some(prompts, count, EXTRACTIVE)
 
 

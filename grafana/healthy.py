@@ -86,7 +86,7 @@ def _glance(made: Dashboard) -> None:
     )
     made.with_panel(
         big_number(
-            "Waiting",
+            "RequestQueue",
             "Requests that wait for a slot, as a share of the queue. It returns to 0 when load "
             "does; if it stays up, ask for less, or add slots (SPECOPS_SLOTS) if memory allows. "
             "Full, the queue sheds load with 429.",
@@ -245,7 +245,7 @@ def _waiting(made: Dashboard) -> None:
             "Time between tokens",
             "What a reader of a stream feels. It grows with the number of running requests, which "
             "share the CPU; a prompt that is computed meanwhile shows in p99. Lower SPECOPS_SLOTS "
-            "or SPECOPS_LONGEST_PAUSE if it stutters.",
+            "or SPECOPS_MAX_INTER_TOKEN_LATENCY if it stutters.",
             "s",
             quantiles("specops_inter_token_latency_seconds"),
         )

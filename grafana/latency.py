@@ -86,8 +86,9 @@ def _glance(made: Dashboard) -> None:
         big_number(
             "Prompt budget used",
             "Share of the prompt tokens that passes had room for while a prompt waited. Near 1 "
-            "with late first tokens: they wait for room, so raise SPECOPS_LONGEST_PAUSE or "
-            "SPECOPS_MAX_BATCHED_TOKENS. Low: prompts are short. 0: none came.",
+            "with late first tokens: they wait for room, so raise "
+            "SPECOPS_MAX_INTER_TOKEN_LATENCY or SPECOPS_MAX_BATCHED_TOKENS. Low: prompts are "
+            "short. 0: none came.",
             "percentunit",
             ratio("specops_pass_tokens_total", OFFERED, PROMPT),
         )
@@ -148,7 +149,7 @@ def _heatmaps(made: Dashboard) -> None:
         "Time between tokens": (
             "specops_inter_token_latency_seconds",
             "Tokens by the time since the one before. A second band far up: pauses while a prompt "
-            "is computed; a lower SPECOPS_LONGEST_PAUSE makes them shorter.",
+            "is computed; a lower SPECOPS_MAX_INTER_TOKEN_LATENCY makes them shorter.",
         ),
         "Latency": (
             "specops_latency_seconds",
@@ -207,7 +208,7 @@ def _contents(made: Dashboard) -> None:
             "Tokens per pass, by use",
             "What a mean pass computes: `decoded`, one token per request; `verified`, draft "
             "tokens; `prompt`, tokens of prompts. Mostly `prompt` while streams stutter: lower "
-            "SPECOPS_LONGEST_PAUSE. Much `verified` with few tokens per jump: see `Does "
+            "SPECOPS_MAX_INTER_TOKEN_LATENCY. Much `verified` with few tokens per jump: see `Does "
             "speculation pay?`.",
             "short",
             {
@@ -224,8 +225,8 @@ def _contents(made: Dashboard) -> None:
             "Prompt tokens, offered and used",
             "Tokens of prompts per second that passes had room for while a prompt waited, and what "
             "they computed. On each other: the room decides when first tokens come; "
-            "SPECOPS_LONGEST_PAUSE and SPECOPS_MAX_BATCHED_TOKENS make more of it. Far apart: "
-            "prompts are short, or KV blocks are missing.",
+            "SPECOPS_MAX_INTER_TOKEN_LATENCY and SPECOPS_MAX_BATCHED_TOKENS make more of it. Far "
+            "apart: prompts are short, or KV blocks are missing.",
             TOKENS_PER_SECOND,
             {
                 "offered": rate(OFFERED),

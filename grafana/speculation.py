@@ -24,7 +24,7 @@ def _glance(made: Dashboard) -> None:
             "Gain over plain decoding",
             "How many times as fast as plain decoding, by the service's own estimate from the "
             "measured costs of passes. Below 1 drafting costs more than it brings: leave "
-            "SPECOPS_ADAPTIVE on, or try another drafter. 1: plain decoding, or no traffic yet.",
+            "`adaptive` on, or try another drafter. 1: plain decoding, or no traffic yet.",
             TIMES,
             now("specops_estimated_speedup", of="avg"),
             decimals=2,
@@ -104,7 +104,7 @@ def _worth(made: Dashboard) -> None:
             "Gain over time",
             "How many times as fast as plain decoding, by the service's estimate, below what it "
             "would be if draft tokens were free: tokens per jump. 1 is the line between gain and "
-            "loss. Below it for long: set SPECOPS_ADAPTIVE=1, choose another drafter, or none.",
+            "loss. Below it for long: leave `adaptive` on, choose another drafter, or none.",
             TIMES,
             {
                 "estimated": now("specops_estimated_speedup", of="avg"),
@@ -203,8 +203,8 @@ def _lengths(made: Dashboard) -> None:
         curves(
             "Draft length, by drafter",
             "Tokens per draft for each drafter, and over all passes in the last minute. With "
-            "SPECOPS_ADAPTIVE the length follows what was accepted: long on easy text, 0 where it "
-            "does not pay. A flat line at SPECOPS_K_DRAFT: it is not adaptive.",
+            "`adaptive` on the length follows what was accepted: long on easy text, 0 where it "
+            "does not pay. A flat line: requests ask for a fixed number of draft tokens.",
             "short",
             {
                 "{{drafter}}": ratio_by(

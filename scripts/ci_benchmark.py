@@ -27,14 +27,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 
-from bench import speculation
-from bench.batches import run_batch
-from bench.machine import describe
 from bench.models import BenchModel, configured
 from bench.prompts import CODE, Prompt, by_category
-from bench.report import Table, spread, yes
-from bench.speculation import COLUMNS, PLAIN, Config, Measured, Row, Runner
-from bench.stats import Summary, rotated
+from bench.speculation import ways
+from bench.speculation.batches import run_batch
+from bench.speculation.ways import COLUMNS, PLAIN, Config, Measured, Row, Runner, Sizes
+from bench.tools.machine import describe
+from bench.tools.report import Table, spread, yes
+from bench.tools.stats import Summary, rotated
 
 ROUNDS = 4  # before the first look
 _PROMPTS, _NEW_TOKENS = 6, 96  # of each kind of text
@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prompts = by_category(_PROMPTS)
 
     def more() -> Measured:
-        plan = speculation.Plan(_NEW_TOKENS, ROUNDS)
-        return speculation.measure(runner, [adaptive], prompts, plan, _progress)
+        plan = Sizes(_NEW_TOKENS, ROUNDS)
+        return ways.measure(runner, [adaptive], prompts, plan, _progress)
 
     verdicts, rounds = decide(more, limits, options.most_rounds)
     at_once = by_category(_BATCHES * AT_ONCE, (CODE,))
@@ -155,7 +155,7 @@ def decide(
         The verdicts, and how many rounds they rest upon.
     """
     prompts: list[Prompt] = []
-    runs: dict[Config, list[speculation.Run]] = {}
+    runs: dict[Config, list[ways.Run]] = {}
     rounds = 0
     while True:
         found = measure()

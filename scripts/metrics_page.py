@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from specops.metrics import Metrics
+from specops.metrics.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "metrics.md"

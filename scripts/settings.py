@@ -1,8 +1,8 @@
 """Carries the service's settings to where they are repeated: `python scripts/settings.py`.
 
-.env.example, the tables in README.md and the API's environment in compose.yaml come from
-api/specops/config.py and presets.toml. `--check` writes nothing and fails where one of them has
-fallen behind.
+.env.example, the table in docs/settings.md and the API's environment in compose.yaml come from
+api/specops/config.py; the table of presets in README.md comes from api/specops/presets.toml.
+`--check` writes nothing and fails where one of these files has fallen behind.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from specops.presets import presets
 ROOT = Path(__file__).resolve().parents[1]
 ENV_EXAMPLE = ROOT / ".env.example"
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "settings.md"
 COMPOSE = ROOT / "compose.yaml"
-SETTINGS, MODELS = "settings", "models"  # their tables lie between `NAME: begin` and `NAME: end`
+# A generated part lies between a line with `NAME: begin` and a line with `NAME: end`.
+SETTINGS, STACK_SETTINGS, MODELS = "settings", "stack", "models"
 IN_CONTAINER = {"SPECOPS_HOST", "SPECOPS_PORT", "SPECOPS_MODELS_DIR", "SPECOPS_CACHE_DIR"}
 
 HEADER = """\
@@ -78,12 +80,26 @@ def env_example() -> str:
 
 
 def readme() -> str:
-    """README.md with the current tables."""
-    text = replaced(README.read_text(), MODELS, model_rows())
-    lines = ["| variable | default | meaning |", "|---|---|---|"]
-    for name, default, meaning in (*service_rows(), *HUB, *STACK):
-        lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {meaning} |")
-    return replaced(text, SETTINGS, lines)
+    """README.md with the current table of presets."""
+    return replaced(README.read_text(), MODELS, model_rows())
+
+
+def page() -> str:
+    """docs/settings.md with the current tables."""
+    text = replaced(PAGE.read_text(), SETTINGS, table(service_rows()))
+    return replaced(text, STACK_SETTINGS, table([*HUB, *STACK]))
+
+
+def table(rows: list[tuple[str, str, str]]) -> list[str]:
+    """A line for each setting."""
+    return [
+        "| variable | default | meaning |",
+        "|---|---|---|",
+        *(
+            f"| `{name}` | {f'`{default}`' if default else ''} | {meaning} |"
+            for name, default, meaning in rows
+        ),
+    ]
 
 
 def model_rows() -> list[str]:
@@ -122,15 +138,15 @@ def replaced(text: str, name: str, lines: list[str]) -> str:
 
 
 def main() -> int:
-    """Write or check all three; the exit status is 1 if `--check` finds a difference."""
+    """Write or check all four; the exit status is 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    wanted = {ENV_EXAMPLE: env_example(), README: readme(), COMPOSE: compose()}
+    wanted = {ENV_EXAMPLE: env_example(), README: readme(), PAGE: page(), COMPOSE: compose()}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         if check:
-            print(f"{path.name} and api/specops/config.py disagree", file=sys.stderr)
+            print(f"{path.name} has fallen behind: run scripts/settings.py", file=sys.stderr)
         else:
             path.write_text(wanted[path])
     return 1 if check and stale else 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specops.config import Settings
-from specops.export import Quantization, export_checkpoint
+from specops.models.convert import Quantization, export_checkpoint
 from tests.checkpoints import make_llama_checkpoint
 
 THREADS = 2

@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from specops.chat_template import ChatTemplate, ChatTemplateError
-from specops.door import QueueFull
-from specops.engine import ModelInfo, ModelState
-from specops.places import Place
+from specops.engine.engine import ModelInfo, ModelState
 from specops.request import (
     TARGET,
     FinishReason,
@@ -18,8 +15,11 @@ from specops.request import (
     Output,
     Piece,
 )
-from specops.service import NotReady
-from specops.ticket import Ticket
+from specops.serving.admission import QueueFull
+from specops.serving.async_engine import NotReady
+from specops.serving.queue_tracker import QueuePosition
+from specops.serving.request_handle import RequestHandle
+from specops.text.chat_template import ChatTemplate, ChatTemplateError
 
 INFO = ModelInfo(
     name="fake",
@@ -71,18 +71,20 @@ class _Script(asyncio.Queue[Output]):
         return item
 
 
-class FakeTicket(Ticket):
+class FakeHandle(RequestHandle):
     """Yields what is pushed, raises pushed exceptions; ends as told, or when cancelled.
 
-    Outputs are for the request whose place in the ticket they are pushed with.
+    Outputs are for the request whose place in the handle they are pushed with.
     """
 
-    def __init__(self, requests: Sequence[GenerationRequest], place: Place) -> None:
-        super().__init__(requests, place, self._leave)
+    def __init__(
+        self, requests: Sequence[GenerationRequest], queue_position: QueuePosition
+    ) -> None:
+        super().__init__(requests, queue_position, self._leave)
         self._outputs = _Script()
         self.cancelled = asyncio.Event()
 
-    def push(self, *outputs: Output | Exception, to: int = 0) -> FakeTicket:
+    def push(self, *outputs: Output | Exception, to: int = 0) -> FakeHandle:
         own = self.requests[to].request_id
         for item in outputs:
             named = replace(item, request_id=own) if isinstance(item, Output) else item
@@ -124,8 +126,8 @@ class FakeEngine:
         return self.encode(self.chat_template.render(messages))
 
 
-class FakeDoor:
-    """Has the surface of `Door`, as far as routes see it; `refusal` is what everybody hears."""
+class FakeAdmission:
+    """What routes see of an `AdmissionController`; `refusal` is what all requests get."""
 
     def __init__(self, refusal: Exception | None) -> None:
         self._refusal = refusal
@@ -140,9 +142,9 @@ class FakeDoor:
 
 
 class FakeService:
-    """Has the surface of `Service`; `answer` is what every request is told, if it is given.
+    """Has the surface of `AsyncEngine`; `answer` is what every request is told, if it is given.
 
-    Without `answer` a test takes the tickets from `submitted` and pushes to them itself.
+    Without `answer` a test takes the handles from `submitted` and pushes to them itself.
     """
 
     def __init__(self, answer: Iterable[Output] | None = None) -> None:
@@ -155,11 +157,11 @@ class FakeService:
         self.loaded = FakeEngine()
         self.running = 0
         self.waiting = 0
-        self.place = Place(0, 0.0)
+        self.queue_position = QueuePosition(0, 0.0)
         self.refusal: Exception | None = None
         self.calls: list[str] = []
         self.requests: list[GenerationRequest] = []
-        self.submitted: asyncio.Queue[FakeTicket] = asyncio.Queue()
+        self.submitted: asyncio.Queue[FakeHandle] = asyncio.Queue()
         self.stopping = asyncio.Event()
         self.may_stop = asyncio.Event()  # a test that watches the draining clears it
         self.may_stop.set()
@@ -173,8 +175,8 @@ class FakeService:
         return self.loaded
 
     @property
-    def door(self) -> FakeDoor:
-        return FakeDoor(self.refusal)
+    def admission(self) -> FakeAdmission:
+        return FakeAdmission(self.refusal)
 
     def start(self) -> None:
         self.calls.append("start")
@@ -185,12 +187,12 @@ class FakeService:
         self.stopping.set()
         await self.may_stop.wait()
 
-    def submit(self, *requests: GenerationRequest) -> FakeTicket:
+    def submit(self, *requests: GenerationRequest) -> FakeHandle:
         if self.refusal:
             raise self.refusal
-        ticket = FakeTicket(requests, self.place)
+        handle = FakeHandle(requests, self.queue_position)
         for index in range(len(requests)):
-            ticket.push(*(self.answer or ()), to=index)
+            handle.push(*(self.answer or ()), to=index)
         self.requests += requests
-        self.submitted.put_nowait(ticket)
-        return ticket
+        self.submitted.put_nowait(handle)
+        return handle

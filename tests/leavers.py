@@ -16,9 +16,9 @@ from itertools import count
 import numpy as np
 
 from specops.config import Settings
-from specops.engine import NO_DRAFTER, Engine
-from specops.kv_cache import PrefixCache
+from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
+from specops.runtime.kv_cache import PrefixCache
 
 PLACES = 64  # clients at a time
 LEAVING = 0.5  # share of them that leave before their end
@@ -168,7 +168,9 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--kv-tokens", type=int, default=0, help="0: what memory allows")
     options = parser.parse_args()
-    settings = Settings(slots=options.slots, kv_tokens=options.kv_tokens, longest_pause=0.05)
+    settings = Settings(
+        slots=options.slots, kv_tokens=options.kv_tokens, max_inter_token_latency=0.05
+    )
     engine = Engine.load(settings)
     lines = (settings.models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
     prompts = [json.loads(line)["prompt"] for line in lines.splitlines()]

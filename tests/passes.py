@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specops.batch import Batch
-from specops.kernels import BLOCK_TOKENS
-from specops.kv_cache import KvCache, PrefixCache
-from specops.model_runner import ModelRunner, cache_shape
-from specops.models.weight_cache import prepacked_graph
-from specops.session import open_session, share_threads
+from specops.models.graph.weight_cache import prepacked_graph
+from specops.runtime.batch import Batch
+from specops.runtime.kernels import BLOCK_TOKENS
+from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.model_runner import ModelRunner, cache_shape
+from specops.runtime.session import open_session, share_threads
 from tests.conftest import THREADS
 
 Float = NDArray[np.float32]

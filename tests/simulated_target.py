@@ -16,19 +16,19 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from specops.batch import Batch
 from specops.config import Settings
-from specops.controller import Controller
-from specops.cost_model import CostModel
-from specops.drafters.base import Drafter
-from specops.kernels import BLOCK_TOKENS
-from specops.kv_cache import CacheShape, KvCache, PrefixCache
+from specops.engine.request_queue import RequestQueue
+from specops.engine.scheduler import Scheduler
+from specops.engine.sequence import Sequence as Running
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams, StepResult
-from specops.sampling import Floats, next_token
-from specops.scheduler import Scheduler
-from specops.sequence import Sequence as Running
-from specops.tokenizer import Tokenizer
-from specops.waiting import Waiting
+from specops.runtime.batch import Batch
+from specops.runtime.cost_model import CostModel
+from specops.runtime.kernels import BLOCK_TOKENS
+from specops.runtime.kv_cache import CacheShape, KvCache, PrefixCache
+from specops.runtime.sampling import Floats, next_token
+from specops.speculation.controller import Controller
+from specops.speculation.drafters.base import Drafter
+from specops.text.tokenizer import Tokenizer
 
 VOCAB = 64  # of the demo pair's tokens: one printable ASCII character each, but for token 0
 SHAPE = CacheShape(layers=1, kv_heads=1, head_size=8, dtype="fp16")
@@ -249,10 +249,10 @@ def make_scheduler(
     *,
     draft_costs: CostModel | None = None,
     end_tokens: frozenset[int] = frozenset(),
-    longest_pause: float = float("inf"),
+    max_inter_token_latency: float = float("inf"),
     max_batched_tokens: int | None = None,
     positions: int = 8,
-    waiting: Waiting | None = None,
+    waiting: RequestQueue | None = None,
 ) -> Scheduler:
     """A scheduler that measures time by the target's clock and knows what its passes cost."""
     costs = tinyllama()
@@ -265,7 +265,7 @@ def make_scheduler(
         draft_cost_model=draft_costs,
         end_tokens=end_tokens,
         max_batched_tokens=max_batched_tokens or target.max_tokens,
-        longest_pause=longest_pause,
+        max_inter_token_latency=max_inter_token_latency,
         waiting=waiting,
         clock=target.clock,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specops.config import PREFIX, ConfigError, Settings
-from specops.export import Quantization
+from specops.models.convert import Quantization
 from specops.models.prepare import choose
 from specops.presets import presets
 
@@ -22,25 +22,20 @@ CHANGED = {
     "models_dir": ("/models", Path("/models")),
     "cache_dir": ("/cache", Path("/cache")),
     "shared_ngrams": ("65536", 65536),
-    "adaptive": ("0", False),
     "drafter": ("ngram", "ngram"),
-    "k_draft": ("5", 5),
     "max_k_draft": ("16", 16),
-    "exact": ("yes", True),
     "slots": ("16", 16),
     "context": ("4096", 4096),
     "kv_tokens": ("8192", 8192),
     "kv_dtype": ("int8", "int8"),
-    "memory_fit": ("shrink", "shrink"),
     "max_batched_tokens": ("64", 64),
-    "longest_pause": ("0.5", 0.5),
+    "max_inter_token_latency": ("0.5", 0.5),
     "prefix_cache": ("off", "off"),
     "queue_order": ("clients", "clients"),
     "threads": ("2", 2),
     "queue_size": ("0", 0),
     "max_new_tokens": ("10", 10),
     "request_timeout": ("2.5", 2.5),
-    "queue_timeout": ("3", 3.0),
     "drain_timeout": ("0", 0.0),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 - a value, nothing listens
     "port": ("9000", 9000),
@@ -80,13 +75,12 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
         ("SPECOPS_PORT", "65536"),
         ("SPECOPS_PORT", "http"),
         ("SPECOPS_PORT", "80.0"),
-        ("SPECOPS_K_DRAFT", "-1"),
-        ("SPECOPS_K_DRAFT", "17"),
+        ("SPECOPS_MAX_K_DRAFT", "17"),
         ("SPECOPS_REQUEST_TIMEOUT", "nan"),
         ("SPECOPS_REQUEST_TIMEOUT", "inf"),
         ("SPECOPS_REQUEST_TIMEOUT", "0"),
         ("SPECOPS_REQUEST_TIMEOUT", "soon"),
-        ("SPECOPS_EXACT", "maybe"),
+        ("SPECOPS_LOG_PROMPTS", "maybe"),
         ("SPECOPS_DRAFTER", "oracle"),
         ("SPECOPS_QUANT", "int2"),
         ("SPECOPS_LOG_LEVEL", "loud"),
@@ -95,8 +89,6 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
         ("SPECOPS_KV_DTYPE", "int4"),
         ("SPECOPS_MAX_BATCHED_TOKENS", "15"),
         ("SPECOPS_MAX_BATCHED_TOKENS", "4097"),
-        ("SPECOPS_MEMORY_FIT", "hope"),
-        ("SPECOPS_QUEUE_TIMEOUT", "0"),
     ],
 )
 def test_wrong_value_is_refused_by_the_variables_name(name: str, text: str) -> None:
@@ -122,7 +114,33 @@ def test_misspelt_variable_is_refused() -> None:
     assert "SPECOPS_PORT" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["ROWS", "PREFILL", "PREFILL_CHUNK", "PREPACK", "KERNELS"])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("LONGEST_PAUSE", "SPECOPS_MAX_INTER_TOKEN_LATENCY"),
+        ("ROWS", "SPECOPS_SLOTS"),
+        ("PREFILL_CHUNK", "SPECOPS_MAX_BATCHED_TOKENS"),
+        ("QUEUE_TIMEOUT", "SPECOPS_REQUEST_TIMEOUT"),
+        ("MEMORY_FIT", "SPECOPS_KV_TOKENS"),
+        ("ADAPTIVE", "adaptive: false"),
+        ("K_DRAFT", "k_draft"),
+    ],
+)
+def test_a_former_setting_is_refused_with_what_to_do_instead(name: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"SPECOPS_{name} .*{instead}"):
+        Settings.from_env({f"SPECOPS_{name}": "1"})
+
+
+def test_an_empty_former_setting_is_as_good_as_none() -> None:
+    """An older compose.yaml passes it on unset."""
+    assert Settings.from_env({"SPECOPS_ADAPTIVE": ""}) == Settings.from_env({})
+
+
+def test_there_are_few_settings() -> None:
+    assert len(fields(Settings)) <= 28
+
+
+@pytest.mark.parametrize("name", ["PREFILL", "PREPACK", "KERNELS"])
 def test_a_setting_of_earlier_versions_is_refused_instead_of_ignored(name: str) -> None:
     with pytest.raises(ConfigError, match=f"SPECOPS_{name} is not a setting"):
         Settings.from_env({f"SPECOPS_{name}": "1"})
@@ -133,22 +151,21 @@ def test_variables_of_others_are_ignored() -> None:
 
 
 def test_empty_variable_is_as_good_as_none() -> None:
-    assert Settings.from_env({"SPECOPS_PORT": "", "SPECOPS_EXACT": ""}) == Settings.from_env({})
+    assert Settings.from_env({"SPECOPS_PORT": "", "SPECOPS_THREADS": ""}) == Settings.from_env({})
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
 def test_flag_is_set_by_the_usual_words(text: str) -> None:
-    assert Settings.from_env({"SPECOPS_EXACT": text}).exact
+    assert Settings.from_env({"SPECOPS_LOG_PROMPTS": text}).log_prompts
 
 
 @pytest.mark.parametrize("text", ["0", "false", "No", "off"])
 def test_flag_is_cleared_by_the_usual_words(text: str) -> None:
-    assert not Settings.from_env({"SPECOPS_EXACT": text}).exact
+    assert not Settings.from_env({"SPECOPS_LOG_PROMPTS": text}).log_prompts
 
 
-def test_default_draft_length_above_the_largest_allowed_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"SPECOPS_K_DRAFT .* SPECOPS_MAX_K_DRAFT"):
-        Settings.from_env({"SPECOPS_K_DRAFT": "6", "SPECOPS_MAX_K_DRAFT": "4"})
+def test_exact_is_accepted_and_changes_nothing() -> None:
+    assert Settings.from_env({"SPECOPS_EXACT": "1"}) == Settings.from_env({})
 
 
 def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

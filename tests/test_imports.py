@@ -11,45 +11,19 @@ from pathlib import Path
 import specops
 
 ROOT = Path(specops.__file__).parent
-# From the top down; a module may import those after it, and those beside it.
+# From the top down; a package may import those after it, and itself. What is last is shared by all
+# and may import each other.
 LAYERS = [
-    {"__main__", "cli", "healthcheck"},
-    {"load_bench"},
-    {"server"},
-    {"app"},
-    {"routes"},
-    {"service", "schemas", "errors", "sse", "middleware"},
-    {"engine_thread", "ticket", "door"},
-    {"places"},
-    {"metrics"},
-    {"series"},
-    {"collectors"},
-    {"engine"},
-    {"open_models"},
-    # One step: who runs, what a pass computes, what comes of it.
-    {"scheduler"},
-    {"postprocess"},
-    {"planner"},
-    {"proposer", "running"},
-    {"waiting"},
-    {"sequence", "verify", "drafters"},
-    # What is known of passes and drafts, and what follows from it.
-    {"calibration", "controller", "token_budget"},
-    {"acceptance", "cost_model"},
-    {"sampling", "text_stream"},
-    # The model: its graph, its passes, its cache.
-    {"graphs"},
-    {"models"},
-    {"model_runner"},
-    {"kv_cache"},
-    {"cache_slot"},
-    {"block_pool", "prefix_trie", "batch"},
-    {"tokenizer", "chat_template", "session"},
-    {"admission", "memory_plan"},
-    {"config", "request", "cpus", "memory", "resources", "logs", "presets", "jump_window"},
-    {"priority", "kernels"},
+    {"__main__", "cli"},
+    {"http"},
+    {"serving"},
+    {"engine", "metrics"},
+    {"speculation", "models"},
+    {"runtime"},
+    {"text", "system", "config", "request", "presets"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+MOST_LINES, MOST_MODULES = 350, 14  # of a module, of a package
 
 
 @cache
@@ -71,49 +45,60 @@ def modules() -> dict[str, set[str]]:
 
 
 def part(name: str) -> str | None:
-    """`specops.drafters.base` → `drafters`; None for other packages."""
+    """`specops.speculation.drafters.base` → `speculation`; None for other libraries."""
     head, _, rest = name.partition(".")
     return rest.split(".")[0] if head == "specops" and rest else None
 
 
-def test_every_module_has_a_layer_and_every_layer_its_modules() -> None:
-    found = {module.split("/")[0] for module in modules()} - {"export", "__init__"}
-    assert found == set(LEVEL)
+def test_every_package_has_a_layer_and_every_layer_its_packages() -> None:
+    assert {module.split("/")[0] for module in modules()} - {"__init__"} == set(LEVEL)
 
 
 def test_imports_go_in_one_direction() -> None:
     for module, names in modules().items():
         own = module.split("/")[0]
-        if own in ("export", "__init__"):
-            continue
         for name in names:
             other = part(name)
-            if other is None or other in (own, "export"):
-                continue
-            same_layer = LEVEL[own] == LEVEL[other]
-            assert same_layer or LEVEL[own] < LEVEL[other], f"{module} imports {name}"
+            if own not in ("__init__", "__main__") and other not in (None, own):
+                assert LEVEL[own] < LEVEL[other] or LAYERS[-1] >= {own, other}, (
+                    f"{module} imports {name}"
+                )
+
+
+def test_every_package_says_what_lives_there() -> None:
+    for folder in {path.parent for path in ROOT.rglob("*.py")}:
+        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+        assert text, f"{folder} has no docstring"
+
+
+def test_modules_and_packages_stay_small() -> None:
+    for path in ROOT.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= MOST_LINES, path
+    for folder in {path.parent for path in ROOT.rglob("*.py")}:
+        found = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(found) <= MOST_MODULES, folder
 
 
 def test_what_a_step_is_made_of_knows_no_http_and_no_onnx_runtime() -> None:
-    """But for the one that runs a pass and whoever measures it."""
-    scheduling = {"scheduler", "postprocess", "planner", "proposer", "running", "waiting"}
-    scheduling |= {"sequence", "verify", "controller", "acceptance", "cost_model", "token_budget"}
+    """But for the modules that open models."""
     for module, names in modules().items():
-        if module in scheduling:
+        if module.split("/")[0] in ("engine", "speculation"):
             assert not names & {"onnxruntime", "onnx", "fastapi", "starlette", "asyncio"}, module
-            assert "specops.session" not in names, module
+            if module not in ("engine/engine", "engine/graphs", "engine/open_models"):
+                assert "specops.runtime.session" not in names, module
 
 
 def test_the_serving_path_does_not_import_the_converter() -> None:
     for module, names in modules().items():
-        if not module.startswith("export/") and module != "cli":
-            assert not any(part(name) == "export" for name in names), module
+        if not module.startswith(("models/convert/", "cli/")):
+            assert not any(name.startswith("specops.models.convert") for name in names), module
 
 
 def test_the_converter_imports_nothing_of_the_service() -> None:
     for module, names in modules().items():
-        if module.startswith("export/"):
-            assert {part(name) for name in names} <= {None, "export"}, module
+        if module.startswith("models/convert/"):
+            ours = {name for name in names if part(name)}
+            assert all(name.startswith("specops.models.convert") for name in ours), module
 
 
 def importers(package: str) -> set[str]:
@@ -125,27 +110,30 @@ def importers(package: str) -> set[str]:
 
 
 def test_outside_libraries_stay_behind_one_door() -> None:
-    assert importers("onnxruntime") == {"model_runner", "session"}
-    assert importers("prometheus_client") == {"metrics", "series", "collectors"}
-    assert importers("tokenizers") == {"tokenizer", "models/sentencepiece"}
-    assert importers("jinja2") == {"chat_template"}
-    assert importers("huggingface_hub") == {"models/download"}
-    drawing = {name for name in importers("onnx") if not name.startswith("export/")}
-    assert drawing == {
-        "models/head_norms",
-        "models/prepack",
-        "models/rewrite",
-        "models/tensors",
-        "models/tiles",
-        "models/tokenwise",
+    assert importers("onnxruntime") == {"runtime/model_runner", "runtime/session"}
+    assert importers("prometheus_client") == {
+        "metrics/metrics",
+        "metrics/series",
+        "metrics/collectors",
     }
+    assert importers("tokenizers") == {"text/tokenizer", "models/sentencepiece"}
+    assert importers("jinja2") == {"text/chat_template"}
+    assert importers("huggingface_hub") == {"models/download"}
+    reading = {name.rsplit("/", 1)[0] for name in importers("onnx")}
+    assert {name.split("/families")[0] for name in reading} == {"models/graph", "models/convert"}
     assert importers("torch") == set()
 
 
 def test_serving_imports_no_heavy_library() -> None:
-    code = "import specops.app, sys; print(*sys.modules)"
+    code = "import specops.http.app, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "specops.service" in loaded
-    assert not loaded & {"torch", "transformers", "onnx", "huggingface_hub", "specops.export"}
-    assert "specops.models.prepack" not in loaded
+    assert "specops.serving.async_engine" in loaded
+    assert not loaded & {
+        "torch",
+        "transformers",
+        "onnx",
+        "huggingface_hub",
+        "specops.models.convert",
+    }
+    assert "specops.models.graph.prepack" not in loaded

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from specops.export import Quantization, export_checkpoint
+from specops.models.convert import Quantization, export_checkpoint
 from training.corpus import DEMO_DIR, Document, load_corpus, read_held_out, read_prompts
 from training.files import EVALUATION
 from training.onnx_model import OnnxModel

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from specops.export import ExportedModel
+from specops.models.convert import ExportedModel
 
 
 class OnnxModel:

@@ -6,7 +6,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from specops.export import Quantization, export_checkpoint
+from specops.models.convert import Quantization, export_checkpoint
 from training.corpus import DEMO_DIR, load_corpus, write_held_out, write_prompts
 from training.evaluate import SHIPPED
 from training.files import LICENCE, RECORD

@@ -16,6 +16,16 @@ from typing import Any
 from specops.presets import presets
 
 PREFIX = "SPECOPS_"
+_IGNORED = {"EXACT"}  # output always is exact: compose files that ask for it keep working
+_FORMER = {  # what to do instead of settings that there were
+    "LONGEST_PAUSE": "is called SPECOPS_MAX_INTER_TOKEN_LATENCY now",
+    "ADAPTIVE": "is gone: a request asks for a fixed number with `adaptive: false` and `k_draft`",
+    "K_DRAFT": "is gone: a request asks for a fixed number with `adaptive: false` and `k_draft`",
+    "MEMORY_FIT": "is gone: without SPECOPS_KV_TOKENS and SPECOPS_CONTEXT it takes what fits",
+    "QUEUE_TIMEOUT": "is gone: SPECOPS_REQUEST_TIMEOUT counts the wait for a slot, too",
+    "ROWS": "is called SPECOPS_SLOTS now",
+    "PREFILL_CHUNK": "is called SPECOPS_MAX_BATCHED_TOKENS now",
+}
 _MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
 _BLOCK = "(-(16|32|64|128|256))?"
 _WEIGHTS = re.compile(rf"(fp32|int8{_BLOCK}|int4{_BLOCK}(-(rtn|search|zp))?)?")
@@ -122,18 +132,7 @@ class Settings:
         "n-grams that requests share through `ngram_cache`, 0.25 KB each; 0: none, for how fast an "
         "answer comes tells what others said",
     )
-    adaptive: bool = _knob(
-        True, _flag, "draft only as many tokens as pay, by measured costs and past acceptance"
-    )
-    k_draft: int = _knob(
-        3, _integer(0, 16), "draft tokens per step where their number is not adaptive"
-    )
     max_k_draft: int = _knob(8, _integer(0, 16), "most draft tokens of a request per step")
-    exact: bool = _knob(
-        False,
-        _flag,
-        "changes nothing: output is bit for bit that of plain decoding, with or without it",
-    )
     slots: int = _knob(
         0,
         _integer(0, 64),
@@ -151,17 +150,12 @@ class Settings:
     kv_dtype: str = _knob(
         "fp16", _choice("fp32", "fp16", "int8"), "elements of the KV cache: fp32, fp16 or int8"
     )
-    memory_fit: str = _knob(
-        "refuse",
-        _choice("refuse", "shrink"),
-        "what becomes of a context or a KV cache that does not fit the memory limit",
-    )
     max_batched_tokens: int = _knob(
         96,
         _integer(16, 4096),
         "most tokens of a forward pass: of all requests, prompts and draft tokens included",
     )
-    longest_pause: float = _knob(
+    max_inter_token_latency: float = _knob(
         0.25,
         _seconds(0.01, 3600),
         "seconds between two tokens of a running request that prompts of others may cause",
@@ -174,16 +168,13 @@ class Settings:
     queue_order: str = _knob(
         "arrival",
         _choice("arrival", "clients"),
-        "who gets a free slot: who came first, or the client that has had the least",
+        "which request gets a free slot: the oldest, or that of the client that has had the least",
     )
     threads: int = _knob(0, _integer(0, 256), "compute threads; 0: what the CPU quota allows")
     queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a slot")
     max_new_tokens: int = _knob(1024, _integer(1, 1 << 20), "largest output of one request")
     request_timeout: float = _knob(
         300.0, _seconds(1, 86_400), "deadline of one request in seconds, waiting included"
-    )
-    queue_timeout: float = _knob(
-        120.0, _seconds(0.001, 86_400), "seconds that a request may wait for a slot"
     )
     drain_timeout: float = _knob(
         25.0, _seconds(0, 3600), "seconds that running requests get to finish on SIGTERM"
@@ -210,31 +201,27 @@ class Settings:
             environ: variables to read; the process's own by default.
 
         Raises:
-            ConfigError: a value cannot be used, a `SPECOPS_` variable is not a setting, or two
-                settings contradict each other. The message names the variable.
+            ConfigError: a value cannot be used, or a `SPECOPS_` variable is not a setting. The
+                message names the variable.
         """
         environ = os.environ if environ is None else environ
         known = {PREFIX + item.name.upper(): item for item in fields(cls)}
         # A preset's own defaults are for its own target: a context that fits, for example.
         preset = presets().get(environ.get(f"{PREFIX}MODEL") or cls().model)
-        own = not environ.get(f"{PREFIX}TARGET")
-        values: dict[str, Any] = dict(preset.settings) if preset and own else {}
+        theirs = not environ.get(f"{PREFIX}TARGET")
+        values: dict[str, Any] = dict(preset.settings) if preset and theirs else {}
         for name, text in environ.items():
-            if not name.startswith(PREFIX):
+            own = name.removeprefix(PREFIX)
+            if own == name or own in _IGNORED:
                 continue
-            if name not in known:
-                raise ConfigError(f"{name} is not a setting; there are: {', '.join(known)}")
-            item = known[name]
+            if name not in known and not (text == "" and own in _FORMER):
+                reason = _FORMER.get(own, f"is not a setting; there are: {', '.join(known)}")
+                raise ConfigError(f"{name} {reason}")
             if text == "":  # compose.yaml passes unset variables on as empty ones
                 continue
+            item = known[name]
             try:
                 values[item.name] = item.metadata["parse"](text)
             except ConfigError as error:
                 raise ConfigError(f"{name} {error}") from None
-        settings = cls(**values)
-        if settings.k_draft > settings.max_k_draft:
-            raise ConfigError(
-                f"SPECOPS_K_DRAFT is {settings.k_draft}, more than SPECOPS_MAX_K_DRAFT "
-                f"({settings.max_k_draft})"
-            )
-        return settings
+        return cls(**values)

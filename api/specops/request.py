@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+FIXED_K_DRAFT = 3  # draft tokens per step where their number is to be fixed and none is given
+
 
 class PromptTooLong(ValueError):  # noqa: N818 - named as what it says
     """A prompt that leaves no room for an answer. Both lengths are in tokens."""
@@ -62,11 +64,10 @@ class GenerationRequest:
     logprobs: int | None = None  # likeliest tokens told beside each; None: no probabilities
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    client: str = ""  # who asks: shares of the machine and of the prefix cache go by that
+    client: str = ""  # that asks: shares of the machine and of the prefix cache go by it
     stream: bool = True  # each step's output is wanted at once, not only the last one's
     arrival: float = 0.0
-    deadline: float = float("inf")  # of the whole answer
-    start_by: float = float("inf")  # of the wait for a slot
+    deadline: float = float("inf")  # of the whole answer, the wait for a slot included
 
     @property
     def tokens(self) -> int:
@@ -156,7 +157,7 @@ class GenerationStats:
 class Output:
     """What one step brought for one request; `finish` is set on its last output, with `stats`.
 
-    Somebody waits for an `urgent` output; the others may be handed over together.
+    A client waits for an `urgent` output; the others may be handed over together.
     """
 
     request_id: str
@@ -183,7 +184,7 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """Plain numbers of one forward pass of the target, for whoever keeps count.
+    """Plain numbers of one forward pass of the target, for the metrics.
 
     `seconds` is the target's pass alone; `draft_seconds` the time its draft tokens took.
     """

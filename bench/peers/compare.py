@@ -11,23 +11,21 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from bench.memory.page_cache import evict
 from bench.models import BenchModel, Progress
-from bench.page_cache import evict
 from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.peers.protocol import prompt
-from bench.peers.worker import Worker, WorkerError
-from bench.quiet import cpu_seconds, machine_seconds, settle
-from bench.report import Table, spread, yes
-from bench.server import environment
-from bench.stats import Summary, ratios, rotated
+from bench.serving.server import environment
+from bench.tools.quiet import settle, watched
+from bench.tools.report import Outcome, Table, spread, yes
+from bench.tools.stats import Summary, ratios, rotated
+from bench.tools.worker import Worker, WorkerError
 
 OURS = "specops"
 _PAST = 200
@@ -36,8 +34,7 @@ _ROWS = 8
 _CAPACITY = 640  # tokens per row: the longest case and some room
 _AGREEMENT = 0.5  # least correlation of logits: other rounding, but the same model
 _AGREEMENT_TOKENS = 40
-_US = "the benchmark itself"
-_STRANGERS = 0.2  # of a core: what others may take while a side is timed; the system's own is less
+STRANGERS = 0.2  # of a core: what others may take while a side is timed; the system's own is less
 _ATTEMPTS = 20
 
 
@@ -60,9 +57,8 @@ class Case:
         if self.prefill:
             answer = worker.ask("prefill", tokens=prompt(self.tokens, vocab), passes=1)
         else:
-            answer = worker.ask(
-                "measure", rows=self.rows, tokens=self.tokens, past=_PAST, passes=passes
-            )
+            asked = {"rows": self.rows, "tokens": self.tokens, "past": _PAST, "passes": passes}
+            answer = worker.ask("measure", **asked)
         return [float(seconds) for seconds in answer["seconds"]]
 
 
@@ -92,6 +88,10 @@ class Plan:
     cases: tuple[Case, ...] = CASES
 
 
+FULL = Plan(loads=2, rounds=9, passes=3)
+QUICK = Plan(loads=1, rounds=2, passes=3)
+
+
 @dataclass(frozen=True, slots=True)
 class SideProcess:
     """How a side is started and what it loads, from files in the folder `weights`."""
@@ -114,30 +114,24 @@ class Measured:
     idle_share: float = 0.0  # most CPU that an idle side took, as a share of one core
     disturbed: int = 0  # rounds of a case that were run again, because others computed
 
-    def take(self, case: Case, seconds: Mapping[str, Sequence[float]]) -> None:
-        """Add a round of a case: every side's passes, of which the median counts."""
-        for side, passes in seconds.items():
-            rounds = self.ms.setdefault(case.title, {}).setdefault(side, [])
-            rounds.append(1000 * Summary.of(passes).median)
-
 
 def sides(
     model: BenchModel, threads: int, python: Path, files: Mapping[str, Path]
 ) -> dict[str, SideProcess]:
     """Ours and the peers, ready to be started."""
-    settings = replace(
-        model.settings,
-        slots=_ROWS,
-        context=_CAPACITY,
-        kv_tokens=_ROWS * _CAPACITY,
-        threads=threads,
-    )
+    sizes = {"slots": _ROWS, "context": _CAPACITY, "kv_tokens": _ROWS * _CAPACITY}
+    settings = replace(model.settings, threads=threads, **sizes)
     ours = (sys.executable, "-m", "bench.peers.ours_worker")
     found = {OURS: SideProcess(ours, settings.target, environment(settings), settings.cache_dir)}
-    for peer, module in ((LLAMA_CPP, "llama_worker"), (OPENVINO, "openvino_worker")):
-        command = (str(python), "-m", f"bench.peers.{module}")
-        found[peer] = SideProcess(command, str(files[peer]), weights=files[peer].parent)
+    for name, module in ((LLAMA_CPP, "llama_worker"), (OPENVINO, "openvino_worker")):
+        found[name] = peer(python, module, files[name])
     return found
+
+
+def peer(python: Path, module: str, model: Path) -> SideProcess:
+    """A peer's process, ready to be started."""
+    command = (str(python), "-m", f"bench.peers.{module}")
+    return SideProcess(command, str(model), weights=model.parent)
 
 
 def from_disk(processes: Iterable[SideProcess]) -> None:
@@ -154,26 +148,22 @@ def measure(
     threads: int,
     vocab: int,
     progress: Progress,
-) -> Measured:
-    """Time every case on every side.
-
-    Raises:
-        WorkerError: a side died or computes something else than the others, or the machine is
-            never ours alone.
-    """
+) -> Measured:  # fmt: skip
+    """Time every case on every side."""
     measured = Measured(plan, threads)
     for load in range(plan.loads):
         progress(f"starting all sides, {load + 1} of {plan.loads}")
         from_disk(processes.values())
         with _started(processes) as workers:
-            _load(workers, processes, measured, vocab)
+            _load(workers, {name: side.model for name, side in processes.items()}, measured, vocab)
             for number in range(-1, plan.rounds):  # the first allocates and is not counted
                 for case in plan.cases:
                     if case.prefill and max(number, 0) % _PREFILL_EVERY:
                         continue
                     found = _round(workers, case, number, measured, vocab)
-                    if number >= 0:
-                        measured.take(case, found)
+                    for side, seconds in found.items() if number >= 0 else ():
+                        rounds = measured.ms.setdefault(case.title, {}).setdefault(side, [])
+                        rounds.append(1000 * Summary.of(seconds).median)
                 if number >= 0:
                     progress(f"round {number + 1} of {plan.rounds}")
     return measured
@@ -189,101 +179,92 @@ def _started(processes: Mapping[str, SideProcess]) -> Iterator[dict[str, Worker]
 
 
 def _load(
-    workers: Mapping[str, Worker],
-    processes: Mapping[str, SideProcess],
-    measured: Measured,
-    vocab: int,
+    workers: Mapping[str, Worker], models: Mapping[str, str], measured: Measured, vocab: int
 ) -> None:
     """Load every model and see that all compute the same, as far as their weights allow."""
     logits: dict[str, list[float]] = {}
     for name, worker in workers.items():
-        answer = worker.ask(
-            "load",
-            model=processes[name].model,
-            threads=measured.threads,
-            rows=_ROWS,
-            capacity=_CAPACITY,
-        )
+        sizes = {"threads": measured.threads, "rows": _ROWS, "capacity": _CAPACITY}
+        answer = worker.ask("load", model=models[name], **sizes)
         measured.runs_on[name] = answer["runs_on"]
         logits[name] = worker.ask("logits", tokens=prompt(_AGREEMENT_TOKENS, vocab))["logits"]
     for name, theirs in logits.items():
-        measured.agreement[name] = agreement = correlation(logits[OURS], theirs)
+        measured.agreement[name] = agreement = float(np.corrcoef(logits[OURS], theirs)[0, 1])
         if not agreement >= _AGREEMENT:
-            raise WorkerError(
-                f"{name} computes something else: its logits agree by {agreement:.2f}"
-            )
-
-
-def correlation(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Pearson's correlation of two vectors of logits."""
-    return float(np.corrcoef(ours, theirs)[0, 1])
+            raise WorkerError(f"{name} computes something else: logits agree by {agreement:.2f}")
 
 
 def _round(
     workers: Mapping[str, Worker], case: Case, number: int, measured: Measured, vocab: int
 ) -> dict[str, list[float]]:
-    """Run a case on every side, again where somebody else computed meanwhile."""
+    """Run a case on every side, again where another process computed meanwhile."""
+    pids = [worker.pid for worker in workers.values()]
     for _ in range(_ATTEMPTS):
         found: dict[str, list[float]] = {}
         strangers = 0.0
         for name in rotated(list(workers), number):
-            settle(*(worker.pid for worker in workers.values()))
-            before, start = _cpu(workers), time.monotonic()
-            everyone = machine_seconds()
-            found[name] = case.ask(workers[name], measured.plan.passes, vocab)
-            everyone = machine_seconds() - everyone
-            passed, after = time.monotonic() - start, _cpu(workers)
-            taken = {side: after[side] - before[side] for side in after}
-            idle = (share for side, share in taken.items() if side not in (name, _US))
-            measured.idle_share = max(measured.idle_share, *(share / passed for share in idle))
-            strangers = max(strangers, (everyone - sum(taken.values())) / passed)
-        if strangers <= _STRANGERS:
+            settle(*pids)
+            with watched(os.getpid(), *pids) as seen:
+                found[name] = case.ask(workers[name], measured.plan.passes, vocab)
+            idle = (seen.taken[pid] for pid in pids if pid != workers[name].pid)
+            most = max(idle, default=0.0) / seen.seconds
+            measured.idle_share = max(measured.idle_share, most)
+            strangers = max(strangers, seen.others)
+        if strangers <= STRANGERS:
             return found
         measured.disturbed += 1
-    raise WorkerError(f"others compute on this machine: {strangers:.0%} of a core, again and again")
+    raise disturbed(strangers)
 
 
-def _cpu(workers: Mapping[str, Worker]) -> dict[str, float]:
-    """CPU seconds that each side and this process have taken."""
-    sides = {name: cpu_seconds(worker.pid) for name, worker in workers.items()}
-    return sides | {_US: cpu_seconds(os.getpid())}
+def disturbed(strangers: float) -> WorkerError:
+    """The machine was never ours alone."""
+    return WorkerError(f"others compute here, again and again: {strangers:.0%} of a core")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A case's result: how many times as fast we are as `rival`, the fastest that counts."""
+    """How many times as fast we are as `rival`, the fastest that counts."""
 
     rival: str
     ratio: Summary
+    wanted: float | None
     met: bool | None  # None where nothing is wanted
 
 
-def verdict(case: Case, ms: Mapping[str, Sequence[float]]) -> Verdict:
-    """Hold our rounds of a case against those of the faster peer."""
-    rival = min(case.against, key=lambda peer: Summary.of(ms[peer]).median)
-    ratio = Summary.of(ratios(ms[rival], ms[OURS]))
-    return Verdict(rival, ratio, None if case.wanted is None else ratio.median >= case.wanted)
+def verdict(
+    times: Mapping[str, Sequence[float]], wanted: float | None, against: Iterable[str]
+) -> Verdict:
+    """Hold our rounds against those of the faster peer."""
+    rival = min(against, key=lambda peer: Summary.of(times[peer]).median)
+    ratio = Summary.of(ratios(times[rival], times[OURS]))
+    return Verdict(rival, ratio, wanted, None if wanted is None else ratio.median >= wanted)
 
 
-def table(title: str, measured: Measured) -> Table:
+def outcome(title: str, measured: Measured) -> Outcome:
     """A row per case: milliseconds of every side, and ours against the better of the others."""
     names = list(measured.runs_on)
-    rows = []
+    rows, cases = [], []
     for case in measured.plan.cases:
         ms = measured.ms[case.title]
-        found = verdict(case, ms)
-        rows.append(
-            (
-                case.title,
-                *(spread(Summary.of(ms[name]), 1) for name in names),
-                spread(found.ratio),
-                found.rival,
-                f"{case.wanted:.1f}" if case.wanted else "",
-                "" if found.met is None else yes(found.met),
-            )
-        )
-    columns = ("pass", *(f"{name}, ms" for name in names), "ratio", "against", "wanted", "met")
-    return Table(f"Against its peers: {title}", columns, rows, _notes(measured))
+        found = verdict(ms, case.wanted, case.against)
+        cases.append({**asdict(case), **asdict(found), "milliseconds": ms})
+        times = (spread(Summary.of(ms[name]), 1) for name in names)
+        rows.append((case.title, *times, *judged(found)))
+    columns = ("pass", *(f"{name}, ms" for name in names), *JUDGED)
+    table = Table(f"Against its peers: {title}", columns, rows, _notes(measured))
+    result = {"threads": measured.threads, "past_tokens": _PAST, "runs_on": measured.runs_on}
+    result |= {"agreement": measured.agreement, "idle_share": measured.idle_share}
+    result |= {"disturbed": measured.disturbed, "cases": cases}
+    return Outcome(result, [table])
+
+
+JUDGED = ("ratio", "against", "wanted", "met")
+
+
+def judged(found: Verdict) -> tuple[str, ...]:
+    """The cells below `JUDGED`."""
+    wanted = f"{found.wanted:.1f}" if found.wanted else ""
+    return spread(found.ratio), found.rival, wanted, "" if found.met is None else yes(found.met)
 
 
 def versions(runs_on: Mapping[str, str], threads: int) -> str:
@@ -306,22 +287,5 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         f"{plan.loads} starts from the disk x {plan.rounds} interleaved rounds, prefill in every "
         f"third; correlation with {OURS}'s logits: {agreeing}; an idle side took at most "
         f"{measured.idle_share:.1%} of a core; {measured.disturbed} rounds were run again because "
-        "somebody else computed",
+        "another process computed",
     )
-
-
-def result(measured: Measured) -> dict[str, Any]:
-    """All of it, fit for JSON."""
-    cases = []
-    for case in measured.plan.cases:
-        ms = measured.ms[case.title]
-        cases.append({**asdict(case), **asdict(verdict(case, ms)), "milliseconds": ms})
-    return {
-        "threads": measured.threads,
-        "past_tokens": _PAST,
-        "runs_on": measured.runs_on,
-        "agreement": measured.agreement,
-        "idle_share": measured.idle_share,
-        "disturbed": measured.disturbed,
-        "cases": cases,
-    }

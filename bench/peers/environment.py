@@ -49,19 +49,7 @@ def installed(home: Path = HOME, packages: tuple[str, ...] = PINNED) -> bool:
 
 
 def install(progress: Progress, home: Path = HOME, packages: tuple[str, ...] = PINNED) -> Path:
-    """Make the environment unless it is there.
-
-    Args:
-        progress: told what takes time.
-        home: folder to keep it in.
-        packages: what it holds, pinned.
-
-    Returns:
-        Its interpreter.
-
-    Raises:
-        InstallError: a package cannot be downloaded or compiled.
-    """
+    """Make the environment in `home` unless it is there; returns its interpreter."""
     if installed(home, packages):
         return python(home)
     venv = home / "venv"

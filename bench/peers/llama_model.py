@@ -37,12 +37,7 @@ _OF_LAYER = {
 
 
 def write_gguf(checkpoint: Path, destination: Path) -> None:
-    """Write a Llama checkpoint as GGUF: matrices in float16, norms in float32, no vocabulary.
-
-    Args:
-        checkpoint: folder with config.json and model.safetensors, in float16 or float32.
-        destination: the file to write.
-    """
+    """Write a Llama checkpoint as GGUF: matrices in float16, norms in float32, no vocabulary."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(destination, "llama")
     _describe(writer, config)
@@ -95,11 +90,7 @@ def interleaved(weight: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
 
 
 def quantize(source: Path, destination: Path) -> None:
-    """Let llama.cpp turn a float16 GGUF into Q4_0.
-
-    Raises:
-        RuntimeError: it refused.
-    """
+    """Let llama.cpp turn a float16 GGUF into Q4_0."""
     import llama_cpp  # noqa: PLC0415 - compiled, and not needed to write the file
 
     options = llama_cpp.llama_model_quantize_default_params()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import llama_cpp
+import numpy as np
 
 from bench.peers.protocol import Pass, prompt, serve
 
@@ -17,7 +18,11 @@ _LONGEST_BATCH = 2048
 
 
 class LlamaSide:
-    """A context with a sequence per row."""
+    """A context with a sequence per row or request.
+
+    Requests at once come in one batch, then a token of each per pass. No server's scheduling comes
+    between: requests that arrive together need none, so this is the least that llama.cpp takes.
+    """
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
         """See `protocol.Side`."""
@@ -66,6 +71,26 @@ class LlamaSide:
         """See `protocol.Side`."""
         row = llama_cpp.llama_get_logits_ith(self._context, -1)
         return [row[index] for index in range(self._vocab)]
+
+    def complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
+        """See `protocol.Serving`."""
+        llama_cpp.llama_memory_clear(self._memory, False)
+        self._lengths = [0] * self._rows
+        self._prepare(list(enumerate(prompts)), every=False)()
+        found: list[list[int]] = [[] for _ in prompts]
+        ends = np.cumsum([len(prompt) for prompt in prompts]) - 1
+        while True:
+            for answer, end in zip(found, ends, strict=True):
+                answer.append(self._likeliest(int(end)))
+            if len(found[0]) == output:
+                return found
+            self._prepare([(row, answer[-1:]) for row, answer in enumerate(found)], every=True)()
+            ends = np.arange(len(prompts))
+
+    def _likeliest(self, place: int) -> int:
+        """The token with the highest logit at a place of the last batch."""
+        logits = llama_cpp.llama_get_logits_ith(self._context, place)
+        return int(np.ctypeslib.as_array(logits, (self._vocab,)).argmax())
 
     def _prepare(self, parts: Sequence[tuple[int, Sequence[int]]], *, every: bool) -> Pass:
         """Fill the batch with tokens of rows; logits for every token or for each row's last."""

@@ -17,22 +17,12 @@ _WRITERS = {LLAMA_CPP: ("llama_model", "q4_0.gguf"), OPENVINO: ("openvino_model"
 
 
 def peer_models(
-    python: Path,
-    progress: Progress,
-    *,
-    write_checkpoint: Callable[[Path], object] | None = None,
+    python: Path, progress: Progress, *, write_checkpoint: Callable[[Path], object] | None = None,
     cache: Path = CACHE,
-) -> dict[str, Path]:
+) -> dict[str, Path]:  # fmt: skip
     """Each peer's model file, made at the first call (a few minutes, 5 GB of disk for a while).
 
-    Args:
-        python: the peers' interpreter.
-        progress: told what takes time.
-        write_checkpoint: writes the Llama checkpoint in float16; the TinyLlama shape by default.
-        cache: folder to keep them in.
-
-    Raises:
-        BuildError: a peer's own tools refused the checkpoint.
+    `write_checkpoint` writes the Llama checkpoint in float16; the TinyLlama shape by default.
     """
     home = cache / f"peers-{_digest()}"
     files = {peer: home / file for peer, (_, file) in _WRITERS.items()}

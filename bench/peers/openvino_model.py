@@ -37,11 +37,7 @@ def _whole(value: int | list[int]) -> Node:
 
 
 def packed_int4(weight: Array) -> tuple[Array, Array]:
-    """Round weights [N, K] to int4, symmetric, a scale per group of up to 128.
-
-    Returns:
-        [N, K] int8 from -8 to 7 and [N, K / group, 1] float16 scales.
-    """
+    """Round weights [N, K] to int4, symmetric, with [N, K / group, 1] float16 scales."""
     rows, columns = weight.shape
     groups = weight.astype(np.float32).reshape(rows, -1, min(_GROUP, columns))
     # The largest magnitude gets -8, the one value more that the negative side has.
@@ -138,12 +134,8 @@ class _Llama:
         frequencies = (1 / self._theta**steps).astype(np.float32).reshape(1, -1, 1)
         spread = ops.concat([self._batch, _whole([1, 1])], 0)
         places = ops.convert(ops.unsqueeze(self._positions, _whole(1)), np.float32)
-        angles = ops.matmul(
-            ops.broadcast(ops.constant(frequencies), spread, broadcast_spec="BIDIRECTIONAL"),
-            places,
-            False,
-            False,
-        )
+        wide = ops.broadcast(ops.constant(frequencies), spread, broadcast_spec="BIDIRECTIONAL")
+        angles = ops.matmul(wide, places, False, False)
         turned = ops.transpose(angles, _whole([0, 2, 1]))
         both = ops.concat([turned, turned], -1)
         return tuple(ops.unsqueeze(item, _whole(1)) for item in (ops.cos(both), ops.sin(both)))
@@ -212,9 +204,8 @@ class _Llama:
         batch, length = (ops.gather(shape, _whole([place]), _whole(0)) for place in (0, 2))
         copies = _whole([self._kv_heads, self._heads // self._kv_heads])
         spread = ops.concat([batch, copies, length, _whole([self._head])], 0)
-        wide = ops.broadcast(
-            ops.unsqueeze(whole, _whole(2)), spread, broadcast_spec="BIDIRECTIONAL"
-        )
+        copied = ops.unsqueeze(whole, _whole(2))
+        wide = ops.broadcast(copied, spread, broadcast_spec="BIDIRECTIONAL")
         return ops.reshape(wide, _whole([0, self._heads, -1, self._head]), True)
 
 

@@ -12,20 +12,16 @@ from itertools import takewhile
 import onnxruntime
 
 from bench.peers.protocol import Pass, prompt, serve
-from specops.batch import Batch
 from specops.config import Settings
-from specops.engine import Engine
+from specops.engine.engine import Engine
+from specops.runtime.batch import Batch
 
 
 class OurSide:
     """The engine's model runner; a row is a slot of its KV cache."""
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """See `protocol.Side`.
-
-        Raises:
-            ValueError: the settings say something else.
-        """
+        """See `protocol.Side`."""
         settings = Settings.from_env()
         engine = Engine.load(settings)
         said = (settings.target, engine.info.threads, settings.slots, settings.context)

@@ -6,12 +6,11 @@ with the code below, around the same passes: none is measured in a way of its ow
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TextIO, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+from bench.tools.worker import serve_with
 
 Pass = Callable[[], object]
 
@@ -55,17 +54,7 @@ def prompt(tokens: int, vocab: int) -> list[int]:
 def measure(side: Side, rows: int, tokens: int, past: int, passes: int) -> list[float]:
     """Time passes that follow each other as in decoding, with `past` tokens held on average.
 
-    A first pass is not counted: what it allocates, the later ones have.
-
-    Args:
-        side: what runs them.
-        rows: rows per pass.
-        tokens: tokens per row and pass.
-        past: tokens that a row holds before the pass in the middle.
-        passes: how many are timed.
-
-    Returns:
-        Seconds per pass.
+    A first pass is not counted: what it allocates, the later ones have. Returns seconds per pass.
     """
     side.hold(rows, past - tokens * (passes // 2 + 1))
     _timed(side.step(rows, tokens))
@@ -88,11 +77,7 @@ def _timed(run: Pass) -> float:
 
 
 def answer(side: Side | Serving, request: dict[str, Any]) -> dict[str, Any]:
-    """Do what a request asks for.
-
-    Raises:
-        ValueError: it asks for something that there is not, or not on this side.
-    """
+    """Do what a request asks for."""
     values = dict(request)
     match values.pop("do", None):
         case "load":
@@ -114,28 +99,5 @@ def answer(side: Side | Serving, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve(side: Side | Serving) -> None:
-    """Answer the requests on standard input until it ends.
-
-    Args:
-        side: what runs the model.
-    """
+    """Answer the requests on standard input until it ends."""
     serve_with(lambda request: answer(side, request))
-
-
-def serve_with(answering: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer the requests on standard input until it ends, each by this function.
-
-    What the libraries print goes to standard error: standard output carries answers alone. An
-    error ends the process, with the reason as its last line of standard error.
-    """
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    _serve(answering, sys.stdin, answers)
-
-
-def _serve(
-    answering: Callable[[dict[str, Any]], dict[str, Any]], requests: TextIO, answers: TextIO
-) -> None:
-    for line in requests:
-        answers.write(json.dumps(answering(json.loads(line))) + "\n")
-        answers.flush()

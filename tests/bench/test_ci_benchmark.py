@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench.batches import Batch
 from bench.prompts import CODE, Prompt
-from bench.speculation import PLAIN, Measured
-from bench.stats import Summary
+from bench.speculation.batches import Batch
+from bench.speculation.ways import PLAIN, Measured
+from bench.tools.stats import Summary
 from scripts import ci_benchmark
 from scripts.ci_benchmark import ROUNDS, Limits, decide, decide_at_once, judge, judge_at_once
-from tests.bench.runs import ADAPTIVE, measured
+from tests.bench.speculation.runs import ADAPTIVE, measured
 
 LIMITS = Limits(tokens_per_jump=1.0, loss=0.03, gain_at_once=1.1)
 
@@ -104,7 +104,7 @@ def test_the_exit_status_is_the_verdict(
     monkeypatch.setattr(ci_benchmark, "by_category", lambda *_: [])
     for ratio, at_once, status in ((1.5, 1.2, 0), (0.5, 1.2, 1), (1.5, 0.9, 1)):
         data = measured({"code": [ratio]})
-        monkeypatch.setattr(ci_benchmark.speculation, "measure", lambda *_, found=data: found)
+        monkeypatch.setattr(ci_benchmark.ways, "measure", lambda *_, found=data: found)
         monkeypatch.setattr(ci_benchmark, "gains_at_once", lambda *_, found=at_once: [found])
         assert ci_benchmark.main([]) == status
         assert ("FAILED" in capsys.readouterr().err) == bool(status)

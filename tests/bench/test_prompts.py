@@ -9,7 +9,7 @@ import pytest
 
 from bench import prompts
 from bench.prompts import CATEGORIES, CODE, CREATIVE, EXTRACTIVE, STRUCTURED, Prompt
-from specops.tokenizer import Tokenizer
+from specops.text.tokenizer import Tokenizer
 from training.corpus import DEMO_DIR, read_held_out
 
 EACH = 20

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from specops import kernels
+from specops.runtime import kernels
 from tests.e2e import clients
 from tests.e2e.clients import PROMPT, Stream
 from tests.e2e.stack import COMPOSE, UP, Stack, wait

@@ -12,9 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from specops.app import create_app
 from specops.config import PREFIX, Settings
-from specops.metrics import Metrics
+from specops.http.app import create_app
+from specops.metrics.metrics import Metrics
 from tests.infra.manifests import (
     INFRA,
     KUSTOMIZED,

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from specops.config import Settings
-from specops.engine import Engine
+from specops.engine.engine import Engine
 from specops.models import conversions
 from specops.models.hub import locked
 from specops.models.prepare import ModelError, prepare

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from specops.config import Settings
-from specops.engine import Download, Engine, ModelState, Report
-from specops.metrics import Metrics
+from specops.engine.engine import Download, Engine, ModelState, Report
+from specops.metrics.metrics import Metrics
 from specops.models.prepare import prepare
 from specops.request import GenerationRequest
-from specops.service import Service
+from specops.serving.async_engine import AsyncEngine
 from tests.models.hub_server import Hub
 from tests.models.tiny_repo import MODEL, REPO
 
@@ -30,7 +30,7 @@ def test_a_download_shows_in_health_and_in_the_metrics(tiny_settings: Settings) 
 
     async def scenario() -> None:
         metrics = Metrics()
-        service = Service(tiny_settings, metrics, load)
+        service = AsyncEngine(tiny_settings, metrics, load)
         service.start()
         async with asyncio.timeout(60):
             while service.detail != "2000 bytes":

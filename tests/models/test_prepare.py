@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from specops.config import ConfigError, Settings
-from specops.engine import Engine
+from specops.engine.engine import Engine
 from specops.models import prepare as preparing
 from specops.models.hub import HubModel
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.presets import Preset, presets
 from specops.request import GenerationRequest, SamplingParams
 from tests.checkpoints import make_llama_checkpoint
-from tests.models.published_graph import write_published
+from tests.models.graph.published_graph import write_published
 
 ALL = sorted(presets().items())
 every_preset = pytest.mark.parametrize(("name", "preset"), ALL, ids=[name for name, _ in ALL])

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from specops.models.layout import LayoutError, arrange, parts_of
 from specops.models.sentencepiece import SentencePieceError, make_tokenizer
-from tests import published_tokenizers as published
 from tests.checkpoints import make_llama_checkpoint
-from tests.test_tokenizer_kinds import TEXTS
+from tests.text import published_tokenizers as published
+from tests.text.test_tokenizer_kinds import TEXTS
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 

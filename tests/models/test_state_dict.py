@@ -19,7 +19,7 @@ from tokenizers import ByteLevelBPETokenizer
 from specops.models.layout import LayoutError, arrange, parts_of
 from specops.models.prepare import ModelError, prepare
 from specops.models.state_dict import StateDictError, read_state_dict
-from specops.tokenizer import Tokenizer
+from specops.text.tokenizer import Tokenizer
 from tests.checkpoints import make_llama_checkpoint
 
 WEIGHTS = np.arange(12, dtype=np.float32)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specops.export import Quantization, export_checkpoint
-from tests import published_tokenizers as tokenizers
+from specops.models.convert import Quantization, export_checkpoint
 from tests.checkpoints import (
     gpt2_shapes,
     llama_shapes,
@@ -24,8 +23,9 @@ from tests.checkpoints import (
     qwen2_shapes,
     write_checkpoint,
 )
-from tests.models.published_graph import write_published
+from tests.models.graph.published_graph import write_published
 from tests.random_weights import RandomWeights, Shapes
+from tests.text import published_tokenizers as tokenizers
 
 Config = dict[str, Any]
 PHI3_GRAPH = "phi3-mini-4k-instruct-cpu-int4-rtn-block-32-acc-level-4.onnx"

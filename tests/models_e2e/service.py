@@ -19,9 +19,9 @@ START_SECONDS = 1800.0
 STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _WORKERS = {  # what runs in a process of its own, by its module
-    "specops.export": "converter",
+    "specops.models.convert": "converter",
     "specops.models.layout": "layout",
-    "specops.models.prepack": "prepack",
+    "specops.models.graph.prepack": "prepack",
 }
 
 

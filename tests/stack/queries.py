@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from specops.metrics import Metrics
+from specops.metrics.metrics import Metrics
 from tests.stack.support import ROOT
 
 DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specops.metrics import STATES
+from specops.metrics.metrics import STATES
 from tests.stack import queries
 from tests.stack.support import ROOT, run, tool
 

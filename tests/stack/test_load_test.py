@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from loadtest.shapes import SHAPES, Stage, stage_at
-from specops.metrics import LOAD_SHAPES
+from specops.metrics.metrics import LOAD_SHAPES
 from tests.stack.support import ROOT, run, tool
 
 ANSWER = {"generated_text": "abc", "generated_tokens": 3, "finish_reason": "length"}

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from specops.metrics import Metrics
+from specops.metrics.metrics import Metrics
 from tests.stack import queries
 from tests.stack.support import ROOT, Finished, free_port, run, tool
 

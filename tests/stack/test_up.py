@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.http.test_healthcheck import Health, answering, state
 from tests.stack.support import ROOT, Finished, run
-from tests.test_healthcheck import Health, answering, state
 
 # Writes its arguments down; in the container it runs the command, here on this machine.
 DOCKER = """\
@@ -59,4 +59,4 @@ def test_a_model_that_failed_ends_it_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["compose.yaml", "api/Dockerfile"])
 def test_the_same_check_runs_wherever_the_image_does(file: str) -> None:
-    assert "specops.healthcheck" in (ROOT / file).read_text()
+    assert "specops.http.healthcheck" in (ROOT / file).read_text()

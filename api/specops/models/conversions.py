@@ -4,8 +4,8 @@ They are named by a digest of what was converted, so the same checkpoint under t
 that is the target's own files for one, is stored once. The digest takes reading every byte; it is
 kept beside the files' sizes and times and taken again only when one of those has changed.
 
-Whoever converts holds a lock: another process waits and then finds the conversion there. Whatever
-half-made folder is seen under the lock was left by a process that was killed.
+The process that converts holds a lock: another one waits and then finds the conversion there. A
+half-made folder that is seen under the lock was left by a process that was killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specops.models.layout import Parts
 log = logging.getLogger(__name__)
 
 _CODE = (
-    "export/**/*.py",
+    "models/convert/**/*.py",
     *("models/layout.py", "models/state_dict.py", "models/sentencepiece.py"),
 )
 _SOURCES = "sources.json"
@@ -186,6 +186,6 @@ def _digest(path: Path, parts: Parts, report: Report) -> str:
                 if time.monotonic() - told >= _REPORT_SECONDS:
                     told = time.monotonic()
                     report(f"reading {path}: {100 * done // total} %")
-        name = "" if file in parts.state_dicts else file.name  # anybody names them as they like
+        name = "" if file in parts.state_dicts else file.name  # their names mean nothing
         whole.update(f"{name}\0".encode() + digest.digest())
     return f"sha256:{whole.hexdigest()}"

@@ -29,7 +29,7 @@ class ModelError(RuntimeError):
 class ModelFolder:
     """An exported model: a graph, a tokenizer, and what its manifest says of them.
 
-    `parameters` is 0 where nobody says how many there are, and so are the sizes of layers.
+    `parameters` is 0 where it is not known how many there are, and so are the sizes of layers.
     """
 
     path: Path
@@ -107,7 +107,7 @@ class ModelFolder:
 
 
 def _file_name(text: str) -> str:
-    """The name of a file in the folder itself: a description may be anybody's."""
+    """The name of a file in the folder itself: a description may be a stranger's."""
     if Path(text).name != text or text in ("", ".."):
         raise ValueError(f"{text} is no file in the folder")
     return text

@@ -130,7 +130,7 @@ def _converted(
     source: Source,
     report: Callable[[str], None],
 ) -> Conversion:
-    """Convert a checkpoint, or wait for whoever does."""
+    """Convert a checkpoint, or wait for the process that does."""
     work = f"converting {source} to {quant}"
     try:
         with conversions.held(path, parts, quant, name=_name(source), report=report) as made:
@@ -138,7 +138,7 @@ def _converted(
                 report(work)
                 with _in_order(path, parts, made) as checkpoint:
                     _run(
-                        "specops.export",
+                        "specops.models.convert",
                         *(str(checkpoint), str(made.folder), "--quant", quant),
                         *("--source-digest", made.source_digest),
                         lock=made.lock,
@@ -221,7 +221,7 @@ def _run(
 ) -> None:
     """Run one of our modules in a process of its own; `tell` gets the lines that it prints.
 
-    It keeps the `lock` should this process be killed, so that nobody clears what it is writing.
+    It keeps the `lock` should this process be killed, so that no other clears what it is writing.
 
     Raises:
         ModelError: it failed; the message is what it said.

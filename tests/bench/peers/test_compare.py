@@ -12,11 +12,11 @@ from bench.models import BenchModel
 from bench.peers import compare, environment
 from bench.peers.compare import OURS, Case, Measured, Plan, SideProcess
 from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
-from bench.peers.worker import WorkerError
-from bench.quiet import settle
+from bench.tools.quiet import settle
+from bench.tools.worker import WorkerError
 from specops.config import Settings
-from specops.engine import NO_DRAFTER
-from specops.export import Quantization, export_checkpoint
+from specops.engine.engine import NO_DRAFTER
+from specops.models.convert import Quantization, export_checkpoint
 from tests.checkpoints import make_llama_checkpoint
 
 VOCAB = 320
@@ -33,7 +33,7 @@ PLAN = Plan(
 @pytest.fixture(autouse=True)
 def anybody_may_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time is looked at here, so the machine need not be quiet."""
-    monkeypatch.setattr(compare, "_STRANGERS", float("inf"))
+    monkeypatch.setattr(compare, "STRANGERS", float("inf"))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> BenchModel:
         folder / "checkpoint", folder / "model", quantization=Quantization.parse("int4-128")
     )
     settings = Settings(target=str(folder / "model"), draft=NO_DRAFTER, cache_dir=folder / "cache")
-    return BenchModel("small", "small model", settings, large=False)
+    return BenchModel("small", "small model", settings)
 
 
 def write_checkpoint(path: Path) -> Path:
@@ -95,7 +95,7 @@ def test_a_side_with_other_weights_is_found_out(model: BenchModel, tmp_path: Pat
         context=1024,
     )  # fmt: skip
     settings = replace(model.settings, target=str(tmp_path / "other"), quant="int4-128")
-    other = BenchModel("other", "other model", settings, large=False)
+    other = BenchModel("other", "other model", settings)
     processes = three_times_ours(model) | {LLAMA_CPP: three_times_ours(other)[OURS]}
     with pytest.raises(WorkerError, match=f"{LLAMA_CPP} computes something else"):
         compare.measure(processes, PLAN, threads=THREADS, vocab=VOCAB, progress=str)
@@ -123,22 +123,26 @@ def made_up(ours: float, llama: float, openvino: float, case: Case) -> Measured:
     return measured
 
 
+def held(case: Case, ms: dict[str, list[float]]) -> compare.Verdict:
+    return compare.verdict(ms, case.wanted, case.against)
+
+
 def test_we_are_held_against_the_faster_peer_of_those_that_count() -> None:
     one = Case("1 token", wanted=1.2)
-    faster = compare.verdict(one, made_up(10, 13, 20, one).ms["1 token"])
+    faster = held(one, made_up(10, 13, 20, one).ms["1 token"])
     assert (faster.rival, faster.ratio.median, faster.met) == (LLAMA_CPP, 1.3, True)
-    slower = compare.verdict(one, made_up(10, 20, 11, one).ms["1 token"])
+    slower = held(one, made_up(10, 20, 11, one).ms["1 token"])
     assert (slower.rival, slower.ratio.median, slower.met) == (OPENVINO, 1.1, False)
-    prefill = compare.verdict(PREFILL, made_up(10, 1, 9, PREFILL).ms[PREFILL.title])
+    prefill = held(PREFILL, made_up(10, 1, 9, PREFILL).ms[PREFILL.title])
     assert (prefill.rival, prefill.ratio.median, prefill.met) == (OPENVINO, 0.9, True)
 
 
 def test_the_table_shows_a_loss_as_plainly_as_a_win() -> None:
     case = Case("1 token", wanted=1.2)
-    shown = compare.table("m", made_up(10, 20, 11, case))
+    (shown,) = compare.outcome("m", made_up(10, 20, 11, case)).tables
     (row,) = shown.rows
     assert row[-2:] == ("1.2", "NO")
     assert f"{OPENVINO} 0.980" in shown.text()
-    kept = compare.result(made_up(10, 20, 11, case))["cases"][0]
+    kept = compare.outcome("m", made_up(10, 20, 11, case)).result["cases"][0]
     assert kept["met"] is False
     assert kept["milliseconds"][OURS] == [10, 10]

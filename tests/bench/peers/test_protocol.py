@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from bench.peers import protocol
+from bench.tools.worker import serve_lines
 
 
 class Recorder:
@@ -79,7 +80,7 @@ def test_requests_and_answers_are_lines_of_json() -> None:
     answers = io.StringIO()
     lines = io.StringIO("".join(json.dumps(request) + "\n" for request in requests))
     side = Recorder()
-    protocol._serve(lambda request: protocol.answer(side, request), lines, answers)
+    serve_lines(lambda request: protocol.answer(side, request), lines, answers)
     loaded, measured, prefilled, logits = map(json.loads, answers.getvalue().splitlines())
     assert loaded == {"runs_on": "m 2 3 9"}
     assert len(measured["seconds"]) == 3

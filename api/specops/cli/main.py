@@ -1,0 +1,331 @@
+"""The `specops` command: serve, generate, export, info, bench.
+
+A flag is a setting by another name: `--slots 4` is `SPECOPS_SLOTS=4`, checked by the same
+code. What a command needs is imported where it runs, so that `--help` answers at once and
+exporting does not load the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from specops.config import PREFIX, ConfigError, Settings
+
+if TYPE_CHECKING:
+    from specops.engine.engine import Download, Engine, ModelInfo, ModelState
+    from specops.request import GenerationStats, Output
+
+_MODEL_FLAGS = ("model", "target", "draft", "quant", "context", "kv_dtype", "threads")
+_SERVE_FLAGS = ("host", "port", "slots", "kv_tokens", "max_k_draft", "drafter", "log_level")
+_USAGE_ERROR = 2
+_INTERRUPTED = 130
+# Colours of accepted draft tokens by drafter; the target's own keep the terminal's.
+_COLOURS = {"draft": "\x1b[32m", "ngram": "\x1b[36m"}
+_DIM, _RESET = "\x1b[2m", "\x1b[0m"
+_LARGEST_REQUEST = 1 << 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
+    except ConfigError as error:
+        return _fail(error, _USAGE_ERROR)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # `specops generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _fail(error: object, code: int = 1) -> int:
+    print(f"specops: {error}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="specops", description="LLM inference for small machines.", epilog=_epilog()
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve the HTTP API")
+    _add_settings(serve, *_SERVE_FLAGS, *_MODEL_FLAGS)
+    serve.set_defaults(command=_serve)
+
+    generate = commands.add_parser("generate", help="continue a prompt here, without a server")
+    generate.add_argument("prompt", help="the text to continue; - reads it from standard input")
+    generate.add_argument("--max-new-tokens", type=int, default=50, metavar="N")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
+    generate.add_argument("--seed", type=int, help="same seed, same output")
+    generate.add_argument("--no-color", action="store_true", help="as with NO_COLOR=1")
+    generate.add_argument("--k-draft", type=int, help="always so many draft tokens")
+    _add_settings(generate, "drafter", *_MODEL_FLAGS)
+    generate.set_defaults(command=_generate)
+
+    export = commands.add_parser("export", help="convert a checkpoint for the engine")
+    export.add_argument("source", type=Path, help="folder with config.json and safetensors")
+    export.add_argument("destination", type=Path, help="folder to write")
+    export.add_argument("--quant", default="int4-128", help="default: %(default)s")
+    export.set_defaults(command=_export)
+
+    info = commands.add_parser("info", help="show the model, its size and this machine's limits")
+    _add_settings(info, *_MODEL_FLAGS)
+    info.set_defaults(command=_info)
+
+    bench = commands.add_parser("bench", help="measure the model on this machine")
+    benches = bench.add_subparsers(required=True, metavar="WHAT")
+    load = benches.add_parser("load", help="time and memory that loading takes")
+    load.add_argument("--runs", type=int, default=3, metavar="N", help="default: %(default)s")
+    load.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    _add_settings(load, "slots", "kv_tokens", *(flag for flag in _MODEL_FLAGS if flag != "draft"))
+    load.set_defaults(command=_bench_load)
+    return parser
+
+
+def _epilog() -> str:
+    names = (PREFIX + item.name.upper() for item in dataclasses.fields(Settings))
+    return f"Settings come from the environment: {', '.join(names)}."
+
+
+def _add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add flags that stand for settings."""
+    described = {item.name: item for item in dataclasses.fields(Settings)}
+    for name in names:
+        text = str(described[name].metadata["help"]).replace("%", "%%")
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text)
+
+
+def _settings(options: argparse.Namespace, **fixed: str) -> Settings:
+    """Read the environment, the flags above it and the command's own values above both.
+
+    Raises:
+        ConfigError: see `Settings.from_env`.
+    """
+    return Settings.from_env(_variables(options, **fixed))
+
+
+def _variables(options: argparse.Namespace, **fixed: str) -> dict[str, str]:
+    """The environment with the flags above it and the command's own values above both."""
+    names = {item.name for item in dataclasses.fields(Settings)}
+    flags = {
+        name: value
+        for name, value in vars(options).items()
+        if name in names and isinstance(value, str)
+    }
+    variables = {PREFIX + name.upper(): value for name, value in (flags | fixed).items()}
+    return {**os.environ, **variables}
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from specops.http import server  # noqa: PLC0415
+    from specops.http.app import create_app  # noqa: PLC0415
+    from specops.system import logs  # noqa: PLC0415
+
+    settings = _settings(options)
+    logs.configure(settings.log_level)
+    return server.run(create_app(settings), settings)
+
+
+# -- generate --------------------------------------------------------------------------------
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from specops.request import GenerationRequest, PromptTooLong, SamplingParams  # noqa: PLC0415
+
+    settings = _settings(options, slots="1")
+    if not 1 <= options.max_new_tokens <= _LARGEST_REQUEST:
+        raise ConfigError(f"--max-new-tokens takes 1 to {_LARGEST_REQUEST}")
+    if not 0 <= options.temperature <= 2:
+        raise ConfigError("--temperature takes 0 to 2")
+    if options.seed is not None and options.seed < 0:
+        raise ConfigError("--seed takes a whole number from 0")
+    if options.k_draft is not None and not 0 <= options.k_draft <= settings.max_k_draft:
+        raise ConfigError(f"--k-draft takes 0 to {settings.max_k_draft} (SPECOPS_MAX_K_DRAFT)")
+    engine = _load(settings)
+    if engine is None:
+        return 1
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    request = GenerationRequest(
+        request_id="cli",
+        prompt_tokens=engine.encode(prompt),
+        max_new_tokens=options.max_new_tokens,
+        sampling=SamplingParams(temperature=options.temperature, seed=options.seed),
+        drafter=engine.info.default_drafter,
+        k_draft=settings.max_k_draft if options.k_draft is None else options.k_draft,
+        adaptive=options.k_draft is None,
+    )
+    colours = _COLOURS if _wants_colour(options, sys.stdout) else {}
+    last: Output | None = None
+    try:
+        for last in engine.generate(request):
+            _show(last, colours)
+    except PromptTooLong as error:
+        return _fail(error)
+    print()
+    if last is None or last.stats is None or last.error is not None:
+        return _fail(last.error if last else "nothing was generated")
+    _note(figures(last.stats), options)
+    return 0
+
+
+def _load(settings: Settings) -> Engine | None:
+    """Load the engine; None, with the reason said, where it cannot be loaded."""
+    from specops.engine.engine import Engine  # noqa: PLC0415
+
+    def report(state: ModelState, detail: str, download: Download | None = None) -> None:
+        del download  # its figures are in the detail
+        if sys.stderr.isatty():
+            print(f"{state}: {detail}", file=sys.stderr)
+
+    try:
+        return Engine.load(settings, report)
+    except RuntimeError as error:
+        _fail(error)
+        return None
+
+
+def _wants_colour(options: argparse.Namespace, stream: TextIO) -> bool:
+    return stream.isatty() and not options.no_color and not os.environ.get("NO_COLOR")
+
+
+def _show(output: Output, colours: Mapping[str, str]) -> None:
+    """Print new text at once, accepted draft tokens in their drafter's colour."""
+    for piece in output.pieces:
+        colour = colours.get(piece.origin, "")
+        sys.stdout.write(f"{colour}{piece.text}{_RESET}" if colour else piece.text)
+    sys.stdout.flush()
+
+
+def _note(text: str, options: argparse.Namespace) -> None:
+    dim, reset = (_DIM, _RESET) if _wants_colour(options, sys.stderr) else ("", "")
+    print(f"{dim}{text}{reset}", file=sys.stderr)
+
+
+def figures(stats: GenerationStats) -> str:
+    """Return a request's figures as one line."""
+    parts = [
+        f"{stats.prompt_tokens} + {stats.generated_tokens} tokens",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"first token after {stats.queue_seconds + stats.prefill_seconds:.2f} s",
+        f"{stats.tokens_per_jump:.2f} tokens per jump",
+    ]
+    if stats.draft_tokens:
+        share = stats.accepted_tokens / stats.draft_tokens
+        parts.append(
+            f"{stats.accepted_tokens} of {stats.draft_tokens} draft tokens accepted ({share:.0%})"
+        )
+    return " · ".join(parts)
+
+
+# -- export and info ---------------------------------------------------------------------------
+
+
+def _export(options: argparse.Namespace) -> int:
+    from specops.models.convert import ExportError, Quantization, export_checkpoint  # noqa: PLC0415
+
+    try:
+        model = export_checkpoint(
+            options.source,
+            options.destination,
+            quantization=Quantization.parse(options.quant),
+            progress=_progress if sys.stderr.isatty() else None,
+        )
+    except (ExportError, ValueError) as error:
+        return _fail(error)
+    print(f"{model.path}: {model.quantization.name}, {_megabytes(_size(model.path))}")
+    return 0
+
+
+def _progress(done: int, total: int) -> None:
+    print(f"\r{done / max(total, 1):4.0%}", end="\n" if done >= total else "", file=sys.stderr)
+
+
+def _info(options: argparse.Namespace) -> int:
+    from specops.models.prepare import Source, choose, prepare  # noqa: PLC0415
+    from specops.system.memory import read_memory  # noqa: PLC0415
+
+    settings = _settings(options)
+    engine = _load(settings)
+    if engine is None:
+        return 1
+    info, choice, memory = engine.info, choose(settings), read_memory()
+
+    def weights(source: Source, quant: str, parameters: int) -> str:
+        folder = prepare(source, quant, name="", cache_dir=settings.cache_dir, report=_ignore)
+        size = _megabytes(_size(folder.graph.parent))
+        count = f"{parameters / 1e6:.1f} M" if parameters else "unknown number of"
+        return f"{count} parameters, {folder.quant}, {size}, {folder.path}"
+
+    lines = {
+        "model": info.name,
+        "target": weights(choice.target, choice.target_quant, info.parameters),
+        "draft": "none",
+        "drafters": ", ".join(info.drafters) + f" (default: {info.default_drafter})",
+        "context": f"{info.context} tokens; at most {info.slots} requests at the same time",
+        "vocabulary": f"{info.vocab_size} tokens",
+        "kv cache": f"{info.kv_tokens} tokens in {info.kv_dtype}; {_megabytes(info.kv_bytes)}",
+        "threads": str(info.threads),
+        "kernels": info.kernels,
+        "batch invariant": _invariance(info),
+        "memory limit": f"{_megabytes(memory.limit)} ({memory.source})",
+        "swap limit": _megabytes(memory.swap_limit),
+    }
+    if choice.draft is not None:
+        lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters or 0)
+    for name, value in lines.items():
+        print(f"{name:16} {value}")
+    print("\nmemory, as it was planned when the model was loaded")
+    for line in engine.plan.lines():
+        print(f"  {line}")
+    return 0
+
+
+def _invariance(info: ModelInfo) -> str:
+    if info.batch_invariant:
+        return "yes"
+    return f"no: products that are not ours in {', '.join(info.foreign_products)}"
+
+
+def _bench_load(options: argparse.Namespace) -> int:
+    from specops.cli.load_bench import LoadBenchError, document, measure, table  # noqa: PLC0415
+
+    if options.runs < 1:
+        raise ConfigError("--runs takes a whole number from 1")
+    fixed = {}
+    if options.model and Path(options.model).is_dir():  # not a preset's name
+        fixed, options.model = {"target": options.model}, None
+    variables = _variables(options, **fixed)
+    Settings.from_env(variables)
+    try:
+        runs = measure(variables, options.runs, _tell)
+    except LoadBenchError as error:
+        return _fail(error)
+    print(json.dumps(document(runs), indent=1) if options.json else table(runs), end="")
+    return 0
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
+
+
+def _ignore(detail: str) -> None:
+    """Take no notice: the engine has told about the conversion when it loaded."""
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

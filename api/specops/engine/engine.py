@@ -1,0 +1,295 @@
+"""A loaded model, ready to generate: the parts put together, for a thread or for a script."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from specops.config import ConfigError, Settings
+from specops.engine.open_models import open_models
+from specops.engine.request_queue import FairShares, FirstComeFirstServed
+from specops.engine.scheduler import Scheduler
+from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
+from specops.request import GenerationRequest, Output, PromptTooLong
+from specops.runtime import kernels
+from specops.runtime.memory_plan import MemoryPlan
+from specops.runtime.session import share_threads
+from specops.speculation.controller import Controller
+from specops.speculation.drafters.base import Drafter
+from specops.speculation.drafters.registry import Means, make_drafters
+from specops.system.cpus import available_threads
+from specops.text.chat_template import ChatTemplate, ChatTemplateError
+from specops.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+NO_DRAFTER = "none"
+
+
+class ModelState(StrEnum):
+    """How far the model is."""
+
+    STARTING = "starting"
+    DOWNLOADING = "downloading"
+    CONVERTING = "converting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """How far a download is, in bytes; `model` is `target` or `draft`."""
+
+    model: str
+    done: int
+    total: int
+
+
+class Report(Protocol):
+    """Told what is being done; with `download` while weights come in."""
+
+    def __call__(self, state: ModelState, detail: str, download: Download | None = None) -> None:
+        """Take notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is loaded and how much of it can be used."""
+
+    name: str
+    quant: str
+    parameters: int
+    draft_parameters: int | None
+    draft_quant: str | None
+    drafters: tuple[str, ...]
+    default_drafter: str
+    vocab_size: int
+    context: int  # tokens per request, prompt and output together
+    slots: int  # requests that run at the same time, at most
+    kv_tokens: int  # that the target's KV cache holds, all requests together
+    kv_bytes: int  # of all caches
+    kv_dtype: str  # of a cache's elements
+    threads: int
+    kernels: str  # what computes here, see `specops.runtime.kernels`
+    foreign_products: tuple[str, ...]  # nodes whose products with weights are ONNX Runtime's
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Output has the same bits whatever else is in a pass, and however it is cut."""
+        return not self.foreign_products
+
+
+class Engine:
+    """Target, drafters, tokenizer and scheduler of one model. Used by one thread."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        *,
+        empty_prompt: tuple[int, ...],
+        plan: MemoryPlan,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self.info = info
+        self.plan = plan
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._empty_prompt = empty_prompt
+
+    @classmethod
+    def load(cls, settings: Settings, report: Report | None = None) -> Engine:
+        """Prepare and load the settings' models.
+
+        Args:
+            settings: which models, and how much room they get.
+            report: told what is being done.
+
+        Raises:
+            ConfigError, ModelError, ModelLoadError, TokenizerError: the message says what to do.
+        """
+        report = report or (lambda state, detail, download=None: None)
+        choice = choose(settings)
+
+        def prepared(model: str, source: Source, quant: str, name: str) -> ModelFolder:
+            return prepare(
+                source,
+                quant,
+                name=name,
+                cache_dir=settings.cache_dir,
+                report=lambda detail: report(ModelState.CONVERTING, detail),
+                downloading=_downloading(model, report),
+            )
+
+        target = prepared("target", choice.target, choice.target_quant, choice.name)
+        draft = None
+        if choice.draft is not None:
+            draft = prepared("draft", choice.draft, choice.draft_quant, f"{choice.name}-draft")
+        report(ModelState.LOADING, f"loading {target.graph}")
+        return _assemble(settings, target, draft, lambda text: report(ModelState.LOADING, text))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of a prompt, at least one."""
+        return self.tokenizer.encode(text) or self._empty_prompt
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
+        """Tokens of a conversation, as the model's chat template puts it, at least one.
+
+        Raises:
+            ChatTemplateError: there is no template, or it does not take these messages.
+        """
+        if self.chat_template is None:
+            raise ChatTemplateError(
+                f"{self.info.name} has no chat template that can be used: ask /v1/completions, or "
+                "put a chat_template.jinja into the model's folder"
+            )
+        # The template has written the special tokens.
+        text = self.chat_template.render(messages)
+        return self.tokenizer.encode(text, special_tokens=False) or self._empty_prompt
+
+    def token_seconds(self) -> tuple[float, float]:
+        """Seconds of a slot for a token of a prompt and for one of an output, as measured."""
+        costs = self.scheduler.cost_model
+        return costs.prompt_token, costs.cost(self.info.slots)
+
+    def admit(self, request: GenerationRequest) -> GenerationRequest:
+        """Fit a request into the context: `max_new_tokens` is cut to what is left.
+
+        Raises:
+            PromptTooLong: the prompt leaves no room for one token.
+        """
+        room = self.info.context - len(request.prompt_tokens)
+        if room < 1:
+            raise PromptTooLong(len(request.prompt_tokens), self.info.context)
+        return replace(request, max_new_tokens=min(request.max_new_tokens, room))
+
+    def generate(self, request: GenerationRequest) -> Iterator[Output]:
+        """Run one request alone, output by output.
+
+        Raises:
+            PromptTooLong: see `admit`.
+        """
+        self.scheduler.add(replace(self.admit(request), arrival=time.monotonic()))
+        try:
+            while self.scheduler.busy:
+                yield from self.scheduler.step().outputs
+        finally:  # the caller stopped early
+            if self.scheduler.busy:
+                self.scheduler.cancel(request.request_id)
+                self.scheduler.step()
+
+
+def _downloading(model: str, report: Report) -> Callable[[str, int, int], None]:
+    def tell(detail: str, done: int, total: int) -> None:
+        report(ModelState.DOWNLOADING, detail, Download(model, done, total))
+
+    return tell
+
+
+def _assemble(
+    settings: Settings,
+    target: ModelFolder,
+    draft: ModelFolder | None,
+    report: Callable[[str], None],
+) -> Engine:
+    threads = settings.threads or available_threads()
+    share_threads(threads)
+    tokenizer = Tokenizer.load(target.path)
+    if draft is not None:
+        _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
+    plan, models = open_models(settings, [target] if draft is None else [target, draft], report)
+    runner, costs = models[0].runner, models[0].costs
+    draft_runner, draft_costs = (models[1].runner, models[1].costs) if draft else (None, None)
+    drafters = make_drafters(
+        Means(
+            runner.vocab_size,
+            draft_runner,
+            draft_costs,
+            shared_ngrams=settings.shared_ngrams,
+        )
+    )
+    scheduler = Scheduler(
+        runner,
+        drafters,
+        Controller(costs, draft_costs, settings.max_k_draft),
+        costs,
+        tokenizer,
+        draft_cost_model=draft_costs,
+        end_tokens=target.end_tokens,
+        max_batched_tokens=runner.max_tokens,
+        max_inter_token_latency=settings.max_inter_token_latency,
+        waiting=FairShares() if settings.queue_order == "clients" else FirstComeFirstServed(),
+    )
+    info = ModelInfo(
+        name=target.name,
+        quant=target.quant,
+        parameters=target.parameters,
+        draft_parameters=draft.parameters if draft else None,
+        draft_quant=draft.quant if draft else None,
+        drafters=(*drafters, NO_DRAFTER),
+        default_drafter=_default_drafter(settings, drafters),
+        vocab_size=runner.vocab_size,
+        context=plan.context,
+        slots=plan.slots,
+        kv_tokens=plan.kv_tokens,
+        kv_bytes=sum(model.runner.cache.nbytes for model in models),
+        kv_dtype=settings.kv_dtype,
+        threads=threads,
+        kernels=kernels.kernel(),
+        foreign_products=models[0].foreign_products,
+    )
+    begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
+    return Engine(
+        info,
+        scheduler,
+        tokenizer,
+        empty_prompt=(begin,),
+        plan=plan,
+        chat_template=_chat_template(target.path),
+    )
+
+
+def _chat_template(folder: Path) -> ChatTemplate | None:
+    try:
+        return ChatTemplate.load(folder)
+    except ChatTemplateError as error:
+        log.warning("there will be no chat: %s", error)
+        return None
+
+
+def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:
+    if not settings.drafter:
+        return next(iter(drafters))
+    if settings.drafter not in (*drafters, NO_DRAFTER):
+        missing = (
+            "nothing is shared: SPECOPS_SHARED_NGRAMS"
+            if settings.drafter == "ngram_cache"
+            else "no draft model is set: SPECOPS_DRAFT"
+        )
+        raise ConfigError(f"SPECOPS_DRAFTER is {settings.drafter}, but {missing}")
+    return settings.drafter
+
+
+def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) -> None:
+    """A draft token is an id: both models must mean the same by it."""
+    expected = {token_id: token for token, token_id in target.vocabulary().items()}
+    theirs = {token_id: token for token, token_id in draft.vocabulary().items()}
+    differing = [
+        f"{token_id}: {expected.get(token_id)!r} and {theirs.get(token_id)!r}"
+        for token_id in sorted(expected.keys() & theirs.keys())
+        if expected[token_id] != theirs[token_id]
+    ]
+    if differing:
+        raise ModelError(
+            f"the draft {folder.path} has another vocabulary than the target: {len(differing)} "
+            f"ids differ, first {'; '.join(differing[:3])}. Choose a draft of the same family."
+        )

@@ -1,0 +1,157 @@
+"""Chooses what the next pass computes: one flat batch of spans, and the sequence of each.
+
+Requests that decode come first, each with its last token and the draft tokens that are to be
+verified; what the token budget leaves is filled with the prompts of those that were admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from specops.engine.proposer import Proposal, Proposer
+from specops.engine.running import Running
+from specops.engine.sequence import Sequence
+from specops.engine.token_budget import TokenBudget
+from specops.request import StepKind
+from specops.runtime.batch import Batch
+from specops.runtime.kv_cache import KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a prompt in a pass; `last`: its last token brings the answer's first."""
+
+    sequence: Sequence
+    tokens: int
+    last: bool
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """What one step computes.
+
+    Attributes:
+        batch: the spans of `proposals`, then those of `chunks`.
+        proposals: the requests that decode, with their draft tokens.
+        chunks: pieces of prompts.
+        budget: prompt tokens that there was room for; 0 where no prompt waited.
+        draft_seconds: that proposing took.
+        reading_seconds: that a draft model took to catch up with a sequence.
+        cached: tokens of prompts that need no pass.
+        prefix_hits: requests that they belong to.
+    """
+
+    batch: Batch = field(default_factory=Batch)
+    proposals: list[Proposal] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    budget: int = 0
+    draft_seconds: float = 0.0
+    reading_seconds: float = 0.0
+    cached: int = 0
+    prefix_hits: int = 0
+
+    @property
+    def kind(self) -> StepKind:
+        """What the pass is for."""
+        if self.chunks:
+            return StepKind.MIXED if self.proposals else StepKind.PREFILL
+        drafted = self.batch.num_tokens > len(self.proposals)
+        return StepKind.VERIFY if drafted else StepKind.DECODE
+
+
+class Planner:
+    """Fills batches. Used by the engine's thread.
+
+    Args:
+        cache: the target's.
+        running: the sequences that hold a slot.
+        proposer: asks for draft tokens.
+        budget: bounds what prompts get.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        cache: KvCache,
+        running: Running,
+        proposer: Proposer,
+        budget: TokenBudget,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._running = running
+        self._proposer = proposer
+        self._budget = budget
+        self._clock = clock
+
+    def plan(self, started: float) -> PlannedStep:
+        """Choose the spans of the next pass, maybe none; `started` is when the step began."""
+        step = PlannedStep()
+        decoding = self._running.with_room_to_decode()
+        prompts = [sequence for sequence in self._running if sequence.missing]
+        if not prompts:
+            self._let_a_draft_model_read(step, decoding)
+        if decoding:
+            beside = min(sum(item.missing for item in prompts), self._budget.usual_chunk)
+            step.proposals, step.draft_seconds = self._proposer.propose(decoding, beside)
+        for proposal in step.proposals:
+            self._add_decoding(step, proposal)
+        watched = any(sequence.request.stream for sequence in decoding)
+        seconds = self._budget.pass_seconds(
+            step.batch, watched=watched, spent=self._clock() - started
+        )
+        for sequence in prompts:
+            if sequence.slot < 0:  # preempted for one before it
+                continue
+            if not self._add_chunk(step, sequence, seconds):
+                break
+        return step
+
+    def _add_decoding(self, step: PlannedStep, proposal: Proposal) -> None:
+        sequence = proposal.sequence
+        draft = proposal.draft.tokens
+        start = sequence.num_computed
+        if draft and not self._cache.reserve(sequence.slot, start + 1 + len(draft)):
+            proposal.decline()  # no sequence is preempted for draft tokens
+            draft = ()
+        step.batch.add(sequence.slot, start, [sequence.tokens[-1], *draft], 1 + len(draft))
+
+    def _add_chunk(self, step: PlannedStep, sequence: Sequence, seconds: float) -> bool:
+        """Let a prompt's next tokens join the pass; False where no more of any do."""
+        held = self._take_prefix(step, sequence)
+        room = self._budget.prompt_tokens(step.batch, held, seconds, first=not step.chunks)
+        taken = sum(chunk.tokens for chunk in step.chunks)
+        step.budget = max(step.budget, taken + room)
+        if room < 1:
+            return False
+        count = min(room, sequence.missing)
+        if not count:  # another request has computed all of what it had given up
+            return True
+        if not self._running.reserve(sequence, held + count, step.batch):
+            return True
+        last = count == sequence.missing and not sequence.generated
+        tokens = sequence.tokens[held : held + count]
+        step.batch.add(sequence.slot, held, tokens, int(last))
+        step.chunks.append(Chunk(sequence, count, last))
+        sequence.begun = True
+        return True
+
+    def _take_prefix(self, step: PlannedStep, sequence: Sequence) -> int:
+        """Skip what others have computed of the sequence's beginning; returns what is computed."""
+        before = sequence.num_computed if sequence.begun else sequence.cached
+        held = self._running.extend_prefix(sequence)
+        if held > before and not sequence.preemptions:
+            step.prefix_hits += not sequence.cached
+            step.cached += held - before
+            sequence.cached += held - before
+        return held
+
+    def _let_a_draft_model_read(self, step: PlannedStep, decoding: list[Sequence]) -> None:
+        """Let a draft model take in a piece of one sequence that it cannot propose for yet."""
+        start = self._clock()
+        for drafter, sequence in self._proposer.behind(decoding):
+            room = self._budget.draft_model_tokens(len(decoding), sequence.num_computed)
+            if drafter.take_in(sequence.slot, sequence.tokens, room):  # 0: its cache is full
+                break
+        step.reading_seconds = self._clock() - start

@@ -1,0 +1,153 @@
+"""The request queue: in which order waiting requests get slots.
+
+First come, first served is fair between requests. Where one client sends many and others few,
+shares per client are fairer: the client that has had the least goes first. That is start-time fair
+queueing with tokens for packets (Goyal, Vin and Cheng, SIGCOMM 1996; for language models: Sheng et
+al., Fairness in Serving Large Language Models, OSDI 2024). No request starves in either: what a
+client gets moves it back, and waiting moves no other client ahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from specops.engine.sequence import Sequence
+
+_GENERATED = 2.0  # what a generated token counts, in prompt tokens: slots share a pass, at best
+
+
+class RequestQueue(Protocol):
+    """Sequences that wait for a slot."""
+
+    def __len__(self) -> int:
+        """Sequences that wait."""
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All that wait, in no particular order."""
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait."""
+
+    def next(self) -> Sequence:
+        """Take out the sequence whose turn it is.
+
+        Raises:
+            IndexError: the queue is empty.
+        """
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out one that has left.
+
+        Raises:
+            ValueError: it does not wait.
+        """
+
+    def generated(self, client: str, tokens: int) -> None:
+        """Take in that a client got so many new tokens."""
+
+
+class FirstComeFirstServed:
+    """Requests get slots in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._sequences: deque[Sequence] = deque()
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Go to the end."""
+        self._sequences.append(sequence)
+
+    def next(self) -> Sequence:
+        """Take out the oldest; see `RequestQueue.next`."""
+        return self._sequences.popleft()
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out one that has left; see `RequestQueue.remove`."""
+        self._sequences.remove(sequence)
+
+    def generated(self, client: str, tokens: int) -> None:
+        """Nothing: clients are not told apart."""
+
+
+class FairShares:
+    """Equal shares for all clients with waiting requests; within a client first come, first served.
+
+    A client's account is what it has been given, in tokens; the lowest account goes first. A
+    client that comes back starts at the account that was last served: nothing is saved up.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[Sequence]] = {}
+        self._accounts: dict[str, float] = {}  # only those above the last served
+        self._last_served = 0.0
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for queue in self._queues.values():
+            yield from queue
+
+    def add(self, sequence: Sequence) -> None:
+        """Go to the end of the client's own queue."""
+        client = sequence.request.client
+        if not self._queues:  # no request had to wait: no client took anything from another
+            self._last_served = max(self._accounts.values(), default=self._last_served)
+            self._accounts.clear()
+        if client not in self._queues:
+            self._queues[client] = deque()
+            self._accounts[client] = self._account(client)
+        self._queues[client].append(sequence)
+
+    def next(self) -> Sequence:
+        """Take out the first request of the client with the lowest account."""
+        if not self._queues:
+            raise IndexError("the queue is empty")
+        client = min(self._queues, key=self._order)
+        self._last_served = self._accounts[client]
+        sequence = self._queues[client][0]
+        self._take_out(client, sequence)
+        self._charge(client, len(sequence.request.prompt_tokens))
+        self._forget()
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out one that has left; see `RequestQueue.remove`."""
+        client = sequence.request.client
+        if client not in self._queues:
+            raise ValueError(f"no request of {client!r} waits")
+        self._take_out(client, sequence)
+
+    def generated(self, client: str, tokens: int) -> None:
+        """Charge a client's account."""
+        self._charge(client, _GENERATED * tokens)
+
+    def _order(self, client: str) -> tuple[float, float]:
+        return self._accounts[client], self._queues[client][0].request.arrival
+
+    def _account(self, client: str) -> float:
+        return max(self._accounts.get(client, 0.0), self._last_served)
+
+    def _charge(self, client: str, tokens: float) -> None:
+        self._accounts[client] = self._account(client) + tokens
+
+    def _take_out(self, client: str, sequence: Sequence) -> None:
+        queue = self._queues[client]
+        queue.remove(sequence)
+        if not queue:
+            del self._queues[client]
+
+    def _forget(self) -> None:
+        """Drop the accounts at or below the last served: a new one would be the same."""
+        self._accounts = {
+            client: account
+            for client, account in self._accounts.items()
+            if account > self._last_served or client in self._queues
+        }

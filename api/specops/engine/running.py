@@ -1,0 +1,165 @@
+"""The sequences that hold a slot, and which of them give up KV blocks when there are none left.
+
+Slots say how many requests run at most; KV blocks, taken as sequences grow, how many really do.
+Where no block is free, the sequence that was admitted last is preempted: its blocks go to those
+before it, and it is computed again when there is room. So the first one always gets on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+
+from specops.engine.request_queue import RequestQueue
+from specops.engine.sequence import Sequence
+from specops.runtime.batch import Batch
+from specops.runtime.kernels import BLOCK_TOKENS
+from specops.runtime.kv_cache import KvCache
+from specops.speculation.drafters.base import Drafter
+
+
+class Running:
+    """Gives sequences slots and blocks. Used by the engine's thread.
+
+    Args:
+        cache: the target's.
+        drafters: are told which sequence gets a slot, and when it leaves.
+
+    Attributes:
+        preemptions: how often a sequence was preempted, since the start.
+    """
+
+    def __init__(self, cache: KvCache, drafters: Mapping[str, Drafter]) -> None:
+        self.preemptions = 0
+        self._cache = cache
+        self._drafters = drafters
+        self._sequences: list[Sequence] = []  # in the order of admission
+        # Next in line for a slot: preempted sequences, and one that blocks are missing for.
+        self._in_line: deque[Sequence] = deque()
+        self._free = list(range(cache.num_slots - 1, -1, -1))
+        self._refused: tuple[Sequence, int] | None = None  # a sequence, with so many free blocks
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    @property
+    def in_line(self) -> int:
+        """Sequences that wait for blocks."""
+        return len(self._in_line)
+
+    def all(self) -> Iterator[Sequence]:
+        """Those that hold a slot and those that wait for blocks."""
+        yield from self._sequences
+        yield from self._in_line
+
+    def admit(self, waiting: RequestQueue) -> None:
+        """Give free slots to preempted sequences, then to waiting ones, as far as blocks go."""
+        while self._free and (self._in_line or len(waiting)):
+            if not self._in_line:
+                self._in_line.append(waiting.next())
+            if not self._admit(self._in_line[0]):
+                return
+            self._in_line.popleft()
+
+    def with_room_to_decode(self) -> list[Sequence]:
+        """Those that decode, each with room for one more token; others may be preempted for it."""
+        decoding = []
+        for sequence in list(self._sequences):
+            if sequence.missing or sequence.slot < 0:
+                continue
+            if self._make_room(sequence, sequence.num_computed + 1, keep=()):
+                decoding.append(sequence)
+            else:
+                self._preempt(sequence)
+        return decoding
+
+    def reserve(self, sequence: Sequence, length: int, batch: Batch) -> bool:
+        """Make room for a piece of a prompt; none that is in the batch is preempted for it.
+
+        Returns:
+            Whether there is room. If not, and nothing is in the batch, the sequence is preempted;
+            else it waits for those that are.
+        """
+        keep = {span.slot for span in batch.spans}
+        found = self._make_room(sequence, length, keep=keep)
+        if not found and not keep:
+            self._preempt(sequence)
+        return found
+
+    def extend_prefix(self, sequence: Sequence) -> int:
+        """Take over what others have computed of the sequence's beginning meanwhile.
+
+        Returns:
+            How many tokens of it are computed now.
+        """
+        if sequence.num_computed % BLOCK_TOKENS == 0 or not sequence.begun:
+            sequence.num_computed = self._cache.extend_prefix(sequence.slot, sequence.tokens)
+        return sequence.num_computed
+
+    def remove_finished(self) -> list[Sequence]:
+        """Take out finished sequences."""
+        ended = [sequence for sequence in self._sequences if sequence.finish]
+        for sequence in ended:
+            self._leave(sequence)
+        gone = [sequence for sequence in self._in_line if sequence.finish]
+        for sequence in gone:
+            self._in_line.remove(sequence)
+        return ended + gone
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a sequence a slot, if its tokens fit beside what the running ones still need."""
+        cache = self._cache
+        owed = sum(_lacking(item) for item in self._sequences)
+        spare = cache.available_blocks - owed
+        if self._refused is not None and self._sequences:
+            refused, before = self._refused
+            if refused is sequence and spare <= before:
+                return False
+        slot, client = self._free[-1], sequence.request.client
+        sequence.num_computed = cache.begin(slot, sequence.tokens, client)
+        if self._sequences and cache.available_blocks - owed < _lacking(sequence):
+            cache.release(slot)
+            self._refused = sequence, spare
+            return False
+        self._free.pop()
+        self._refused = None
+        sequence.slot, sequence.begun = slot, False
+        sequence.start()
+        self._sequences.append(sequence)
+        for drafter in self._drafters.values():
+            drafter.begin(slot, sequence.tokens, client)
+        return True
+
+    def _make_room(self, sequence: Sequence, length: int, keep: Collection[int]) -> bool:
+        """Preempt those who were admitted after the sequence, the last one first, until it fits."""
+        while not self._cache.reserve(sequence.slot, length):
+            later = self._sequences[self._sequences.index(sequence) + 1 :]
+            victim = next((item for item in reversed(later) if item.slot not in keep), None)
+            if victim is None:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        sequence.num_computed = 0
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self._in_line.appendleft(sequence)  # it was admitted before the others: it goes before them
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._sequences.remove(sequence)
+        self._cache.release(sequence.slot)
+        for drafter in self._drafters.values():
+            drafter.release(sequence.slot)
+        self._free.append(sequence.slot)
+        sequence.slot = -1
+
+
+def _lacking(sequence: Sequence) -> int:
+    """Blocks for its tokens and the next one, less those that are full; one at least."""
+    blocks = -(-(len(sequence.tokens) + 1) // BLOCK_TOKENS)
+    return blocks - sequence.num_computed // BLOCK_TOKENS

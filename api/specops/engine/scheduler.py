@@ -1,0 +1,228 @@
+"""The engine's loop: a step drops cancelled requests, admits, and runs one forward pass for all.
+
+The scheduler moves requests; it knows neither tensors nor HTTP. Slots and KV blocks are `running`'s
+business, what a pass computes `planner`'s, what comes of it `postprocessor`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from specops.engine.planner import PlannedStep, Planner
+from specops.engine.postprocessor import Postprocessor, Progress
+from specops.engine.proposer import Proposer
+from specops.engine.request_queue import FirstComeFirstServed, RequestQueue
+from specops.engine.running import Running
+from specops.engine.sequence import Sequence
+from specops.engine.token_budget import TokenBudget
+from specops.request import FinishReason, GenerationRequest, Output, StepResult, StepStats
+from specops.runtime.cost_model import CostModel
+from specops.runtime.model_runner import ModelRunner
+from specops.speculation.controller import Controller
+from specops.speculation.drafters.base import Drafter
+from specops.text.tokenizer import Tokenizer
+
+_NO_BOUND = float("inf")
+
+
+class Scheduler:
+    """Owns the requests in flight. Used by one thread.
+
+    Args:
+        target: the model that answers.
+        drafters: sources of draft tokens by name.
+        controller: chooses how many draft tokens pay.
+        cost_model: of the target's passes.
+        tokenizer: the target's.
+        draft_cost_model: of the draft model's passes; None without one.
+        end_tokens: tokens that end a text.
+        max_batched_tokens: most tokens of a pass.
+        max_inter_token_latency: seconds between two tokens of a stream that prompts may cause.
+        waiting: the order in which requests get slots; first come, first served by default.
+        clock: seconds; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        target: ModelRunner,
+        drafters: Mapping[str, Drafter],
+        controller: Controller,
+        cost_model: CostModel,
+        tokenizer: Tokenizer,
+        *,
+        draft_cost_model: CostModel | None = None,
+        end_tokens: frozenset[int],
+        max_batched_tokens: int,
+        max_inter_token_latency: float = _NO_BOUND,
+        waiting: RequestQueue | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.target = target
+        self.drafters = drafters
+        self.cost_model = cost_model
+        self.draft_cost_model = draft_cost_model
+        self.waiting: RequestQueue = FirstComeFirstServed() if waiting is None else waiting
+        self._running = Running(target.cache, drafters)
+        self._postprocessor = Postprocessor(target.cache, controller, clock)
+        self._budget = TokenBudget(
+            cost_model,
+            draft_cost_model,
+            max_inter_token_latency=max_inter_token_latency,
+            max_batched_tokens=max_batched_tokens,
+        )
+        self._proposer = Proposer(drafters, controller, clock)
+        self._planner = Planner(target.cache, self._running, self._proposer, self._budget, clock)
+        self._tokenizer = tokenizer
+        self._end_tokens = end_tokens
+        self._clock = clock
+        self._next_expiry = _NO_BOUND  # before then no deadline passes
+        self._ended = False  # a sequence has finished since the last step
+
+    @property
+    def controller(self) -> Controller:
+        """Chooses draft lengths; another one may take over between two steps."""
+        return self._proposer.controller
+
+    @controller.setter
+    def controller(self, controller: Controller) -> None:
+        self._proposer.controller = self._postprocessor.controller = controller
+
+    @property
+    def busy(self) -> bool:
+        """There is something to do."""
+        return bool(len(self.waiting) or len(self._running) or self._running.in_line)
+
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences that hold a slot, in the order in which they got it."""
+        return list(self._running)
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request. Its length was checked against the context before."""
+        self.waiting.add(
+            Sequence(request, self._tokenizer, end_tokens=self._end_tokens, clock=self._clock)
+        )
+        self._next_expiry = min(self._next_expiry, request.deadline)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at the next step; one that is not here any more is no error."""
+        for sequence in self._sequences():
+            if sequence.request.request_id == request_id:
+                self._end(sequence, FinishReason.CANCELLED)
+
+    def cancel_all(self) -> None:
+        """End every request at the next step."""
+        for sequence in self._sequences():
+            self._end(sequence, FinishReason.CANCELLED)
+
+    def step(self) -> StepResult:
+        """Drop cancelled and expired requests, admit, and run one pass for all that are running."""
+        started = self._clock()
+        self._expire(started)
+        outputs = list(self._retire())
+        preempted = self._running.preemptions
+        self._running.admit(self.waiting)
+        planned = self._planner.plan(started)
+        stats = None
+        if planned.batch.spans:
+            stats = self._run(planned, started, self._running.preemptions - preempted)
+            for sequence in self._running:
+                if not sequence.finish and (output := self._output(sequence)):
+                    outputs.append(output)
+            outputs += self._retire()
+        cache = self.target.cache
+        return StepResult(
+            stats=stats,
+            outputs=tuple(outputs),
+            running=len(self._running),
+            waiting=len(self.waiting) + self._running.in_line,
+            kv_tokens=cache.tokens,
+            kept_tokens=cache.kept_tokens,
+            used_blocks=cache.used_blocks,
+            shared_blocks=cache.shared_blocks,
+            kept_blocks=cache.kept_blocks,
+        )
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _sequences(self) -> Iterator[Sequence]:
+        yield from self.waiting
+        yield from self._running.all()
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        if not sequence.finish:
+            sequence.finish = reason
+            self._ended = True
+
+    def _expire(self, now: float) -> None:
+        if now <= self._next_expiry:
+            return
+        self._next_expiry = _NO_BOUND
+        for sequence in self._sequences():
+            if now > sequence.request.deadline:
+                self._end(sequence, FinishReason.TIMEOUT)
+            else:
+                self._next_expiry = min(self._next_expiry, sequence.request.deadline)
+
+    def _retire(self) -> Iterator[Output]:
+        """Take out the finished, free their slots."""
+        if not self._ended:
+            return
+        self._ended = False
+        ended = [sequence for sequence in self.waiting if sequence.finish]
+        for sequence in ended:
+            self.waiting.remove(sequence)
+        ended += self._running.remove_finished()
+        for sequence in ended:
+            output = self._output(sequence)
+            if output is None:
+                raise AssertionError("a finished sequence always has a last output")
+            yield output
+
+    def _output(self, sequence: Sequence) -> Output | None:
+        output = sequence.output()
+        if output is not None:
+            self.waiting.generated(sequence.request.client, len(output.pieces))
+        return output
+
+    # -- the pass --------------------------------------------------------------------------------
+
+    def _run(self, step: PlannedStep, started: float, preempted: int) -> StepStats:
+        batch = step.batch
+        begun = self._clock()
+        logits = self.target.forward(batch)
+        seconds = self._clock() - begun
+        self.cost_model.observe(batch.num_tokens, batch.attention_work, seconds)
+        progress = self._postprocessor.take(step, logits)
+        self._ended = self._ended or any(sequence.finish for sequence in self._running)
+        self._learn(step, progress, self._clock() - started)
+        return StepStats(
+            step.kind,
+            seconds,
+            decoding=len(step.proposals),
+            prompt_tokens=sum(chunk.tokens for chunk in step.chunks),
+            budget_tokens=step.budget,
+            cached_tokens=step.cached,
+            prefix_hits=step.prefix_hits,
+            emitted_tokens=sum(progress.decoded) + progress.first_tokens,
+            first_tokens=progress.first_tokens,
+            drafts=tuple(progress.drafts),
+            draft_seconds=step.draft_seconds + step.reading_seconds,
+            missed_drafters=tuple(item.missed for item in step.proposals if item.missed),
+            declined_drafters=tuple(item.declined for item in step.proposals if item.declined),
+            preempted=preempted,
+        )
+
+    def _learn(self, step: PlannedStep, progress: Progress, took: float) -> None:
+        """Tell budget and controller what the step has brought and taken."""
+        if not step.proposals:
+            return
+        if step.chunks:
+            self._budget.observe(step.batch, took)
+        self.controller.stepped(
+            [proposal.candidate for proposal in step.proposals],
+            progress.decoded,
+            [1 + len(proposal.draft.tokens) for proposal in step.proposals],
+            draft_seconds=step.draft_seconds,
+        )

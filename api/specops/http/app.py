@@ -1,0 +1,140 @@
+"""The HTTP API: its endpoints, its errors and its life from start to stop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from specops.config import Settings
+from specops.engine.engine import ModelState
+from specops.http.errors import ApiError, InvalidField, from_http_exception, from_validation_error
+from specops.http.middleware import ApiKeys, RequestContext
+from specops.http.routes import chat, completions, console, generate, health, models
+from specops.http.state import AppState
+from specops.metrics.metrics import Metrics
+from specops.request import PromptTooLong
+from specops.serving.admission import QueueFull
+from specops.serving.async_engine import AsyncEngine, NotReady
+
+_NOT_READY_RETRY_SECONDS = 5
+_GENERATING = frozenset((generate.PATH, completions.PATH, chat.PATH))
+
+
+class _Described(FastAPI):
+    """Describes the API without the framework's answer to wrong fields, which no client gets."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description, as `/openapi.json` has it."""
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            for operations in schema["paths"].values():
+                for operation in operations.values():
+                    answer = operation["responses"].get("422", {})
+                    if "HTTPValidationError" in str(answer):
+                        del operation["responses"]["422"]
+            for name in ("HTTPValidationError", "ValidationError"):
+                schema["components"]["schemas"].pop(name, None)
+        return super().openapi()
+
+
+def create_app(
+    settings: Settings, service: AsyncEngine | None = None, metrics: Metrics | None = None
+) -> FastAPI:
+    """Build the application. Its model loads in the background once it is started.
+
+    Args:
+        settings: the service's settings.
+        service: generates; made from the settings by default.
+        metrics: what `service` reports to.
+    """
+    metrics = metrics or Metrics(max_k_draft=settings.max_k_draft, volume=settings.cache_dir)
+    metrics.set_queue_size(settings.queue_size)
+    service = service or AsyncEngine(settings, metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    app = _Described(
+        title="Spec-Ops",
+        version=version("specops"),
+        summary="LLM inference for small machines, made fast by speculative decoding",
+        lifespan=lifespan,
+    )
+    app.state.specops = AppState(settings, service, metrics)
+    app.add_middleware(
+        RequestContext,
+        keys=ApiKeys(settings.api_keys),
+        rejected=lambda: metrics.observe_rejected("unauthorized"),
+        refuse=lambda scope: _refuse_if_full(scope, service),
+        observe_load_test=metrics.observe_load_test,
+    )
+    for endpoints in (generate, chat, completions, models, health, console):
+        app.include_router(endpoints.router)
+    _answer_errors(app, metrics)
+    return app
+
+
+def _refuse_if_full(scope: Scope, service: AsyncEngine) -> Response | None:
+    """Refuse a request before its body is read where there is no room; else keep room for it."""
+    wants_answer = scope["method"] == "POST" and scope["path"] in _GENERATING
+    if not wants_answer or service.state is not ModelState.READY:
+        return None
+    try:
+        scope["state"]["release"] = service.admission.reserve()
+    except QueueFull as error:
+        return _full(error)
+    return None
+
+
+def _full(error: QueueFull) -> Response:
+    retry = {"retry-after": str(error.retry_after)}
+    return ApiError(429, str(error), code=error.reason, headers=retry).response()
+
+
+def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
+    """Turn every exception that a request can end with into an error object."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        metrics.observe_rejected("invalid")
+        return from_validation_error(error, request).response()
+
+    @app.exception_handler(InvalidField)
+    async def invalid_field(request: Request, error: InvalidField) -> Response:
+        metrics.observe_rejected("invalid")
+        return error.answer(request).response()
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            metrics.observe_rejected("too_large")
+        return from_http_exception(error).response()
+
+    @app.exception_handler(NotReady)
+    async def not_ready(request: Request, error: NotReady) -> Response:
+        if request.method == "POST":  # questions about the service itself are never refused
+            metrics.observe_rejected("not_ready")
+        retry = {"retry-after": str(_NOT_READY_RETRY_SECONDS)}
+        code = f"model_{error.state}"
+        return ApiError(503, error.message, code=code, headers=retry).response()
+
+    @app.exception_handler(QueueFull)
+    async def queue_full(request: Request, error: QueueFull) -> Response:
+        return _full(error)
+
+    @app.exception_handler(PromptTooLong)
+    async def prompt_too_long(request: Request, error: PromptTooLong) -> Response:
+        code = "context_length_exceeded"
+        field = "messages" if request.url.path == chat.PATH else "prompt"
+        return ApiError(400, str(error), code=code, param=field).response()

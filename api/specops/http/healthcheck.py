@@ -1,0 +1,97 @@
+"""Asks a running service how its model is: a container's healthcheck, and what `make up` waits for.
+
+Exit status 0 says ready, 1 says failed, draining or silent, with the reason. As long as the model
+is on its way this waits and says nothing: Docker counts a healthcheck that still runs neither as
+passed nor as failed. So a container stays `starting` through a download of any length, and turns
+unhealthy seconds after its model failed, for which a start period would have to end first.
+
+Standard library alone, nothing of the service: it runs every few seconds on the cores that compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+_ON_ITS_WAY = ("starting", "downloading", "converting", "loading")
+_REQUEST_SECONDS = 4.0
+_PAUSE_SECONDS = 1.0
+_SILENCE_SECONDS = 20.0  # without an answer: Python starts, or computes at its limit
+_STALL_SECONDS = 900.0  # how long nothing new may be told
+
+
+def check(
+    ask: Callable[[], dict[str, Any] | None],
+    tell: Callable[[str], None],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> str | None:
+    """Wait while the model is on its way.
+
+    Args:
+        ask: what `/health` answers; None where nothing does.
+        tell: told what the model is doing, whenever that changes.
+        clock, pause: seconds, and how to let them pass.
+
+    Returns:
+        None once the model is ready, otherwise why it is not and will not soon be.
+    """
+    said, since, heard = "", clock(), clock()
+    while True:
+        health, now = ask(), clock()
+        if health is None:
+            if now - heard >= _SILENCE_SECONDS:
+                return f"/health does not answer for {_SILENCE_SECONDS:g} s"
+        else:
+            heard = now
+            state = str(health.get("state"))
+            if state not in _ON_ITS_WAY:
+                return None if state == "ready" else f"{state}: {health.get('error') or '-'}"
+            if (doing := f"{state} {health.get('detail') or ''}".strip()) != said:
+                said, since = doing, now
+                tell(said)
+            elif now - since >= _STALL_SECONDS:
+                return f"nothing new for {_STALL_SECONDS:g} s: {said}"
+        pause(_PAUSE_SECONDS)
+
+
+def ask_health(host: str, port: int) -> dict[str, Any] | None:
+    """What `/health` answers, whatever its status; None where there is no such answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=_REQUEST_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        body = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return body if isinstance(body, dict) else None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m specops.http.healthcheck", description=__doc__)
+    port = int(os.environ.get("SPECOPS_PORT") or 8000)
+    parser.add_argument("--port", type=int, default=port, help="of this machine (%(default)s)")
+    parser.add_argument("--progress", action="store_true", help="say what the model is doing")
+    options = parser.parse_args(arguments)
+
+    def tell(doing: str) -> None:
+        if options.progress:
+            print(doing, flush=True)
+
+    problem = check(lambda: ask_health("127.0.0.1", options.port), tell)
+    if problem is not None:
+        print(problem, file=sys.stderr)
+    return 0 if problem is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The console: one page at `/` for people without a Grafana, and the figures that it draws.
+
+The page is put together from three files when the process starts, and allows itself nothing from
+anywhere else. Programs that ask for `/` get the list of links that they always got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from specops.engine.engine import ModelState
+from specops.http.sse import EventStream, event
+from specops.http.state import AppState, State
+
+_FOLDER = Path(__file__).resolve().parents[1] / "console"
+_PERIOD_SECONDS = 1.0
+# What the charts need. Reading these alone takes a fraction of the time of a whole page.
+FIGURES = tuple(
+    f"specops_{name}"
+    for name in (
+        *("generated_tokens_total", "draft_tokens_total", "accepted_tokens_total"),
+        *("avg_jump", "draft_length", "estimated_speedup", "requests_running", "requests_waiting"),
+        "memory_bytes",
+    )
+)
+_LINKS = {
+    "generate": "/generate",
+    "models": "/v1/models",
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "health": "/health",
+    "live": "/health/live",
+    "metrics": "/metrics",
+    "documentation": "/docs",
+}
+router = APIRouter(include_in_schema=False)
+
+
+def _page() -> tuple[str, str]:
+    """The page, and the policy that lets it run what is in it and talk to this server alone."""
+    style, script = ((_FOLDER / name).read_text() for name in ("console.css", "console.js"))
+    html = (_FOLDER / "index.html").read_text()
+    html = html.replace("/*style*/", style).replace("/*script*/", script)
+
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    policy = (
+        f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    return html, policy
+
+
+_HTML, _POLICY = _page()
+
+
+@router.get("/")
+async def index(request: Request) -> Response:
+    """Show the console to a browser; tell a program what this is and where the rest is."""
+    if "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(_HTML, headers={"content-security-policy": _POLICY})
+    return JSONResponse({"name": "specops", "version": version("specops"), "links": _LINKS})
+
+
+@router.get("/console/figures")
+async def figures(state: State) -> Response:
+    """Tell once a second how the model and the load are, until the client or the service leaves."""
+    left = asyncio.Event()
+    return EventStream(_figures(state, left), left.set, {})
+
+
+async def _figures(state: AppState, left: asyncio.Event) -> AsyncGenerator[bytes, None]:
+    while not left.is_set():
+        yield event(_now(state))
+        if state.service.state is ModelState.DRAINING:
+            return
+        try:
+            await asyncio.wait_for(left.wait(), _PERIOD_SECONDS)
+        except TimeoutError:
+            continue
+
+
+def _now(state: AppState) -> dict[str, Any]:
+    service = state.service
+    return {
+        "seconds": time.monotonic(),
+        "state": service.state,
+        "detail": service.detail,
+        "error": service.error,
+        "model": asdict(service.info) if service.info else None,
+        "figures": state.metrics.read(FIGURES),
+    }

@@ -1,0 +1,274 @@
+"""A client's request on its way through the engine: the part that all endpoints share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fastapi import Request
+
+from specops.config import Settings
+from specops.engine.engine import Engine, ModelInfo
+from specops.http.errors import ApiError, InvalidField, internal_error
+from specops.http.schemas.options import EngineOptions
+from specops.http.sse import calling_on_disconnect
+from specops.http.state import AppState
+from specops.request import (
+    FIXED_K_DRAFT,
+    FinishReason,
+    GenerationRequest,
+    GenerationStats,
+    Output,
+    Piece,
+    SamplingParams,
+)
+from specops.serving.request_handle import RequestHandle
+
+Tokens = tuple[int, ...]
+
+# Encoding takes a third of a microsecond per character: up to here the event loop can spare it.
+_LONG_TEXT = 4096
+# One thread: long prompts wait for each other, and the engine keeps its cores.
+_ENCODER = ThreadPoolExecutor(1, "encode")
+_PAUSE_SECONDS = 15.0  # proxies give a silent connection up after 30 to 60
+_sequence = itertools.count(1)
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What a body asks to go on from.
+
+    Attributes:
+        encode: makes tokens of it, one item per prompt.
+        count: how many there are.
+        size: characters, of which encoding takes time.
+        shown: the text as given, for a log that shows prompts.
+    """
+
+    encode: Callable[[Engine], Sequence[Tokens]]
+    count: int
+    size: int
+    shown: Any
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of one prompt; complete once `last` is set."""
+
+    request: GenerationRequest
+    pieces: list[Piece] = field(default_factory=list)
+    last: Output | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces."""
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]:
+        """Why it ended, as OpenAI names it."""
+        stopped = self.last is not None and self.last.finish is FinishReason.STOP
+        return "stop" if stopped else "length"
+
+    @property
+    def stats(self) -> GenerationStats:
+        """What it cost."""
+        return (self.last and self.last.stats) or GenerationStats()
+
+
+class Job:
+    """A request under way: one answer per prompt and choice.
+
+    Attributes:
+        answers: what has come so far, in the order of the prompts, each prompt's choices together.
+        choices: answers to each prompt.
+        request_id: what the client knows it by.
+        arrival: of the request, seconds of `time.monotonic()`.
+    """
+
+    def __init__(self, handle: RequestHandle, request: Request, choices: int, shown: Any) -> None:
+        self.handle = handle
+        self.choices = choices
+        self.answers = [Answer(item) for item in handle.requests]
+        self.request_id: str = request.state.request_id
+        self.arrival: float = request.state.arrival
+        self._index = {item.request_id: i for i, item in enumerate(handle.requests)}
+        self._receive = request.receive
+        self._shown = shown
+        request.state.log_fields = self._log_fields
+
+    @property
+    def complete(self) -> bool:
+        """All answers have ended."""
+        return all(answer.last for answer in self.answers)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Where in the queue the request was put, and for how many seconds presumably."""
+        position = self.handle.queue_position
+        return {
+            "x-queue-position": str(position.position),
+            "x-estimated-wait": f"{position.wait_seconds:g}",
+        }
+
+    async def outputs(self) -> AsyncIterator[tuple[int, Output] | None]:
+        """Outputs as they come, with the index of their answer; None after a silent while.
+
+        Raises:
+            ApiError: one of the answers did not end as it should.
+        """
+        async for output in self.handle.with_pauses(_PAUSE_SECONDS):
+            if output is None:
+                yield None
+                continue
+            index = self._index[output.request_id]
+            answer = self.answers[index]
+            answer.pieces += output.pieces
+            if output.finish:
+                answer.last = output
+            error = _failure(output, answer.request)
+            if error is None:
+                yield index, output
+                continue
+            if output.pieces:
+                yield index, replace(output, finish=None)
+            raise error
+
+    async def finished(self) -> list[Answer]:
+        """Wait for all answers; a client that leaves ends them.
+
+        Raises:
+            ApiError: one of them did not end as it should.
+        """
+        async with calling_on_disconnect(self._receive, self.handle.cancel):
+            async for _ in self.outputs():
+                pass
+        return self.answers
+
+    def _log_fields(self) -> dict[str, Any]:
+        """What the log tells of the request when it is over."""
+        stats = [answer.stats for answer in self.answers]
+        fields: dict[str, Any] = {
+            "finish": [answer.last.finish if answer.last else None for answer in self.answers],
+            "prompt_tokens": sum(item.prompt_tokens for item in stats),
+            "generated_tokens": sum(item.generated_tokens for item in stats),
+            "queue_seconds": round(max(item.queue_seconds for item in stats), 4),
+        }
+        if self._shown is not None:
+            fields |= {"prompt": self._shown, "answers": [answer.text for answer in self.answers]}
+        return fields
+
+
+async def start(
+    state: AppState,
+    request: Request,
+    body: EngineOptions,
+    prompts: Prompts,
+    *,
+    sampling: Callable[[int], SamplingParams],
+    choices: int = 1,
+    **fields: Any,
+) -> Job:
+    """Check what the schema cannot, encode the prompts, queue them.
+
+    Args:
+        state: of the application.
+        request: HTTP's.
+        body: options of the engine.
+        prompts: what to go on from.
+        sampling: how the tokens of each choice are drawn.
+        choices: answers to each prompt.
+        fields: of the engine's requests.
+
+    Raises:
+        InvalidField: a field's value does not suit this server.
+        NotReady, QueueFull, PromptTooLong: see `AsyncEngine.submit`.
+    """
+    service, settings = state.service, state.settings
+    engine = service.engine
+    places = engine.info.slots + settings.queue_size
+    if prompts.count * choices > places:
+        raise InvalidField("n", f"prompts times n is more than this server's {places} places")
+    request.state.release()  # the room that was kept for it; no other request comes between
+    service.admission.check(prompts.count * choices)
+    options = _options(body, settings, engine.info)
+    if prompts.size < _LONG_TEXT:
+        encoded = prompts.encode(engine)
+    else:
+        loop = asyncio.get_running_loop()
+        encoded = await loop.run_in_executor(_ENCODER, prompts.encode, engine)
+    first = GenerationRequest(
+        request_id="",
+        prompt_tokens=(),
+        ignore_eos=body.ignore_eos,
+        arrival=request.state.arrival,
+        deadline=request.state.arrival + settings.request_timeout,
+        client=request.state.client,
+        **options,
+        **fields,
+    )
+    # Two clients may send the same X-Request-ID; the engine tells requests apart by theirs.
+    requests = [
+        replace(
+            first,
+            request_id=f"{request.state.request_id}/{next(_sequence)}",
+            prompt_tokens=tuple(tokens),
+            sampling=sampling(choice),
+        )
+        for tokens in encoded
+        for choice in range(choices)
+    ]
+    shown = prompts.shown if settings.log_prompts else None
+    return Job(service.submit(*requests), request, choices, shown)
+
+
+def output_limit(wanted: int | None, field: str, settings: Settings, *, default: int) -> int:
+    """Return the most tokens of an answer.
+
+    Raises:
+        InvalidField: the client wants more than the server gives.
+    """
+    if wanted is not None and wanted > settings.max_new_tokens:
+        raise InvalidField(field, f"at most {settings.max_new_tokens} on this server")
+    return min(default if wanted is None else wanted, settings.max_new_tokens)
+
+
+def _options(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[str, Any]:
+    """Fill in the server's defaults and hold the options against its limits."""
+    adaptive = body.adaptive is not False
+    default = settings.max_k_draft if adaptive else min(FIXED_K_DRAFT, settings.max_k_draft)
+    k_draft = default if body.k_draft is None else body.k_draft
+    if k_draft > settings.max_k_draft:
+        raise InvalidField("k_draft", f"at most {settings.max_k_draft} on this server")
+    drafter = body.drafter or info.default_drafter
+    if drafter == "ngram_cache" and not body.share_ngrams:
+        drafter = "ngram"  # the same but for the table
+    if drafter not in info.drafters:
+        raise InvalidField("drafter", f"this model has {', '.join(info.drafters)}, not {drafter}")
+    return {
+        "k_draft": k_draft if drafter != "none" else 0,
+        "drafter": drafter,
+        "adaptive": adaptive,
+    }
+
+
+def _failure(last: Output, request: GenerationRequest) -> ApiError | None:
+    """Return the error that a client gets for a request that did not end by itself."""
+    match last.finish:
+        case FinishReason.TIMEOUT:
+            started = last.stats is not None and last.stats.generated_tokens > 0
+            what = "finished" if started else "started"
+            seconds = request.deadline - request.arrival
+            return ApiError(504, f"not {what} within {seconds:g} seconds", code="timeout")
+        case FinishReason.CANCELLED:  # by the client, who will not read this, or by a shutdown
+            return ApiError(503, "the server is shutting down", code="draining")
+        case FinishReason.ERROR:
+            log.error("generation failed", extra={"fields": {"reason": last.error}})
+            return internal_error()
+    return None

@@ -1,0 +1,44 @@
+"""GET /v1/models: what is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from specops.engine.engine import Engine
+from specops.http.errors import ErrorResponse
+from specops.http.routes.openai import check_model
+from specops.http.schemas.openai import Model, ModelList
+from specops.http.state import AppState, State
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    code: {"model": ErrorResponse} for code in (401, 500, 503)
+}
+_MISSING: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse}}
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+
+@router.get("/models", responses=_RESPONSES)
+async def models(state: State) -> ModelList:
+    """List the model that is loaded."""
+    return ModelList(data=[_model(state.service.engine, state)])
+
+
+@router.get("/models/{model:path}", responses=_RESPONSES | _MISSING)
+async def model(model: str, state: State) -> Model:
+    """Tell about the model that is loaded."""
+    return _model(check_model(model, state), state)
+
+
+def _model(engine: Engine, state: AppState) -> Model:
+    info = engine.info
+    return Model(
+        id=info.name,
+        created=state.started,
+        context_length=info.context,
+        quantization=info.quant,
+        drafters=list(info.drafters),
+        batch_invariant=info.batch_invariant,
+        foreign_products=list(info.foreign_products),
+    )

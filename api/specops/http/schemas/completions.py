@@ -1,0 +1,88 @@
+"""POST /v1/completions, as OpenAI has it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from specops.http.schemas.openai import (
+    MOST_CHOICES,
+    Only,
+    OpenAiRequest,
+    Timings,
+    Usage,
+    wrong_together,
+)
+from specops.http.schemas.options import Text
+
+TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Prompts = (
+    Text
+    | TokenIds
+    | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_CHOICES)]
+)
+
+
+class CompletionRequest(OpenAiRequest):
+    """One or several prompts to continue, as text or as tokens."""
+
+    prompt: Prompts
+    max_tokens: int | None = Field(16, ge=1)
+    logprobs: int | None = Field(
+        None, ge=0, le=5, description="tell each token's probability, and of so many others"
+    )
+    echo: bool | None = Field(False, description="begin the answer with the prompt")
+
+    best_of: Annotated[Any, Only(None, 1)] = Field(None, description="not supported: 1")
+    suffix: Annotated[Any, Only(None, "")] = Field(None, description="not supported")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> CompletionRequest:
+        if self.stream_options is not None and not self.stream:
+            raise wrong_together("stream_options", "only where `stream` is true")
+        if self.echo and self.logprobs is not None:
+            raise wrong_together("echo", "not together with `logprobs`")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, however many were given."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+
+class CompletionLogprobs(BaseModel):
+    """Probabilities, one item per token of the text, as natural logarithms."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int] = Field(description="where in the choice's text the token begins")
+
+
+class CompletionChoice(BaseModel):
+    """One answer, or what a step brought for it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Completion(BaseModel):
+    """All answers; in a stream what one step brought, the usage last."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    timings: Timings | None = None

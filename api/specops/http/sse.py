@@ -1,0 +1,100 @@
+"""Server-sent events, and noticing that the client is gone.
+
+A stream's status is sent with its first event or comment, so that an error before the first token
+still has its proper status, unless that took so long that a sign of life was due.
+`StreamingResponse` is not used because it stops the generator where the client leaves; here the
+generator's source is told to stop and says itself how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from specops.http.errors import ApiError
+
+DONE = b"data: [DONE]\n\n"
+PAUSE = b": waiting\n\n"  # a comment, which no client shows and every proxy takes for life
+
+
+def event(data: Any) -> bytes:
+    """Return one event that carries `data` as JSON."""
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+@asynccontextmanager
+async def calling_on_disconnect(receive: Receive, leave: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `leave` when the client leaves, and at the latest when the block ends.
+
+    Args:
+        receive: the request's, its body read.
+        leave: idempotent.
+    """
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        leave()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        leave()
+        task.cancel()
+        await asyncio.wait([task])
+
+
+class EventStream(Response):
+    """Sends events as they come.
+
+    Args:
+        events: whole events. An `ApiError` before the first one becomes the response, a later
+            one the last event.
+        leave: called when the client leaves, see `calling_on_disconnect`; must end `events`.
+        headers: more headers of the response.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        leave: Callable[[], None],
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+        )
+        del self.headers["content-length"]
+        self._events = events
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events, or the error that came before the first."""
+        async with aclosing(self._events), calling_on_disconnect(receive, self._leave):
+            chunk = await anext(self._events)
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            await _send_chunk(send, chunk)
+            try:
+                async for chunk in self._events:
+                    await _send_chunk(send, chunk)
+            except ApiError as error:
+                await _send_chunk(send, b"data: " + error.body() + b"\n\n")
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_chunk(send: Send, chunk: bytes) -> None:
+    await send({"type": "http.response.body", "body": chunk, "more_body": True})

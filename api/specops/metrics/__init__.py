@@ -1,0 +1,1 @@
+"""The service's figures for Prometheus. These modules alone know its library."""

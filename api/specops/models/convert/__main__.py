@@ -1,0 +1,56 @@
+"""`python -m specops.models.convert SOURCE DEST --quant int4-128`: a checkpoint becomes a graph."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from specops.models.convert import ExportError, Quantization, export_checkpoint
+
+
+class _Percents:
+    """Prints each new percentage: in place on a terminal, or else a line for a program to read."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        percent = 100 * done // total
+        if percent == self._last:
+            return
+        self._last = percent
+        if sys.stderr.isatty():
+            end = "\n" if done == total else ""
+            print(f"\r{percent:3d} %", end=end, file=sys.stderr)
+        else:
+            print(f"{percent} %", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exports and prints where to; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m specops.models.convert", description=__doc__)
+    parser.add_argument("source", type=Path, help="Hugging Face checkpoint folder")
+    parser.add_argument("destination", type=Path, help="folder to write the ONNX model to")
+    parser.add_argument("--quant", default="int4", help="fp32, int8[-BLOCK], int4[-BLOCK][-METHOD]")
+    parser.add_argument("--source-digest", help="taken of the checkpoint before: not again")
+    options = parser.parse_args(arguments)
+    try:
+        quantization = Quantization.parse(options.quant)
+        model = export_checkpoint(
+            options.source,
+            options.destination,
+            quantization=quantization,
+            progress=_Percents(),
+            source_digest=options.source_digest,
+        )
+    except (ExportError, ValueError, OSError) as error:  # OSError: above all, the disk is full
+        print(f"specops.models.convert: {error}", file=sys.stderr)
+        return 1
+    size = sum(file.stat().st_size for file in model.path.iterdir())
+    print(f"{model.path}: {model.family} {quantization.name}, {size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

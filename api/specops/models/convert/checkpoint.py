@@ -1,0 +1,251 @@
+"""Reads a Hugging Face checkpoint folder without loading it: headers first, bytes on demand.
+
+The safetensors layout (8 bytes of header length, a JSON header, raw tensors) is read here
+rather than through the library because its numpy reader knows no bfloat16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from specops.models.convert.errors import ExportError
+
+Float = NDArray[np.float32]
+
+_DTYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_LONGEST_HEADER = 100_000_000  # bytes; the limit that the safetensors library sets
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies: `offset` and `nbytes` are in bytes from the start of `file`."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def num_elements(self) -> int:
+        """Weights in it."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One weight [N, K], possibly several stored ones on top of each other (q, k, v).
+
+    The parts stay memory-mapped; `columns` copies out float32.
+    """
+
+    name: str
+    parts: tuple[NDArray[Any], ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K): output features, input features."""
+        return sum(len(part) for part in self.parts), int(self.parts[0].shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the checkpoint."""
+        return sum(part.nbytes for part in self.parts)
+
+    def rows(self, step: int) -> Iterator[NDArray[Any]]:
+        """The matrix in order as it is stored, at most `step` rows at a time."""
+        for part in self.parts:
+            for start in range(0, len(part), step):
+                yield part[start : start + step]
+
+    def columns(self, start: int, stop: int) -> Float:
+        """Columns [start, stop) of all rows: float32 [N, stop - start]."""
+        return np.concatenate([np.asarray(part[:, start:stop], np.float32) for part in self.parts])
+
+
+class Checkpoint:
+    """A folder with config.json and safetensors, single or sharded with an index."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads config.json and every safetensors header; raises ExportError naming the file."""
+        self.path = path
+        if not path.is_dir():
+            raise ExportError(f"{path} is not a folder; give the checkpoint's folder")
+        self.config: dict[str, Any] = read_json(path / "config.json")
+        self.files = _weight_files(path)
+        self.tensors: dict[str, StoredTensor] = {}
+        for file in self.files:
+            self.tensors.update(_read_header(file))
+
+    def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
+        """Checks the stored tensors against `shapes`, both ways, before any work is done.
+
+        A tensor that is not drawn would make a silently wrong graph, so it is an error too,
+        unless its name ends in one of `ignored`. Checkpoints that were saved without a head lack
+        the first part of every name (`transformer.h.0…` is `h.0…`); they get it here.
+        """
+        self._complete_names(shapes.keys())
+        for tensor in self.tensors.values():
+            if tensor.dtype not in _DTYPES and not tensor.name.endswith(ignored):
+                raise ExportError(
+                    f"{tensor.file}: tensor {tensor.name} has dtype {tensor.dtype}; only F32, F16 "
+                    "and BF16 checkpoints can be exported, not already quantized ones"
+                )
+        for name, shape in shapes.items():
+            stored = self._find(name)
+            if stored.shape != shape:
+                raise ExportError(
+                    f"{stored.file}: tensor {name} has shape {list(stored.shape)}, config.json "
+                    f"asks for {list(shape)}; config and weights belong to different models"
+                )
+        for name in self.tensors.keys() - shapes.keys():
+            if not name.endswith(ignored):
+                raise ExportError(
+                    f"{self.tensors[name].file}: tensor {name} has no place in this "
+                    "architecture; exporting without it would give a wrong model"
+                )
+
+    def vector(self, name: str) -> Float:
+        """A one-dimensional tensor as float32."""
+        return np.asarray(self._view(name), dtype=np.float32)
+
+    def vectors(self, *names: str) -> Float:
+        """One-dimensional tensors one after another, as float32."""
+        return np.concatenate([self.vector(name) for name in names])
+
+    def matrix(self, *names: str, transposed: bool = False) -> Matrix:
+        """Tensors [N_i, K], or [K, N_i] if stored `transposed`, stacked to one [sum N_i, K]."""
+        views = (self._view(name) for name in names)
+        parts = (view.T if transposed else view for view in views)
+        return Matrix(" + ".join(names), tuple(parts))
+
+    def matrix_rows(self, name: str, start: int, stop: int | None = None) -> Matrix:
+        """Rows [start, stop) of a tensor [N, K], where one tensor holds what is drawn apart."""
+        return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
+
+    def digest(self) -> str:
+        """`sha256:` over config.json and the weight files: equal digests, equal models.
+
+        Reads every byte: a fine-tune has the names, shapes and sizes of its base model.
+        """
+        total = hashlib.sha256()
+        for file in (self.path / "config.json", *self.files):
+            with file.open("rb") as stream:
+                total.update(hashlib.file_digest(stream, "sha256").digest())
+        return f"sha256:{total.hexdigest()}"
+
+    def _complete_names(self, names: Iterable[str]) -> None:
+        for name in names:
+            _, _, bare = name.partition(".")
+            if name not in self.tensors and bare in self.tensors:
+                self.tensors[name] = replace(self.tensors.pop(bare), name=name)
+
+    def _find(self, name: str) -> StoredTensor:
+        if name not in self.tensors:
+            raise ExportError(
+                f"{self.path}: tensor {name} is missing from {len(self.files)} safetensors "
+                "file(s); download the checkpoint again, or check the architecture in config.json"
+            )
+        return self.tensors[name]
+
+    def _view(self, name: str) -> NDArray[Any]:
+        """The tensor in its file, mapped for as long as the result lives."""
+        stored = self._find(name)
+        dtype = _DTYPES[stored.dtype]
+        return np.memmap(stored.file, dtype, "r", offset=stored.offset, shape=stored.shape)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ExportError naming the file if it is absent or malformed."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ExportError(f"{path} is missing; a checkpoint folder must carry it") from None
+    except ValueError as error:
+        raise ExportError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ExportError(f"{path} must hold a JSON object")
+    return content
+
+
+def _weight_files(path: Path) -> list[Path]:
+    if (path / _INDEX).exists():
+        weight_map = read_json(path / _INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ExportError(f"{path / _INDEX}: key 'weight_map' is missing or empty")
+        files = [
+            path / _beside(name, path / _INDEX)
+            for name in sorted(set(weight_map.values()), key=str)
+        ]
+    else:
+        files = [path / _SINGLE]
+    for file in files:
+        if not file.is_file():
+            raise ExportError(
+                f"{file} is missing; only safetensors weights can be exported, and all shards "
+                "must be there: download the checkpoint again"
+            )
+    return files
+
+
+def _beside(name: Any, index: Path) -> str:
+    """The name of a shard, which lies beside its index: a checkpoint may be a stranger's."""
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
+        raise ExportError(f"{index}: key 'weight_map' names {name!r}, which is no file beside it")
+    return name
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    size = file.stat().st_size
+    damaged = ExportError(f"{file} is truncated or no safetensors file; download it again")
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 0 < length <= min(_LONGEST_HEADER, size - 8):
+            raise damaged
+        try:
+            header = json.loads(stream.read(length))
+            entries = {name: header[name] for name in header if name != "__metadata__"}
+            tensors = {
+                name: StoredTensor(
+                    name=name,
+                    file=file,
+                    dtype=str(entry["dtype"]),
+                    shape=tuple(int(dim) for dim in entry["shape"]),
+                    offset=8 + length + int(entry["data_offsets"][0]),
+                    nbytes=int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]),
+                )
+                for name, entry in entries.items()
+            }
+        except (ValueError, TypeError, KeyError, IndexError):
+            raise damaged from None
+    for tensor in tensors.values():
+        _check(tensor, size)
+    return tensors
+
+
+def _check(tensor: StoredTensor, file_size: int) -> None:
+    needed = tensor.nbytes
+    if tensor.dtype in _DTYPES:  # others may be there as long as they are not read: masks
+        needed = tensor.num_elements * _DTYPES[tensor.dtype].itemsize
+    if tensor.nbytes != needed or tensor.offset + needed > file_size:
+        raise ExportError(
+            f"{tensor.file} is truncated: tensor {tensor.name} needs {needed} bytes that are not "
+            "there; download it again"
+        )

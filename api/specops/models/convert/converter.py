@@ -1,0 +1,145 @@
+"""The whole of an export: check, draw, write, and let the finished folder appear at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from specops.models.convert.checkpoint import Checkpoint, read_json
+from specops.models.convert.errors import ExportError
+from specops.models.convert.families import family_of
+from specops.models.convert.graph import DecoderGraph
+from specops.models.convert.model_config import ModelConfig, ModelShape
+from specops.models.convert.quantization import Quantization
+from specops.models.convert.weights import WeightStore
+from specops.models.convert.writer import MANIFEST, WeightFile, folder_at_once
+
+FORMAT_VERSION = 3  # 2: weights of queries were scaled, and logits cut at an input logits_start
+_GRAPH_FILE = "model.onnx"
+_WEIGHT_FILE = "model.onnx.data"
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """An exported folder and what its `specops.json` says."""
+
+    path: Path
+    family: str
+    quantization: Quantization
+    source_digest: str
+    shape: ModelShape
+    num_parameters: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def graph_file(self) -> Path:
+        """The ONNX graph; its weights lie beside it."""
+        return self.path / _GRAPH_FILE
+
+    def manifest(self) -> dict[str, Any]:
+        """The content of `specops.json`."""
+        quantization = self.quantization
+        return {
+            "format_version": FORMAT_VERSION,
+            "onnx_file": _GRAPH_FILE,
+            "family": self.family,
+            "quantization": {"name": quantization.name, **asdict(quantization)},
+            "source_digest": self.source_digest,
+            **asdict(self.shape),
+            "num_parameters": self.num_parameters,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_ids": list(self.eos_token_ids),
+        }
+
+
+def export_checkpoint(
+    source: Path,
+    destination: Path,
+    *,
+    quantization: Quantization,
+    progress: Progress | None = None,
+    source_digest: str | None = None,
+) -> ExportedModel:
+    """Exports the Hugging Face folder `source` to an ONNX folder at `destination`.
+
+    `progress` is called with the bytes of the checkpoint done so far and in all. `source_digest`
+    goes into the manifest; without one, every byte of the checkpoint is read to take it. Raises
+    ExportError for a checkpoint that cannot be exported faithfully; then, as after any other
+    failure, `destination` is as it was before. An earlier export there is replaced.
+    """
+    checkpoint = Checkpoint(source)
+    config = ModelConfig(checkpoint.config, source / "config.json")
+    family = family_of(config)
+    shapes = family.tensors()
+    checkpoint.expect(shapes, family.ignored_tensors)
+    stored = [checkpoint.tensors[name] for name in shapes]
+    bos_token_id, eos_token_ids = _special_tokens(checkpoint)
+    model = ExportedModel(
+        path=destination,
+        family=family.name,
+        quantization=quantization,
+        source_digest=source_digest or checkpoint.digest(),
+        shape=family.shape,
+        num_parameters=sum(tensor.num_elements for tensor in stored),
+        bos_token_id=bos_token_id,
+        eos_token_ids=eos_token_ids,
+    )
+    with folder_at_once(destination) as folder:
+        counter = _ProgressCounter(sum(tensor.nbytes for tensor in stored), progress)
+        with WeightFile(folder / _WEIGHT_FILE) as file, WeightStore(file, counter.add) as weights:
+            graph = DecoderGraph(family.shape, quantization, weights)
+            family.draw(graph, checkpoint)
+        onnx.save(graph.finish(family.name), folder / _GRAPH_FILE)
+        counter.finish()
+        for name in _COPIED:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        manifest = json.dumps(model.manifest(), indent=2) + "\n"
+        (folder / MANIFEST).write_text(manifest, encoding="utf-8")
+    return model
+
+
+class _ProgressCounter:
+    """Adds up bytes read; a tied weight that is read twice does not take it past the total."""
+
+    def __init__(self, total: int, report: Progress | None) -> None:
+        self._done = 0
+        self._total = total
+        self._report = report
+
+    def add(self, nbytes: int) -> None:
+        before, self._done = self._done, min(self._done + nbytes, self._total)
+        if self._report is not None and self._done > before:
+            self._report(self._done, self._total)
+
+    def finish(self) -> None:
+        self.add(self._total - self._done)
+
+
+def _special_tokens(checkpoint: Checkpoint) -> tuple[int | None, tuple[int, ...]]:
+    """bos and eos ids; generation_config.json, which knows all end tokens, goes first."""
+    file = checkpoint.path / "generation_config.json"
+    generation = read_json(file) if file.is_file() else {}
+    found = {**checkpoint.config, **{k: v for k, v in generation.items() if v is not None}}
+    bos, eos = found.get("bos_token_id"), found.get("eos_token_id")
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    for key, ids in (("bos_token_id", [] if bos is None else [bos]), ("eos_token_id", ends)):
+        if not all(isinstance(token, int) for token in ids):
+            raise ExportError(f"{checkpoint.path}: key '{key}' must be token ids, is {ids}")
+    return bos, tuple(ends)

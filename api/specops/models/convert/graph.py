@@ -1,0 +1,257 @@
+"""Draws a decoder as an ONNX graph under the contract that onnxruntime-genai publishes in.
+
+A family calls these methods in the order of its forward pass; each weight is quantized and
+written the moment it is drawn, so that no more than a slab of it is ever in memory.
+
+Inputs: `input_ids` [batch, sequence] int64, `attention_mask` [batch, total] int64, where positions
+are learned `position_ids` [batch, sequence] int64, and
+`past_key_values.{l}.key|value` [batch, kv_heads, capacity, head] float32. Outputs: `logits`
+[batch, sequence, vocab] float32, `present.{l}.key|value`, meant to be bound to the past's buffers.
+The mask may be padded with zeros on the right, to keep its shape the same between steps.
+
+Any program that knows the contract can run such a graph; the engine rewrites it
+(`specops.models.graph.rewrite`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from specops.models.convert.checkpoint import Matrix
+from specops.models.convert.model_config import ModelShape
+from specops.models.convert.quantization import Quantization
+from specops.models.convert.weights import WeightStore
+
+_MICROSOFT = "com.microsoft"
+_OPSET = 17
+_IR_VERSION = 10  # onnxruntime refuses an IR newer than it knows; 10 is ample for this opset
+_INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: activations quantized to int8 per block
+
+
+class LayerNorm(NamedTuple):
+    """(x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis."""
+
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    epsilon: float
+
+
+class DecoderGraph:
+    """Collects the nodes of one decoder; methods take and return the names of tensors."""
+
+    def __init__(self, shape: ModelShape, quantization: Quantization, weights: WeightStore) -> None:
+        self.shape = shape
+        self.quantization = quantization
+        self._weights = weights
+        self._nodes: list[onnx.NodeProto] = []
+        self._inputs = [
+            _value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
+            _value("attention_mask", TensorProto.INT64, ["batch", "total"]),
+        ]
+        self._outputs = [
+            _value("logits", TensorProto.FLOAT, ["batch", "sequence", shape.vocab_size])
+        ]
+        self._draw_lengths()
+
+    # -- the pieces of a forward pass ---------------------------------------------------------
+
+    def embedding(self, matrix: Matrix) -> str:
+        """The rows of `matrix` [vocab, hidden] at `input_ids`: [batch, sequence, hidden]."""
+        if self.quantization.bits == 32:
+            table = self._weights.dense_table("embedding.weight", matrix)
+            return self._node("Gather", [table, "input_ids"], "embedding", axis=0)
+        stored = self.quantization.blocks(self.quantization.embedding_bits)
+        codes, scales, zero_points = self._weights.table_blocks("embedding", matrix, stored)
+        return self._node(
+            "GatherBlockQuantized",
+            [codes, "input_ids", scales, *([zero_points] if zero_points else [])],
+            "embedding",
+            domain=_MICROSOFT,
+            bits=stored.bits,
+            block_size=stored.block,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+
+    def learned_positions(self, matrix: Matrix) -> str:
+        """The rows of `matrix` [context, hidden] at the positions, which become an input."""
+        self._inputs.append(_value("position_ids", TensorProto.INT64, ["batch", "sequence"]))
+        table = self._weights.dense_table("positions.weight", matrix)
+        return self._node("Gather", [table, "position_ids"], "positions", axis=0)
+
+    def linear(
+        self, name: str, x: str, matrix: Matrix, bias: NDArray[np.float32] | None = None
+    ) -> str:
+        """x [batch, sequence, K] times the transpose of `matrix` [N, K], plus `bias` [N]."""
+        added = None if bias is None else self._weights.vector(f"{name}.bias", bias)
+        return self._linear(name, x, matrix, self.quantization.bits, added)
+
+    def head(self, x: str, matrix: Matrix) -> None:
+        """The graph's output `logits`: x times the transpose of `matrix` [vocab, hidden]."""
+        self._linear("logits", x, matrix, self.quantization.head_bits)
+
+    def rms_norm(self, name: str, x: str, weight: NDArray[np.float32], epsilon: float) -> str:
+        """x / rms(x) * weight over the last axis."""
+        scale = self._weights.vector(f"{name}.weight", weight)
+        return self._node(
+            "SimplifiedLayerNormalization", [x, scale], name, axis=-1, epsilon=epsilon
+        )
+
+    def add_rms_norm(
+        self, name: str, x: str, residual: str, weight: NDArray[np.float32], epsilon: float
+    ) -> tuple[str, str]:
+        """The sum of x and `residual` normalized, and the sum itself, the next residual."""
+        scale = self._weights.vector(f"{name}.weight", weight)
+        total = f"{name}.residual"
+        self._nodes.append(
+            helper.make_node(
+                "SkipSimplifiedLayerNormalization",
+                [x, residual, scale],
+                [name, "", "", total],
+                name=name,
+                domain=_MICROSOFT,
+                epsilon=epsilon,
+            )
+        )
+        return name, total
+
+    def add_layer_norm(self, name: str, x: str, residual: str, norm: LayerNorm) -> tuple[str, str]:
+        """The sum of x and `residual` normalized, and the sum itself."""
+        scale = self._weights.vector(f"{name}.weight", norm.weight)
+        shift = self._weights.vector(f"{name}.bias", norm.bias)
+        total = f"{name}.residual"
+        self._nodes.append(
+            helper.make_node(
+                "SkipLayerNormalization",
+                [x, residual, scale, shift],
+                [name, "", "", total],
+                name=name,
+                domain=_MICROSOFT,
+                epsilon=norm.epsilon,
+            )
+        )
+        return name, total
+
+    def rotary_table(self, cos: NDArray[np.float32], sin: NDArray[np.float32]) -> tuple[str, str]:
+        """Stores cos and sin [positions, head / 2] once for all layers."""
+        return self._weights.constant("cos_cache", cos), self._weights.constant("sin_cache", sin)
+
+    def attention(
+        self,
+        layer: int,
+        x: str,
+        projection: Matrix,
+        bias: NDArray[np.float32] | None = None,
+        *,
+        rotary: tuple[str, str] | None = None,
+        window: int | None = None,
+    ) -> str:
+        """Causal grouped-query attention of x [batch, sequence, hidden] over the past and itself.
+
+        `projection` [N, hidden] and `bias` [N] make q, k and v, one after the other. Adds the
+        layer's past inputs and present outputs. Rotates q and k, where a table is given, by the
+        halves of what it covers of a head. A position sees itself and the `window - 1` before it,
+        or all where none is given. Scores are divided by the root of a head's size.
+        """
+        qkv = self.linear(f"layers.{layer}.qkv", x, projection, bias)
+        past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
+        present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
+        cache: list[str | int] = ["batch", self.shape.num_kv_heads, "capacity", self.shape.head_dim]
+        self._inputs += [_value(name, TensorProto.FLOAT, cache) for name in past]
+        self._outputs += [_value(name, TensorProto.FLOAT, cache) for name in present]
+        name = f"layers.{layer}.attention"
+        lengths = ["past_and_new_minus_one", "total_length"]
+        self._nodes.append(
+            helper.make_node(
+                "GroupQueryAttention",
+                [qkv, "", "", *past, *lengths, *(rotary or ())],
+                [name, *present],
+                name=name,
+                domain=_MICROSOFT,
+                num_heads=self.shape.num_heads,
+                kv_num_heads=self.shape.num_kv_heads,
+                do_rotary=int(rotary is not None),
+                rotary_interleaved=0,
+                local_window_size=window or -1,
+            )
+        )
+        return name
+
+    def gated_silu(self, name: str, gate: str, up: str) -> str:
+        """silu(gate) * up, element by element."""
+        # QuickGelu is x * sigmoid(alpha * x): at alpha = 1 the fused kernel of SiLU.
+        silu = self._node("QuickGelu", [gate], f"{name}.silu", domain=_MICROSOFT, alpha=1.0)
+        return self._node("Mul", [silu, up], name)
+
+    def add(self, name: str, x: str, y: str) -> str:
+        """x + y, element by element."""
+        return self._node("Add", [x, y], name)
+
+    def relu(self, name: str, x: str) -> str:
+        """max(x, 0), element by element."""
+        return self._node("Relu", [x], name)
+
+    def gelu_tanh(self, name: str, x: str) -> str:
+        """GELU by the approximation with tanh, element by element."""
+        return self._node("FastGelu", [x], name, domain=_MICROSOFT)
+
+    def finish(self, name: str) -> onnx.ModelProto:
+        """The drawn model, its large initializers pointing into the weight file."""
+        graph = helper.make_graph(
+            self._nodes, name, self._inputs, self._outputs, self._weights.initializers
+        )
+        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_MICROSOFT, 1)]
+        return helper.make_model(
+            graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="specops"
+        )
+
+    # -- how they are drawn -------------------------------------------------------------------
+
+    def _draw_lengths(self) -> None:
+        """What every attention layer needs from the mask, computed once."""
+        axis = self._weights.constant("axis_1", np.array([1], np.int64))
+        one = self._weights.constant("one", np.array(1, np.int64))
+        last = self._weights.constant("index_1", np.array(1, np.int64))
+        ones = self._node("ReduceSum", ["attention_mask", axis], "mask_sum", keepdims=0)
+        minus_one = self._node("Sub", [ones, one], "mask_sum_minus_one")
+        self._node("Cast", [minus_one], "past_and_new_minus_one", to=TensorProto.INT32)
+        size = self._node("Shape", ["attention_mask"], "mask_shape")
+        width = self._node("Gather", [size, last], "mask_width", axis=0)
+        self._node("Cast", [width], "total_length", to=TensorProto.INT32)
+
+    def _linear(self, name: str, x: str, matrix: Matrix, bits: int, bias: str | None = None) -> str:
+        if bits == 32:
+            weight = self._weights.dense_transposed(f"{name}.weight", matrix)
+            if bias is None:
+                return self._node("MatMul", [x, weight], name)
+            product = self._node("MatMul", [x, weight], f"{name}.product")
+            return self._node("Add", [product, bias], name)
+        features, inputs = matrix.shape
+        stored = self.quantization.blocks(bits)
+        operands = [x, *self._weights.matmul_blocks(name, matrix, stored), "", bias or ""]
+        while not operands[-1]:  # an absent input at the end is left out
+            operands.pop()
+        return self._node(
+            "MatMulNBits",
+            operands,
+            name,
+            domain=_MICROSOFT,
+            K=inputs,
+            N=features,
+            bits=bits,
+            block_size=stored.block,
+            accuracy_level=_INT8_ACTIVATIONS,
+        )
+
+    def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+        return output
+
+
+def _value(name: str, kind: int, dims: list[str | int]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, dims)

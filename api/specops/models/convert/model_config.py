@@ -1,0 +1,100 @@
+"""Typed access to config.json: a key that is missing or odd is an error that names it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specops.models.convert.errors import ExportError
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder that its KV cache and its graph inputs follow from.
+
+    `context_length` is in tokens: the rows of the rotary table, or of that of the learned
+    positions, so no position beyond it exists.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+
+
+class ModelConfig:
+    """A config.json (or a dict inside it), read key by key."""
+
+    def __init__(self, values: dict[str, Any], file: Path, prefix: str = "") -> None:
+        self._values = values
+        self._file = file
+        self._prefix = prefix
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer; `default` where the key is absent or null."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(key, f"must be a positive integer, is {value!r}")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """A positive integer; None where the key is absent or null."""
+        return None if self._values.get(key) is None else self.integer(key)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number; `default` where the key is absent or null."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise self.error(key, f"must be a positive number, is {value!r}")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string; `default` where the key is absent or null."""
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, f"must be a string, is {value!r}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean; `default` where the key is absent or null."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"must be true or false, is {value!r}")
+        return value
+
+    def require_flag(self, key: str, needed: bool) -> None:
+        """An error unless the key is absent, null or the boolean that an export needs."""
+        if self.flag(key, needed) != needed:
+            raise self.error(key, f"must be {str(needed).lower()} to be exported for this family")
+
+    def first_text(self, key: str) -> str:
+        """The first of a list of strings."""
+        values = self._get(key, None)
+        if not isinstance(values, list) or not values or not isinstance(values[0], str):
+            raise self.error(key, f"must be a list of names, is {values!r}")
+        return values[0]
+
+    def section(self, key: str) -> ModelConfig | None:
+        """An object inside the config; None where the key is absent or null."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, f"must be an object, is {value!r}")
+        return ModelConfig(value, self._file, f"{self._prefix}{key}.")
+
+    def error(self, key: str, problem: str) -> ExportError:
+        """An error that names the file and the key."""
+        return ExportError(f"{self._file}: key '{self._prefix}{key}' {problem}")
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(key, "is missing, and the export cannot do without it")
+        return value

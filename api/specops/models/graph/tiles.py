@@ -1,0 +1,243 @@
+"""Replaces a graph's MatMulNBits by the operator of `specops.runtime.kernels`, weights and all.
+
+Tiles are proven by unpacking them: the codes, scales and zero points that come out must be the
+graph's own, bit by bit. Logits prove nothing: kernels round sums in other places than
+onnxruntime's, and a few arbitrary tokens can make any difference out of that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from specops.models.folder import ModelError
+from specops.models.graph.tensors import external, fill_page, values_of
+from specops.runtime import kernels
+from specops.runtime.kernels.packing import TILE, pack, unpacked
+
+_COLUMNS = 256 * TILE  # packed at a time
+_LINE = 64  # bytes
+_ANY_ACTIVATIONS, _INT8_ACTIVATIONS = 0, 4  # accuracy_level: unset, and what the kernels do
+_BLOCK, _LARGEST_BLOCK = 32, 256  # blocks are multiples of the first
+_OPERANDS = ("x", "codes", "scales", "zero_points", "order", "bias")
+_TYPES = {"codes": TensorProto.UINT8, "scales": TensorProto.FLOAT, "zero_points": TensorProto.UINT8}
+
+Bytes = NDArray[np.uint8]
+
+
+class Weights(NamedTuple):
+    """Quantized weights, a byte for each code: [N, blocks, block], [N, blocks], [N, blocks]."""
+
+    codes: Bytes
+    scales: NDArray[np.float32]
+    zero_points: Bytes | None
+
+
+def write_tiles(
+    model: onnx.ModelProto, folder: Path, location: str, target: BinaryIO
+) -> list[TensorProto]:
+    """Let the kernels compute every product that they can.
+
+    Args:
+        model: the graph; its nodes change, and weights that no node reads any more go.
+        folder: where its external weights lie.
+        location: the name of the file that `target` writes, as the graph will call it.
+        target: gets the tiles, each product's from a page's start on, in the order of the nodes.
+
+    Returns:
+        The tiles, which are to become initializers of the graph; none if there is no such product.
+
+    Raises:
+        ModelError: tiles do not hold what the graph has.
+    """
+    graph = model.graph
+    _take_biases_in(graph)
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    written: list[TensorProto] = []
+    for index, node in enumerate(graph.node):
+        operands = _operands(node)
+        if not _computable(node, operands, tensors):
+            continue
+        arrays = {
+            key: values_of(tensors[operands[key]], folder) for key in _TYPES if key in operands
+        }
+        name = f"{node.name or node.output[0]}.tiles"
+        written.append(_write(name, arrays, _attributes(node), location, target))
+        graph.node[index].CopyFrom(_replaced(node, operands, name))
+    used = {name for node in graph.node for name in node.input}
+    for name in tensors.keys() - used:
+        graph.initializer.remove(tensors[name])
+    return written
+
+
+def unpack(
+    tiles: Bytes, columns: int, depth: int, *, bits: int, block: int, points: bool
+) -> Weights:
+    """The weights that tiles hold: what `specops.runtime.kernels.packing.pack` was given.
+
+    Args:
+        tiles: [bytes].
+        columns: N.
+        depth: K.
+        bits: of a code, 4 or 8.
+        block: weights with one scale.
+        points: zero points follow each tile.
+    """
+    blocks = math.ceil(depth / block)
+    count = math.ceil(columns / TILE)
+    code_bytes = TILE * block * bits // 8
+    whole = tiles.reshape(count, -1)
+    lines = whole[:, : blocks * (code_bytes + _LINE)].reshape(count, blocks, -1)
+    scales = np.ascontiguousarray(lines[:, :, code_bytes:]).view(np.float32)
+    words = lines[:, :, :code_bytes]
+    if bits == 4:  # a byte holds a code and the one four further on
+        words = words.reshape(count, blocks, -1, 1, TILE, 4)
+        words = np.concatenate([words & np.uint8(15), words >> np.uint8(4)], axis=3)
+    codes = words.reshape(count, blocks, block // 4, TILE, 4).transpose(0, 3, 1, 2, 4)
+    zero_points = None
+    if points:
+        flat = whole[:, blocks * (code_bytes + _LINE) :][:, : blocks * TILE]
+        zero_points = _by_column(flat.reshape(count, blocks, TILE), columns)
+    return Weights(
+        codes.reshape(count * TILE, blocks, block)[:columns],
+        _by_column(scales, columns),
+        zero_points,
+    )
+
+
+def _by_column(values: NDArray[Any], columns: int) -> NDArray[Any]:
+    """[tiles, blocks, 16] as [N, blocks]."""
+    found: NDArray[Any] = values.transpose(0, 2, 1).reshape(-1, values.shape[1])[:columns]
+    return found
+
+
+def _take_biases_in(graph: onnx.GraphProto) -> None:
+    """A weight that is added to a product, and to nothing else, becomes the product's bias."""
+    shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    for product in [node for node in graph.node if node.op_type == "MatMulNBits"]:
+        (output,), users = product.output, readers.get(product.output[0], [])
+        if len(users) != 1 or users[0].op_type != "Add" or "bias" in _operands(product):
+            continue
+        (bias,) = (name for name in users[0].input if name != output)
+        if shapes.get(bias) != [_attributes(product)["N"]] or kinds[bias] != TensorProto.FLOAT:
+            continue
+        product.input.extend([""] * (len(_OPERANDS) - 1 - len(product.input)))
+        product.input.append(bias)
+        product.output[0] = users[0].output[0]
+        graph.node.remove(users[0])
+
+
+def _operands(node: onnx.NodeProto) -> dict[str, str]:
+    return {key: name for key, name in zip(_OPERANDS, node.input, strict=False) if name}
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, int]:
+    return {item.name: item.i for item in node.attribute}
+
+
+def _computable(
+    node: onnx.NodeProto, operands: Mapping[str, str], tensors: Mapping[str, TensorProto]
+) -> bool:
+    """Whether a node is a product, with weights that the kernels know and no more exactness."""
+    attributes = _attributes(node)
+    return (
+        node.op_type == "MatMulNBits"
+        and attributes.get("accuracy_level", 0) in (_ANY_ACTIVATIONS, _INT8_ACTIVATIONS)
+        and not attributes.get("weight_prepacked", 0)
+        and attributes.get("bits", 4) in (4, 8)
+        and attributes["block_size"] % _BLOCK == 0
+        and attributes["block_size"] <= _LARGEST_BLOCK
+        and "order" not in operands
+        and all(
+            operands[key] in tensors and tensors[operands[key]].data_type == kind
+            for key, kind in _TYPES.items()
+            if key in operands
+        )
+    )
+
+
+def _write(
+    name: str,
+    arrays: Mapping[str, NDArray[Any]],
+    attributes: Mapping[str, int],
+    location: str,
+    target: BinaryIO,
+) -> TensorProto:
+    """Append a product's tiles, some columns at a time, and describe them."""
+    columns, depth, block = (attributes[key] for key in ("N", "K", "block_size"))
+    bits, blocks = attributes.get("bits", 4), math.ceil(depth / block)
+    codes = arrays["codes"].reshape(columns, blocks, -1)
+    scales = arrays["scales"].reshape(columns, blocks)
+    points = arrays.get("zero_points")
+    if points is not None:
+        points = points.reshape(columns, -1)
+    offset = target.tell()
+    for start in range(0, columns, _COLUMNS):
+        part = slice(start, start + _COLUMNS)
+        some = None if points is None else points[part]
+        tiles = pack(codes[part], scales[part], some, bits=bits, block=block)
+        wanted = Weights(
+            unpacked(codes[part], bits),
+            scales[part],
+            None if some is None else unpacked(some, bits)[:, :blocks],
+        )
+        found = unpack(
+            tiles, len(wanted.codes), depth, bits=bits, block=block, points=some is not None
+        )
+        if not _equal(found, wanted):
+            raise ModelError(f"{name} do not hold the weights that the graph has")
+        target.write(tiles.data)
+    length = target.tell() - offset
+    fill_page(target)
+    return external(
+        name, TensorProto.UINT8, [length], location=location, offset=offset, length=length
+    )
+
+
+def _equal(found: Weights, wanted: Weights) -> bool:
+    """Bit by bit: a scale that is NaN equals itself."""
+    pairs = zip(found, wanted, strict=True)
+    return all(
+        (one is None and other is None)
+        or (
+            one is not None
+            and other is not None
+            and one.shape == other.shape
+            and np.array_equal(_bits(one), _bits(other))
+        )
+        for one, other in pairs
+    )
+
+
+def _bits(values: NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(values).view(np.uint8)
+
+
+def _replaced(node: onnx.NodeProto, operands: Mapping[str, str], tiles: str) -> onnx.NodeProto:
+    """The same product, computed by the kernels."""
+    inputs = [operands["x"], tiles]
+    if "bias" in operands:
+        inputs.append(operands["bias"])
+    attributes = {"bits": 4, **_attributes(node)}
+    return helper.make_node(
+        kernels.MATMUL,
+        inputs,
+        list(node.output),
+        name=node.name or node.output[0],
+        domain=kernels.DOMAIN,
+        **{key: attributes[key] for key in ("N", "K", "bits", "block_size")},
+        zero_points=int("zero_points" in operands),
+        bias=int("bias" in operands),
+    )

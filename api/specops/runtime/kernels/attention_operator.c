@@ -1,0 +1,260 @@
+// Makes attention an operator that ONNX Runtime can put into a graph, and checks all that it gets:
+//
+//   specops.Attention(query, key, value, spans, block_tables, cache, cos, sin, q_norm, k_norm)
+//       -> float32 [..., T, num_heads * head_size]
+//   query         float32 [..., T, num_heads * head_size]; without `key` and `value` also these,
+//                 behind each other: [..., T, (num_heads + 2 * kv_num_heads) * head_size]
+//   key, value    float32 [..., T, kv_num_heads * head_size], optional
+//   spans         int64 [S, 3]: slot, first position, tokens; their tokens are the T, in order
+//   block_tables  int64 [slots, max_blocks]: number of the cache's block for each 64 positions
+//   cache         int64 [4]: address, number of blocks, bytes of a block, type of elements
+//   cos, sin      float32 [positions, rotated / 2], optional
+//   q_norm, k_norm  float32 [head_size], optional
+//   attributes: layer, layers, num_heads, kv_num_heads, head_size, rotary_interleaved, window;
+//   scale, softcap, epsilon; see attention.h
+//
+// The cache is reached by its address, so that nothing is bound or copied per layer. It has to
+// come from the engine: graphs of strangers must not be loaded with this operator in them.
+
+#include "attention.h"
+#include "operators.h"
+#include "processor.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { QUERY, KEY, VALUE, SPANS, TABLES, CACHE, COS, SIN, QUERY_NORM, KEY_NORM, INPUTS };
+enum { MOST_SLOTS = 1024, SPAN_NUMBERS = 3, CACHE_NUMBERS = 4 };
+static const int64_t MOST_POSITIONS = 1 << 30;
+
+typedef struct {
+    const AttentionKernel *kernel;
+    Layer layer;
+} Operator;
+
+typedef struct {
+    Tensor inputs[INPUTS];
+    Span spans[MOST_SLOTS];
+    Pass pass;
+    int64_t tokens;
+} Arguments;
+
+static const char *check_layer(const Layer *layer, int64_t interleaved) {
+    if (layer->layers < 1 || layer->layers > MOST_LAYERS) return "Attention: 1 to 1024 layers";
+    if (layer->layer < 0 || layer->layer >= layer->layers)
+        return "Attention: layer is not below layers";
+    if (layer->kv_heads < 1 || layer->heads < 1 || layer->heads > MOST_HEADS)
+        return "Attention: 1 to 1024 heads";
+    if (layer->heads % layer->kv_heads)
+        return "Attention: num_heads is not a multiple of kv_num_heads";
+    if (layer->size < 8 || layer->size > MOST_SIZE || layer->size % 8)
+        return "Attention: head_size is a multiple of 8, up to 256";
+    if (interleaved != 0 && interleaved != 1) return "Attention: rotary_interleaved is 0 or 1";
+    if (layer->window < 0 || layer->window > MOST_POSITIONS)
+        return "Attention: window is too large or below 0";
+    if (!isfinite(layer->scale)) return "Attention: scale is not finite";
+    if (!(layer->softcap >= 0) || isinf(layer->softcap))
+        return "Attention: softcap is below 0 or not finite";
+    if (!(layer->epsilon >= 0) || isinf(layer->epsilon))
+        return "Attention: epsilon is below 0 or not finite";
+    return NULL;
+}
+
+static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
+                         void **out) {
+    (void)op, (void)given;
+    Layer layer;
+    int64_t interleaved;
+    const struct { const char *name; int64_t *to; } whole[] = {
+        {"layer", &layer.layer}, {"layers", &layer.layers}, {"num_heads", &layer.heads},
+        {"kv_num_heads", &layer.kv_heads}, {"head_size", &layer.size}, {"window", &layer.window},
+        {"rotary_interleaved", &interleaved}};
+    const struct { const char *name; float *to; } real[] = {
+        {"scale", &layer.scale}, {"softcap", &layer.softcap}, {"epsilon", &layer.epsilon}};
+    OrtStatus *status = NULL;
+    for (size_t i = 0; !status && i < sizeof whole / sizeof *whole; i++)
+        status = api->KernelInfoGetAttribute_int64(info, whole[i].name, whole[i].to);
+    for (size_t i = 0; !status && i < sizeof real / sizeof *real; i++)
+        status = api->KernelInfoGetAttribute_float(info, real[i].name, real[i].to);
+    if (status) return status;
+    const char *wrong = check_layer(&layer, interleaved);
+    if (wrong) return failure(wrong);
+    layer.interleaved = (int)interleaved;
+    Operator *created = malloc(sizeof *created);
+    if (!created) return failure("Attention: out of memory");
+    *created = (Operator){choose_processor()->attention, layer};
+    *out = created;
+    return NULL;
+}
+
+// Queries, keys and values: three tensors or one.
+static const char *read_projections(Arguments *arguments) {
+    const Tensor *inputs = arguments->inputs, *query = inputs + QUERY;
+    Pass *pass = &arguments->pass;
+    const int64_t size = pass->layer.size, keys = pass->layer.kv_heads * size;
+    const int64_t queries = pass->layer.heads * size;
+    if (!query->data) return "Attention: there is no query";
+    if (!inputs[KEY].data != !inputs[VALUE].data)
+        return "Attention: key and value are given both or not at all";
+    const int packed = !inputs[KEY].data;
+    arguments->tokens = rows_of_tensor(query);
+    pass->query = query->data;
+    pass->query_stride = query->dimensions[query->count - 1];
+    if (pass->query_stride != (packed ? queries + 2 * keys : queries))
+        return "Attention: the query's last dimension does not fit the heads";
+    if (packed) {
+        pass->key = pass->query + queries;
+        pass->value = pass->key + keys;
+        pass->key_stride = pass->query_stride;
+        return NULL;
+    }
+    for (int i = KEY; i <= VALUE; i++) {
+        const Tensor *input = inputs + i;
+        if (input->dimensions[input->count - 1] != keys)
+            return "Attention: the last dimension of key or value does not fit the heads";
+        if (rows_of_tensor(input) != arguments->tokens)
+            return "Attention: key or value has another number of tokens than the query";
+    }
+    pass->key = inputs[KEY].data;
+    pass->value = inputs[VALUE].data;
+    pass->key_stride = keys;
+    return NULL;
+}
+
+static const char *read_tables(Arguments *arguments) {
+    const Tensor *inputs = arguments->inputs, *cos = inputs + COS, *sin = inputs + SIN;
+    Pass *pass = &arguments->pass;
+    const int64_t size = pass->layer.size;
+    if (!cos->data != !sin->data) return "Attention: cos and sin are given both or not at all";
+    pass->cos = cos->data, pass->sin = sin->data;
+    pass->pairs = cos->data ? cos->dimensions[cos->count - 1] : 0;
+    if (cos->data && (cos->count != 2 || pass->pairs < 1 || pass->pairs > size / 2))
+        return "Attention: cos is not [positions, rotated / 2] with at most head_size rotated";
+    if (cos->data && !has_shape(sin, 2, cos->dimensions[0], pass->pairs))
+        return "Attention: sin has another shape than cos";
+    pass->query_norm = inputs[QUERY_NORM].data, pass->key_norm = inputs[KEY_NORM].data;
+    if ((pass->query_norm && !has_shape(inputs + QUERY_NORM, 1, size, size)) ||
+        (pass->key_norm && !has_shape(inputs + KEY_NORM, 1, size, size)))
+        return "Attention: q_norm and k_norm have head_size numbers";
+    return NULL;
+}
+
+static const char *read_cache(const Arguments *arguments, Pass *pass, int64_t *blocks) {
+    const Tensor *tables = arguments->inputs + TABLES, *cache = arguments->inputs + CACHE;
+    if (!has_shape(cache, 1, CACHE_NUMBERS, CACHE_NUMBERS))
+        return "Attention: cache has four numbers";
+    if (!tables->data || tables->count != 2)
+        return "Attention: block_tables is [slots, max_blocks]";
+    if (tables->dimensions[0] > MOST_SLOTS) return "Attention: at most 1024 slots";
+    const int64_t *numbers = cache->data;
+    *blocks = numbers[1];
+    if (numbers[3] < 0 || numbers[3] >= TYPES) return "Attention: the cache's type is 0, 1 or 2";
+    pass->type = (int)numbers[3];
+    if (numbers[2] != block_bytes(&pass->layer, pass->type))
+        return "Attention: the cache's blocks have another size than the model's";
+    if (*blocks < 0 || *blocks > INT64_MAX / numbers[2])
+        return "Attention: the cache's number of blocks is impossible";
+    if (!numbers[0] || numbers[0] % 4) return "Attention: the cache's address is 0 or not aligned";
+    pass->cache = (char *)(intptr_t)numbers[0];
+    pass->block_tables = tables->data;
+    pass->max_blocks = tables->dimensions[1];
+    return NULL;
+}
+
+// The blocks that a span writes or reads; those before its window may be gone.
+static const char *check_blocks(const Pass *pass, const Span *span, int64_t blocks) {
+    const int64_t *table = pass->block_tables + span->slot * pass->max_blocks;
+    const int64_t window = pass->layer.window;
+    const int64_t first = window && window <= span->start ? span->start + 1 - window : 0;
+    const int64_t last = (span->start + span->tokens - 1) / BLOCK;
+    for (int64_t block = first / BLOCK; block <= last; block++)
+        if (table[block] < 0 || table[block] >= blocks)
+            return "Attention: a block is not in the cache";
+    return NULL;
+}
+
+static const char *read_spans(Arguments *arguments) {
+    const Tensor *spans = arguments->inputs + SPANS, *cos = arguments->inputs + COS;
+    Pass *pass = &arguments->pass;
+    if (!spans->data || spans->count != 2 || spans->dimensions[1] != SPAN_NUMBERS)
+        return "Attention: spans is [S, 3]";
+    int64_t blocks, tokens = 0;
+    const char *wrong = read_cache(arguments, pass, &blocks);
+    if (wrong) return wrong;
+    const int64_t slots = arguments->inputs[TABLES].dimensions[0];
+    uint64_t seen[MOST_SLOTS / 64] = {0};
+    const int64_t *numbers = spans->data;
+    for (int64_t i = 0; i < spans->dimensions[0]; i++, numbers += SPAN_NUMBERS) {
+        const Span span = {numbers[0], numbers[1], numbers[2], tokens};
+        if (!span.tokens) continue;
+        if (span.tokens < 0 || span.tokens > arguments->tokens - tokens)
+            return "Attention: spans have another number of tokens than the query";
+        if (span.slot < 0 || span.slot >= slots) return "Attention: there is no such slot";
+        if (seen[span.slot / 64] >> span.slot % 64 & 1)
+            return "Attention: a slot has two spans in a pass";
+        if (span.start < 0 || span.start > MOST_POSITIONS)
+            return "Attention: a position is below 0 or too large";
+        if (span.start + span.tokens > pass->max_blocks * BLOCK)
+            return "Attention: a position is beyond the block tables";
+        if (cos->data && span.start + span.tokens > cos->dimensions[0])
+            return "Attention: a position is beyond the rotary table";
+        wrong = check_blocks(pass, &span, blocks);
+        if (wrong) return wrong;
+        seen[span.slot / 64] |= (uint64_t)1 << span.slot % 64;
+        arguments->spans[pass->count++] = span;
+        tokens += span.tokens;
+    }
+    if (tokens == arguments->tokens) return NULL;
+    return "Attention: spans have another number of tokens than the query";
+}
+
+static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
+    const Operator *self = kernel;
+    Arguments arguments;
+    OrtStatus *status = NULL;
+    for (size_t i = 0; !status && i < INPUTS; i++)
+        status = read_input(context, i, arguments.inputs + i);
+    if (status) return status;
+    Pass *pass = &arguments.pass;
+    *pass = (Pass){.layer = self->layer, .spans = arguments.spans};
+    const char *wrong = read_projections(&arguments);
+    if (!wrong) wrong = read_tables(&arguments);
+    if (!wrong) wrong = read_spans(&arguments);
+    if (wrong) return failure(wrong);
+    Tensor *query = arguments.inputs + QUERY;
+    query->dimensions[query->count - 1] = self->layer.heads * self->layer.size;
+    OrtValue *output;
+    status = api->KernelContext_GetOutput(context, 0, query->dimensions, query->count, &output);
+    if (!status) status = api->GetTensorMutableData(output, (void **)&pass->out);
+    if (status) return status;
+    Call call = {context, NULL};
+    attend(self->kernel, pass, threads_of(&call));
+    return call.status;
+}
+
+static const char *name(const OrtCustomOp *op) { return (void)op, "Attention"; }
+static size_t inputs(const OrtCustomOp *op) { return (void)op, INPUTS; }
+static int input(const OrtCustomOp *op, size_t index) {
+    return (void)op, index >= SPANS && index <= CACHE ? ORT_INT64 : ORT_FLOAT;
+}
+static int optional(const OrtCustomOp *op, size_t index) {
+    return (void)op, index == KEY || index == VALUE || index > CACHE;
+}
+
+const OrtCustomOp ATTENTION_OPERATOR = {
+    .version = ORT_VERSION,
+    .GetName = name,
+    .GetExecutionProviderType = cpu_provider,
+    .GetInputType = input,
+    .GetInputTypeCount = inputs,
+    .GetOutputType = float_output,
+    .GetOutputTypeCount = one_output,
+    .KernelDestroy = free,
+    .GetInputCharacteristic = optional,
+    .GetOutputCharacteristic = is_required,
+    .GetInputMemoryType = is_required,
+    .CreateKernelV2 = create,
+    .KernelComputeV2 = compute,
+    .GetStartVersion = first_version,
+    .GetEndVersion = last_version,
+};

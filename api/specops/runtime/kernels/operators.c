@@ -1,0 +1,62 @@
+// Registers the operators of the domain "specops"; see matmul_operator.c and attention_operator.c.
+
+#include "operators.h"
+
+const OrtApi *api;
+
+OrtStatus *read_input(const OrtKernelContext *context, size_t index, Tensor *tensor) {
+    const OrtValue *value;
+    OrtShape *shape;
+    tensor->data = NULL;
+    tensor->count = 0;
+    OrtStatus *status = api->KernelContext_GetInput(context, index, &value);
+    if (status || !value) return status;
+    status = api->GetTensorMutableData((OrtValue *)value, &tensor->data);
+    if (!status) status = api->GetTensorTypeAndShape(value, &shape);
+    if (status) return status;
+    status = api->GetDimensionsCount(shape, &tensor->count);
+    if (!status && (tensor->count < 1 || tensor->count > MOST_DIMENSIONS))
+        status = failure("an input has no dimensions or too many");
+    if (!status) status = api->GetDimensions(shape, tensor->dimensions, tensor->count);
+    api->ReleaseTensorTypeAndShapeInfo(shape);
+    static char nothing;
+    if (!tensor->data) tensor->data = &nothing;  // a tensor without elements is there nonetheless
+    return status;
+}
+
+int64_t rows_of_tensor(const Tensor *tensor) {
+    int64_t rows = 1;
+    for (size_t i = 0; i + 1 < tensor->count; i++) rows *= tensor->dimensions[i];
+    return rows;
+}
+
+static void run(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
+    Call *call = context;
+    if (!call->status)  // as many batches as there is work: a thread that is done takes the next
+        call->status = api->KernelContext_ParallelFor(call->context, work, count, count, argument);
+}
+
+Threads threads_of(Call *call) { return (Threads){run, call}; }
+
+const char *cpu_provider(const OrtCustomOp *op) { return (void)op, "CPUExecutionProvider"; }
+int float_output(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_FLOAT; }
+size_t one_output(const OrtCustomOp *op) { return (void)op, 1; }
+int is_required(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, 0; }
+int first_version(const OrtCustomOp *op) { return (void)op, 1; }
+int last_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
+
+// Called for each session's options. The domain is made once and lives as long as the process.
+OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
+    static OrtDomain *domain;
+    api = base->GetApi(ORT_VERSION);
+    if (!api) return NULL;  // older than that: graphs with the operators will not load
+    if (!domain) {
+        OrtDomain *made;
+        OrtStatus *status = api->CreateCustomOpDomain("specops", &made);
+        if (!status) status = api->CustomOpDomain_Add(made, &MATMUL_OPERATOR);
+        if (!status) status = api->CustomOpDomain_Add(made, &ATTENTION_OPERATOR);
+        if (status) return status;
+        domain = made;
+    }
+    return api->AddCustomOpDomain(options, domain);
+}

@@ -1,0 +1,123 @@
+"""What the engine asks of a source of draft tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from specops.request import SamplingParams
+from specops.runtime.sampling import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Draft tokens of one request.
+
+    Attributes:
+        tokens: [k].
+        probs: [k, V], the distribution that each token was drawn from; None where the tokens
+            were certain (greedy, or looked up) or the request has a seed: verification then
+            compares tokens, see `verify_seeded`.
+        origin: the drafter that made them, where that is not the one that was asked; without
+            tokens: the one that has looked them up in vain.
+        match_length: how many of the last tokens a lookup found again; 0 where nothing was looked
+            up. The longer the match, the more of the draft tokens are right.
+    """
+
+    tokens: tuple[int, ...] = ()
+    probs: Floats | None = None
+    origin: str | None = None
+    match_length: int = 0
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One request's part in `Drafter.propose`.
+
+    Attributes:
+        slot: the request's slot.
+        tokens: the whole sequence so far, prompt first. Between two calls it only grows: by
+            accepted draft tokens and one token of the target's own.
+        count: most draft tokens, at least 1.
+        sampling: how the target draws its tokens.
+        rng: the request's random numbers, for draft tokens that are drawn. With a seed they are
+            drawn by `sampling.draw_seeded` at their place in the sequence: the target's noise.
+    """
+
+    slot: int
+    tokens: Sequence[int]
+    count: int
+    sampling: SamplingParams
+    rng: np.random.Generator
+
+
+class Drafter(Protocol):
+    """Proposes how sequences go on. Keeps its state by slot."""
+
+    @property
+    def name(self) -> str:
+        """The name in requests, statistics and metrics."""
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether `propose` may run forward passes; what `look_up` finds never costs one."""
+
+    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
+        """A client's sequence with this prompt begins in a free slot."""
+
+    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+        """Propose up to `count` tokens that cost no forward pass; maybe none."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Propose for several slots at once, in the order of the requests; none is a good answer.
+
+        A draft model runs one pass per draft token for all of them.
+        """
+
+    def backlog(self, slot: int, length: int) -> int:
+        """Tokens of a sequence of `length` that a model has to take in before it can propose."""
+
+    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
+        """Let a model compute up to `most` tokens of the slot's backlog; returns how many."""
+
+    def release(self, slot: int) -> None:
+        """The slot's sequence has ended."""
+
+
+class LookupDrafter(ABC):
+    """What all drafters have in common that run no model: they only have to look up.
+
+    One that keeps something by slot overrides `release`, too.
+    """
+
+    name: str
+    runs_model = False
+
+    @abstractmethod
+    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+        """Propose up to `count` tokens that follow `tokens`; see `Drafter.look_up`."""
+
+    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027 - likewise
+        """Nothing: tokens are taken in when they are looked up."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """What there is to find, however the target draws its tokens."""
+        return [self.look_up(item.slot, item.tokens, item.count) for item in requests]
+
+    def backlog(self, slot: int, length: int) -> int:
+        """No model has to keep up."""
+        return 0
+
+    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
+        """Nothing to compute."""
+        return 0
+
+    def release(self, slot: int) -> None:  # noqa: B027 - may do nothing
+        """Nothing is kept."""

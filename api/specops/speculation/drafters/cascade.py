@@ -1,0 +1,54 @@
+"""Looked-up draft tokens where there are any, a draft model's elsewhere: the cheap before the dear.
+
+A lookup costs microseconds and is right where text repeats itself; a draft model costs a pass per
+token and is right elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specops.speculation.drafters.base import Draft, Drafter, DraftRequest
+
+
+class CascadeDrafter:
+    """Asks its parts in turn and says whose draft tokens they are.
+
+    The parts are drafters that can be asked for by name, too, and keep their slots themselves:
+    the engine, which begins and releases the slots of all drafters, has told them.
+
+    Args:
+        lookup: runs no model.
+        model: runs one.
+    """
+
+    name = "cascade"
+    runs_model = True
+
+    def __init__(self, lookup: Drafter, model: Drafter) -> None:
+        self._lookup = lookup
+        self._model = model
+
+    def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
+        """Nothing: the parts are told themselves."""
+
+    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+        """What the lookup has; without tokens, too, it is the one that is named."""
+        draft = self._lookup.look_up(slot, tokens, count)
+        return draft if draft.origin else replace(draft, origin=self._lookup.name)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """What the model proposes: a lookup has been tried before."""
+        return [replace(draft, origin=self._model.name) for draft in self._model.propose(requests)]
+
+    def backlog(self, slot: int, length: int) -> int:
+        """What the model has to take in."""
+        return self._model.backlog(slot, length)
+
+    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
+        """Let the model compute; see `Drafter.take_in`."""
+        return self._model.take_in(slot, tokens, most)
+
+    def release(self, slot: int) -> None:
+        """Nothing: the parts forget the slot themselves."""

@@ -1,0 +1,141 @@
+"""Accepting and rejecting draft tokens so that the output is the target's own.
+
+Greedy: a draft token is accepted where it equals the target's choice. Sampled: speculative sampling
+(Leviathan, Kalman and Matias 2023, https://arxiv.org/abs/2211.17192, and Chen et al. 2023,
+https://arxiv.org/abs/2302.01318): accept a token with probability min(1, target / draft), and
+after a rejection draw from what the target has more of than the draft. The output's distribution
+is exactly the target's, whatever the draft proposes.
+
+Sampled with a seed: the target's token at a position follows from the seed and the position, and a
+draft token is accepted where it equals that token. So the text is the same with every drafter, with
+any number of draft tokens and with none (drafter-invariant speculative decoding: Daliri, Musco and
+Suresh 2024, https://arxiv.org/abs/2408.07978), since the logits are the same to the bit in any
+pass. A certain token is accepted as often as by speculative sampling: with its probability. A drawn
+one is accepted less often: where target and draft distribution are `d` apart in total variation,
+speculative sampling accepts 1 - d; a draft that draws by the same noise is accepted with at least
+(1 - d) / (1 + d), and one that draws by other noise with the sum of target * draft only.
+The demo pair's first draft tokens, by the same noise: 59 % instead of 66 % at temperature 0.7, 56 %
+instead of 66 % at temperature 1 with top-k 50 (24 held-out prompts, 48 tokens each).
+
+Beyond the graph, verifying 4 draft tokens among 32,000 tokens, all accepted, takes (milliseconds;
+2 cores, AMD EPYC; median of 300):
+
+    filters                    with a seed    without
+    top-k 50                          0.20       0.17
+    top-k 50 and top-p 0.95           0.25       0.22
+    top-p 0.95                        0.92       0.62
+    none                              0.38       0.11
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specops.request import SamplingParams
+from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many draft tokens stand, and the target's own token that follows them."""
+
+    accepted: int
+    next_token: int
+
+
+def verify(
+    target_logits: Floats,
+    draft_tokens: Sequence[int],
+    draft_probs: Floats | None,
+    *,
+    sampling: SamplingParams,
+    rng: np.random.Generator,
+    position: int,
+) -> Verdict:
+    """Accept draft tokens by the rule of how the request samples.
+
+    Args:
+        target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
+        draft_tokens: [k].
+        draft_probs: see `verify_sampled`.
+        sampling: how the target draws its tokens.
+        rng: the request's random numbers, for sampling without a seed.
+        position: of the first draft token in its sequence, for sampling with one.
+    """
+    if sampling.temperature == 0:
+        return verify_greedy(target_logits, draft_tokens)
+    if sampling.seed is not None:
+        return verify_seeded(target_logits, draft_tokens, sampling, position)
+    probs = filtered_probs(target_logits, sampling)
+    return verify_sampled(probs, draft_tokens, draft_probs, rng)
+
+
+def verify_greedy(target_logits: Floats, draft_tokens: Sequence[int]) -> Verdict:
+    """Accept the draft tokens that equal the target's most probable tokens.
+
+    Args:
+        target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
+        draft_tokens: [k].
+    """
+    choices = target_logits.argmax(axis=-1).tolist()
+    accepted = 0
+    while accepted < len(draft_tokens) and choices[accepted] == draft_tokens[accepted]:
+        accepted += 1
+    return Verdict(accepted, choices[accepted])
+
+
+def verify_sampled(
+    target_probs: Floats,
+    draft_tokens: Sequence[int],
+    draft_probs: Floats | None,
+    rng: np.random.Generator,
+) -> Verdict:
+    """Accept draft tokens so that every token is distributed as the target's.
+
+    Args:
+        target_probs: [k + 1, V], filtered by the request's sampling parameters.
+        draft_tokens: [k], drawn from `draft_probs`.
+        draft_probs: [k, V], filtered the same way; None where they were certain (an
+            n-gram's distribution has all its mass on one token).
+        rng: the request's random numbers.
+    """
+    for position, token in enumerate(draft_tokens):
+        draft_prob = 1.0 if draft_probs is None else float(draft_probs[position, token])
+        if rng.random() * draft_prob < target_probs[position, token]:
+            continue
+        residual = target_probs[position].copy()
+        if draft_probs is None:
+            residual[token] = 0.0
+        else:
+            np.maximum(residual - draft_probs[position], 0.0, out=residual)
+            if not residual.any():  # equal but for rounding: the rejection was rounding, too
+                residual = target_probs[position]
+        return Verdict(position, draw(residual, rng))
+    return Verdict(len(draft_tokens), draw(target_probs[len(draft_tokens)], rng))
+
+
+def verify_seeded(
+    target_logits: Floats, draft_tokens: Sequence[int], sampling: SamplingParams, position: int
+) -> Verdict:
+    """Accept the draft tokens that equal those that the target draws at their positions.
+
+    Args:
+        target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
+        draft_tokens: [k], however they came about.
+        sampling: with a seed and a temperature.
+        position: of the first draft token in its sequence.
+
+    Raises:
+        ValueError: there is no seed.
+    """
+    if sampling.seed is None:
+        raise ValueError("without a seed there is no noise to draw by")
+    for index, logits in enumerate(target_logits):
+        probs = filtered_probs(logits[None], sampling)[0]
+        token = draw_seeded(probs, sampling.seed, position + index)
+        if index == len(draft_tokens) or token != draft_tokens[index]:
+            return Verdict(index, token)
+    raise ValueError(f"{len(target_logits)} rows of logits for {len(draft_tokens)} draft tokens")

@@ -1,0 +1,89 @@
+"""Generated tokens as pieces of text that may be shown, stop strings taken out.
+
+Text that could be the beginning of a stop string is held back until the next tokens tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specops.request import Logprob, Piece
+from specops.text.detokenizer import IncrementalDetokenizer
+from specops.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """The text of one request.
+
+    Args:
+        tokenizer: the model's.
+        prompt_tokens: what the generated tokens follow.
+        stop: strings that end the text; they are not part of it.
+
+    Attributes:
+        stopped: a stop string was found; nothing may be pushed any more.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_tokens: Sequence[int], stop: tuple[str, ...]
+    ) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_tokens)
+        self._stop = stop
+        self._held: list[Piece] = []
+        self.stopped = False
+
+    def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[Piece]:
+        """Add a token; return the pieces that may be shown now."""
+        self._held.append(Piece(token, self._detokenizer.push(token), origin, logprob))
+        return self._release()
+
+    def flush(self) -> list[Piece]:
+        """Return what is still held: the request has ended."""
+        rest = self._detokenizer.flush()
+        if self.stopped:
+            return []
+        if rest:  # its last token is still held
+            self._held[-1] = replace(self._held[-1], text=self._held[-1].text + rest)
+        pieces = self._release()
+        pieces += self._held
+        self._held = []
+        return pieces
+
+    def _release(self) -> list[Piece]:
+        if not self._stop and not self._detokenizer.incomplete:
+            pieces, self._held = self._held, []
+            return pieces
+        text = "".join(piece.text for piece in self._held)
+        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if found:
+            self.stopped = True
+            pieces, self._held = _cut(self._held, min(found)), []
+            return pieces
+        shown = len(text) - self._possible_stop(text)
+        complete = len(self._held) - self._detokenizer.incomplete
+        count = 0
+        for piece in self._held[:complete]:
+            shown -= len(piece.text)
+            if shown < 0:
+                break
+            count += 1
+        pieces, self._held = self._held[:count], self._held[count:]
+        return pieces
+
+    def _possible_stop(self, text: str) -> int:
+        """Length of the longest end of `text` that a stop string begins with."""
+        longest = max((len(stop) - 1 for stop in self._stop), default=0)
+        for length in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stop):
+                return length
+        return 0
+
+
+def _cut(pieces: list[Piece], length: int) -> list[Piece]:
+    """The pieces with all text after `length` characters removed; their tokens stay."""
+    result = []
+    for piece in pieces:
+        result.append(replace(piece, text=piece.text[:length]))
+        length = max(0, length - len(piece.text))
+    return result

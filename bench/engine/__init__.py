@@ -1,0 +1,1 @@
+"""What requests cost each other in the engine's batches."""

@@ -1,0 +1,1 @@
+"""The service under memory caps, in cgroups made by hand."""

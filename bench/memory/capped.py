@@ -1,0 +1,242 @@
+"""One service under a memory cap: started in a cgroup made by hand, loaded and watched.
+
+The models are TinyLlama's shape with a draft of 160 M parameters and Phi-3 Mini's shape, with
+random weights: what memory does depends on sizes, not on what the weights say. Everything that is
+made once per machine (graphs, their tiles, the costs of passes) is made before, without a cap: it
+lies in a volume that outlives containers.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from bench.memory.cgroup import Cgroup, cgroup
+from bench.memory.page_cache import evict
+from bench.models import Progress, phi3, tinyllama_pair
+from bench.serving.server import Client, RefusedError, ServerError, serving
+from bench.tools.quiet import watched
+from specops.config import Settings
+from specops.engine.engine import NO_DRAFTER
+
+GB = 10**9
+SWAP_BYTES = 12 * GB
+_WATCH_SECONDS = 0.1
+_RETRY_SECONDS = 1.0  # what `Retry-After` says at least
+_FIRST_TOKENS = 8
+_GENERATED = "specops_generated_tokens_total"
+_TOLD: dict[int, str] = {HTTPStatus.TOO_MANY_REQUESTS: "shed", HTTPStatus.GATEWAY_TIMEOUT: "late"}
+_WORDS = ("class", "def", "return", "import", "value", "self", "raise", "yield", "while", "path")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is served, and under what."""
+
+    model: str  # tinyllama, with its draft, or phi3
+    quant: str  # int4 or int8, blocks of 128
+    cap_gb: float
+    swap: bool
+
+    @property
+    def name(self) -> str:
+        """Such as `tinyllama-int4-1.0GB-noswap`."""
+        swap = "swap" if self.swap else "noswap"
+        return f"{self.model}-{self.quant}-{self.cap_gb}GB-{swap}"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Clients that ask one request after the other; pairs are the least and the most of a size."""
+
+    seconds: float
+    clients: int = 2
+    prompt_words: tuple[int, int] = (60, 60)
+    new_tokens: tuple[int, int] = (32, 32)
+    sample_every: float = float("inf")  # seconds between two entries of the time series
+
+    def body(self, rng: random.Random) -> dict[str, Any]:
+        """A request that no other one begins like."""
+        prompt = " ".join(rng.choice(_WORDS) for _ in range(rng.randint(*self.prompt_words)))
+        tokens = rng.randint(*self.new_tokens)
+        return {"prompt": prompt, "max_new_tokens": tokens, "ignore_eos": True}
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of a case. Bytes; counts are of the group, from its first process on."""
+
+    ending: str = "served"  # or `refused by the plan`, `killed`, or what went wrong
+    slots: int = 0
+    context: int = 0
+    kv_tokens: int = 0  # of the target's cache
+    start_seconds: float = 0.0
+    first_seconds: float = 0.0  # of a first answer, which brings back what loading pushed out
+    seconds: float = 0.0  # of the load
+    tokens: float = 0.0
+    answered: int = 0
+    shed: int = 0  # answered with 429
+    late: int = 0  # answered with 504: no slot, or no end of the text, in time
+    failed_requests: int = 0
+    most_running: int = 0  # requests that held a slot at the same time
+    preempted: int = 0  # requests that gave their blocks up and were computed again
+    peak_anonymous: int = 0
+    peak_swap: int = 0
+    major_faults: int = 0  # during the load
+    oom_kills: int = 0
+    strangers: float = 0.0  # cores that others took during the load, as a mean
+    samples: list[dict[str, float]] = field(default_factory=list)  # over time, since the load began
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all clients together."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def measure(case: Case, load: Load, cache: Path, progress: Progress) -> Record:
+    """Start the service under the cap, load it, and say what happened."""
+    settings = prepared(case, cache, progress)
+    for folder in (settings.cache_dir, Path(settings.target).parent):
+        evict(folder)  # pages that others have read would not be charged to the group
+    record = Record()
+    swap = SWAP_BYTES if case.swap else 0
+    with cgroup(f"specops-caps-{os.getpid()}", memory=int(case.cap_gb * GB), swap=swap) as group:
+        with _watched(group, record):
+            begin, users = time.monotonic(), list[threading.Thread]()
+            try:
+                with serving(settings, group.enclosed) as (pid, client):
+                    record.start_seconds = time.monotonic() - begin
+                    record.slots, record.context = _shape(client)
+                    record.kv_tokens = int(client.metric("specops_kv_capacity_tokens"))
+                    first = {**load.body(random.Random("first")), "max_new_tokens": _FIRST_TOKENS}
+                    begin = time.monotonic()
+                    client.generate(first)  # alone and before all others
+                    record.first_seconds = time.monotonic() - begin
+                    with watched(os.getpid(), pid) as seen:
+                        users = _play(load, client, group, record)
+                    record.strangers = seen.others
+            except (ServerError, OSError, HTTPException) as error:
+                record.ending = _told(error)
+            for user in users:
+                user.join()
+        record.oom_kills = group.oom_kills()
+        if record.oom_kills:
+            record.ending = "killed"
+    return record
+
+
+def _told(error: Exception) -> str:
+    text = str(error)
+    return "refused by the plan" if " not fit: " in text else f"{type(error).__name__}: {text}"
+
+
+def prepared(case: Case, cache: Path, progress: Progress) -> Settings:
+    """The case's settings, with all made that is made once per machine."""
+    if case.model == "phi3":
+        target, draft = phi3(progress, f"{case.quant}-128", cache), None
+    else:
+        target, draft = tinyllama_pair(progress, f"{case.quant}-128", cache)
+    settings = Settings(
+        target=str(target),
+        draft=str(draft) if draft else NO_DRAFTER,
+        cache_dir=cache / "caps",
+        drain_timeout=0,  # the load ends with the server
+    )
+    progress("starting once without a cap, which makes what is made once")
+    with serving(settings):
+        pass
+    return settings
+
+
+@contextmanager
+def _watched(group: Cgroup, record: Record) -> Iterator[None]:
+    """Keep the largest figures of the group as long as the context lasts."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_WATCH_SECONDS):
+            record.peak_anonymous = max(record.peak_anonymous, group.counters()["anon"])
+            record.peak_swap = max(record.peak_swap, group.swap_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _play(load: Load, client: Client, group: Cgroup, record: Record) -> list[threading.Thread]:
+    """Let the clients ask for a while and count what was generated; returns the clients.
+
+    Their last answers end with the server: under the tightest caps they would take minutes.
+    """
+    stop, lock = threading.Event(), threading.Lock()
+
+    def ask(seed: int) -> None:
+        user, rng = Client(client.port), random.Random(seed)
+        while not stop.is_set():
+            told = _ask(user, load.body(rng))
+            with lock:
+                if told != "failed_requests" or not stop.is_set():
+                    setattr(record, told, getattr(record, told) + 1)
+            if told == "failed_requests":
+                break
+            if told == "shed":
+                stop.wait(_RETRY_SECONDS)
+        user.close()
+
+    users = [threading.Thread(target=ask, args=(seed,)) for seed in range(load.clients)]
+    faults, tokens = group.counters()["pgmajfault"], client.metric(_GENERATED)
+    preempted = client.metric("specops_preemptions_total")
+    begin = next_sample = time.monotonic()
+    for user in users:
+        user.start()
+    try:
+        while (passed := time.monotonic() - begin) < load.seconds and not record.failed_requests:
+            running = int(client.metric("specops_requests_running"))
+            record.most_running = max(record.most_running, running)
+            if time.monotonic() >= next_sample and load.sample_every < load.seconds:
+                counters = group.counters()
+                sample = {"seconds": passed, "tokens": client.metric(_GENERATED) - tokens}
+                sample |= {"anonymous": counters["anon"], "file": counters["file"]}
+                sample |= {"swap": group.swap_bytes()}
+                record.samples.append(sample)
+                next_sample += load.sample_every
+            time.sleep(_WATCH_SECONDS)
+        record.tokens = client.metric(_GENERATED) - tokens
+        record.seconds = time.monotonic() - begin
+        record.preempted = int(client.metric("specops_preemptions_total") - preempted)
+        record.major_faults = group.counters()["pgmajfault"] - faults
+    finally:
+        stop.set()
+    return users
+
+
+def _ask(user: Client, body: dict[str, Any]) -> str:
+    """What became of a request: the field of `Record` that counts it."""
+    try:
+        user.generate(body)
+    except RefusedError as refused:
+        return _TOLD.get(refused.status, "failed_requests")
+    except (ServerError, OSError, HTTPException):
+        return "failed_requests"
+    return "answered"
+
+
+def _shape(client: Client) -> tuple[int, int]:
+    """Slots and context that were planned."""
+    (labels,) = re.findall(r"^specops_model_info\{(.*)\}", client.get("/metrics"), re.MULTILINE)
+    found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+    return int(found["slots"]), int(found["context"])

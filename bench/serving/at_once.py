@@ -1,0 +1,237 @@
+"""Whole requests that all arrive at once: our service over HTTP beside the peers' own batching.
+
+A case is a number of clients. Each sends a prompt and waits for its answer; the time runs from
+the first one's sending to the last one's last token, prompts included. Ours is the real service in
+a process of its own, asked over connections that stream; the peers are called directly, which
+spares them HTTP and text. Sides take turns round by round as in `compare`, with the same prompts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.memory.page_cache import evict
+from bench.models import BenchModel, Progress
+from bench.peers import compare
+from bench.peers.compare import OURS, STRANGERS, SideProcess
+from bench.peers.models import LLAMA_CPP, OPENVINO
+from bench.serving.clients import HttpSide
+from bench.serving.server import serving
+from bench.tools.quiet import main_thread_seconds, settle, watched
+from bench.tools.report import Outcome, Table, spread
+from bench.tools.stats import Summary, rotated
+from bench.tools.worker import Worker, WorkerError
+from specops.text.tokenizer import Tokenizer
+
+PROMPT, OUTPUT = 200, 64  # tokens of a request
+_CAPACITY = 512  # tokens per row
+_WANTED = {1: 1.6, 2: 1.7, 4: 1.6, 8: 1.5}  # of the faster peer's throughput, by clients
+_ATTEMPTS = 5
+_AGREEMENT = 0.1  # least share of prompts that a peer goes on from with one of our five likeliest
+_AGREEMENT_PROMPTS = 8
+
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: `rounds` of every number of clients after each of `starts`."""
+
+    starts: int
+    rounds: int
+    clients: tuple[int, ...] = (1, 2, 4, 8)
+    output: int = OUTPUT
+
+
+FULL = Plan(starts=2, rounds=3)
+QUICK = Plan(starts=1, rounds=1, clients=(1, 2), output=8)
+
+
+@dataclass(slots=True)
+class Measured:
+    """All rounds in the order in which they ran."""
+
+    threads: int
+    output: int
+    runs_on: dict[str, str] = field(default_factory=dict)
+    agreement: dict[str, float] = field(default_factory=dict)  # share of first tokens
+    seconds: dict[int, dict[str, list[float]]] = field(default_factory=dict)  # clients -> side
+    http: dict[int, list[float]] = field(default_factory=dict)  # clients -> share of our CPU time
+    starts: int = 0
+    strangers: float = 0.0  # most of a core that others took while a side was timed
+    disturbed: int = 0  # rounds of a case that were run again, because others computed
+
+
+class PeerSide:
+    """A peer's process, whose model is loaded, asked through the protocol."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self.pid = worker, worker.pid
+
+    def complete(self, prompts: Prompts, output: int) -> tuple[float, list[Any]]:
+        """See `HttpSide`, but for what each answer begins with: its first token."""
+        answer = self._worker.ask("complete", prompts=prompts, output=output)
+        if any(len(tokens) != output for tokens in answer["tokens"]):
+            raise WorkerError(f"{self._worker.name} did not answer with {output} tokens each")
+        return float(answer["seconds"]), [tokens[0] for tokens in answer["tokens"]]
+
+
+Side = HttpSide | PeerSide
+
+
+def peers(python: Path, files: Mapping[str, Path]) -> dict[str, SideProcess]:
+    """The peers' processes, ready to be started."""
+    modules = {LLAMA_CPP: "llama_worker", OPENVINO: "genai_worker"}
+    return {name: compare.peer(python, module, files[name]) for name, module in modules.items()}
+
+
+def measure(
+    model: BenchModel, processes: Mapping[str, SideProcess], plan: Plan, *, threads: int,
+    vocab: int, progress: Progress,
+) -> Measured:  # fmt: skip
+    """Time every number of clients on every side."""
+    measured = Measured(threads, plan.output)
+    spelled = Tokenizer.load(Path(model.settings.target)).spelling
+    for start in range(plan.starts):
+        progress(f"starting all sides, {start + 1} of {plan.starts}")
+        evict(model.settings.cache_dir)
+        compare.from_disk(processes.values())
+        with _started(model, processes, plan, measured) as sides:
+            _agree(sides, measured, vocab, lambda token: spelled(token)[0])
+            for number in range(plan.rounds):
+                for clients in plan.clients:
+                    prompts = _prompts(clients, vocab, seed=1000 * start + 10 * number)
+                    found = _round(sides, prompts, plan.output, start + number, measured)
+                    for name, seconds in found.items():
+                        case = measured.seconds.setdefault(clients, {})
+                        case.setdefault(name, []).append(seconds)
+                progress(f"round {number + 1} of {plan.rounds}")
+        measured.starts += 1
+    return measured
+
+
+@contextlib.contextmanager
+def _started(
+    model: BenchModel, processes: Mapping[str, SideProcess], plan: Plan, measured: Measured
+) -> Iterator[dict[str, Side]]:
+    rows = max(*plan.clients, _AGREEMENT_PROMPTS)
+    sizes = {"context": _CAPACITY, "kv_tokens": rows * _CAPACITY}
+    settings = replace(model.settings, slots=rows, threads=measured.threads, **sizes)
+    with contextlib.ExitStack() as stack:
+        pid, client = stack.enter_context(serving(settings))
+        sides: dict[str, Side] = {OURS: stack.enter_context(HttpSide(pid, client, rows))}
+        measured.runs_on[OURS] = f"specops serve, {sys.version.split()[0]}"
+        for name, process in processes.items():
+            worker = stack.enter_context(Worker(name, process.command, process.environment))
+            answer = worker.ask(
+                "load", model=process.model, threads=measured.threads, rows=rows, capacity=_CAPACITY
+            )
+            measured.runs_on[name] = answer["runs_on"]
+            sides[name] = PeerSide(worker)
+        yield sides
+
+
+def _prompts(count: int, vocab: int, seed: int) -> Prompts:
+    """Random tokens: no prompt begins like another."""
+    rng = np.random.default_rng(seed + count)
+    return rng.integers(1, vocab, (count, PROMPT)).tolist()  # type: ignore[no-any-return]
+
+
+def _agree(sides: Mapping[str, Side], measured: Measured, vocab: int, spelled: Any) -> None:
+    """Warm all sides up, and see that they go on from a prompt alike.
+
+    Weights are rounded differently, and the likeliest of a random model's tokens are close
+    together, so not always; but by chance it would be one in thousands.
+    """
+    prompts = _prompts(_AGREEMENT_PROMPTS, vocab, seed=1)
+    firsts = {name: side.complete(prompts, 1)[1] for name, side in sides.items()}
+    for name in sides.keys() - {OURS}:
+        alike = sum(
+            spelled(token) in likeliest
+            for likeliest, token in zip(firsts[OURS], firsts[name], strict=True)
+        )
+        measured.agreement[name] = share = alike / len(prompts)
+        if share < _AGREEMENT:
+            raise WorkerError(f"{name} computes something else: {share:.0%} of first tokens agree")
+
+
+def _round(
+    sides: Mapping[str, Side],
+    prompts: Prompts,
+    output: int,
+    number: int,
+    measured: Measured,
+) -> dict[str, float]:
+    """Let every side answer the same prompts, again where another process computed meanwhile."""
+    pids = [os.getpid(), *(side.pid for side in sides.values())]
+    for _ in range(_ATTEMPTS):
+        found: dict[str, float] = {}
+        strangers = share = 0.0
+        for name in rotated(list(sides), number):
+            settle(*pids)
+            side = sides[name]
+            loop = main_thread_seconds(side.pid)
+            with watched(*pids) as seen:
+                found[name], _ = side.complete(prompts, output)
+            strangers = max(strangers, seen.others)
+            if name == OURS:
+                share = (main_thread_seconds(side.pid) - loop) / seen.taken[side.pid]
+        if strangers <= STRANGERS:
+            measured.http.setdefault(len(prompts), []).append(share)
+            measured.strangers = max(measured.strangers, strangers)
+            return found
+        measured.disturbed += 1
+    raise compare.disturbed(strangers)
+
+
+def _rates(clients: int, output: int, seconds: Sequence[float]) -> Summary:
+    return Summary.of([clients * output / value for value in seconds])
+
+
+def outcome(title: str, measured: Measured) -> Outcome:
+    """A row per number of clients: tokens per second of every side, ours over the better peer's."""
+    names = list(measured.runs_on)
+    rows, cases = [], []
+    for clients, seconds in measured.seconds.items():
+        peers = [name for name in seconds if name != OURS]
+        found = compare.verdict(seconds, _WANTED.get(clients, 1.5), peers)
+        rates = {name: _rates(clients, measured.output, seconds[name]) for name in names}
+        speeds = (spread(rate, 1) for rate in rates.values())
+        rows.append((str(clients), *speeds, *compare.judged(found)))
+        case = {"clients": clients, "seconds": seconds, "http_share": measured.http[clients]}
+        told = {name: asdict(rate) for name, rate in rates.items()}
+        cases.append({**case, "tokens_per_second": told, **asdict(found)})
+    columns = ("clients", *(f"{name}, tok/s" for name in names), *compare.JUDGED)
+    title = f"Requests at once, against its peers: {title}"
+    result = {"prompt": PROMPT, **asdict(measured), "cases": cases}
+    for name in ("seconds", "http"):  # the cases have them
+        del result[name]
+    return Outcome(result, [Table(title, columns, rows, _notes(measured))])
+
+
+def _notes(measured: Measured) -> tuple[str, ...]:
+    agreeing = ", ".join(f"{name} {share:.0%}" for name, share in measured.agreement.items())
+    rounds = len(next(iter(measured.seconds.values()))[OURS])
+    http = measured.http.items()
+    shares = ", ".join(f"{Summary.of(found).median:.1%} with {clients}" for clients, found in http)
+    return (
+        f"prompts of {PROMPT} tokens, outputs of {measured.output}, all sent at once; tok/s: "
+        "generated tokens of all clients over the time from the first sending to the last token, "
+        "prompts' passes included; ratio: over the faster peer, round by round with quartiles",
+        f"{OURS}: over HTTP, streaming, plain decoding; the peers are called directly, "
+        f"{LLAMA_CPP} with all prompts in one batch, {OPENVINO} through its continuous batching",
+        compare.versions(measured.runs_on, measured.threads),
+        f"of {OURS}'s processor time its event loop took {shares} clients: all of HTTP",
+        f"{measured.starts} starts, {rounds} interleaved rounds; share of prompts that are gone on "
+        f"from with one of the five tokens that {OURS} finds likeliest: {agreeing}; others took at "
+        f"most {measured.strangers:.0%} of a core, {measured.disturbed} rounds were run again "
+        "because they took more",
+    )

@@ -1,0 +1,166 @@
+"""The HTTP API as its users meet it: `specops serve` in a process of its own, and one client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from specops.config import PREFIX, Settings
+
+_HOST = "127.0.0.1"
+_START_SECONDS = 120.0
+_STOP_SECONDS = 30.0
+_POLL_SECONDS = 0.05
+_REQUEST_SECONDS = 600.0
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or refused a request; the message holds what it said."""
+
+
+class RefusedError(ServerError):
+    """A request was answered with another `status` than 200."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text}")
+        self.status = status
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The `SPECOPS_` variables that make a process read these settings, as `from_env` read them."""
+
+    def variable(name: str) -> dict[str, str]:
+        value = getattr(settings, name)
+        text = str(int(value)) if isinstance(value, bool) else str(value)
+        return {PREFIX + name.upper(): text} if text else {}
+
+    # The preset has defaults of its own, so these two decide what the others are without a word.
+    variables = variable("model") | variable("target")
+    unsaid = Settings.from_env(variables)
+    for item in fields(settings):
+        if getattr(settings, item.name) != getattr(unsaid, item.name):
+            variables |= variable(item.name)
+    return variables
+
+
+class Client:
+    """One connection, kept open between requests as long as the server keeps it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._connection = http.client.HTTPConnection(_HOST, port, timeout=_REQUEST_SECONDS)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def ready(self) -> bool:
+        """Whether `GET /health` says so."""
+        self._connection.request("GET", "/health")
+        response = self._connection.getresponse()
+        health = json.loads(response.read())
+        if health["error"]:
+            raise ServerError(f"the model cannot be served: {health['error']}")
+        return response.status == http.HTTPStatus.OK
+
+    def connect(self) -> None:
+        """Open the connection before it is needed."""
+        self._connection.connect()
+
+    def get(self, path: str) -> str:
+        """What is at a path."""
+        self._connection.request("GET", path)
+        return self._connection.getresponse().read().decode()
+
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels."""
+        for line in self.get("/metrics").splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[1])
+        raise ServerError(f"the server has no metric {name}")
+
+    def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """`POST /generate`; the answer."""
+        answer: dict[str, Any] = json.loads(self.post("/generate", body).read())
+        return answer
+
+    def post(self, path: str, body: Mapping[str, Any]) -> http.client.HTTPResponse:
+        """The beginning of an answer; another status than 200 is a `RefusedError`."""
+        headers = {"Content-Type": "application/json"}
+        self._connection.request("POST", path, json.dumps(body).encode(), headers)
+        response = self._connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            raise RefusedError(response.status, response.read().decode())
+        return response
+
+
+@contextmanager
+def serving(
+    settings: Settings, enclosed: Callable[[list[str]], list[str]] = list
+) -> Iterator[tuple[int, Client]]:
+    """Run the API on a free loopback port; yields its process id and a client.
+
+    `enclosed` makes of the command line another one that ends in becoming the first.
+    """
+    settings = replace(settings, host=_HOST, port=_free_port(), log_level="warning")
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            enclosed([sys.executable, "-m", "specops", "serve"]),
+            env={**inherited, **environment(settings)},
+            cwd=Path(__file__).resolve().parents[2],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        client = Client(settings.port)
+        try:
+            try:
+                _wait_until_ready(process, client)
+            except ServerError as error:
+                log.seek(0)
+                raise ServerError(f"{error}: {log.read().decode(errors='replace')}") from None
+            yield process.pid, client
+        finally:
+            client.close()
+            _end(process)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], client: Client) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerError(f"the server ended with code {process.returncode}")
+        try:
+            if client.ready():
+                return
+        except OSError:
+            client.close()  # it does not listen yet: the next request connects anew
+        time.sleep(_POLL_SECONDS)  # between two looks at the condition
+    raise ServerError(f"the server was not ready after {_START_SECONDS:g} s")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,108 @@
+"""One engine in a process of its own, asked for many requests at once in a repeatable order.
+
+Threads and kernels are a process's, so every such choice takes a process. It obeys lines of JSON on
+standard input and answers each with one: first `load`, then `run` as often as wanted. When requests
+arrive and when their clients leave is counted in steps and tokens, not in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.tools.worker import serve_with
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.request import GenerationRequest, Output, SamplingParams
+from specops.runtime import kernels
+
+Token = tuple[int, float, tuple[tuple[int, float], ...]]
+"""A token, its log-probability, and the likeliest tokens beside it with theirs."""
+
+
+def tokens_of(outputs: Sequence[Output]) -> list[Token]:
+    """What a request got, token by token, its log-probabilities to the last bit."""
+    found: list[Token] = []
+    for piece in (piece for output in outputs for piece in output.pieces):
+        if piece.logprob is None:
+            raise ValueError("log-probabilities were asked for and are not there")
+        top = tuple((token, float(value)) for token, value in piece.logprob.top)
+        found.append((piece.token, float(piece.logprob.chosen), top))
+    return found
+
+
+def run(engine: Engine, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Run requests together, each from the step on in which it arrives.
+
+    `requests` are fields of `GenerationRequest`, and `arrives`, in steps, and `leaves`, the tokens
+    after which its client is gone, or null. Returns the `tokens` of each and how often it was
+    preempted.
+    """
+    scheduler = engine.scheduler
+    arriving = sorted(range(len(requests)), key=lambda index: requests[index]["arrives"])
+    outputs: dict[str, list[Output]] = defaultdict(list)
+    counts: dict[str, int] = defaultdict(int)
+    leaves = {str(index): request["leaves"] for index, request in enumerate(requests)}
+    step = 0
+    while arriving or scheduler.busy:
+        while arriving and (requests[arriving[0]]["arrives"] <= step or not scheduler.busy):
+            index = arriving.pop(0)
+            scheduler.add(engine.admit(_request(str(index), requests[index])))
+        for output in scheduler.step().outputs:
+            name = output.request_id
+            outputs[name].append(output)
+            counts[name] += len(output.pieces)
+            if leaves[name] is not None and not output.finish and counts[name] >= leaves[name]:
+                scheduler.cancel(name)
+                leaves[name] = None
+        step += 1
+    return [_answer(outputs[str(index)]) for index in range(len(requests))]
+
+
+def _request(name: str, fields: Mapping[str, Any]) -> GenerationRequest:
+    values = {key: value for key, value in fields.items() if key not in ("arrives", "leaves")}
+    values["prompt_tokens"] = tuple(values["prompt_tokens"])
+    values["sampling"] = SamplingParams(**values["sampling"])
+    return GenerationRequest(request_id=name, ignore_eos=True, logprobs=1, **values)
+
+
+def _answer(outputs: Sequence[Output]) -> dict[str, Any]:
+    last = outputs[-1]
+    if last.finish is None or last.stats is None:
+        raise ValueError(f"a request has no end: {last}")
+    return {"tokens": tokens_of(outputs), "preemptions": last.stats.preemptions}
+
+
+class EqualityWorker:
+    """Obeys `load` and `run`."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what a line asks for."""
+        match request.pop("do", None):
+            case "load":
+                return self._load(**request)
+            case "run" if self._engine is not None:
+                return {"answers": run(self._engine, request["requests"])}
+            case unknown:
+                raise ValueError(f"{unknown!r} is nothing that can be done")
+
+    def _load(self, kernel: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+        if kernel is not None:
+            kernels.force(kernel)
+        values = {
+            name: Path(value) if name.endswith("_dir") else value
+            for name, value in settings.items()
+        }
+        self._engine = Engine.load(replace(Settings(), **values))
+        info = self._engine.info
+        return {"kernels": info.kernels, "threads": info.threads, "drafters": info.drafters}
+
+
+if __name__ == "__main__":
+    serve_with(EqualityWorker().answer)

@@ -1,0 +1,1 @@
+"""What every benchmark shares: statistics, tables and pictures, the machine, processes, quiet."""

@@ -1,0 +1,170 @@
+"""Tables and charts for people, JSON for programs: one result, written in several forms.
+
+The same table is printed with aligned columns and kept as Markdown, so that documentation can
+quote a file instead of retyping figures. The JSON holds tables and charts too: the HTML report
+needs nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.tools.stats import Summary
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells under a title, and what a reader must know beside them."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{len(row)} cells under {len(self.columns)} columns: {row}")
+
+    def noting(self, note: str) -> Table:
+        """The table with one more note."""
+        return replace(self, notes=(*self.notes, note))
+
+    def text(self) -> str:
+        """The table with aligned columns; all but the first are right-aligned."""
+        lines = [self.columns, *self.rows]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(self.columns))]
+        drawn = [_aligned(line, widths) for line in lines]
+        rule = "  ".join("-" * width for width in widths)
+        body = "\n".join([drawn[0], rule, *drawn[1:]])
+        return "\n".join([self.title, "", body, *(f"* {note}" for note in self.notes)]) + "\n"
+
+    def markdown(self) -> str:
+        """The table in Markdown, as a section of its own."""
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        drawn = "\n".join(f"| {' | '.join(line)} |" for line in [self.columns, rule, *self.rows])
+        notes = "\n".join(f"- {note}" for note in self.notes)
+        return "\n\n".join(part for part in (f"### {self.title}", drawn, notes) if part) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values over the places of a chart; None where there is none.
+
+    `low` and `high` are the quartiles, or empty.
+    """
+
+    name: str
+    values: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+
+def series(name: str, summaries: Sequence[Summary]) -> Series:
+    """Medians with their quartiles."""
+    medians = [item.median for item in summaries]
+    return Series(
+        name, medians, [item.low for item in summaries], [item.high for item in summaries]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture as data: `kind` is `lines` or `bars`.
+
+    Attributes:
+        places: what stands below the horizontal axis, in order.
+        level: a value that the eye should compare with, drawn as a horizontal line.
+    """
+
+    title: str
+    kind: str
+    across: str
+    up: str
+    places: Sequence[str]
+    series: Sequence[Series]
+    level: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a benchmark brings: figures that fit JSON, and how to show them.
+
+    `sound` is False where what must hold did not, such as equal output. `name` is that of the
+    results' files, where it is not the benchmark's.
+    """
+
+    result: Mapping[str, Any]
+    tables: Sequence[Table]
+    charts: Sequence[Chart] = ()
+    sound: bool = True
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A line that a measurement should reach, and where it came out."""
+
+    what: str
+    least: float
+    measured: float
+
+    @property
+    def met(self) -> bool:
+        """Whether it was reached."""
+        return self.measured >= self.least
+
+
+def wanted_table(title: str, lines: Sequence[Wanted]) -> Table:
+    """What was wanted, line by line, and whether it is so."""
+    rows = [
+        (line.what, f"{line.least:.2f}", f"{line.measured:.3f}", yes(line.met)) for line in lines
+    ]
+    return Table(title, ("what", "at least", "measured", "reached"), rows)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = zip(cells, widths, strict=True)
+    return "  ".join(
+        [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+    ).rstrip()
+
+
+def spread(summary: Summary, digits: int = 2) -> str:
+    """A median with its quartiles, such as `0.98 [0.97-0.99]`."""
+    middle, low, high = (
+        f"{item:.{digits}f}" for item in (summary.median, summary.low, summary.high)
+    )
+    return f"{middle} [{low}\N{EN DASH}{high}]"
+
+
+def yes(value: bool) -> str:
+    """A truth value in words."""
+    return "yes" if value else "NO"
+
+
+def write(
+    folder: Path,
+    name: str,
+    result: Mapping[str, Any],
+    tables: Sequence[Table],
+    charts: Sequence[Chart] = (),
+) -> tuple[Path, Path]:
+    """Write `name`.json and `name`.md into a folder, replacing what was there.
+
+    Returns the two files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {"schema_version": SCHEMA_VERSION, "benchmark": name, **result}
+    document["tables"] = [asdict(table) for table in tables]
+    document["charts"] = [asdict(chart) for chart in charts]
+    data, page = folder / f"{name}.json", folder / f"{name}.md"
+    data.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    page.write_text("\n".join(table.markdown() for table in tables), encoding="utf-8")
+    return data, page

@@ -1,0 +1,70 @@
+"""What requests cost each other is counted from the engine's own steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bench.engine import scheduling
+from bench.engine.scheduling import Bench, Decoding, Reading
+from specops.config import Settings
+from specops.engine.engine import Engine
+
+
+@pytest.fixture
+def bench(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Sizes that fit a tiny model."""
+    sizes = {"CONTEXT": 128, "LONG": 100, "CHAT": 48, "SHORT": 20, "_SPOKEN": 8, "_ROUNDS": 6,
+             "TINYLLAMA_VOCAB": 300, "_WARM_STEPS": 2}  # fmt: skip
+    for name, value in sizes.items():
+        monkeypatch.setattr(scheduling, name, value)
+    settings = replace(tiny_settings, draft="none", slots=5, max_k_draft=8, prefix_cache="client")
+    return Bench(Engine.load(settings))
+
+
+def test_plain_streams_are_timed_together(bench: Bench) -> None:
+    for streams in (1, 4):
+        found = bench.decoding(streams)
+        assert found.rate > 0
+        assert 0 < found.in_passes < 1
+
+
+def test_a_long_prompt_is_computed_anew_each_time_alone_and_beside_streams(bench: Bench) -> None:
+    for running in (0, 4, 0):
+        found = bench.reading(running)
+        assert found.passes >= 3  # 100 tokens at 45 a pass: nothing came from the prefix cache
+        assert found.seconds > 0
+        assert bool(found.pauses) == bool(running)
+
+
+def test_the_second_turn_of_a_chat_begins_with_what_the_first_has_computed(bench: Bench) -> None:
+    computed = []
+    step = bench._scheduler.step
+
+    def watched() -> object:
+        result = step()
+        computed.append(result.stats.prompt_tokens if result.stats else 0)
+        return result
+
+    bench._scheduler.step = watched  # type: ignore[method-assign, assignment]
+    first, second = bench.chat()
+    assert first > 0
+    assert second > 0
+    assert sum(computed) <= 48 + 8 + 20 + 8  # of 48 and 76 tokens: the first ones once only
+
+
+@pytest.mark.parametrize(("slow", "pause", "told"), [(1.0, 0.1, "yes"), (2.0, 0.9, "NO")])
+def test_what_is_wanted_is_said(slow: float, pause: float, told: str) -> None:
+    readings = {
+        running: [Reading(slow if running else 1.0, [pause] if running else [], 3, 0.0)] * 2
+        for running in (0, 1, 4)
+    }
+    decoding = {1: Decoding(20.0, 0.99), 8: Decoding(60.0, 0.98)}
+    outcome = scheduling.outcome("m", decoding, readings, chat=(2.0, 0.1), bound=0.25)
+    streams, prompts, wanted = outcome.tables
+    assert streams.rows[1][2] == "3.00"
+    assert prompts.rows[2][2].startswith(f"{slow:.2f}")
+    assert [row[-1] for row in wanted.rows] == [told, told]
+    json.dumps(outcome.result)

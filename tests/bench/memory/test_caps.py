@@ -1,0 +1,160 @@
+"""The cap table: what is measured under a real cap, kept case by case and drawn."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.memory import capped, caps
+from bench.memory.capped import Case, Load, Record, measure
+from bench.memory.caps import AT_ONCE, LOADS, cases, keep, read, table_charts
+from bench.memory.cgroup import CgroupError, cgroup
+from bench.serving.server import Client, RefusedError
+from specops.config import ConfigError, Settings
+
+SERVED = Record(
+    slots=8, context=2048, kv_tokens=4096, start_seconds=3.0, seconds=20.0, tokens=400.0,
+    answered=12, shed=1, most_running=2, peak_anonymous=8 * 10**8, major_faults=40,
+)  # fmt: skip
+KILLED = Record(ending="killed", oom_kills=1, peak_anonymous=7 * 10**8)
+SHORT = Load(seconds=1.0, prompt_words=(8, 8))  # one word may take many tokens of a tiny model
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    names = [case.name for case in cases()]
+    assert len(set(names)) == len(names)
+    assert "tinyllama-int4-1.0GB-noswap" in names
+
+
+def entry(case: Case, record: Record) -> dict[str, Any]:
+    return {"name": case.name, **asdict(case), **asdict(record)}
+
+
+def test_a_case_replaces_its_earlier_self_and_no_other(tmp_path: Path) -> None:
+    one, other = list(cases())[:2]
+    file = tmp_path / "caps.json"
+    for case, record in ((other, KILLED), (one, KILLED), (one, SERVED)):
+        keep(file, entry(case, record))
+    kept = read(file)
+    assert [(item["name"], item["ending"]) for item in kept] == [
+        (one.name, "served"), (other.name, "killed")
+    ]  # fmt: skip
+    table = caps.table(kept, LOADS[""]).markdown()
+    assert "| 20 | 20.0 | 2 | 0 | 12 | 1 | 0 | 0 | 800 | 0 | 2 | 0 | 0.00 |" in table
+    assert "| killed |" in table
+
+
+def test_the_picture_has_a_bar_for_what_was_served_and_none_for_what_was_killed() -> None:
+    without, swap, *_ = cases()
+    (chart,) = table_charts([entry(without, SERVED), entry(swap, KILLED)])
+    bars = {series.name: series.values[0] for series in chart.series}
+    assert bars["no swap"] == 20.0
+    assert bars["swap"] is None
+
+
+def test_a_soak_is_shown_over_time() -> None:
+    samples = [
+        {"seconds": 5.0 * n, "tokens": 100.0 * n, "anonymous": 10**8, "file": 2 * 10**8, "swap": 0}
+        for n in range(4)
+    ]
+    found = [entry(next(cases()), replace(SERVED, samples=samples))]
+    outcome = caps.outcome("caps-soak", found, LOADS["soak"], set())
+    memory, speed = outcome.charts
+    assert [series.values for series in memory.series] == [[100.0] * 4, [200.0] * 4, [0.0] * 4]
+    assert speed.series[0].values == [20.0] * 3
+    assert outcome.name == "caps-soak"
+
+
+@pytest.mark.parametrize(
+    ("record", "sound"),
+    [
+        (replace(SERVED, most_running=AT_ONCE), True),
+        (replace(SERVED, most_running=AT_ONCE - 1), False),
+        (replace(KILLED, most_running=AT_ONCE), False),
+    ],
+)
+def test_enough_requests_at_once_and_no_kill_is_what_is_wanted(
+    record: Record, sound: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def note(case: Case, load: Load, cache: Path, progress: object) -> Record:
+        measured.append((case.name, load.clients, load.new_tokens))
+        return record
+
+    monkeypatch.setattr(caps, "measure", note)
+    folders = {"cache": tmp_path, "results": tmp_path}
+    wanted = LOADS["at-once"]
+    outcome = caps.run("at-once", wanted, "int4-1.0GB-noswap", **folders, progress=str)
+    assert outcome.sound is sound
+    assert outcome.name == "caps-at-once"
+    assert measured == [("tinyllama-int4-1.0GB-noswap", AT_ONCE, (64, 64))]
+    assert read(tmp_path / "caps-at-once.json")[0]["most_running"] == record.most_running
+    with pytest.raises(ConfigError, match="no case has 'nothing'"):
+        caps.run("", wanted, "nothing", **folders, progress=str)
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(429, "shed"), (504, "late"), (500, "failed_requests")]
+)
+def test_what_has_become_of_a_request_goes_by_its_status(
+    status: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(client: Client, body: object) -> None:
+        raise RefusedError(status, "said so")
+
+    monkeypatch.setattr(Client, "generate", generate)
+    assert capped._ask(Client(1), {}) == told
+
+
+@pytest.fixture
+def small_case(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """A case that serves the tiny pair instead of the big one."""
+    try:
+        with cgroup(f"specops-test-{os.getpid()}", memory=64 << 20):
+            pass
+    except CgroupError as error:
+        pytest.skip(str(error))
+    settings = replace(tiny_settings, threads=0)
+    monkeypatch.setattr(capped, "prepared", lambda case, cache, progress: settings)
+    return Case("tinyllama", "int4", 0.7, swap=False)
+
+
+@pytest.mark.e2e
+def test_a_service_is_measured_under_a_real_cap(small_case: Case, tmp_path: Path) -> None:
+    outcome = measure(small_case, replace(SHORT, sample_every=0.2), tmp_path, str)
+    assert outcome.ending == "served"
+    assert outcome.oom_kills == 0
+    assert outcome.tokens > 0
+    assert outcome.answered > 0
+    assert outcome.failed_requests == 0
+    assert 0 < outcome.peak_anonymous < 700 * 10**6
+    assert (outcome.slots, outcome.context) == (3, 128)
+    assert outcome.kv_tokens >= outcome.context
+    assert outcome.most_running > 0
+    assert 0 < outcome.samples[0]["anonymous"] <= outcome.peak_anonymous
+    json.dumps(outcome.tokens_per_second)
+
+
+@pytest.mark.e2e
+def test_a_full_queue_is_counted_and_no_failure(
+    small_case: Case, tiny_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(tiny_settings, threads=0, slots=1, queue_size=0)
+    monkeypatch.setattr(capped, "prepared", lambda case, cache, progress: settings)
+    outcome = measure(small_case, replace(SHORT, clients=4), tmp_path, str)
+    assert outcome.shed > 0
+    assert outcome.failed_requests == 0
+    assert outcome.ending == "served"
+
+
+@pytest.mark.e2e
+def test_a_cap_that_nothing_fits_is_told_as_what_it_is(small_case: Case, tmp_path: Path) -> None:
+    outcome = measure(replace(small_case, cap_gb=0.12), SHORT, tmp_path, str)
+    assert outcome.tokens == 0
+    assert outcome.ending in {"killed", "refused by the plan"}

@@ -1,0 +1,206 @@
+"""Requests at once: everybody gets the same ones, and what comes back is looked at."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.models import BenchModel
+from bench.peers import environment, protocol
+from bench.peers.compare import OURS
+from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
+from bench.serving import at_once
+from bench.serving.at_once import Measured, Plan
+from bench.serving.clients import HttpSide
+from bench.serving.server import Client, ServerError
+from bench.tools import quiet
+from bench.tools.worker import WorkerError
+from tests.bench.peers.test_compare import THREADS, VOCAB, model, write_checkpoint
+
+__all__ = ["model"]  # a fixture
+
+ANSWER = (
+    {
+        "choices": [
+            {"logprobs": {"top_logprobs": [{"a": -1.0, "b": -2.0}]}, "finish_reason": "length"}
+        ]
+    },
+    {"choices": [], "usage": {"completion_tokens": 1}},
+)
+
+
+class Echo:
+    """Answers each prompt with its own first token."""
+
+    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
+        return f"{model} {threads} {rows} {capacity}"
+
+    def complete(self, prompts: list[list[int]], output: int) -> list[list[int]]:
+        return [prompt[:1] * output for prompt in prompts]
+
+
+def test_a_peer_is_asked_for_whole_requests() -> None:
+    loaded = protocol.answer(
+        Echo(), {"do": "load", "model": "m", "threads": 2, "rows": 3, "capacity": 9}
+    )
+    assert loaded == {"runs_on": "m 2 3 9"}
+    request = {"do": "complete", "prompts": [[5, 6], [7, 8]], "output": 3}
+    answered = protocol.answer(Echo(), request)
+    assert answered.pop("seconds") > 0
+    assert answered == {"tokens": [[5, 5, 5], [7, 7, 7]]}
+    with pytest.raises(ValueError, match="'measure' is nothing that can be done"):
+        protocol.answer(Echo(), {"do": "measure"})
+
+
+@contextmanager
+def answering(
+    events: tuple[Any, ...], bodies: list[dict[str, Any]], together: int = 1
+) -> Iterator[HttpSide]:
+    """Clients of a server that streams the same to everybody once `together` requests are there."""
+    arrived = threading.Barrier(together)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.respond(json.dumps({"data": [{"id": "m"}]}).encode())
+
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            arrived.wait(10)
+            lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+            self.respond("".join([*lines, "data: [DONE]\n\n"]).encode())
+
+        def respond(self, content: bytes) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with HttpSide(0, Client(server.server_port), 3) as side:
+            yield side
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_clients_ask_for_plain_decoding_all_at_once() -> None:
+    """The server answers nobody before everybody has asked."""
+    bodies: list[dict[str, Any]] = []
+    prompts = [[1, 2], [3, 4], [5, 6]]
+    with answering(ANSWER, bodies, together=3) as side:
+        seconds, firsts = side.complete(prompts, 1)
+    assert seconds > 0
+    assert firsts == [["a", "b"]] * 3
+    assert sorted(body["prompt"] for body in bodies) == prompts
+    asked = {(body["model"], body["max_tokens"], body["drafter"]) for body in bodies}
+    assert asked == {("m", 1, "none")}
+
+
+def test_an_answer_that_is_too_short_is_no_measurement() -> None:
+    with (
+        answering(ANSWER, []) as side,
+        pytest.raises(ServerError, match="1 tokens came, not 2"),
+    ):
+        side.complete([[1]], 2)
+    with answering((), []) as side, pytest.raises(ServerError, match="ended early"):
+        side.complete([[1]], 2)
+    with answering((), []) as side, pytest.raises(ValueError, match="4 prompts for 3 clients"):
+        side.complete([[1]] * 4, 2)
+
+
+def made_up() -> Measured:
+    measured = Measured(threads=2, output=64, starts=1)
+    measured.runs_on = {OURS: "a", LLAMA_CPP: "b", OPENVINO: "c"}
+    measured.agreement = {LLAMA_CPP: 0.5, OPENVINO: 0.75}
+    measured.seconds = {
+        1: {OURS: [2.0, 2.0, 4.0], LLAMA_CPP: [3.4, 3.4, 6.8], OPENVINO: [3.5, 3.5, 7.0]},
+        8: {OURS: [8.0, 8.0, 8.0], LLAMA_CPP: [20.0, 20.0, 20.0], OPENVINO: [6.4, 6.4, 6.4]},
+    }
+    measured.http = {1: [0.01] * 3, 8: [0.02] * 3}
+    return measured
+
+
+def test_we_are_held_against_the_faster_peer() -> None:
+    first, last = at_once.outcome("m", made_up()).result["cases"]
+    assert (first["rival"], first["met"]) == (LLAMA_CPP, True)
+    assert first["ratio"]["median"] == pytest.approx(1.7)
+    assert first["tokens_per_second"][OURS]["median"] == 32
+    assert (last["rival"], last["met"]) == (OPENVINO, False)
+    assert last["ratio"]["median"] == pytest.approx(0.8)
+    (shown,) = at_once.outcome("m", made_up()).tables
+    assert [row[-1] for row in shown.rows] == ["yes", "NO"]
+
+
+class Slow:
+    """A side whose every answer takes as long as the next of the given times."""
+
+    def __init__(self, pid: int, seconds: list[float]) -> None:
+        self.pid = pid
+        self.seconds = seconds
+
+    def complete(self, prompts: Any, output: int) -> tuple[float, list[Any]]:
+        return self.seconds.pop(0), [1] * len(prompts)
+
+
+def test_a_round_that_others_disturbed_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = iter([0.0, 100.0, *[100.0] * 100])
+    monkeypatch.setattr(quiet, "machine_seconds", lambda: next(spent))
+    now = iter(range(1000))
+    monkeypatch.setattr(quiet, "cpu_seconds", lambda pid: 1e-9 * next(now))
+    monkeypatch.setattr(at_once, "main_thread_seconds", lambda pid: 0.0)
+    monkeypatch.setattr(at_once, "settle", lambda *pids: None)
+    measured = Measured(threads=2, output=4)
+    sides = {OURS: Slow(1, [9.0, 1.0]), OPENVINO: Slow(2, [9.0, 2.0])}
+    assert at_once._round(sides, [[1]], 4, 0, measured) == {OURS: 1.0, OPENVINO: 2.0}
+    assert measured.disturbed == 1
+    assert measured.strangers == 0
+
+
+def test_a_side_that_computes_something_else_is_found_out() -> None:
+    class Fixed:
+        pid = 0
+
+        def __init__(self, first: Any) -> None:
+            self.first = first
+
+        def complete(self, prompts: Any, output: int) -> tuple[float, list[Any]]:
+            return 1.0, [self.first] * len(prompts)
+
+    measured = Measured(threads=2, output=4)
+    at_once._agree({OURS: Fixed(["a", "c"]), OPENVINO: Fixed(0)}, measured, VOCAB, "ab".__getitem__)
+    assert measured.agreement == {OPENVINO: 1.0}
+    with pytest.raises(WorkerError, match=f"{OPENVINO} computes something else"):
+        at_once._agree(
+            {OURS: Fixed(["a", "c"]), OPENVINO: Fixed(1)}, measured, VOCAB, "ab".__getitem__
+        )
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(
+    not environment.installed(), reason="no peers here: `python -m bench peers` installs them"
+)
+def test_the_real_peers_answer_beside_the_real_service(model: BenchModel, tmp_path: Path) -> None:
+    files = peer_models(
+        environment.python(), str, write_checkpoint=write_checkpoint, cache=tmp_path
+    )
+    processes = at_once.peers(environment.python(), files)
+    plan = Plan(starts=1, rounds=2, clients=(1, 3), output=4)
+    measured = at_once.measure(model, processes, plan, threads=THREADS, vocab=VOCAB, progress=str)
+    assert set(measured.runs_on) == {OURS, LLAMA_CPP, OPENVINO}
+    for clients in plan.clients:
+        assert {name: len(found) for name, found in measured.seconds[clients].items()} == (
+            dict.fromkeys(measured.runs_on, 2)
+        )

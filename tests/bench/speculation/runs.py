@@ -1,0 +1,33 @@
+"""Runs as a benchmark would have made them: eleven tokens, ten of them decoded."""
+
+from __future__ import annotations
+
+from bench.models import BenchModel
+from bench.prompts import Prompt
+from bench.speculation.ways import PLAIN, Config, Measured, Run
+from specops.config import Settings
+from specops.request import GenerationStats
+
+MODEL = BenchModel("made-up", "Made-up model", Settings())
+NGRAM = Config("ngram", 4)
+ADAPTIVE = Config("ngram", 8, adaptive=True)
+
+
+def run(tokens: str, seconds: float, steps: int = 10, **counts: int) -> Run:
+    """One run; the prompt's pass takes a second."""
+    stats = GenerationStats(
+        generated_tokens=11,
+        sequence_steps=steps,
+        prefill_seconds=1.0,
+        decode_seconds=seconds,
+        **counts,  # type: ignore[arg-type]  # the integer ones
+    )
+    return Run(tuple(map(ord, tokens)), stats)
+
+
+def measured(ratios: dict[str, list[float]], steps: int = 4) -> Measured:
+    """By category how many times faster adaptive speculation was, prompt by prompt."""
+    prompts = [Prompt(category, "") for category, found in ratios.items() for _ in found]
+    speedups = [ratio for found in ratios.values() for ratio in found]
+    adaptive = [run("aa", 1 / ratio, steps, drafts=4, draft_tokens=8) for ratio in speedups]
+    return Measured(prompts, {PLAIN: [run("aa", 1.0) for _ in speedups], ADAPTIVE: adaptive})

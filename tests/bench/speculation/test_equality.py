@@ -1,0 +1,169 @@
+"""Output is compared with plain decoding alone, request by request: no difference is lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.models import BenchModel
+from bench.prompts import CODE, Prompt
+from bench.speculation import equality, equality_worker
+from bench.speculation.equality import Case, Count, Plan
+from bench.speculation.ways import Config
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.runtime import kernels
+from tests.bench.speculation.runs import MODEL
+
+PROMPTS = [Prompt(CODE, f"def f{number}(a):\n") for number in range(4)]
+PLAN = Plan(prompts=4, new_tokens=12, chunk=2, slow_every=2, slow_prompts=1, loads=(1, 4))
+ALONE = [[7, -1.0, [[7, -1.0]]], [8, -2.0, [[8, -2.0]]], [9, -3.0, [[9, -3.0]]]]
+
+
+def quiet(text: str) -> None:
+    """Progress that nobody reads."""
+
+
+@pytest.fixture
+def tiny(tiny_settings: Settings) -> BenchModel:
+    return BenchModel("tiny", "Tiny model", tiny_settings)
+
+
+@pytest.fixture
+def engine(tiny_settings: Settings) -> Engine:
+    return Engine.load(replace(tiny_settings, slots=4))
+
+
+def fields(**changed: Any) -> dict[str, Any]:
+    asked = {
+        "prompt_tokens": [5, 6, 7], "max_new_tokens": 8, "sampling": {}, "drafter": "none",
+        "k_draft": 0, "adaptive": False, "client": "", "arrives": 0, "leaves": None,
+    }  # fmt: skip
+    return asked | changed
+
+
+def counted(*answers: list[Any]) -> Count:
+    count = Count()
+    for answer in answers:
+        count.take(answer, ALONE)
+    return count
+
+
+def test_an_answer_that_was_cut_off_is_compared_as_far_as_it_goes() -> None:
+    assert counted(ALONE, ALONE[:2], []) == Count(requests=3, tokens=5)
+
+
+def test_another_token_is_told_with_its_place() -> None:
+    other = [ALONE[0], [5, -2.0, []], ALONE[2]]
+    count = counted(other, [*ALONE, ALONE[0]])
+    assert count.first_differences == [1, 3]  # an answer that is too long differs, too
+    assert count.differing == 2
+
+
+def test_the_last_bit_of_a_log_probability_counts() -> None:
+    nearly = [ALONE[0], [8, -2.0000000000000004, [[8, -2.0]]]]
+    assert (counted(nearly).logprobs_differ, counted(nearly).first_differences) == (1, [])
+    beside = [ALONE[0], [8, -2.0, [[8, -2.0000000000000004]]]]
+    assert counted(beside).differing == 1
+
+
+def test_one_differing_answer_anywhere_is_not_sound() -> None:
+    fine, bad = Count(10, 110), Count(10, 110, 0, [4])
+    done = equality.outcome(MODEL, {"way": {"a": fine, "b": fine}}, PLAN, 4, 4)
+    assert done.sound
+    assert done.result["lossless"]
+    other = equality.outcome(MODEL, {"way": {"a": fine, "b": bad}}, PLAN, 4, 4)
+    assert not other.sound
+    assert other.tables[0].rows[1] == ("way: b", "10", "110", "1", "0")
+
+
+def test_every_prompt_has_a_process_and_the_slowest_kernels_have_some() -> None:
+    cases = list(equality._cases(50, Plan(prompts=50, new_tokens=8), threads=2))
+    slow = [case for case in cases if case.kernel == kernels.NAMES[-1]]
+    assert {place for case in cases if case not in slow for place in case.places} == set(range(50))
+    assert [case.number for case in cases] == list(range(len(cases)))
+    if kernels.kernel() != kernels.NAMES[-1]:
+        assert [list(case.places) for case in slow] == [[0, 1]]
+    assert cases == list(equality._cases(50, Plan(prompts=50, new_tokens=8), threads=2))
+
+
+def test_all_circumstances_meet_over_many_processes() -> None:
+    cases = list(equality._cases(500, equality.FULL, threads=2))
+    assert {case.threads for case in cases} == {1, 2}
+    assert {case.prefix_cache for case in cases} == {"off", "client", "all"}
+    assert len({case.pass_tokens for case in cases}) == len(equality._PASS_TOKENS)
+    runnable = set(kernels.NAMES[kernels.NAMES.index(kernels.kernel()) :])
+    assert {(case.kernel, case.tight) for case in cases} == {
+        (kernel, tight) for kernel in runnable for tight in (True, False)
+    }
+
+
+def test_requests_arrive_in_turn_and_those_whose_client_leaves_are_cut_off(engine: Engine) -> None:
+    asked = [fields(arrives=arrives) for arrives in (9, 0, 4)]
+    asked[1]["leaves"] = 3
+    late, cut, other = equality_worker.run(engine, asked)
+    assert late == other
+    assert len(late["tokens"]) == 8
+    assert 3 <= len(cut["tokens"]) < 8
+    assert cut["tokens"] == late["tokens"][: len(cut["tokens"])]
+    assert not engine.scheduler.busy
+
+
+def test_a_worker_runs_what_it_is_told_to(tiny_settings: Settings) -> None:
+    worker = equality_worker.EqualityWorker()
+    with pytest.raises(ValueError, match="'run' is nothing"):
+        worker.answer({"do": "run", "requests": []})
+    settings = {"target": tiny_settings.target, "draft": "none", "quant": "int8-128", "threads": 2}
+    told = {**settings, "cache_dir": str(tiny_settings.cache_dir), "slots": 2}
+    loaded = worker.answer({"do": "load", "kernel": None, "settings": told})
+    assert (loaded["kernels"], loaded["threads"]) == (kernels.kernel(), 2)
+    (answer,) = worker.answer({"do": "run", "requests": [fields()]})["answers"]
+    assert len(answer["tokens"]) == 8
+    assert json.loads(json.dumps(answer)) == json.loads(json.dumps(answer))
+
+
+@pytest.mark.e2e
+def test_equality_goes_on_where_it_stopped(tiny: BenchModel, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint.json"
+    told: list[str] = []
+    first = equality.run(tiny, PROMPTS, replace(PLAN, seconds=0.0), checkpoint, told.append)
+    assert first.result["prompts"] == 2
+    assert not first.result["complete"]
+    assert checkpoint.is_file()
+    done = equality.run(tiny, PROMPTS, PLAN, checkpoint, told.append)
+    assert done.result["complete"]
+    assert done.sound
+    assert not checkpoint.exists()
+    counts = done.result["counts"]
+    ways = counts["way"]
+    lengths = {f"{name}, k={k}" for name in ("draft", "ngram", "cascade") for k in range(1, 9)}
+    assert {"plain", "ngram_cache, adaptive"} | lengths <= set(ways)
+    assert all(count["requests"] >= len(PROMPTS) for count in ways.values())
+    of_all = sum(count["requests"] for count in ways.values())
+    for kind, found in counts.items():
+        assert sum(count["requests"] for count in found.values()) == of_all, kind
+    assert len(told) == len(list(equality._cases(len(PROMPTS), PLAN, 2)))
+
+
+@pytest.mark.e2e
+def test_a_checkpoint_of_another_experiment_is_not_gone_on_with(
+    tiny: BenchModel, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint.json"
+    checkpoint.write_text(json.dumps({"key": "another", "done": 1, "counts": {}}))
+    plan = Plan(prompts=1, new_tokens=4, chunk=1, slow_every=2)
+    assert equality.run(tiny, PROMPTS[:1], plan, checkpoint, quiet).result["prompts"] == 1
+
+
+def test_a_tight_cache_holds_two_of_the_longest_requests(tiny: BenchModel) -> None:
+    runner = equality.Runner.load(tiny)
+    comparison = equality.Comparison(runner, tiny.settings, PROMPTS, PLAN)
+    case = Case(0, 0, 2, kernels.kernel(), 1, "off", 33, tight=True)
+    told = comparison._told(case)
+    assert (told["kv_tokens"], told["threads"], told["max_batched_tokens"]) == (128, 1, 33)
+    assert comparison._told(replace(case, tight=False))["kv_tokens"] == tiny.settings.kv_tokens
+    assert comparison._fields(0, Config("ngram", 4))["k_draft"] == 4

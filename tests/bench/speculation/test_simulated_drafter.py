@@ -1,0 +1,117 @@
+"""The simulated drafter is right as often as it is told to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.speculation.simulated_drafter import SimulatedDrafter
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.request import GenerationRequest, GenerationStats, SamplingParams
+from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftRequest
+
+VOCAB = 320
+PROMPT = (5, 6, 7)
+TEXT = [(7 * index) % VOCAB for index in range(60)]
+
+
+def propose(drafter: SimulatedDrafter, tokens: Sequence[int], count: int, slot: int = 0) -> Draft:
+    rng = np.random.default_rng(1)
+    (draft,) = drafter.propose([DraftRequest(slot, tokens, count, SamplingParams(), rng)])
+    return draft
+
+
+def make(acceptance: float, seed: int = 0) -> SimulatedDrafter:
+    drafter = SimulatedDrafter(acceptance, vocab_size=VOCAB, seed=seed)
+    drafter.know(PROMPT, TEXT)
+    return drafter
+
+
+def test_always_right_and_always_wrong() -> None:
+    assert propose(make(1), [*PROMPT, *TEXT[:4]], 5).tokens == tuple(TEXT[4:9])
+    wrong = propose(make(0), [*PROMPT, *TEXT[:4]], 5).tokens
+    assert len(wrong) == 5
+    assert all(token != right for token, right in zip(wrong, TEXT[4:9], strict=True))
+
+
+def test_is_wrong_at_the_given_rate_at_positions_that_the_seed_fixes() -> None:
+    text = [0] * 20_000
+
+    def right(seed: int) -> list[bool]:
+        drafter = SimulatedDrafter(0.7, vocab_size=VOCAB, seed=seed)
+        drafter.know(PROMPT, text)
+        return [token == 0 for token in propose(drafter, PROMPT, len(text)).tokens]
+
+    assert abs(sum(right(1)) / len(text) - 0.7) < 0.02  # six standard deviations
+    assert right(1) == right(1) != right(2)
+
+
+def test_mistakes_do_not_depend_on_the_length_of_the_drafts() -> None:
+    drafter = make(0.5)
+    whole = propose(drafter, PROMPT, 60).tokens
+    assert len({token == right for token, right in zip(whole, TEXT, strict=True)}) == 2
+    for start in range(0, 57, 3):
+        proposed = propose(drafter, [*PROMPT, *TEXT[:start]], 3).tokens
+        assert proposed == whole[start : start + 3]
+
+
+def test_proposes_nothing_where_the_sequence_went_another_way_and_counts_it() -> None:
+    drafter = make(1)
+    assert propose(drafter, [*PROMPT, TEXT[0] + 1], 2) is NO_DRAFT
+    assert propose(drafter, [1, 2], 2) is NO_DRAFT
+    assert drafter.lost == 2
+    assert propose(drafter, [*PROMPT, *TEXT], 2) is NO_DRAFT  # the known text ends: not lost
+    assert drafter.lost == 2
+
+
+def test_tells_several_sequences_apart() -> None:
+    drafter = make(1)
+    drafter.know((1, 2), (3, 4, 5))
+    assert propose(drafter, [1, 2, 3], 1, slot=1).tokens == (4,)
+    drafter.release(1)
+    assert propose(drafter, [1, 2, 3, 4], 1, slot=0).tokens == (5,)
+    assert propose(drafter, [*PROMPT, TEXT[0]], 1, slot=1).tokens == (TEXT[1],)
+
+
+@pytest.mark.parametrize("acceptance", [-0.1, 1.1])
+def test_an_acceptance_is_a_probability(acceptance: float) -> None:
+    with pytest.raises(ValueError, match="probability"):
+        make(acceptance)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 1.0])
+def test_in_the_engine_the_acceptance_is_what_was_asked_for(
+    tiny_settings: Settings, acceptance: float
+) -> None:
+    """Exactly the positions that the script has right are accepted, and the output stays."""
+    engine = Engine.load(replace(tiny_settings, draft="none"))
+    request = GenerationRequest(
+        request_id="plain", prompt_tokens=PROMPT, max_new_tokens=64, ignore_eos=True
+    )
+
+    def run(request: GenerationRequest) -> tuple[list[int], GenerationStats]:
+        outputs = list(engine.generate(request))
+        stats = outputs[-1].stats
+        assert stats is not None
+        return [piece.token for output in outputs for piece in output.pieces], stats
+
+    plain, _ = run(request)
+    drafter = SimulatedDrafter(acceptance, vocab_size=VOCAB, seed=3)
+    drafter.know(PROMPT, plain)
+    engine.scheduler.drafters["simulated"] = drafter  # type: ignore[index]
+    tokens, stats = run(replace(request, drafter="simulated", k_draft=4))
+    assert tokens == plain
+    assert drafter.lost == 0
+    wrong = drafter._scripts[0].wrong[len(PROMPT) :].tolist()
+    position = 1  # the prompt's pass brings the first token
+    accepted = 0
+    while position < 64:
+        window = wrong[position : position + min(4, 64 - position - 1)]
+        right = window.index(True) if True in window else len(window)
+        accepted += right
+        position += right + 1
+    assert stats.accepted_tokens == accepted

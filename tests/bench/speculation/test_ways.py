@@ -1,0 +1,109 @@
+"""The gain of speculation: every figure of a row follows from the requests' counts, by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from bench.models import BenchModel
+from bench.prompts import CREATIVE, Prompt
+from bench.speculation import ways
+from bench.speculation.ways import PLAIN, Config, Measured, Row, Runner, Sizes
+from specops.config import Settings
+from specops.request import SamplingParams
+from tests.bench.speculation.runs import ADAPTIVE, NGRAM, run
+
+BASES = [run("aa", 2.0), run("bb", 6.0)]
+DRAFTED = [
+    run("aa", 1.0, steps=5, drafts=4, draft_misses=1, draft_tokens=16, accepted_tokens=5),
+    run("bc", 2.0, steps=5, drafts=1, draft_misses=4, draft_tokens=4, accepted_tokens=5),
+]
+
+
+def row(greedy: tuple[bool, ...] = (True, True)) -> Row:
+    return Row.of(NGRAM, DRAFTED, BASES, greedy)
+
+
+def test_acceptance_jumps_and_misses_are_sums_over_all_prompts() -> None:
+    found = row()
+    assert found.acceptance == pytest.approx(10 / 20)
+    assert found.misses == pytest.approx(5 / 10)
+    assert found.tokens_per_jump == pytest.approx(20 / 10)
+    assert found.mean_acceptance_length == pytest.approx(1 + 10 / 5)
+    assert found.tokens_per_second == pytest.approx(20 / 3)
+
+
+def test_speedup_is_plain_time_over_this_per_prompt_and_of_the_sums() -> None:
+    found = row()
+    assert (found.speedup.low, found.speedup.high) == pytest.approx((2.25, 2.75))
+    assert found.speedup.median == pytest.approx(2.5)
+    assert found.total_speedup == pytest.approx(8 / 3)
+
+
+def test_equal_counts_the_greedy_prompts_with_plain_decodings_output() -> None:
+    assert (row().equal, row().greedy) == (1, 2)
+    sampled = row(greedy=(False, True))
+    assert (sampled.equal, sampled.greedy) == (0, 1)
+
+
+def test_a_drafter_that_never_drafted_has_no_acceptance() -> None:
+    found = Row.of(NGRAM, BASES, BASES, (True, True))
+    assert (found.acceptance, found.mean_acceptance_length, found.misses) == (0.0, 0.0, 0.0)
+
+
+def test_cells_stand_below_their_columns_whatever_the_configuration() -> None:
+    for config in (PLAIN, NGRAM, ADAPTIVE):
+        assert len(Row.of(config, DRAFTED, BASES, (True, True)).cells) == len(ways.COLUMNS)
+
+
+def test_labels_tell_configurations_apart() -> None:
+    configs = (PLAIN, NGRAM, ADAPTIVE, Config("ngram", 8))
+    assert len({config.label for config in configs}) == 4
+
+
+def test_a_category_has_its_own_prompts_and_runs() -> None:
+    both = Measured([Prompt("code", "a"), Prompt(CREATIVE, "b")], {PLAIN: BASES, NGRAM: DRAFTED})
+    part = both.of(CREATIVE)
+    assert [prompt.text for prompt in part.prompts] == ["b"]
+    assert part.runs == {PLAIN: BASES[1:], NGRAM: DRAFTED[1:]}
+    result = [asdict(item) for item in part.rows()]
+    assert [item["k"] for item in result] == [0, 4]
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: Settings) -> None:
+    runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings))
+    prompts = [
+        Prompt("code", "def add(a, b):\n"),
+        Prompt(CREATIVE, "return a + b\n", SamplingParams(temperature=0.8, seed=1)),
+    ]
+    configs = [Config("draft", 1), Config("draft", 3), Config("ngram", 3, adaptive=True)]
+    found = ways.measure(runner, configs, prompts, Sizes(12, rounds=2), lambda text: None)
+    assert list(found.runs) == [PLAIN, *configs]
+    assert found.prompts == prompts * 2
+    assert all(len(runs) == 4 for runs in found.runs.values())
+    assert all(len(run.tokens) == 12 for runs in found.runs.values() for run in runs)
+    drafted = {config: runs[0].stats.draft_tokens for config, runs in found.runs.items()}
+    assert drafted[PLAIN] == 0
+    assert drafted[configs[1]] > drafted[configs[0]] > 0
+    assert [row.greedy for row in found.rows()] == [2] * 4
+
+
+def test_a_configuration_learns_from_its_own_requests_alone(tiny_settings: Settings) -> None:
+    """Its drafts' acceptance is told with every answer; another one's begins where all begin."""
+    runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings))
+    prompt = Prompt("code", "def add(a, b):\n")
+    first, second = Config("draft", 3), Config("draft", 2)
+    begun = runner.run(prompt, first, 12).stats.acceptance["draft"][0]
+    assert runner.run(prompt, first, 12).stats.acceptance["draft"][0] != begun
+    runner.run(prompt, second, 12)
+    again = Runner(runner.engine, tiny_settings.max_k_draft)
+    assert again.run(prompt, first, 12).stats.acceptance["draft"][0] == begun
+
+
+def test_no_prompts_are_refused(tiny_settings: Settings) -> None:
+    runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings))
+    with pytest.raises(ValueError, match="no prompts"):
+        ways.measure(runner, [], [], Sizes(4), lambda text: None)

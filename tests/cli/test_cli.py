@@ -1,0 +1,353 @@
+"""The command line, on the tiny models with random weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specops.cli.main import figures, main
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.request import GenerationRequest, GenerationStats, Piece
+from specops.system.memory import read_memory
+
+PROMPT = "def add(a, b):"
+TOKENS = 24
+FIXED = 3  # draft tokens: whether more pay differs from run to run
+
+
+@pytest.fixture
+def environment(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The tiny pair as the process's settings."""
+    variables = {
+        "SPECOPS_TARGET": tiny_settings.target,
+        "SPECOPS_DRAFT": tiny_settings.draft,
+        "SPECOPS_QUANT": tiny_settings.quant,
+        "SPECOPS_CACHE_DIR": str(tiny_settings.cache_dir),
+        "SPECOPS_THREADS": str(tiny_settings.threads),
+    }
+    for name in [name for name in os.environ if name.startswith("SPECOPS_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return variables
+
+
+@pytest.fixture
+def pieces(tiny_settings: Settings) -> list[Piece]:
+    """What the engine answers to `PROMPT`."""
+    engine = Engine.load(replace(tiny_settings, slots=1))
+    request = GenerationRequest(
+        request_id="test",
+        prompt_tokens=engine.encode(PROMPT),
+        max_new_tokens=TOKENS,
+        drafter="draft",
+        k_draft=FIXED,
+    )
+    return [piece for output in engine.generate(request) for piece in output.pieces]
+
+
+GENERATE = ["generate", PROMPT, "--max-new-tokens", str(TOKENS), "--k-draft", str(FIXED)]
+
+
+@pytest.mark.usefixtures("environment")
+def test_generate_prints_the_engines_text_and_a_line_of_figures(
+    pieces: list[Piece], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(GENERATE) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "".join(piece.text for piece in pieces) + "\n"
+    assert re.fullmatch(
+        rf"\d+ \+ {len(pieces)} tokens · [\d.]+ tokens/s · first token after [\d.]+ s"
+        r" · [\d.]+ tokens per jump · \d+ of \d+ draft tokens accepted \(\d+%\)\n",
+        shown.err,
+    )
+
+
+@pytest.mark.usefixtures("environment")
+def test_generate_colours_accepted_draft_tokens_and_nothing_else(
+    pieces: list[Piece], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(GENERATE) == 0
+    out = capsys.readouterr().out
+    accepted = [piece.text for piece in pieces if piece.origin == "draft"]
+    assert accepted
+    assert len(accepted) < len(pieces)
+    assert re.findall(r"\x1b\[32m(.*?)\x1b\[0m", out, re.DOTALL) == accepted
+    plain = re.sub(r"\x1b\[\d+m", "", out)
+    assert plain == "".join(piece.text for piece in pieces) + "\n"
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("way", ["flag", "variable"])
+def test_generate_can_do_without_colour(
+    way: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    if way == "variable":
+        monkeypatch.setenv("NO_COLOR", "1")
+    assert main([*GENERATE, *(["--no-color"] if way == "flag" else [])]) == 0
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err
+
+
+@pytest.mark.usefixtures("environment")
+def test_generate_flags_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = [*GENERATE, "--temperature", "1.5", "--drafter", "none"]
+    texts = []
+    for seed in ("1", "1", "2"):
+        assert main([*drawn, "--seed", seed]) == 0
+        shown = capsys.readouterr()
+        assert "draft tokens" not in shown.err
+        texts.append(shown.out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.usefixtures("environment")
+def test_generate_reads_the_prompt_from_standard_input(
+    pieces: list[Piece], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, PROMPT.encode())
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert main(["generate", "-", *GENERATE[2:]]) == 0
+    assert capsys.readouterr().out == "".join(piece.text for piece in pieces) + "\n"
+
+
+@pytest.mark.usefixtures("environment")
+def test_too_long_prompt_is_refused_with_both_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "word " * 1000, "--context", "64"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("specops: ")
+    assert "64 tokens" in error
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["generate", "a", "--k-draft", "99"], "--k-draft"),
+        (["generate", "a", "--drafter", "oracle"], "SPECOPS_DRAFTER"),
+        (["generate", "a", "--max-new-tokens", "0"], "--max-new-tokens"),
+        (["generate", "a", "--temperature", "3"], "--temperature"),
+        (["generate", "a", "--temperature", "nan"], "--temperature"),
+        (["generate", "a", "--seed", "-1"], "--seed"),
+        (["serve", "--port", "0"], "SPECOPS_PORT"),
+        (["info", "--model", "nothing"], "SPECOPS_MODEL"),
+    ],
+)
+def test_wrong_value_is_named_and_exits_with_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"specops: {named} takes ")
+    assert shown.out == ""
+
+
+def test_model_that_is_not_there_is_said(
+    environment: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del environment
+    assert main(["generate", "a", "--target", str(tmp_path)]) == 1
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_figures_without_drafts_do_not_mention_them() -> None:
+    stats = GenerationStats(
+        prompt_tokens=3,
+        generated_tokens=5,
+        sequence_steps=4,
+        queue_seconds=0.25,
+        prefill_seconds=0.5,
+        decode_seconds=2.0,
+    )
+    assert figures(stats) == (
+        "3 + 5 tokens · 2.0 tokens/s · first token after 0.75 s · 1.00 tokens per jump"
+    )
+
+
+@pytest.mark.usefixtures("environment")
+def test_info_tells_model_and_machine(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--context", "100", "--kv-dtype", "int8"]) == 0
+    about, plan = capsys.readouterr().out.split("\n\n")
+    lines = dict(line.split(maxsplit=1) for line in about.splitlines())
+    assert "KV cache" in plan
+    assert str(tiny_pair / "target" / "onnx" / "int8-128") in lines["target"]
+    size = sum(path.stat().st_size for path in (tiny_pair / "draft/onnx/int8-128").iterdir())
+    assert f"{size / 1e6:,.1f} MB" in lines["draft"]
+    assert lines["drafters"] == "draft, ngram, cascade, none (default: draft)"
+    assert lines["context"] == "100 tokens; at most 8 requests at the same time"
+    assert re.fullmatch(r"cache +\d+ tokens in int8; [\d.,]+ MB", lines["kv"])
+    assert lines["batch"] == "invariant  yes"
+    assert f"{read_memory().limit / 1e6:,.1f} MB" in lines["memory"]
+
+
+@pytest.mark.usefixtures("environment")
+def test_info_without_a_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--draft", "none"]) == 0
+    about, _ = capsys.readouterr().out.split("\n\n")
+    lines = dict(line.split(maxsplit=1) for line in about.splitlines())
+    assert lines["draft"] == "none"
+
+
+def test_export_writes_a_folder_that_generates(
+    environment: dict[str, str],
+    tiny_pair: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    del environment
+    source = shutil.copytree(
+        tiny_pair / "target", tmp_path / "source", ignore=shutil.ignore_patterns("onnx")
+    )
+    destination = tmp_path / "exported"
+    assert main(["export", str(source), str(destination), "--quant", "int4-32"]) == 0
+    assert "int4-32" in capsys.readouterr().out
+    assert main(["generate", "a", "--target", str(destination), "--draft", "none"]) == 0
+
+
+def test_export_of_no_checkpoint_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err.startswith("specops: ")
+    assert main(["export", str(tmp_path), str(tmp_path / "out"), "--quant", "int3"]) == 1
+    assert "int3" in capsys.readouterr().err
+
+
+def test_help_answers_without_loading_the_engine() -> None:
+    code = (
+        "import sys, specops.cli.main\n"
+        "heavy = {'numpy', 'onnxruntime', 'fastapi', 'onnx', 'safetensors'} & set(sys.modules)\n"
+        "sys.exit(' '.join(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
+    for arguments in ([], ["serve"], ["generate"], ["export"], ["info"]):
+        with pytest.raises(SystemExit, match="0"):
+            main([*arguments, "--help"])
+
+
+# -- serve, as a process -----------------------------------------------------------------------
+
+
+class Server:
+    """A `specops serve` process on the loopback."""
+
+    def __init__(self, port: int, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._base = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+        request = urllib.request.Request(  # noqa: S310 - http on the loopback
+            self._base + path, headers={"content-type": "application/json"}
+        )
+        if body is not None:
+            request.data = json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def wait_for(self, state: str) -> dict[str, Any]:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                health: dict[str, Any] = json.loads(self.get("/health")[1])
+            except urllib.error.URLError:
+                health = {"state": "not listening"}
+            if health["state"] == state:
+                return health
+            time.sleep(0.05)
+        raise AssertionError(f"the server is not {state}")
+
+    def end(self) -> tuple[int, list[dict[str, Any]]]:
+        """SIGTERM; the exit code and the log."""
+        self.process.send_signal(signal.SIGTERM)
+        _, log = self.process.communicate(timeout=60)
+        return self.process.returncode, [json.loads(line) for line in log.splitlines()]
+
+
+@contextmanager
+def serving(**variables: str) -> Iterator[Server]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "specops", "serve", "--port", str(port)],
+        env={**os.environ, **variables},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Server(port, process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("environment")
+def test_serve_answers_counts_and_ends_with_0() -> None:
+    with serving() as server:
+        assert server.wait_for("ready")["model"] == "target"
+        body = {"prompt": PROMPT, "max_new_tokens": TOKENS, "ignore_eos": True}
+        status, text = server.get("/generate", body)
+        answer = json.loads(text)
+        assert (status, answer["generated_tokens"], answer["finish_reason"]) == (
+            200,
+            TOKENS,
+            "length",
+        )
+        assert answer["tokens_per_second"] > 0
+        _, text = server.get("/generate", body | {"stream": True})
+        *steps, last, done = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+        assert done == "[DONE]"
+        assert json.loads(last)["generated_text"] == answer["generated_text"]
+        assert "".join(json.loads(step)["text"] for step in steps) == answer["generated_text"]
+        _, page = server.get("/metrics")
+        assert f"specops_generated_tokens_total {2 * TOKENS}.0" in page
+        assert 'specops_requests_total{outcome="length"} 2.0' in page
+        jump = re.search(r"^specops_avg_jump (.*)$", page, re.MULTILINE)
+        assert jump is not None
+        assert float(jump[1]) == pytest.approx(answer["avg_tokens_per_jump"])
+        status, text = server.get("/generate", body | {"prompt": "word " * 500})
+        assert (status, json.loads(text)["error"]["code"]) == (400, "context_length_exceeded")
+        code, log = server.end()
+    assert code == 0
+    assert PROMPT not in json.dumps(log)
+    assert [line["status"] for line in log if line.get("path") == "/generate"] == [200, 200, 400]
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("environment")
+def test_serve_with_a_broken_model_says_why_and_ends_with_1(tmp_path: Path) -> None:
+    with serving(SPECOPS_TARGET=str(tmp_path)) as server:
+        assert str(tmp_path) in server.wait_for("failed")["error"]
+        assert server.get("/health/live")[0] == 200
+        assert server.get("/generate", {"prompt": "a"})[0] == 503
+        code, _ = server.end()
+    assert code == 1

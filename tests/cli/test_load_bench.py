@@ -1,0 +1,108 @@
+"""`specops bench load`: the times add up, and the memory is what a serving process holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specops.cli import load_bench
+from specops.cli.load_bench import LoadRun
+from specops.cli.main import main
+from specops.engine.engine import ModelState
+from specops.engine.open_models import WARM_UP
+
+SLOTS, KV_TOKENS = 2, 256
+
+
+@pytest.fixture(autouse=True)
+def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SPECOPS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SPECOPS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SPECOPS_THREADS", "2")
+    monkeypatch.setenv("SPECOPS_SLOTS", str(SLOTS))
+    monkeypatch.setenv("SPECOPS_KV_TOKENS", str(KV_TOKENS))
+    monkeypatch.setenv("SPECOPS_KV_DTYPE", "fp32")
+
+
+def measured(model: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["bench", "load", "--model", str(model), "--runs", "2", "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_times_add_up_and_memory_holds_the_cache(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = measured(tiny_pair / "target" / "onnx" / "int4-128", capsys)
+    assert len(found["runs"]) == 2
+    for run in found["runs"]:
+        assert run["ready_seconds"] == pytest.approx(sum(seconds for _, seconds in run["steps"]))
+        assert 0 < run["read_ahead_seconds"] < run["load_seconds"] < run["ready_seconds"]
+        assert run["import_seconds"] > 0
+        # 2 layers, keys and values, 2 heads of 64 in float32.
+        assert run["kv_cache"] == 2 * 2 * 2 * 64 * 4 * KV_TOKENS
+        assert run["anonymous"] >= run["at_start"] + run["kv_cache"]
+        assert run["file_backed"] > 0
+    assert found["beyond_kv_bytes"] < found["anonymous_bytes"]
+
+
+def test_what_the_first_start_makes_is_not_counted(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A checkpoint has to be converted, and its weights laid out: that is not loading.
+    found = measured(tiny_pair / "target", capsys)
+    steps = {step for run in found["runs"] for step, _ in run["steps"]}
+    assert WARM_UP in steps
+    assert not any("converting" in step or "laying out" in step for step in steps), steps
+
+
+def test_a_draft_is_not_loaded_beside_it(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = measured(tiny_pair / "target" / "onnx" / "int4-128", capsys)
+    monkeypatch.setenv("SPECOPS_DRAFT", str(tiny_pair / "draft" / "onnx" / "int4-128"))
+    beside = measured(tiny_pair / "target" / "onnx" / "int4-128", capsys)
+    assert beside["kv_cache_bytes"] == alone["kv_cache_bytes"]
+
+
+def test_the_table_shows_the_steps(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_pair / "target" / "onnx" / "int4-128"
+    assert main(["bench", "load", "--model", str(model), "--runs", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(
+        "int4-128, int4-128, 2 slots, 256 tokens of KV cache in fp32, 2 threads, 1 warm starts"
+    )
+    for line in ("load, until the first pass ran", f"  {WARM_UP}", "  of it KV cache", "ready"):
+        assert f"\n{line}" in shown
+    assert str(tiny_pair) not in shown  # the last part of a path says enough
+
+
+def test_what_cannot_be_loaded_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "load", "--model", "nothing"]) == 1
+    assert "SPECOPS_MODEL takes one of demo" in capsys.readouterr().err
+    assert main(["bench", "load", "--runs", "0"]) == 2
+    assert "--runs" in capsys.readouterr().err
+
+
+def test_reports_that_differ_in_their_percentage_alone_are_one_step() -> None:
+    steps = load_bench._Steps()
+    for detail in ("reading /m: 0 %", "reading /m: 70 %", "opening /m"):
+        steps(ModelState.LOADING, detail)
+    durations = steps.durations(0.0, 1e9)
+    assert [name for name, _ in durations] == ["preparing", "reading /m", "opening /m"]
+    assert sum(seconds for _, seconds in durations) == pytest.approx(1e9)
+
+
+def test_what_is_swapped_counts_as_held() -> None:
+    run = LoadRun(
+        "m", "int4-128", 1, 8, 64, "fp16", 2, 0.1, 0.2, 0.3, 0.1, [("preparing", 0.3)],
+        at_start=5, anonymous=100, file_backed=70, swapped=20, kv_cache=30,
+    )  # fmt: skip
+    assert run.beyond_kv == 90
+    assert load_bench.document([run, replace(run, anonymous=200)])["beyond_kv_bytes"] == 140

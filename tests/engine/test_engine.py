@@ -1,0 +1,182 @@
+"""Loading: what is asked for is what is loaded, and what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specops.config import ConfigError, Settings
+from specops.engine.engine import Engine, ModelState
+from specops.models.prepare import ModelError, choose, prepare
+from specops.request import GenerationRequest, PromptTooLong
+from specops.runtime import kernels
+from specops.runtime.memory_demand import Supply
+from specops.runtime.memory_plan import MemoryPlanError
+
+
+def test_the_engine_tells_what_it_loaded(tiny_settings: Settings) -> None:
+    info = Engine.load(tiny_settings).info
+    assert (info.name, info.quant, info.draft_quant) == ("target", "int8-128", "int8-128")
+    assert info.drafters == ("draft", "ngram", "cascade", "none")
+    assert info.default_drafter == "draft"
+    assert (info.context, info.slots, info.vocab_size) == (128, 3, 320)
+    assert (info.kv_tokens, info.kv_dtype) == (3 * 128, "fp16")
+    # 2 layers x 2 heads x 64 for the target, 1 x 2 x 32 for the draft; keys and values, float16.
+    assert info.kv_bytes == (2 * 2 * 64 + 2 * 32) * 2 * 2 * 3 * 128
+    assert info.batch_invariant
+    assert info.kernels in kernels.NAMES
+
+
+def test_without_a_draft_there_are_ngrams(tiny_settings: Settings) -> None:
+    info = Engine.load(replace(tiny_settings, draft="none")).info
+    assert info.drafters == ("ngram", "none")
+    assert info.default_drafter == "ngram"
+
+
+def test_the_context_can_be_made_shorter_but_not_longer(tiny_settings: Settings) -> None:
+    assert Engine.load(replace(tiny_settings, context=64)).info.context == 64
+    assert Engine.load(replace(tiny_settings, context=4096)).info.context == 128
+
+
+def test_a_drafter_that_is_not_there_is_refused(tiny_settings: Settings) -> None:
+    with pytest.raises(ConfigError, match="SPECOPS_DRAFT"):
+        Engine.load(replace(tiny_settings, draft="none", drafter="draft"))
+
+
+def test_products_that_are_not_ours_are_named(tiny_settings: Settings) -> None:
+    info = Engine.load(replace(tiny_settings, quant="fp32", draft="none")).info
+    assert not info.batch_invariant
+    assert "logits" in info.foreign_products
+
+
+def test_what_is_planned_is_allocated(tiny_settings: Settings) -> None:
+    engine = Engine.load(replace(tiny_settings, kv_tokens=192))
+    cache = engine.scheduler.target.cache
+    assert (engine.info.kv_tokens, cache.num_blocks, cache.num_slots) == (192, 3, 3)
+    assert engine.plan.kv_bytes == engine.info.kv_bytes
+
+
+def test_a_cache_that_does_not_fit_is_refused(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    little = Supply(limit=100 << 20, free=70 << 20, held=30 << 20, swap=0, source="a test")
+    monkeypatch.setattr("specops.runtime.memory_demand.Supply.read", lambda: little)
+    with pytest.raises(MemoryPlanError, match="raise the memory limit"):
+        Engine.load(replace(tiny_settings, max_batched_tokens=4096))
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="SPECOPS_MODEL takes one of demo"):
+        choose(Settings(model="nothing"))
+
+
+def test_another_target_does_not_get_the_presets_draft(tiny_settings: Settings) -> None:
+    assert choose(replace(tiny_settings, draft="")).draft is None
+    assert choose(Settings()).draft is not None
+
+
+def test_a_draft_of_another_vocabulary_is_refused(tiny_settings: Settings, tmp_path: Path) -> None:
+    other = shutil.copytree(tiny_settings.draft, tmp_path / "other")
+    for file in other.rglob("tokenizer.json"):
+        content = json.loads(file.read_text())
+        vocab = content["model"]["vocab"]
+        vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+        file.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"2 ids differ.*'a' and 'b'"):
+        Engine.load(replace(tiny_settings, draft=str(other)))
+
+
+def test_a_checkpoint_is_converted_once(tiny_pair: Path, tmp_path: Path) -> None:
+    source = tmp_path / "mine"
+    shutil.copytree(tiny_pair / "target", source, ignore=shutil.ignore_patterns("onnx"))
+    said: list[str] = []
+
+    def convert() -> Path:
+        folder = prepare(
+            source, "int4-32", name="mine", cache_dir=tmp_path / "cache", report=said.append
+        )
+        assert folder.quant == "int4-32"
+        return folder.path
+
+    assert convert() == convert()
+    assert len(said) == 1
+    first = convert()
+    (source / "tokenizer.json").touch()
+    assert convert() == first  # looked into again, and found to be the same
+    assert len(said) == 1
+    text = (source / "tokenizer.json").read_text()
+    (source / "tokenizer.json").write_text(text + "\n")
+    assert convert().name.startswith("mine-")
+    assert len(said) == 2
+    assert not first.exists()
+
+
+def test_a_checkpoint_that_cannot_be_converted_says_why(tiny_pair: Path, tmp_path: Path) -> None:
+    source = tmp_path / "odd"
+    shutil.copytree(tiny_pair / "target", source, ignore=shutil.ignore_patterns("onnx"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "architectures": ["OddForLM"]}))
+    with pytest.raises(ModelError, match="OddForLM"):
+        prepare(source, "int8-128", name="odd", cache_dir=tmp_path, report=print)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="holds no model"):
+        prepare(tmp_path, "int8-128", name="x", cache_dir=tmp_path, report=print)
+
+
+def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "specops.json").write_text("{}")
+    with pytest.raises(ModelError, match="export the model again"):
+        prepare(tmp_path, "int8-128", name="x", cache_dir=tmp_path, report=print)
+
+
+def test_loading_reports_its_progress(tiny_settings: Settings) -> None:
+    said: list[ModelState] = []
+    Engine.load(tiny_settings, lambda state, detail: said.append(state))
+    assert set(said) == {ModelState.LOADING}
+
+
+def test_a_request_is_fitted_into_the_context(tiny_settings: Settings) -> None:
+    engine = Engine.load(tiny_settings)
+    request = GenerationRequest(request_id="x", prompt_tokens=(1,) * 120, max_new_tokens=50)
+    assert engine.admit(request).max_new_tokens == 8
+    with pytest.raises(PromptTooLong, match=r"128 tokens.*at most 127"):
+        engine.admit(replace(request, prompt_tokens=(1,) * 128))
+
+
+def test_an_empty_prompt_still_has_a_token(tiny_settings: Settings) -> None:
+    assert len(Engine.load(tiny_settings).encode("")) == 1
+
+
+def test_leaving_early_leaves_nothing_behind(tiny_settings: Settings) -> None:
+    engine = Engine.load(tiny_settings)
+    request = GenerationRequest(request_id="x", prompt_tokens=(1, 2), max_new_tokens=50)
+    outputs = engine.generate(request)
+    next(outputs)
+    outputs.close()  # type: ignore[attr-defined]
+    assert not engine.scheduler.busy
+    assert engine.scheduler.target.cache.tokens == 0
+    assert engine.scheduler.target.cache.used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("drafter", "names"),
+    [("ngram_cache", "SPECOPS_SHARED_NGRAMS"), ("cascade", "SPECOPS_DRAFT$")],
+)
+def test_a_default_drafter_that_lacks_its_means_names_the_setting(
+    tiny_settings: Settings, drafter: str, names: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"SPECOPS_DRAFTER is {drafter}, but .*{names}"):
+        Engine.load(replace(tiny_settings, draft="none", drafter=drafter))
+
+
+def test_nothing_is_shared_unless_it_is_set(tiny_settings: Settings) -> None:
+    assert "ngram_cache" not in Engine.load(tiny_settings).info.drafters
+    shared = Engine.load(replace(tiny_settings, shared_ngrams=10))
+    assert "ngram_cache" in shared.info.drafters
+    assert shared.info.default_drafter == "draft"

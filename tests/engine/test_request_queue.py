@@ -1,0 +1,144 @@
+"""The order of the queue: nobody starves, and clients that want alike get alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specops.engine.request_queue import FairShares, FirstComeFirstServed, RequestQueue
+from specops.engine.sequence import Sequence
+from tests.simulated_target import make_request, make_sequence
+
+ORDERS = (FirstComeFirstServed, FairShares)
+_arrivals = count()
+
+# Prompt and output lengths.
+requests = st.tuples(st.integers(1, 50), st.integers(1, 50))
+
+
+def waiting(client: str, prompt: int) -> Sequence:
+    request = make_request((1,) * prompt, 50, client=client, arrival=float(next(_arrivals)))
+    return make_sequence(request)
+
+
+def cost(prompt: int, output: int) -> float:
+    return prompt + 2 * output
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_one_client_is_served_in_the_order_of_its_coming(order: type[RequestQueue]) -> None:
+    queue = order()
+    items = [waiting("ann", 3) for _ in range(5)]
+    for item in items:
+        queue.add(item)
+    queue.remove(items[2])
+    assert set(queue) == {items[0], items[1], items[3], items[4]}
+    assert [queue.next() for _ in range(len(queue))] == [items[0], items[1], items[3], items[4]]
+    with pytest.raises(IndexError):
+        queue.next()
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever a queue says of it
+        queue.remove(items[0])
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), requests)))
+def test_by_arrival_everybody_waits_for_those_before(
+    items: list[tuple[str, tuple[int, int]]],
+) -> None:
+    queue = FirstComeFirstServed()
+    added = [waiting(client, prompt) for client, (prompt, _) in items]
+    for item in added:
+        queue.add(item)
+    assert [queue.next() for _ in added] == added
+
+
+def test_a_client_with_one_request_does_not_wait_for_anothers_hundred() -> None:
+    queue = FairShares()
+    for _ in range(100):
+        queue.add(waiting("many", 10))
+    for _ in range(10):
+        queue.next()
+        queue.generated("many", 10)
+    queue.add(waiting("one", 10))
+    assert queue.next().request.client == "one"
+
+
+def test_waiting_saves_nothing_up() -> None:
+    """Who comes back after others were served gets an equal share, not what it missed."""
+    queue = FairShares()
+    for _ in range(50):
+        queue.add(waiting("busy", 10))
+    for _ in range(20):
+        queue.next()
+        queue.generated("busy", 10)
+    for _ in range(50):
+        queue.add(waiting("late", 10))
+    served: Counter[str] = Counter()
+    for _ in range(20):
+        client = queue.next().request.client
+        served[client] += 1
+        queue.generated(client, 10)
+    assert abs(served["busy"] - served["late"]) <= 1
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.sampled_from("abcd"), requests), min_size=1, max_size=60),
+    st.data(),
+)
+def test_nobody_starves_and_shares_are_equal(
+    slots: int, items: list[tuple[str, tuple[int, int]]], data: st.DataObject
+) -> None:
+    """Slots are taken and given back in any order; all arrive at once, or when they like.
+
+    While two clients both have requests waiting, what they have been given differs by no more than
+    what slots and one more request of the largest size hold.
+    """
+    queue = FairShares()
+    to_come, running = list(items), []
+    outputs: dict[str, int] = {}
+    given: dict[str, float] = {}
+    backlogged: dict[frozenset[str], dict[str, float]] = {}
+    largest = max(cost(*lengths) for _, lengths in items)
+    served = 0
+    while to_come or len(queue) or running:
+        choices = ["come"] * bool(to_come) + ["end"] * bool(running)
+        choices += ["begin"] * (len(queue) > 0 and len(running) < slots)
+        match data.draw(st.sampled_from(choices)):
+            case "come":
+                client, (prompt, output) = to_come.pop(0)
+                item = waiting(client, prompt)
+                outputs[item.request.request_id] = output
+                queue.add(item)
+            case "begin":
+                item = queue.next()
+                served += 1
+                running.append(item)
+                client = item.request.client
+                given[client] = given.get(client, 0.0) + len(item.request.prompt_tokens)
+            case "end":
+                item = running.pop(data.draw(st.integers(0, len(running) - 1)))
+                output = outputs[item.request.request_id]
+                queue.generated(item.request.client, output)
+                given[item.request.client] += 2 * output
+        clients = {item.request.client for item in queue}
+        pairs = {frozenset((a, b)) for a in clients for b in clients if a < b}
+        backlogged = {pair: backlogged.get(pair, dict(given)) for pair in pairs}
+        for pair, before in backlogged.items():
+            a, b = (given.get(name, 0.0) - before.get(name, 0.0) for name in sorted(pair))
+            assert abs(a - b) <= 2 * (slots + 1) * largest
+    assert served == len(items)
+
+
+@given(st.integers(1, 5))
+def test_accounts_do_not_pile_up(clients: int) -> None:
+    queue = FairShares()
+    for number in range(300):
+        for client in range(clients):
+            queue.add(waiting(f"{number}-{client}", 5))
+        for _ in range(clients):
+            queue.generated(queue.next().request.client, 5)
+    assert len(queue._accounts) <= 3 * clients + 1

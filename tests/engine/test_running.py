@@ -1,0 +1,173 @@
+"""Slots and blocks: who gets them, who gives them up, and that whoever came first gets on."""
+
+from __future__ import annotations
+
+import pytest
+
+from specops.engine.request_queue import FirstComeFirstServed
+from specops.engine.running import Running
+from specops.engine.sequence import Sequence
+from specops.runtime.batch import Batch
+from specops.runtime.kv_cache import PrefixCache
+from tests.simulated_target import (
+    SimulatedTarget,
+    Text,
+    expected,
+    make_request,
+    make_scheduler,
+    make_sequence,
+    serve,
+)
+from tests.speculation.drafters.scripted import Scripted
+
+
+def made(
+    num_blocks: int, num_slots: int = 4, reuse: PrefixCache = PrefixCache.OFF
+) -> tuple[Running, SimulatedTarget, FirstComeFirstServed, Scripted]:
+    target = SimulatedTarget(
+        num_slots=num_slots, context=64 * num_blocks, num_blocks=num_blocks, reuse=reuse
+    )
+    drafter = Scripted(Text(), 1.0)
+    return Running(target.cache, {"scripted": drafter}), target, FirstComeFirstServed(), drafter  # type: ignore[dict-item]
+
+
+def coming(waiting: FirstComeFirstServed, *lengths: int) -> list[Sequence]:
+    sequences = [make_sequence(make_request(length, 200)) for length in lengths]
+    for sequence in sequences:
+        waiting.add(sequence)
+    return sequences
+
+
+def compute(running: Running, target: SimulatedTarget, sequence: Sequence) -> None:
+    """Its prompt, in one pass, and its first token."""
+    assert running.reserve(sequence, len(sequence.tokens), Batch())
+    sequence.num_computed = len(sequence.tokens)
+    target.cache.commit(sequence.slot, sequence.tokens, sequence.num_computed)
+    sequence.begun = True
+    sequence.tokens.append(1)
+
+
+def test_as_many_as_there_are_slots_are_admitted_in_their_order() -> None:
+    running, _, waiting, drafter = made(16, num_slots=3)
+    sequences = coming(waiting, 10, 20, 30, 40)
+    running.admit(waiting)
+    assert list(running) == sequences[:3]
+    assert len(waiting) == 1
+    assert len({sequence.slot for sequence in running}) == 3
+    assert drafter.begun == [sequence.slot for sequence in running]
+    assert all(sequence.started for sequence in running)
+
+
+def test_who_finds_no_blocks_waits_and_nobody_overtakes_him() -> None:
+    running, _, waiting, _ = made(4)
+    sequences = coming(waiting, 100, 150, 10)
+    running.admit(waiting)
+    assert list(running) == sequences[:1]
+    assert running.in_line == 1
+    assert not sequences[1].started
+    sequences[0].finish = "stop"  # type: ignore[assignment]
+    assert running.remove_finished() == sequences[:1]
+    running.admit(waiting)
+    assert list(running) == sequences[1:]
+
+
+def test_blocks_that_running_prompts_will_need_are_not_given_away() -> None:
+    running, _, waiting, _ = made(12, num_slots=8)
+    coming(waiting, *[300] * 8)  # 5 blocks each
+    running.admit(waiting)
+    assert len(running) == 2
+
+
+def test_one_that_needs_all_blocks_runs_alone() -> None:
+    running, target, waiting, _ = made(4)
+    (sequence,) = coming(waiting, 255)
+    running.admit(waiting)
+    compute(running, target, sequence)
+    assert running.with_room_to_decode() == [sequence]
+    assert target.cache.used_blocks == 4
+
+
+def test_who_was_admitted_last_is_preempted_and_comes_back_first() -> None:
+    running, target, waiting, drafter = made(3, num_slots=3)
+    first, second, third = coming(waiting, 60, 60, 60)
+    running.admit(waiting)
+    for sequence in (first, second, third):
+        compute(running, target, sequence)
+    for sequence in (first, second):  # the next token needs another block
+        sequence.tokens += [1] * 4
+        sequence.num_computed = 64
+        target.cache.commit(sequence.slot, sequence.tokens, 64)
+    assert running.with_room_to_decode() == [first]
+    (behind,) = coming(waiting, 1)
+    assert running.preemptions == 2
+    assert [item.preemptions for item in (first, second, third)] == [0, 1, 1]
+    assert second.num_computed == third.num_computed == 0
+    assert list(running.all()) == [first, second, third]
+    assert sorted(drafter.released) == [1, 2]
+    first.finish = "stop"  # type: ignore[assignment]
+    running.remove_finished()
+    running.admit(waiting)
+    assert list(running) == [second, third]
+    assert list(running.all()) == [second, third, behind]
+
+
+def test_a_preempted_request_continues_from_what_it_left() -> None:
+    """With a prefix cache only what others have taken is computed again."""
+    target = SimulatedTarget(num_slots=2, context=320, num_blocks=5)
+    scheduler = make_scheduler(target)
+    first, second = make_request(120, 150), make_request(60, 100)
+    served = serve(scheduler, first, second)
+    for request in (first, second):
+        assert served.tokens(request) == expected(target.text, request)
+    stats = served.outputs[second.request_id][-1].stats
+    assert stats is not None
+    assert stats.preemptions >= 1
+    assert sum(result.stats.preempted for result in served.results if result.stats) >= 1
+    again = target.computed - (120 + 150 - 1) - (60 + 100 - 1)
+    assert 0 < again < stats.preemptions * (60 + 100)
+
+
+def test_nobody_in_the_batch_is_preempted_for_a_prompt() -> None:
+    running, target, waiting, _ = made(3, num_slots=2)
+    first, second = coming(waiting, 100, 60)
+    running.admit(waiting)
+    compute(running, target, second)
+    assert target.cache.reserve(second.slot, 100)
+    batch = Batch()
+    batch.add(second.slot, 60, [1], 1)
+    assert not running.reserve(first, 100, batch)
+    assert list(running) == [first, second]
+    assert running.reserve(first, 64, batch)
+    assert running.reserve(first, 100, Batch())  # else who came later goes
+    assert list(running) == [first]
+
+
+def test_a_prompt_that_is_preempted_while_a_batch_is_filled_is_left_out() -> None:
+    """It has found its beginning in the cache, a block that the prompt before it needs."""
+    target = SimulatedTarget(num_slots=3, context=512, num_blocks=8)
+    scheduler = make_scheduler(target, max_batched_tokens=2)
+    left = make_request(64, 1)
+    growing, long = make_request(60, 300), make_request(250, 3)
+    short = make_request((*left.prompt_tokens, 1, 2, 3, 4, 5), 3)
+    serve(scheduler, left)
+    scheduler.add(growing)
+    while not scheduler.running or scheduler.running[0].missing:
+        scheduler.step()
+    served = serve(scheduler, long, short)
+    stats = served.outputs[short.request_id][-1].stats
+    assert stats is not None
+    assert stats.preemptions == 1
+    for request in (long, short):
+        assert served.tokens(request) == expected(target.text, request)
+
+
+@pytest.mark.parametrize("reuse", list(PrefixCache))
+def test_many_requests_in_few_blocks_all_end(reuse: PrefixCache) -> None:
+    target = SimulatedTarget(num_slots=6, context=256, num_blocks=8, reuse=reuse)
+    scheduler = make_scheduler(target)
+    requests = [make_request(20 + 11 * index, 90) for index in range(12)]
+    served = serve(scheduler, *requests)
+    for request in requests:
+        assert served.tokens(request) == expected(target.text, request)
+    assert sum(result.stats.preempted for result in served.results if result.stats) > 0
+    assert served.results[-1].used_blocks == 0

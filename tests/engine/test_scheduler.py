@@ -1,0 +1,585 @@
+"""Requests through the scheduler: one pass per step, and what each would get alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import chi2_contingency
+
+from specops.engine.scheduler import Scheduler
+from specops.request import TARGET, FinishReason, SamplingParams, StepKind, StepStats
+from specops.runtime.kv_cache import PrefixCache
+from specops.speculation.drafters.base import Drafter
+from specops.speculation.drafters.ngram import NgramDrafter
+from tests.simulated_target import (
+    VOCAB,
+    Served,
+    SimulatedTarget,
+    Text,
+    expected,
+    make_request,
+    make_scheduler,
+    serve,
+)
+from tests.speculation.drafters.scripted import Scripted
+
+SEEDED = SamplingParams(1.5, top_k=8, top_p=0.95, seed=5)
+DRAFTERS = ("none", "right", "wrong", "half", "model", "ngram")
+
+
+def drafters(text: Text) -> Mapping[str, Drafter]:
+    """Always right, always wrong, as it comes, and one that runs a model."""
+    return {
+        "right": Scripted(text, 1.0, name="right"),
+        "wrong": Scripted(text, 0.0, name="wrong"),
+        "half": Scripted(text, 0.6, name="half", silent=0.2),
+        "model": Scripted(text, 0.8, name="model", model=True),
+        "ngram": NgramDrafter(),
+    }
+
+
+def made(**fields: object) -> tuple[SimulatedTarget, Scheduler]:
+    """A target and a scheduler with all drafters."""
+    target = SimulatedTarget(**fields)  # type: ignore[arg-type]
+    return target, make_scheduler(target, drafters(target.text))
+
+
+def all_stats(served: Served) -> list[StepStats]:
+    return [result.stats for result in served.results if result.stats is not None]
+
+
+# -- what a pass holds -----------------------------------------------------------------------------
+
+
+def test_one_step_is_one_pass() -> None:
+    target, scheduler = made()
+    for drafter in DRAFTERS:
+        scheduler.add(make_request(70, 20, drafter=drafter, k_draft=4))
+    while scheduler.busy:
+        before = len(target.passes)
+        result = scheduler.step()
+        assert len(target.passes) - before == (result.stats is not None)
+
+
+def test_decoding_and_verifying_come_first_and_prompts_fill_the_pass() -> None:
+    target, scheduler = made(max_tokens=96)
+    served = Served()
+    scheduler.add(make_request(5, 40, drafter="right", k_draft=4))
+    scheduler.add(make_request(6, 40))
+    served.step(scheduler)
+    scheduler.add(make_request(500, 1))
+    result = served.step(scheduler)
+    spans = target.passes[-1].spans
+    assert [(len(span.tokens), span.num_logits) for span in spans] == [(5, 5), (1, 1), (90, 0)]
+    assert result.stats is not None
+    assert result.stats.kind is StepKind.MIXED
+    assert result.stats.budget_tokens == result.stats.prompt_tokens == 90
+    assert result.stats.decoding == 2
+
+
+def test_prompts_share_a_pass_and_each_of_them_gets_its_first_token() -> None:
+    target, scheduler = made(max_tokens=96)
+    requests = [make_request(length, 3) for length in (10, 20, 30, 40)]
+    served = Served()
+    for request in requests:
+        scheduler.add(request)
+    first = served.step(scheduler)
+    assert [len(span.tokens) for span in target.passes[0].spans] == [10, 20, 30, 36]
+    assert [span.num_logits for span in target.passes[0].spans] == [1, 1, 1, 0]
+    assert first.stats is not None
+    assert (first.stats.kind, first.stats.first_tokens) == (StepKind.PREFILL, 3)
+    assert {output.request_id for output in first.outputs} == {
+        request.request_id for request in requests[:3]
+    }
+    served.step(scheduler)
+    assert [len(span.tokens) for span in target.passes[1].spans] == [1, 1, 1, 4]
+
+
+def test_kinds_of_passes_are_told_apart() -> None:
+    _, scheduler = made()
+    kinds = []
+    scheduler.add(make_request(8, 6, drafter="right", k_draft=2))
+    for _ in range(2):
+        kinds.append(scheduler.step().stats)
+    scheduler.add(make_request(8, 6))
+    while scheduler.busy:
+        kinds.append(scheduler.step().stats)
+    found = [stats.kind for stats in kinds if stats is not None]
+    assert found == [
+        StepKind.PREFILL,
+        StepKind.VERIFY,
+        StepKind.MIXED,
+        *[StepKind.DECODE] * 5,
+    ]
+
+
+def test_where_there_is_nothing_to_do_nothing_is_computed() -> None:
+    target, scheduler = made()
+    result = scheduler.step()
+    assert result.stats is None
+    assert (result.outputs, result.running, result.waiting) == ((), 0, 0)
+    assert not target.passes
+
+
+# -- the output ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_speculative_output_is_plain_output(
+    drafter: str, adaptive: bool, sampling: SamplingParams
+) -> None:
+    accepted = rejected = 0
+    for k_draft in (1, 2, 5, 8):
+        target, scheduler = made()
+        options = {"drafter": drafter, "k_draft": k_draft, "adaptive": adaptive}
+        request = make_request(20, 60, sampling=sampling, **options)
+        served = serve(scheduler, request)
+        assert served.tokens(request) == expected(target.text, request)
+        stats = served.outputs[request.request_id][-1].stats
+        assert stats is not None
+        accepted += stats.accepted_tokens
+        rejected += stats.draft_tokens - stats.accepted_tokens
+    if drafter in ("half", "model"):
+        assert accepted
+        assert rejected
+    elif sampling is not SEEDED:  # what is looked up does not know how a request samples
+        assert bool(accepted) == (drafter not in ("none", "wrong"))
+
+
+@pytest.mark.parametrize("max_tokens", [16, 17, 96])
+def test_requests_together_get_what_each_gets_alone(max_tokens: int) -> None:
+    """However their prompts are cut into chunks."""
+    target = SimulatedTarget()
+    scheduler = make_scheduler(target, drafters(target.text), max_batched_tokens=max_tokens)
+    rng = np.random.default_rng(max_tokens)
+    requests = [
+        make_request(
+            int(rng.integers(1, 300)),
+            int(rng.integers(1, 60)),
+            drafter=DRAFTERS[index % len(DRAFTERS)],
+            k_draft=int(rng.integers(0, 9)),
+            sampling=SamplingParams() if index % 3 else replace(SEEDED, seed=index),
+        )
+        for index in range(24)
+    ]
+    served = serve(scheduler, *requests)
+    for request in requests:
+        assert served.tokens(request) == expected(target.text, request)
+    together = max(len(batch.spans) for batch in target.passes)
+    assert together == target.cache.num_slots or max_tokens < 96
+
+
+def test_without_a_seed_no_text_repeats() -> None:
+    _, scheduler = made()
+    prompt = make_request(20).prompt_tokens
+    requests = [
+        make_request(prompt, 30, sampling=replace(SEEDED, seed=None), drafter="half", k_draft=3)
+        for _ in range(2)
+    ]
+    served = serve(scheduler, *requests)
+    assert served.tokens(requests[0]) != served.tokens(requests[1])
+
+
+@pytest.mark.parametrize("drafter", ["right", "half"])
+def test_sampled_tokens_are_distributed_as_without_drafts(drafter: str) -> None:
+    """The third token, by which two verifications have decided; 1,000 requests each."""
+    prompt = tuple(range(3, 12))
+
+    def counts(name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        _, scheduler = made()
+        sampling = SamplingParams(3.0, top_k=6)
+        requests = [
+            make_request(prompt, 3, sampling=sampling, drafter=name, k_draft=2) for _ in range(1000)
+        ]
+        found = np.zeros(VOCAB, np.int64)
+        for request in requests:
+            scheduler.add(request)
+        for number, sequence in enumerate(scheduler.waiting):
+            sequence.rng = np.random.default_rng([number, len(name)])
+        served = serve(scheduler)
+        for request in requests:
+            found[served.tokens(request)[2]] += 1
+        return found
+
+    table = np.stack([counts("none"), counts(drafter)])
+    common = table.sum(axis=0) >= 20
+    rare = table[:, ~common].sum(axis=1, keepdims=True)
+    table = np.concatenate([table[:, common], rare], axis=1)
+    table = table[:, table.sum(axis=0) > 0]
+    assert table.shape[1] > 8
+    assert chi2_contingency(table).pvalue > 1e-3
+
+
+def test_the_outputs_origin_is_told() -> None:
+    _, scheduler = made()
+    request = make_request(20, 40, drafter="half", k_draft=4)
+    served = serve(scheduler, request)
+    outputs = served.outputs[request.request_id]
+    stats = outputs[-1].stats
+    assert stats is not None
+    origins = [piece.origin for output in outputs for piece in output.pieces]
+    assert origins[0] == TARGET
+    assert origins.count("half") == stats.accepted_tokens > 0
+    assert origins.count(TARGET) == 1 + stats.sequence_steps
+    assert stats.tokens_per_jump == pytest.approx(39 / stats.sequence_steps)
+
+
+@pytest.mark.parametrize("k_draft", [0, 1, 5, 8])
+@pytest.mark.parametrize("most", [1, 2, 7])
+def test_max_new_tokens_is_never_overrun(k_draft: int, most: int) -> None:
+    _, scheduler = made()
+    request = make_request(20, most, drafter="right", k_draft=k_draft)
+    served = serve(scheduler, request)
+    assert len(served.tokens(request)) == most
+    assert served.finish(request) is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_context_can_be_filled_to_its_end(drafter: str) -> None:
+    context = 150  # no whole number of blocks
+    target = SimulatedTarget(context=context)
+    scheduler = make_scheduler(target, drafters(target.text))
+    requests = [
+        make_request(context - output, output, drafter=drafter, k_draft=8) for output in (1, 2, 20)
+    ]
+    served = serve(scheduler, *requests)
+    for request in requests:
+        assert served.tokens(request) == expected(target.text, request)
+
+
+@pytest.mark.parametrize("drafter", ["none", "right", "model"])
+def test_an_end_token_among_accepted_draft_tokens_ends_the_text(drafter: str) -> None:
+    target = SimulatedTarget()
+    options = {"drafter": drafter, "k_draft": 8}
+    request = make_request(20, 60, ignore_eos=False, **options)
+    plain = expected(target.text, request)
+    end = plain[21]
+    cut = plain.index(end) + 1
+    scheduler = make_scheduler(target, drafters(target.text), end_tokens=frozenset({end}))
+    ignoring = replace(request, request_id="ignoring", ignore_eos=True)
+    served = serve(scheduler, request, ignoring)
+    assert served.tokens(request) == plain[:cut]
+    assert served.finish(request) is FinishReason.STOP
+    assert served.tokens(ignoring) == plain
+    stats = served.outputs[request.request_id][-1].stats
+    assert stats is not None
+    assert stats.accepted_tokens + stats.sequence_steps in (cut - 1, cut)
+    assert target.cache.used_blocks == 0
+
+
+@pytest.mark.parametrize("drafter", ["none", "right", "half"])
+def test_a_stop_string_among_accepted_draft_tokens_ends_the_text(drafter: str) -> None:
+    target, scheduler = made(text=Text(surprise=1.0))
+    plain = make_request(20, 60)
+    pieces = [
+        piece.text
+        for output in serve(scheduler, plain).outputs[plain.request_id]
+        for piece in output.pieces
+    ]
+    text = "".join(pieces)
+    stop = text[30:33]
+    needed = next(n for n in range(60) if stop in "".join(pieces[:n]))
+    request = replace(plain, request_id="stopped", stop=(stop,), drafter=drafter, k_draft=8)
+    served = serve(scheduler, request)
+    found = "".join(output.text for output in served.outputs["stopped"])
+    assert found == text[: text.index(stop)]
+    assert served.finish(request) is FinishReason.STOP
+    stats = served.outputs["stopped"][-1].stats
+    assert stats is not None
+    assert stats.generated_tokens == needed
+    assert target.cache.used_blocks == 0
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SEEDED], ids=["greedy", "seeded"])
+def test_drafts_change_no_probability(sampling: SamplingParams) -> None:
+    def pieces(**options: object) -> list[object]:
+        _, scheduler = made()
+        request = make_request(prompt, 40, sampling=sampling, logprobs=3, **options)
+        outputs = serve(scheduler, request).outputs[request.request_id]
+        return [
+            (piece.token, piece.text, piece.logprob)
+            for output in outputs
+            for piece in output.pieces
+        ]
+
+    prompt = make_request(20).prompt_tokens
+    plain = pieces()
+    assert all(logprob is not None for _, _, logprob in plain)  # type: ignore[misc]
+    for drafter in DRAFTERS:
+        assert pieces(drafter=drafter, k_draft=5) == plain
+
+
+# -- counts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_counts_add_up(drafter: str, adaptive: bool) -> None:
+    """Tokens, steps, drafts: the same in the requests' statistics and in the passes'."""
+    target = SimulatedTarget(num_slots=3)
+    scheduler = make_scheduler(target, drafters(target.text))
+    shared = make_request(100).prompt_tokens
+    requests = [
+        make_request(
+            (*shared, *[index] * (30 * index)),
+            20 + index,
+            drafter=drafter,
+            k_draft=4,
+            adaptive=adaptive,
+        )
+        for index in range(1, 8)
+    ]
+    served = serve(scheduler, *requests)
+    steps = all_stats(served)
+    stats = [served.outputs[request.request_id][-1].stats for request in requests]
+
+    def passes(name: str) -> int:
+        return sum(getattr(step, name) for step in steps)
+
+    def told(name: str) -> int:
+        return sum(getattr(item, name) for item in stats)
+
+    assert told("generated_tokens") == passes("emitted_tokens")
+    assert told("generated_tokens") == sum(request.max_new_tokens for request in requests)
+    assert told("sequence_steps") == passes("decoding")
+    assert told("draft_tokens") == passes("draft_tokens")
+    assert told("accepted_tokens") == passes("accepted_tokens")
+    assert told("drafts") == sum(len(step.drafts) for step in steps)
+    assert told("draft_misses") == sum(len(step.missed_drafters) for step in steps)
+    assert told("cached_prompt_tokens") == passes("cached_tokens") > 0
+    assert told("prompt_tokens") == passes("prompt_tokens") + passes("cached_tokens")
+    assert passes("first_tokens") == len(requests)
+    assert passes("prefix_hits") == sum(item.cached_prompt_tokens > 0 for item in stats if item)
+    assert told("sequence_steps") + told("accepted_tokens") == told("generated_tokens") - 7
+    for item in stats:
+        assert item is not None
+        assert item.accepted_tokens == sum(item.accepted_per_position)
+        assert sorted(item.accepted_per_position, reverse=True) == list(item.accepted_per_position)
+    tokens = sum(batch.num_tokens for batch in target.passes)
+    assert tokens == passes("prompt_tokens") + passes("decoding") + passes("draft_tokens")
+    assert all(step.prompt_tokens <= step.budget_tokens for step in steps)
+    asked = sum(len(step.drafts) + len(step.missed_drafters) for step in steps)
+    declined = sum(len(step.declined_drafters) for step in steps)
+    if drafter == "none":
+        assert asked == declined == 0
+    else:  # but for steps that had no room for a draft token
+        assert passes("decoding") - len(requests) <= asked + declined <= passes("decoding")
+        assert adaptive or not declined
+
+
+def test_a_prompt_that_gets_no_room_is_counted_once() -> None:
+    """It waits for a long one for many passes, with a part of it in the cache."""
+    _, scheduler = made(max_tokens=96)
+    shared = make_request(128).prompt_tokens
+    serve(scheduler, make_request(shared, 1))
+    late = make_request((*shared, 5, 6, 7), 1)
+    served = serve(scheduler, make_request(600, 1), late)
+    steps = all_stats(served)
+    assert sum(step.cached_tokens for step in steps) == 128
+    assert sum(step.prefix_hits for step in steps) == 1
+    stats = served.outputs[late.request_id][-1].stats
+    assert stats is not None
+    assert stats.cached_prompt_tokens == 128
+
+
+def test_drafting_that_never_helps_is_declined() -> None:
+    """The controller's choice is told: what a histogram of choices is made from."""
+    _, scheduler = made()
+    served = serve(scheduler, make_request(9, 80, drafter="wrong", k_draft=4, adaptive=True))
+    declined = [name for step in all_stats(served) for name in step.declined_drafters]
+    assert set(declined) == {"wrong"}
+    assert len(declined) > 60
+
+
+def test_the_times_of_a_request_are_those_of_the_clock() -> None:
+    target = SimulatedTarget(num_slots=1)
+    scheduler = make_scheduler(target)
+    target.clock.now = 5.0
+    first, second = (make_request(200, 10, arrival=5.0) for _ in range(2))
+    scheduler.add(first)
+    scheduler.add(second)
+    served, moments = Served(), {}
+    while scheduler.busy:
+        for output in served.step(scheduler).outputs:
+            moments.setdefault(output.request_id, []).append(target.clock.now)
+    for request in (first, second):
+        stats = served.outputs[request.request_id][-1].stats
+        begun, *_, ended = moments[request.request_id]
+        assert stats is not None
+        assert 5.0 + stats.queue_seconds + stats.prefill_seconds == pytest.approx(begun)
+        assert stats.decode_seconds == pytest.approx(ended - begun)
+    assert stats.queue_seconds == pytest.approx(moments[first.request_id][-1] - 5.0)
+
+
+# -- who leaves ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["waiting", "prefilling", "decoding", "verifying"])
+def test_a_cancelled_request_frees_its_blocks_within_a_step(where: str) -> None:
+    target = SimulatedTarget(num_slots=3, max_tokens=32)
+    scheduler = make_scheduler(target, drafters(target.text))
+    others = [make_request(20, 40, drafter="half", k_draft=3) for _ in range(3)]
+    before = others if where == "waiting" else others[:2]
+    drafter = "model" if where == "verifying" else "none"
+    leaving = make_request(300 if where == "prefilling" else 20, 40, drafter=drafter, k_draft=3)
+    served = Served()
+    for request in (*before, leaving):
+        scheduler.add(request)
+    for _ in range(5):
+        served.step(scheduler)
+    scheduler.cancel(leaving.request_id)
+    result = served.step(scheduler)
+    assert served.finish(leaving) is FinishReason.CANCELLED
+    assert result.running == len(scheduler.running) == len(before)
+    assert result.waiting == len(scheduler.waiting) == 0
+    held = sum(-(-len(sequence.tokens) // 64) for sequence in scheduler.running)
+    assert target.cache.used_blocks <= held
+    while scheduler.busy:
+        served.step(scheduler)
+    for request in before:
+        assert served.tokens(request) == expected(target.text, request)
+    assert served.tokens(leaving) == expected(target.text, leaving)[: len(served.tokens(leaving))]
+    assert target.cache.used_blocks == target.cache.tokens == 0
+
+
+def test_who_waits_for_blocks_can_leave() -> None:
+    """A request that found a slot but no blocks, and one that had to give its own up."""
+    target = SimulatedTarget(num_slots=3, context=256, num_blocks=4, reuse=PrefixCache.OFF)
+    scheduler = make_scheduler(target)
+    first, second = make_request(120, 100), make_request(60, 100)
+    refused = make_request(130, 5)
+    served = Served()
+    for request in (first, second, refused):
+        scheduler.add(request)
+    served.step(scheduler)
+    assert [item.request for item in scheduler.running] == [first, second]
+    scheduler.cancel(refused.request_id)
+    assert served.step(scheduler).waiting == 0
+    assert served.finish(refused) is FinishReason.CANCELLED
+    while len(scheduler.running) == 2:
+        served.step(scheduler)
+    assert served.results[-1].waiting == 1
+    scheduler.cancel(second.request_id)
+    served.step(scheduler)
+    assert served.finish(second) is FinishReason.CANCELLED
+    stats = served.outputs[second.request_id][-1].stats
+    assert stats is not None
+    assert stats.preemptions == 1
+    while scheduler.busy:
+        served.step(scheduler)
+    assert served.tokens(first) == expected(target.text, first)
+    assert target.cache.used_blocks == 0
+
+
+def test_all_can_be_cancelled_at_once() -> None:
+    target, scheduler = made(num_slots=2)
+    requests = [make_request(30, 40) for _ in range(5)]
+    served = Served()
+    for request in requests:
+        scheduler.add(request)
+    for _ in range(4):
+        served.step(scheduler)
+    scheduler.cancel_all()
+    served.step(scheduler)
+    assert {served.finish(request) for request in requests} == {FinishReason.CANCELLED}
+    assert not scheduler.busy
+    assert target.cache.used_blocks == 0
+
+
+def test_cancelling_who_is_gone_does_nothing() -> None:
+    _, scheduler = made()
+    request = make_request(5, 3)
+    serve(scheduler, request)
+    scheduler.cancel(request.request_id)
+    assert not scheduler.busy
+    assert scheduler.step().outputs == ()
+
+
+@pytest.mark.parametrize("where", ["waiting", "prefilling", "decoding"])
+def test_a_request_ends_at_its_deadline(where: str) -> None:
+    target = SimulatedTarget(num_slots=1, max_tokens=32)
+    scheduler = make_scheduler(target)
+    served = Served()
+    if where == "waiting":
+        scheduler.add(make_request(5, 400))
+    deadline = 0.5
+    request = make_request(500 if where == "prefilling" else 20, 900, deadline=deadline)
+    scheduler.add(request)
+    while served.finish(request) is None:
+        began = target.clock.now
+        served.step(scheduler)
+    assert served.finish(request) is FinishReason.TIMEOUT
+    assert began > deadline >= began - 0.08  # at the first step after it, a step before it
+    found = served.tokens(request)
+    assert bool(found) == (where == "decoding")
+    assert found == expected(target.text, request)[: len(found)]
+    assert target.cache.used_blocks == (where == "waiting")
+
+
+def test_a_request_that_gets_no_slot_in_time_is_told_so() -> None:
+    target = SimulatedTarget(num_slots=1)
+    scheduler = make_scheduler(target)
+    running = make_request(20, 60)
+    late = make_request(20, 60, deadline=0.2)
+    served = serve(scheduler, running, late)
+    assert served.finish(running) is FinishReason.LENGTH
+    assert served.finish(late) is FinishReason.TIMEOUT
+    assert not served.tokens(late)
+
+
+# -- who gets a slot -------------------------------------------------------------------------------
+
+
+def test_first_come_first_served() -> None:
+    _, scheduler = made(num_slots=3)
+    requests = [make_request(20, 6) for _ in range(9)]
+    for request in requests:
+        scheduler.add(request)
+    ended: list[str] = []
+    while scheduler.busy:
+        ended += [item.request_id for item in scheduler.step().outputs if item.finish]
+    assert ended == [request.request_id for request in requests]
+
+
+def test_a_slot_that_became_free_is_taken_in_the_next_step() -> None:
+    target = SimulatedTarget(num_slots=2)
+    scheduler = make_scheduler(target)
+    for output in (3, 9, 9, 9):
+        scheduler.add(make_request(10, output))
+    while scheduler.busy:
+        waiting = len(scheduler.waiting)
+        scheduler.step()
+        assert len(target.passes[-1].spans) == 2 or not waiting
+
+
+def test_a_long_prompt_does_not_stop_the_others() -> None:
+    """In every pass that takes a piece of a prompt every running request gets a token."""
+    _, scheduler = made(max_tokens=32)
+    running = [make_request(8, 60) for _ in range(3)]
+    for request in running:
+        scheduler.add(request)
+    scheduler.step()
+    scheduler.add(make_request(500, 1))
+    chunks = 0
+    while len(scheduler.running) > 3 or not chunks:
+        result = scheduler.step()
+        assert result.stats is not None
+        if result.stats.prompt_tokens:
+            chunks += 1
+            told = {output.request_id for output in result.outputs}
+            assert told >= {request.request_id for request in running}
+    assert chunks == -(-500 // 29)
+
+
+def test_who_wants_no_stream_is_told_that_nobody_waits() -> None:
+    _, scheduler = made()
+    request = make_request(8, 10, stream=False)
+    served = serve(scheduler, request)
+    *before, last = served.outputs[request.request_id]
+    assert not any(output.urgent for output in before)
+    assert last.urgent

@@ -1,0 +1,223 @@
+"""A long prompt makes nobody wait longer than allowed, and does not wait long itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specops.engine.scheduler import Scheduler
+from specops.engine.token_budget import TokenBudget
+from specops.runtime.batch import Batch
+from tests.simulated_target import SimulatedTarget, make_request, make_scheduler, tinyllama
+
+PROMPT = 1500
+NO_BOUND = float("inf")
+
+
+def read_prompt(
+    target: SimulatedTarget, scheduler: Scheduler, prompts: int = 1
+) -> tuple[float, list[float]]:
+    """Add long prompts: the time until their first tokens, and everybody else's pauses."""
+    waiting = set()
+    for _ in range(prompts):
+        request = make_request(PROMPT, 1)
+        waiting.add(request.request_id)
+        scheduler.add(request)
+    start, last = target.clock(), dict[str, float]()
+    pauses = []
+    while waiting:
+        for output in scheduler.step().outputs:
+            waiting.discard(output.request_id)
+            if output.request_id in last:
+                pauses.append(target.clock() - last[output.request_id])
+            last[output.request_id] = target.clock()
+    return target.clock() - start, pauses
+
+
+def machine(
+    max_inter_token_latency: float = NO_BOUND, **fields: float
+) -> tuple[SimulatedTarget, Scheduler]:
+    target = SimulatedTarget(context=2048, **fields)  # type: ignore[arg-type]
+    return target, make_scheduler(target, max_inter_token_latency=max_inter_token_latency)
+
+
+def beside(
+    running: int,
+    max_inter_token_latency: float,
+    prompts: int = 1,
+    stream: bool = True,
+    **fields: float,
+) -> tuple[float, list[float]]:
+    """Beside others that have been decoding for a while."""
+    target, scheduler = machine(max_inter_token_latency, **fields)
+    for _ in range(running):
+        scheduler.add(make_request(20, 1000, stream=stream))
+    for _ in range(30):
+        scheduler.step()
+    return read_prompt(target, scheduler, prompts)
+
+
+def alone(**fields: float) -> float:
+    return read_prompt(*machine(**fields))[0]
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("pause", [0.06, 0.1, 0.15])
+@pytest.mark.parametrize("running", [1, 2, 4])
+def test_ninety_nine_of_a_hundred_pauses_are_within_the_bound(
+    running: int, pause: float, scatter: float
+) -> None:
+    _, pauses = beside(running, pause, prompts=3, scatter=scatter)
+    assert len(pauses) >= 30
+    assert np.quantile(pauses, 0.99) <= pause
+
+
+@pytest.mark.parametrize("running", [1, 4])
+def test_however_many_prompts_wait_they_share_one_bound(running: int) -> None:
+    for prompts in (1, 2, 4):
+        _, pauses = beside(running, 0.1, prompts=prompts)
+        assert max(pauses) <= 0.1
+        assert np.median(pauses) >= 0.08  # and it is used
+
+
+@pytest.mark.parametrize(("running", "longer"), [(1, 1.35), (2, 1.4), (4, 1.55)])
+def test_the_prompt_is_hardly_slower_than_alone(running: int, longer: float) -> None:
+    """Beside those who decode; a chunk is half as wide then, and narrower passes cost more."""
+    seconds, _ = beside(running, 0.15)
+    assert seconds <= longer * alone()
+
+
+@pytest.mark.parametrize("slowness", [0.5, 2.0])
+def test_a_machine_of_another_speed_is_learned(slowness: float) -> None:
+    """The costs that it begins with are wrong by a factor of 2."""
+    _, pauses = beside(2, 0.15, slowness=slowness)
+    assert np.quantile(pauses, 0.95) <= 0.15
+    assert max(pauses[8:]) <= 0.15
+
+
+def test_a_shorter_bound_costs_the_prompt_more() -> None:
+    long, short = (beside(2, pause) for pause in (0.15, 0.06))
+    assert max(short[1]) <= 0.06 < max(long[1])
+    assert short[0] > long[0]
+
+
+def test_where_decoding_alone_takes_longer_than_the_bound_prompts_still_get_on() -> None:
+    seconds, pauses = beside(7, 0.01)
+    assert min(pauses) > 0.01
+    assert seconds < 8 * alone()
+    position = 1_000_000  # and however dear a token has become
+    costs = tinyllama()
+    budget = TokenBudget(costs, None, max_inter_token_latency=0.01, max_batched_tokens=96)
+    batch = decoding(7)
+    seconds = budget.pass_seconds(batch, watched=True)
+    assert budget.prompt_tokens(batch, position, seconds, first=True) == 8
+    assert budget.prompt_tokens(batch, position, seconds, first=False) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_nobody_watches_prompts_get_all_the_room(stream: bool) -> None:
+    target, scheduler = machine(0.05)
+    scheduler.add(make_request(20, 1000, stream=stream))
+    scheduler.step()
+    prompt = make_request(500, 1)
+    scheduler.add(prompt)
+    told: set[str] = set()
+    while prompt.request_id not in told:
+        told = {output.request_id for output in scheduler.step().outputs}
+    assert (max(batch.num_tokens for batch in target.passes) == 96) == (not stream)
+
+
+def decoding(requests: int, position: int = 20) -> Batch:
+    batch = Batch()
+    for slot in range(requests):
+        batch.add(slot, position, [1], 1)
+    return batch
+
+
+def test_an_empty_pass_has_all_the_room() -> None:
+    budget = TokenBudget(tinyllama(), None, max_inter_token_latency=0.05, max_batched_tokens=400)
+    seconds = budget.pass_seconds(Batch(), watched=False)
+    assert budget.prompt_tokens(Batch(), 0, seconds, first=True) == 400
+    assert budget.prompt_tokens(decoding(3), 0, seconds, first=True) == 397
+
+
+def test_time_that_the_step_has_taken_is_not_left_for_prompts() -> None:
+    budget = TokenBudget(tinyllama(), None, max_inter_token_latency=0.1, max_batched_tokens=96)
+    rooms = [
+        budget.prompt_tokens(
+            decoding(1), 0, budget.pass_seconds(decoding(1), watched=True, spent=spent), first=True
+        )
+        for spent in (0.0, 0.03, 0.06)
+    ]
+    assert rooms == sorted(rooms, reverse=True)
+    assert rooms[0] > rooms[-1]
+
+
+def test_there_is_less_room_far_behind_in_a_prompt() -> None:
+    budget = TokenBudget(tinyllama(), None, max_inter_token_latency=0.1, max_batched_tokens=96)
+    seconds = budget.pass_seconds(decoding(1), watched=True)
+    near, far = (
+        budget.prompt_tokens(decoding(1), position, seconds, first=True) for position in (0, 2000)
+    )
+    assert far < near
+
+
+def test_a_machine_that_keeps_its_times_gets_nearly_all_of_the_bound() -> None:
+    costs = tinyllama()
+    budget = TokenBudget(costs, None, max_inter_token_latency=0.1, max_batched_tokens=96)
+    batch = Batch()
+    batch.add(0, 0, [1] * 40, 1)
+    for _ in range(60):
+        budget.observe(batch, costs.cost(40, batch.attention_work))
+    assert budget.pass_seconds(decoding(1), watched=True) > 0.099
+
+
+def test_a_bad_moment_is_forgotten() -> None:
+    """Also where it has made the chunks so short that none of their passes is long."""
+    costs = tinyllama()
+    budget = TokenBudget(costs, None, max_inter_token_latency=0.1, max_batched_tokens=96)
+
+    def room(passes: int, slowness: float) -> int:
+        for _ in range(passes):
+            batch = decoding(1)
+            seconds = budget.pass_seconds(batch, watched=True)
+            found = budget.prompt_tokens(batch, 0, seconds, first=True)
+            batch.add(1, 0, [1] * found, 1)
+            budget.observe(batch, slowness * costs.cost(batch.num_tokens, batch.attention_work))
+        return found
+
+    before = room(40, 1.0)
+    assert room(10, 1.7) < before / 2
+    assert room(60, 1.0) == before
+
+
+def test_short_passes_tell_nothing_of_long_ones() -> None:
+    budget = TokenBudget(tinyllama(), None, max_inter_token_latency=0.1, max_batched_tokens=96)
+    before = budget.pass_seconds(decoding(1), watched=True)
+    for _ in range(20):
+        budget.observe(decoding(2), 0.04)
+    assert budget.pass_seconds(decoding(1), watched=True) == before
+
+
+def test_a_draft_model_takes_in_as_much_as_fits_into_the_bound() -> None:
+    draft = tinyllama(0.1)
+    budget = TokenBudget(tinyllama(), draft, max_inter_token_latency=0.05, max_batched_tokens=512)
+    one, eight = (budget.draft_model_tokens(requests, 0) for requests in (1, 8))
+    assert one > eight >= 8
+    assert tinyllama().cost(1) + draft.cost(one) <= 0.05
+    unbound = TokenBudget(
+        tinyllama(), draft, max_inter_token_latency=NO_BOUND, max_batched_tokens=64
+    )
+    assert unbound.draft_model_tokens(8, 0) == 64
+    without = TokenBudget(tinyllama(), None, max_inter_token_latency=0.05, max_batched_tokens=64)
+    assert without.draft_model_tokens(1, 0) == 0
+
+
+def test_the_usual_chunk_is_what_the_bound_allows() -> None:
+    def usual(pause: float) -> int:
+        return TokenBudget(
+            tinyllama(), None, max_inter_token_latency=pause, max_batched_tokens=64
+        ).usual_chunk
+
+    assert usual(NO_BOUND) == 64
+    assert 8 <= usual(0.01) <= usual(0.08) < 64

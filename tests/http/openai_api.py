@@ -1,0 +1,77 @@
+"""The API on a fake service, and a client for it: what the tests of OpenAI's endpoints share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from specops.config import Settings
+from specops.http.app import create_app
+from specops.metrics.metrics import Metrics
+from specops.request import FinishReason, GenerationRequest
+from tests.fakes import FakeService, output
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"model": "fake", "prompt": "abc"},
+    CHAT: {"model": "fake", "messages": [{"role": "user", "content": "abc"}]},
+}
+ANSWER = (
+    output("Hel", "lo"),
+    output(" wor", origin="draft"),
+    output("ld", finish=FinishReason.STOP),
+)
+both = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+
+
+class Api:
+    """An application on a fake service, and a client for it."""
+
+    def __init__(self, service: FakeService, settings: Settings) -> None:
+        self.service = service
+        self.metrics = Metrics()
+        self.app = create_app(settings, service, self.metrics)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(self.app)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    async def ask(self, path: str, **body: Any) -> httpx.Response:
+        return await self.client.post(path, json=BODIES[path] | body)
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What the engine was asked, once."""
+        (request,) = self.service.requests
+        return request
+
+
+@asynccontextmanager
+async def api(service: FakeService | None = None, **changed: Any) -> AsyncIterator[Api]:
+    made = Api(service or FakeService(ANSWER), Settings(**changed))
+    async with made.client:
+        yield made
+
+
+def problem(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def chunks(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, which ends as it should."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    text: str = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text

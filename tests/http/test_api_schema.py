@@ -1,0 +1,39 @@
+"""The API's description against what it does: schemathesis asks what that allows, and what not.
+
+`SCHEMA_CASES` is the number of requests per endpoint.
+"""
+
+from __future__ import annotations
+
+import os
+
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from specops.config import Settings
+from specops.http.app import create_app
+from specops.request import FinishReason
+from tests.fakes import FakeService, output
+
+CASES = int(os.environ.get("SCHEMA_CASES", "60"))
+
+
+class Lasting(FakeService):
+    """Survives the end of the application, which comes with each case."""
+
+    async def stop(self) -> None:
+        self.calls.append("stop")
+
+
+service = Lasting([output("Hel", "lo"), output(" world", finish=FinishReason.STOP)])
+schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(Settings(), service))  # type: ignore[arg-type]
+
+
+@schema.parametrize()
+@settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_answer_is_described_and_none_is_the_servers_fault(case: schemathesis.Case) -> None:
+    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+        case.body["model"] = "fake"  # or else hardly any request would get further
+    # Fields that are right each by itself can be wrong together, which no schema says.
+    case.call_and_validate(excluded_checks=[positive_data_acceptance])

@@ -1,0 +1,726 @@
+"""The HTTP API on a fake service: answers, streams, errors, departures, life and death."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specops.config import Settings
+from specops.engine.engine import ModelState
+from specops.http.app import create_app
+from specops.http.middleware import MAX_BODY_BYTES
+from specops.http.schemas.generate import GenerateRequest
+from specops.metrics.metrics import Metrics
+from specops.request import FIXED_K_DRAFT, FinishReason, Output, PromptTooLong
+from specops.serving.admission import QueueFull
+from specops.serving.async_engine import NotReady
+from specops.system import logs
+from tests.asgi import AsgiClient
+from tests.fakes import INFO, STATS, FakeService, output
+
+pytestmark = pytest.mark.anyio
+ANSWER = (
+    output("Hel", "lo"),
+    output(" wor", origin="draft"),
+    output("ld", finish=FinishReason.STOP),
+)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Api:
+    """An application on a fake service, and a client for it."""
+
+    def __init__(self, service: FakeService, configured: Settings) -> None:
+        self.service = service
+        self.metrics = Metrics()
+        self.app = create_app(configured, service, self.metrics)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(self.app)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    async def generate(self, **body: Any) -> httpx.Response:
+        return await self.client.post("/generate", json={"prompt": "abc"} | body)
+
+    def rejected(self, reason: str) -> float | None:
+        name = "specops_requests_rejected_total"
+        return self.metrics.registry.get_sample_value(name, {"reason": reason})
+
+
+@asynccontextmanager
+async def api(service: FakeService | None = None, **changed: Any) -> AsyncIterator[Api]:
+    made = Api(service or FakeService(ANSWER), Settings(**changed))
+    async with made.client:
+        yield made
+
+
+def problem(response: httpx.Response) -> dict[str, Any]:
+    """The error object; every response that is not a success has all its fields."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+# -- the plain answer --------------------------------------------------------------------------
+
+
+async def test_answer_has_the_promised_fields() -> None:
+    async with api() as here:
+        response = await here.generate()
+    assert response.status_code == 200
+    body = response.json()
+    assert body.pop("latency_ms") > 0
+    request_id = body.pop("request_id")
+    assert request_id == response.headers["x-request-id"]
+    assert body == {
+        "generated_text": "Hello world",
+        "tokens_per_second": 2.0,
+        "avg_tokens_per_jump": 2.0,
+        "finish_reason": "stop",
+        "prompt_tokens": 3,
+        "generated_tokens": 5,
+    }
+
+
+async def test_details_hold_every_figure_and_both_jumps() -> None:
+    async with api() as here:
+        body = (await here.generate(details=True, drafter="ngram", k_draft=4)).json()
+    details = body["details"]
+    assert {name: details[name] for name in STATS.__slots__} == {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in ((name, getattr(STATS, name)) for name in STATS.__slots__)
+    }
+    assert details["tokens_per_jump"] == STATS.tokens_per_jump == 2.0
+    assert details["mean_acceptance_length"] == STATS.mean_acceptance_length == 3.0
+    assert (details["drafter"], details["k_draft"], details["adaptive"]) == ("ngram", 4, True)
+
+
+async def test_defaults_come_from_the_settings_and_the_model() -> None:
+    async with api(max_k_draft=6, request_timeout=7.0) as here:
+        await here.generate()
+    request = here.service.requests[0]
+    assert request.prompt_tokens == (97, 98, 99)
+    assert request.max_new_tokens == 50
+    assert (request.drafter, request.k_draft, request.adaptive) == ("draft", 6, True)
+    assert request.sampling.temperature == 0
+    assert request.stop == ()
+    assert request.deadline - request.arrival == pytest.approx(7.0)
+
+
+async def test_an_adaptive_request_may_draft_up_to_the_servers_most() -> None:
+    async with api(max_k_draft=6) as here:
+        await here.generate()
+        await here.generate(k_draft=4)
+        await here.generate(adaptive=False)
+    asked = [(request.adaptive, request.k_draft) for request in here.service.requests]
+    assert asked == [(True, 6), (True, 4), (False, FIXED_K_DRAFT)]
+
+
+async def test_every_field_reaches_the_engine() -> None:
+    async with api() as here:
+        await here.generate(
+            max_new_tokens=7,
+            k_draft=8,
+            drafter="ngram",
+            temperature=0.5,
+            top_k=40,
+            top_p=0.9,
+            seed=11,
+            stop=["\n\n", "END"],
+            ignore_eos=True,
+        )
+        await here.generate(stop="one")
+        await here.generate(drafter="none")
+    first, second, third = here.service.requests
+    assert (first.max_new_tokens, first.k_draft, first.drafter) == (7, 8, "ngram")
+    assert (first.ignore_eos, first.stop) == (True, ("\n\n", "END"))
+    sampling = first.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 40, 0.9)
+    assert sampling.seed == 11
+    assert second.stop == ("one",)
+    assert (third.drafter, third.k_draft) == ("none", 0)
+
+
+async def test_default_length_bows_to_a_smaller_server_limit() -> None:
+    async with api(max_new_tokens=10) as here:
+        assert (await here.generate()).status_code == 200
+    assert here.service.requests[0].max_new_tokens == 10
+
+
+async def test_long_prompt_is_encoded_whole() -> None:
+    async with api() as here:
+        await here.generate(prompt="x" * 100_000)
+    assert here.service.requests[0].prompt_tokens == (120,) * 100_000
+
+
+async def test_requests_with_the_same_id_stay_apart_in_the_engine() -> None:
+    async with api() as here:
+        headers = {"x-request-id": "mine"}
+        for _ in range(2):
+            response = await here.client.post("/generate", json={"prompt": "a"}, headers=headers)
+            assert response.json()["request_id"] == response.headers["x-request-id"] == "mine"
+    first, second = here.service.requests
+    assert first.request_id != second.request_id
+
+
+@pytest.mark.parametrize("given", ["x" * 65, "with space", "ümlaut".encode().decode("latin-1"), ""])
+async def test_unusable_request_id_is_replaced(given: str) -> None:
+    async with api() as here:
+        headers = {"x-request-id": given.encode("latin-1")}
+        response = await here.client.get("/health/live", headers=headers)
+    assert len(response.headers["x-request-id"]) == 32
+    assert response.headers["x-request-id"] != given
+
+
+# -- wrong requests ----------------------------------------------------------------------------
+
+WRONG_FIELDS = [
+    ("prompt", 5),
+    ("prompt", None),
+    ("prompt", "\ud800"),
+    ("max_new_tokens", 0),
+    ("max_new_tokens", 101),
+    ("max_new_tokens", "5"),
+    ("max_new_tokens", True),
+    ("k_draft", -1),
+    ("k_draft", 9),
+    ("drafter", "oracle"),
+    ("exact", "yes"),
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", float("nan")),
+    ("top_k", -1),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("seed", -1),
+    ("seed", 1 << 63),
+    ("stop", ""),
+    ("stop", ["a", ""]),
+    ("stop", ["a"] * 5),
+    ("stop", 3),
+    ("stream", 1),
+    ("ignore_eos", None),
+    ("max_new_token", 5),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG_FIELDS, ids=str)
+async def test_wrong_field_is_named(field: str, value: Any) -> None:
+    async with api(max_new_tokens=100) as here:
+        content = json.dumps({"prompt": "abc"} | {field: value})
+        headers = {"content-type": "application/json"}
+        response = await here.client.post("/generate", content=content, headers=headers)
+    assert response.status_code == 422
+    error = problem(response)
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field}: ")
+    assert error["type"] == "invalid_request_error"
+    assert here.service.requests == []
+    assert here.rejected("invalid") == 1
+
+
+async def test_unknown_and_missing_fields_have_codes_of_their_own() -> None:
+    async with api() as here:
+        unknown = problem(await here.generate(max_new_token=5))
+        missing = problem(await here.client.post("/generate", json={}))
+    assert (unknown["code"], unknown["param"]) == ("unknown_parameter", "max_new_token")
+    assert (missing["code"], missing["param"]) == ("missing_parameter", "prompt")
+
+
+async def test_every_wrong_field_is_in_the_message() -> None:
+    async with api() as here:
+        error = problem(await here.generate(top_p=7, seed="x"))
+    assert "top_p: " in error["message"]
+    assert "seed: " in error["message"]
+
+
+async def test_exact_is_accepted_and_changes_nothing() -> None:
+    async with api() as here:
+        for fields in ({}, {"exact": True}, {"exact": False}, {"exact": None}):
+            assert (await here.generate(**fields)).status_code == 200
+    plain, *others = [
+        replace(request, request_id="", arrival=0, deadline=0) for request in here.service.requests
+    ]
+    assert others == [plain] * 3
+
+
+@pytest.mark.parametrize("foreign", [(), ("/lm_head/MatMul", "/gate/MatMul")])
+async def test_the_model_says_whether_its_output_depends_on_the_batch(
+    foreign: tuple[str, ...],
+) -> None:
+    service = FakeService(ANSWER)
+    service.info = replace(INFO, foreign_products=foreign)
+    async with api(service) as here:
+        (model,) = (await here.client.get("/v1/models")).json()["data"]
+    assert (model["batch_invariant"], model["foreign_products"]) == (not foreign, list(foreign))
+
+
+async def test_a_request_may_stay_out_of_what_is_shared() -> None:
+    service = FakeService(ANSWER)
+    service.info = replace(
+        INFO, drafters=("ngram", "ngram_cache", "none"), default_drafter="ngram_cache"
+    )
+    async with api(service) as here:
+        await here.generate()
+        await here.generate(share_ngrams=False)
+        await here.generate(share_ngrams=False, drafter="ngram_cache")
+        await here.generate(share_ngrams=False, drafter="none")
+    asked = [request.drafter for request in service.requests]
+    assert asked == ["ngram_cache", "ngram", "ngram", "none"]
+
+
+async def test_drafter_that_the_model_lacks_is_refused() -> None:
+    service = FakeService(ANSWER)
+    service.info = INFO.__class__(
+        **{name: getattr(INFO, name) for name in INFO.__slots__} | {"drafters": ("ngram", "none")}
+    )
+    async with api(service) as here:
+        error = problem(await here.generate(drafter="draft"))
+    assert error["param"] == "drafter"
+    assert "ngram, none" in error["message"]
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"prompt": }'])
+async def test_broken_json_is_400(content: bytes) -> None:
+    async with api() as here:
+        headers = {"content-type": "application/json"}
+        response = await here.client.post("/generate", content=content, headers=headers)
+    assert response.status_code == 400
+    assert problem(response)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b'"text"', b""])
+async def test_body_that_is_no_object_is_422(content: bytes) -> None:
+    async with api() as here:
+        headers = {"content-type": "application/json"}
+        response = await here.client.post("/generate", content=content, headers=headers)
+    assert response.status_code == 422
+    problem(response)
+
+
+async def test_body_that_does_not_claim_to_be_json_is_415() -> None:
+    async with api() as here:
+        headers = {"content-type": "application/x-www-form-urlencoded"}
+        content = b'{"prompt": "abc"}'
+        response = await here.client.post("/generate", content=content, headers=headers)
+    assert response.status_code == 415
+    assert "Content-Type: application/json" in problem(response)["message"]
+
+
+async def test_unknown_path_and_method_are_error_objects() -> None:
+    async with api() as here:
+        missing = await here.client.get("/generat")
+        wrong = await here.client.get("/generate")
+    assert (missing.status_code, problem(missing)["code"]) == (404, "not_found")
+    assert (wrong.status_code, problem(wrong)["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "POST"
+
+
+async def test_announced_large_body_is_refused_unread() -> None:
+    async with api() as here:
+        headers = {"content-length": str(MAX_BODY_BYTES + 1)}
+        client = AsgiClient(here.app, "/generate", headers)
+        status, body = await client.response()
+        await client.done
+    assert (status, body["error"]["code"]) == (413, "body_too_large")
+    assert client.received == 0
+    assert here.rejected("too_large") == 1
+
+
+async def test_unannounced_large_body_is_refused_at_the_limit() -> None:
+    async with api() as here:
+        client = AsgiClient(here.app, "/generate")
+        for _ in range(10):
+            client.send_body(b" " * (MAX_BODY_BYTES // 2), more=True)
+        status, body = await client.response()
+        await client.done
+    assert (status, body["error"]["code"]) == (413, "body_too_large")
+    assert client.received == 3
+
+
+async def test_body_at_the_limit_is_read() -> None:
+    async with api() as here:
+        start, end = b'{"prompt": "', b'"}'
+        content = start + b"a" * (MAX_BODY_BYTES - len(start) - len(end)) + end
+        headers = {"content-type": "application/json"}
+        response = await here.client.post("/generate", content=content, headers=headers)
+    assert response.status_code == 200
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = st.sampled_from(sorted(GenerateRequest.model_fields)) | st.text()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(FIELDS, ANY_JSON, max_size=4) | ANY_JSON)
+def test_no_body_breaks_the_server(body: Any) -> None:
+    async def answer() -> httpx.Response:
+        async with api() as here:
+            headers = {"content-type": "application/json"}
+            content = json.dumps(body)
+            return await here.client.post("/generate", content=content, headers=headers)
+
+    response = asyncio.run(answer())
+    assert response.status_code in {200, 422}
+    if response.status_code != 200:
+        problem(response)
+
+
+# -- the service says no -----------------------------------------------------------------------
+
+
+async def test_full_queue_is_429_with_retry_after() -> None:
+    service = FakeService()
+    service.refusal = QueueFull(12)
+    async with api(service) as here:
+        response = await here.generate()
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "12"
+    assert problem(response)["type"] == "rate_limit_error"
+
+
+async def test_too_long_prompt_is_400_with_both_lengths() -> None:
+    service = FakeService()
+    service.refusal = PromptTooLong(123, 64)
+    async with api(service) as here:
+        response = await here.generate()
+    assert response.status_code == 400
+    error = problem(response)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert "123" in error["message"]
+    assert "64" in error["message"]
+
+
+async def test_model_that_is_not_loaded_is_503() -> None:
+    service = FakeService()
+    service.state, service.info = ModelState.LOADING, None
+    async with api(service) as here:
+        response = await here.generate()
+    assert response.status_code == 503
+    assert problem(response)["code"] == "model_loading"
+    assert int(response.headers["retry-after"]) > 0
+    assert here.rejected("not_ready") == 1
+
+
+async def test_model_that_failed_says_why() -> None:
+    service = FakeService()
+    service.state, service.info, service.error = ModelState.FAILED, None, "no such folder"
+    async with api(service) as here:
+        response = await here.generate()
+    assert response.status_code == 503
+    assert problem(response)["message"] == "no such folder"
+
+
+async def test_service_that_begins_to_drain_at_the_last_moment_is_503() -> None:
+    service = FakeService()
+    service.refusal = NotReady(ModelState.DRAINING, "the server is shutting down")
+    async with api(service) as here:
+        response = await here.generate()
+    assert (response.status_code, problem(response)["code"]) == (503, "model_draining")
+
+
+ENDS = [
+    (FinishReason.TIMEOUT, 504, "timeout"),
+    (FinishReason.ERROR, 500, "internal_error"),
+    (FinishReason.CANCELLED, 503, "draining"),
+]
+
+
+@pytest.mark.parametrize(("finish", "status", "code"), ENDS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_request_that_fails_before_its_first_token_has_a_status(
+    finish: FinishReason, status: int, code: str, stream: bool
+) -> None:
+    async with api(FakeService([output(finish=finish)])) as here:
+        response = await here.generate(stream=stream)
+    assert (response.status_code, problem(response)["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(("finish", "status", "code"), ENDS)
+async def test_plain_answer_that_fails_halfway_is_no_answer(
+    finish: FinishReason, status: int, code: str
+) -> None:
+    async with api(FakeService([output("Hel"), output("lo", finish=finish)])) as here:
+        response = await here.generate()
+    assert (response.status_code, problem(response)["code"]) == (status, code)
+
+
+async def test_engines_reason_stays_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    end = Output("fake", finish=FinishReason.ERROR, error="/secret/path is broken")
+    async with api(FakeService([end])) as here:
+        response = await here.generate()
+    assert "secret" not in response.text
+    assert "secret" in str([record.__dict__ for record in caplog.records])
+
+
+async def test_bug_is_500_with_the_requests_id(caplog: pytest.LogCaptureFixture) -> None:
+    service = FakeService()
+    service.refusal = RuntimeError("unforeseen")
+    async with api(service) as here:
+        response = await here.generate()
+    assert response.status_code == 500
+    assert problem(response)["type"] == "server_error"
+    assert response.headers["x-request-id"]
+    assert "unforeseen" in caplog.text
+    assert "unforeseen" not in response.text
+
+
+# -- streams -----------------------------------------------------------------------------------
+
+
+def events(response: httpx.Response) -> list[str]:
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.endswith("\n\n")
+    lines = response.text.removesuffix("\n\n").split("\n\n")
+    assert all(line.startswith("data: ") for line in lines)
+    return [line.removeprefix("data: ") for line in lines]
+
+
+async def test_stream_brings_every_step_then_the_answer_then_done() -> None:
+    async with api() as here:
+        response = await here.generate(stream=True)
+        plain = (await here.generate()).json()
+    assert response.status_code == 200
+    assert response.headers["cache-control"] == "no-cache"
+    assert "content-length" not in response.headers
+    *steps, last, done = events(response)
+    assert [json.loads(step) for step in steps] == [
+        {
+            "text": "Hello",
+            "tokens": [
+                {"id": 3, "text": "Hel", "origin": "target"},
+                {"id": 2, "text": "lo", "origin": "target"},
+            ],
+        },
+        {"text": " wor", "tokens": [{"id": 4, "text": " wor", "origin": "draft"}]},
+        {"text": "ld", "tokens": [{"id": 2, "text": "ld", "origin": "target"}]},
+    ]
+    answer = json.loads(last)
+    assert answer.pop("request_id") == response.headers["x-request-id"]
+    assert answer.pop("latency_ms") > 0
+    assert answer == {
+        name: value for name, value in plain.items() if name not in ("request_id", "latency_ms")
+    }
+    assert done == "[DONE]"
+
+
+async def test_text_with_line_ends_is_still_one_event() -> None:
+    text = "a\n\nb\r\u2028c"
+    async with api(FakeService([output(text, finish=FinishReason.STOP)])) as here:
+        first = events(await here.generate(stream=True))[0]
+    assert json.loads(first)["text"] == text
+
+
+@pytest.mark.parametrize(("finish", "status", "code"), ENDS)
+async def test_stream_that_fails_halfway_ends_with_the_error(
+    finish: FinishReason, status: int, code: str
+) -> None:
+    async with api(FakeService([output("Hel"), output("lo", finish=finish)])) as here:
+        response = await here.generate(stream=True)
+    assert response.status_code == 200
+    *steps, last = events(response)
+    assert [json.loads(step)["text"] for step in steps] == ["Hel", "lo"]
+    assert json.loads(last)["error"]["code"] == code
+
+
+async def test_bug_in_the_middle_of_a_stream_cuts_it_off(caplog: pytest.LogCaptureFixture) -> None:
+    async with api(FakeService()) as here:
+        client = AsgiClient(here.app, "/generate").send_json({"prompt": "a", "stream": True})
+        handle = await here.service.submitted.get()
+        handle.push(output("first"), RuntimeError("unforeseen"))
+        assert (await client.next_event())["text"] == "first"
+        with pytest.raises(RuntimeError):  # the server closes the connection, nothing says DONE
+            await client.done
+        assert handle.cancelled.is_set()
+    assert "unforeseen" in caplog.text
+
+
+async def test_first_token_is_sent_before_the_second_is_there() -> None:
+    async with api(FakeService()) as here:
+        client = AsgiClient(here.app, "/generate").send_json({"prompt": "a", "stream": True})
+        handle = await here.service.submitted.get()
+        handle.push(output("first"))
+        assert (await client.next_event())["text"] == "first"
+        handle.push(output("second", finish=FinishReason.LENGTH))
+        assert (await client.next_event())["text"] == "second"
+        assert (await client.next_event())["finish_reason"] == "length"
+        await client.done
+
+
+# -- departures --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens_before", [0, 1])
+async def test_client_that_leaves_gives_its_place_up(
+    stream: bool, tokens_before: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "specops")
+    async with api(FakeService()) as here:
+        client = AsgiClient(here.app, "/generate").send_json({"prompt": "a", "stream": stream})
+        handle = await here.service.submitted.get()
+        handle.push(*[output("x")] * tokens_before)
+        if stream and tokens_before:
+            await client.next_event()
+        assert not handle.cancelled.is_set()
+        client.leave()
+        await asyncio.wait_for(handle.cancelled.wait(), 5)
+        await asyncio.wait_for(client.done, 5)
+    (line,) = [record for record in caplog.records if record.message == "request"]
+    assert line.fields["status"] == 499  # type: ignore[attr-defined]
+
+
+async def test_client_that_leaves_disturbs_nobody_else() -> None:
+    async with api(FakeService()) as here:
+        stays = AsgiClient(here.app, "/generate").send_json({"prompt": "a"})
+        staying = await here.service.submitted.get()
+        leaves = AsgiClient(here.app, "/generate").send_json({"prompt": "b"})
+        await here.service.submitted.get()
+        leaves.leave()
+        await asyncio.wait_for(leaves.done, 5)
+        assert not staying.cancelled.is_set()
+        staying.push(output("done", finish=FinishReason.STOP))
+        status, body = await stays.response()
+        await stays.done
+    assert (status, body["generated_text"]) == (200, "done")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_handler_that_is_cancelled_gives_the_place_up(stream: bool) -> None:
+    async with api(FakeService()) as here:
+        client = AsgiClient(here.app, "/generate").send_json({"prompt": "a", "stream": stream})
+        handle = await here.service.submitted.get()
+        client.done.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await client.done
+        assert handle.cancelled.is_set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_finished_request_is_not_cancelled(stream: bool) -> None:
+    async with api() as here:
+        await here.generate(stream=stream)
+    assert not here.service.submitted.get_nowait().cancelled.is_set()
+
+
+# -- health, metrics, index --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", list(ModelState))
+async def test_health_is_200_only_when_ready(state: ModelState) -> None:
+    service = FakeService()
+    service.state, service.detail, service.running, service.waiting = state, "busy", 2, 3
+    async with api(service) as here:
+        response = await here.client.get("/health")
+        head = await here.client.head("/health")
+    expected = 200 if state is ModelState.READY else 503
+    assert response.status_code == head.status_code == expected
+    assert head.content == b""
+    assert response.json() == {
+        "state": state.value,
+        "detail": "busy",
+        "model": "fake",
+        "error": None,
+        "running": 2,
+        "waiting": 3,
+    }
+
+
+async def test_health_of_a_failed_load_says_why_and_stays_alive() -> None:
+    service = FakeService()
+    service.state, service.info, service.error = ModelState.FAILED, None, "no such folder"
+    service.alive = False
+    async with api(service, model="demo") as here:
+        health = await here.client.get("/health")
+        live = await here.client.get("/health/live")
+    assert health.status_code == 503
+    assert (health.json()["error"], health.json()["model"]) == ("no such folder", "demo")
+    assert live.status_code == 200
+
+
+async def test_dead_engine_asks_for_a_restart() -> None:
+    service = FakeService()
+    async with api(service) as here:
+        assert (await here.client.get("/health/live")).status_code == 200
+        service.alive = False
+        assert (await here.client.get("/health/live")).status_code == 503
+
+
+async def test_metrics_are_prometheus_text() -> None:
+    async with api() as here:
+        response = await here.client.get("/metrics")
+        wanted = {"accept": "application/openmetrics-text; version=1.0.0"}
+        openmetrics = await here.client.get("/metrics", headers=wanted)
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "specops_latency_seconds_bucket" in response.text
+    assert "specops_avg_jump 0.0" in response.text
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+
+
+async def test_index_links_lead_somewhere() -> None:
+    async with api() as here:
+        index = (await here.client.get("/")).json()
+        schema = (await here.client.get("/openapi.json")).json()
+        assert (await here.client.get("/docs")).status_code == 200
+    fixed = {path for path in schema["paths"] if "{" not in path}
+    assert fixed <= set(index["links"].values()) | {"/"}
+    assert index["links"]["generate"] == "/generate"
+
+
+async def test_service_lives_as_long_as_the_application() -> None:
+    async with api() as here:
+        async with here.app.router.lifespan_context(here.app):
+            assert here.service.calls == ["start"]
+        assert here.service.calls == ["start", "stop"]
+
+
+# -- logs --------------------------------------------------------------------------------------
+
+
+async def test_log_lines_are_json_with_the_requests_id_and_without_its_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = logging.getLogger()
+    before = root.handlers, root.level
+    logs.configure("debug")
+    try:
+        async with api() as here:
+            prompt = "tell nobody of this"
+            for body in ({}, {"stream": True}, {"top_p": 7}, {"stop": 3}):
+                content = {"prompt": prompt, **body}
+                await here.client.post(
+                    "/generate", json=content, headers={"x-request-id": "the-id"}
+                )
+            here.service.refusal = RuntimeError("unforeseen")
+            await here.client.post(
+                "/generate", json={"prompt": prompt}, headers={"x-request-id": "the-id"}
+            )
+    finally:
+        root.handlers, root.level = before
+    text = capsys.readouterr().err
+    lines = [json.loads(line) for line in text.splitlines()]
+    ours = [line for line in lines if line["logger"].startswith("specops")]
+    assert {line["request_id"] for line in ours} == {"the-id"}
+    answered = [line for line in ours if line["message"] == "request"]
+    assert [line["status"] for line in answered] == [200, 200, 422, 422, 500]
+    assert all(line["path"] == "/generate" and line["seconds"] > 0 for line in answered)
+    assert any("unforeseen" in line.get("exception", "") for line in ours)
+    assert prompt not in text

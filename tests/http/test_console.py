@@ -1,0 +1,126 @@
+"""The console's page and its figures, without a browser: what is sent, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from specops.config import Settings
+from specops.engine.engine import ModelState
+from specops.http.app import create_app
+from specops.http.routes.console import FIGURES
+from specops.metrics.metrics import Metrics
+from tests.asgi import AsgiClient
+from tests.fakes import INFO, FakeService
+
+pytestmark = pytest.mark.anyio
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Console:
+    """An application on a fake service."""
+
+    def __init__(self) -> None:
+        self.service = FakeService()
+        self.metrics = Metrics()
+        self.app = create_app(Settings(), self.service, self.metrics)  # type: ignore[arg-type]
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://test"
+        )
+
+    def follow(self) -> AsgiClient:
+        """Open the stream of figures."""
+        client = AsgiClient(self.app, "/console/figures", method="GET")
+        client.send_body(b"")
+        return client
+
+
+@pytest.fixture
+async def console() -> AsyncIterator[Console]:
+    made = Console()
+    async with made.client:
+        yield made
+
+
+async def test_a_browser_gets_the_page_and_a_program_the_links(console: Console) -> None:
+    page = await console.client.get("/", headers=BROWSER)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<textarea" in page.text
+    assert (await console.client.get("/")).json()["links"]["generate"] == "/generate"
+
+
+async def test_the_page_takes_nothing_from_anywhere_else(console: Console) -> None:
+    text = (await console.client.get("/", headers=BROWSER)).text
+    assert re.findall(r"\b(?:src|href|action)=\"(?!/|#|data:,)[^\"]*\"", text) == []
+    assert "@import" not in text
+    assert "/*style*/" not in text
+    assert "/*script*/" not in text
+
+
+async def test_the_policy_allows_exactly_what_is_in_the_page(console: Console) -> None:
+    page = await console.client.get("/", headers=BROWSER)
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'")
+    for tag in ("style", "script"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page.text, flags=re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+async def test_figures_are_those_of_the_metrics(console: Console) -> None:
+    console.metrics.set_queue_size(7)
+    client = console.follow()
+    first = await client.next_event()
+    client.leave()
+    await client.done
+    assert first["state"] == "ready"
+    assert first["model"]["drafters"] == list(INFO.drafters)
+    assert first["figures"] == console.metrics.read(FIGURES) | {
+        name: value for name, value in first["figures"].items() if name.startswith("memory_bytes/")
+    }
+    assert first["figures"]["memory_bytes/anon"] > 0
+
+
+async def test_figures_come_again_and_again(console: Console) -> None:
+    client = console.follow()
+    first, second = await client.next_event(), await client.next_event()
+    client.leave()
+    await client.done
+    assert second["seconds"] > first["seconds"]
+
+
+async def test_figures_end_with_the_service(console: Console) -> None:
+    console.service.state = ModelState.DRAINING
+    client = console.follow()
+    assert (await client.next_event())["state"] == "draining"
+    await asyncio.wait_for(client.done, 10)
+
+
+async def test_every_figure_that_the_page_draws_is_sent(console: Console) -> None:
+    text = (await console.client.get("/", headers=BROWSER)).text
+    sent = set(console.metrics.read(FIGURES))
+    named = set(re.findall(r"figures\.([a-z_]+)", text))
+    named |= set(re.findall(r"figures\[\"([a-z_/]+)\"\]", text))
+    assert named
+    assert named <= sent
+    assert {f"{kind}_tokens_total/draft" for kind in ("draft", "accepted")} <= sent
+
+
+async def test_requests_of_a_load_test_are_counted(console: Console) -> None:
+    for shape in ("ramp", "ramp", "made up"):
+        await console.client.get("/health", headers={"x-load-test": shape})
+    await console.client.get("/health")
+    name = "specops_load_test_requests_total"
+    read = console.metrics.registry.get_sample_value
+    assert (read(name, {"shape": "ramp"}), read(name, {"shape": "other"})) == (2, 1)

@@ -1,0 +1,200 @@
+"""`specops serve` with the bundled pair: the `openai` library, a crowd, deadlines, a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.overload import HOST, PROMPT, crowd, exchange, gauge, serving
+
+pytestmark = pytest.mark.e2e
+QUEUE = 32
+SLOTS = 4
+CLIENTS = 200
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    with serving(folder, SPECOPS_SLOTS=str(SLOTS), SPECOPS_QUEUE_SIZE=str(QUEUE)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(server: tuple[int, object]) -> Iterator[OpenAI]:
+    address = f"http://{HOST}:{server[0]}/v1"
+    with OpenAI(base_url=address, api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def test_completions_are_the_same_in_one_piece_and_streamed(client: OpenAI) -> None:
+    plain = client.completions.create(model="demo", prompt=PROMPT, max_tokens=24, temperature=0)
+    stream = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=24, temperature=0, stream=True
+    )
+    text = plain.choices[0].text
+    assert text
+    assert "".join(chunk.choices[0].text for chunk in stream) == text
+    assert plain.usage is not None
+    assert plain.usage.completion_tokens <= 24
+
+
+def test_a_chat_is_answered_and_counted(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": PROMPT}], max_tokens=16, temperature=0
+    )
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    # The template adds the end of the line, and nothing else.
+    again = client.completions.create(
+        model="demo", prompt=PROMPT + "\n", max_tokens=16, temperature=0
+    )
+    assert answer.choices[0].message.content == again.choices[0].text
+
+
+def test_a_seed_repeats_and_choices_differ(client: OpenAI) -> None:
+    def texts(seed: int) -> list[str]:
+        answer = client.completions.create(
+            model="demo",
+            prompt=PROMPT,
+            max_tokens=16,
+            temperature=1.5,
+            seed=seed,
+            n=3,
+        )
+        return [choice.text for choice in answer.choices]
+
+    assert texts(1) == texts(1)
+    assert len(set(texts(1))) > 1
+    assert texts(1)[1:] == texts(2)[:2]
+
+
+def test_a_stop_string_ends_the_text_before_it(client: OpenAI) -> None:
+    ask = {"model": "demo", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    whole = client.completions.create(**ask).choices[0].text  # type: ignore[call-overload]
+    stop = whole[6:9]
+    cut = client.completions.create(**ask, stop=stop).choices[0]  # type: ignore[call-overload]
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_probabilities_are_those_of_a_greedy_choice(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": PROMPT}],
+        max_tokens=8,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    choice = answer.choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+    for token in choice.logprobs.content:
+        first, second = token.top_logprobs
+        assert token.logprob == first.logprob >= second.logprob
+
+
+def test_the_documentations_example_runs(
+    server: tuple[int, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    exec(code.replace(":8000/", f":{server[0]}/"), {})  # noqa: S102 - our own documentation
+    told = capsys.readouterr().out
+    assert "CompletionUsage(" in told
+    assert "draft_n_accepted" in told
+
+
+def test_errors_name_what_is_wrong(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="tokens") as long:
+        client.completions.create(model="demo", prompt="word " * 3000)
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="a")
+
+
+def test_a_crowd_is_answered_or_refused_and_leaves_nothing_behind(
+    server: tuple[int, subprocess.Popen[bytes]],
+) -> None:
+    port, process = server
+    ends = asyncio.run(crowd(port, CLIENTS))
+    counts = Counter(end.status for end in ends)
+    assert set(counts) <= {200, 429, 504}
+    assert counts[200] >= SLOTS + QUEUE
+    assert counts[429] > 0
+    assert all(int(end.headers["retry-after"]) >= 1 for end in ends if end.status == 429)
+    answered = [end for end in ends if end.status == 200]
+    assert {end.tokens for end in answered} == {24}
+    positions = {int(end.headers["x-queue-position"]) for end in answered}
+    assert 0 in positions
+    assert max(positions) <= QUEUE
+    assert all(float(end.headers["x-estimated-wait"]) >= 0 for end in answered)
+    for name in ("requests_running", "requests_waiting", "kv_tokens"):
+        assert asyncio.run(gauge(port, name)) == 0, name
+    assert process.poll() is None
+
+
+def test_who_waits_too_long_is_told_so(folder: Path) -> None:
+    with serving(folder, SPECOPS_SLOTS="1", SPECOPS_REQUEST_TIMEOUT="1") as (port, _):
+        ends = asyncio.run(crowd(port, 6, max_tokens=900, drafter="none"))
+        assert {end.status for end in ends} == {200, 504}
+        assert asyncio.run(gauge(port, "requests_waiting")) == 0
+
+
+def test_a_signal_lets_a_stream_finish_and_the_process_ends_with_0(folder: Path) -> None:
+    with serving(folder) as (port, process):
+        end = asyncio.run(_signal_in_the_middle(port, process))
+        assert end.endswith(b"data: [DONE]\n\n") or end.endswith(b"data: [DONE]\r\n\r\n")
+        assert end.count(b'"text"') > 1
+        assert process.wait(60) == 0
+        log = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
+    assert "draining" in [line["message"] for line in log]
+    assert [line["finish"] for line in log if line.get("path") == "/v1/completions"] == [["length"]]
+    assert PROMPT not in json.dumps(log)
+
+
+async def _signal_in_the_middle(port: int, process: subprocess.Popen[bytes]) -> bytes:
+    """Ask for a stream, send SIGTERM after its first event, read it to its end."""
+    content = json.dumps(
+        {
+            "model": "demo",
+            "prompt": PROMPT,
+            "max_tokens": 400,
+            "ignore_eos": True,
+            "drafter": "none",
+            "stream": True,
+        }
+    ).encode()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.0\r\nhost: test\r\ncontent-type: application/json\r\n"
+        + f"content-length: {len(content)}\r\n\r\n".encode()
+        + content
+    )
+    answer = await reader.readuntil(b"data: ")
+    process.send_signal(signal.SIGTERM)
+    while True:
+        try:
+            head, _ = await exchange(port, b"GET /health HTTP/1.1\r\nhost: test\r\n")
+        except OSError:  # it had drained before we could ask
+            break
+        if b" 503 " in head:
+            break
+    answer += await reader.read()
+    writer.close()
+    return answer

@@ -1,0 +1,138 @@
+"""Ending on a signal: who is being answered gets the answer, who comes late is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from specops.config import Settings
+from specops.http.app import create_app
+from specops.http.server import DrainingServer, make_server, run
+from specops.request import FinishReason
+from specops.serving.async_engine import NotReady
+from tests.fakes import FakeService, output
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Running:
+    """A server on the loopback, its service and a client."""
+
+    def __init__(self, server: DrainingServer, listener: socket.socket) -> None:
+        self.service: FakeService = server.service  # type: ignore[assignment]
+        self.task = asyncio.create_task(server.serve([listener]))
+        port = listener.getsockname()[1]
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10)
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    service = FakeService()
+    app = create_app(Settings(), service)  # type: ignore[arg-type]
+    server = make_server(app, Settings())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = Running(server, listener)
+        async with here.client:
+            # The socket listens already: this waits until the server has started.
+            assert (await here.client.get("/health/live")).status_code == 200
+            yield here
+        service.may_stop.set()
+        server.should_exit = True
+        await asyncio.wait_for(here.task, 10)
+
+
+async def test_signal_lets_the_running_finish_and_refuses_the_late(running: Running) -> None:
+    service, client = running.service, running.client
+    service.may_stop.clear()
+    body = {"prompt": "a"}
+    plain = asyncio.create_task(client.post("/generate", json=body))
+    plain_ticket = await service.submitted.get()
+    request = client.build_request("POST", "/generate", json=body | {"stream": True})
+    opening = asyncio.create_task(client.send(request, stream=True))
+    stream_ticket = (await service.submitted.get()).push(output("be"))
+    lines = (await opening).aiter_lines()
+    assert '"be"' in await anext(lines)
+
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(service.stopping.wait(), 10)
+    service.refusal = NotReady(service.state, "draining")
+    health = await client.get("/health")
+    assert (health.status_code, health.json()["state"]) == (503, "draining")
+    assert (await client.get("/health/live")).status_code == 200
+    assert (await client.post("/generate", json=body)).status_code == 503
+
+    plain_ticket.push(output("all", finish=FinishReason.STOP))
+    stream_ticket.push(output("gan", finish=FinishReason.STOP))
+    service.may_stop.set()
+    assert (await plain).json()["generated_text"] == "all"
+    rest = [line async for line in lines if line]
+    assert '"gan"' in rest[0]
+    assert rest[-1] == "data: [DONE]"
+
+
+async def test_server_ends_without_a_signals_exit_code(running: Running) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running.task, 10)  # uvicorn alone would raise the signal again
+    assert running.service.calls == ["start", "stop", "stop"]
+
+
+async def test_second_signal_does_not_wait_for_the_running(running: Running) -> None:
+    running.service.may_stop.clear()
+    body = {"prompt": "a"}
+    hanging = asyncio.create_task(running.client.post("/generate", json=body))
+    await running.service.submitted.get()
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running.service.stopping.wait(), 10)
+    assert not running.task.done()
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running.task, 10)
+    assert not running.service.may_stop.is_set()
+    hanging.cancel()
+
+
+async def test_crash_of_the_engine_ends_the_process_once_everybody_has_been_told(
+    running: Running,
+) -> None:
+    service = running.service
+    asking = asyncio.create_task(running.client.post("/generate", json={"prompt": "a"}))
+    handle = await service.submitted.get()
+    service.error, service.alive = "the fuse blew", False
+    handle.push(output(finish=FinishReason.ERROR))
+    service.crashed.set()
+    assert (await asking).status_code == 500
+    await asyncio.wait_for(running.task, 10)
+
+
+@pytest.mark.parametrize(("error", "code"), [("the fuse blew", 1), (None, 0)])
+def test_exit_code_tells_a_crash_from_an_end(error: str | None, code: int) -> None:
+    class Ending(FakeService):
+        def start(self) -> None:
+            self.error = error
+            if error is None:
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                self.crashed.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        settings = Settings(port=probe.getsockname()[1])
+    assert run(create_app(settings, Ending()), settings) == code  # type: ignore[arg-type]
+
+
+async def test_client_that_hangs_up_gives_its_place_up(running: Running) -> None:
+    for stream in (False, True):
+        body = {"prompt": "a", "stream": stream}
+        request = asyncio.create_task(running.client.post("/generate", json=body))
+        handle = await running.service.submitted.get()
+        request.cancel()
+        await asyncio.wait_for(handle.cancelled.wait(), 5)

@@ -1,0 +1,422 @@
+"""Metrics: what is observed is what is read back, and every series is there before any traffic."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from specops.engine.engine import ModelState
+from specops.metrics.metrics import Metrics
+from specops.metrics.series import LOAD_SHAPES, STATES
+from specops.request import (
+    DraftStats,
+    FinishReason,
+    GenerationStats,
+    StepKind,
+    StepResult,
+    StepStats,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Readable(Metrics):
+    """Metrics whose values can be read back."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        super().__init__(CollectorRegistry(), clock=self.clock)
+
+    def value(self, name: str, /, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"specops_{name}", labels)
+        assert value is not None, f"no series {name} {labels}"
+        return value
+
+
+@pytest.fixture
+def metrics() -> Readable:
+    return Readable()
+
+
+def verify_step(draft_tokens: int = 4, accepted: int = 2, **changes: object) -> StepStats:
+    """A pass in which one request verifies one draft of the draft model."""
+    fields: dict[str, object] = {
+        "kind": StepKind.VERIFY,
+        "seconds": 0.04,
+        "decoding": 1,
+        "emitted_tokens": accepted + 1,
+        "drafts": (DraftStats("draft", draft_tokens, accepted),),
+        "draft_seconds": 0.5,
+    }
+    return StepStats(**fields | changes)  # type: ignore[arg-type]
+
+
+SERIES_BEFORE_TRAFFIC = [
+    ("latency_seconds_count", {}),
+    ("time_to_first_token_seconds_count", {}),
+    ("inter_token_latency_seconds_count", {}),
+    ("queue_wait_seconds_count", {}),
+    *(("target_step_seconds_count", {"kind": kind}) for kind in StepKind),
+    *(("target_steps_total", {"kind": kind}) for kind in StepKind),
+    ("prompt_tokens_total", {}),
+    ("prefix_hits_total", {}),
+    ("cached_prompt_tokens_total", {}),
+    ("generated_tokens_total", {}),
+    ("decode_tokens_total", {}),
+    ("wasted_tokens_total", {}),
+    ("sequence_steps_total", {}),
+    ("draft_seconds_total", {}),
+    *(("pass_tokens_total", {"use": use}) for use in ("decoded", "verified", "prompt")),
+    ("prompt_budget_tokens_total", {}),
+    ("preemptions_total", {}),
+    *(
+        (f"{name}_total", {"drafter": drafter})
+        for name in ("drafts", "draft_tokens", "accepted_tokens", "draft_misses")
+        for drafter in ("draft", "ngram")
+    ),
+    *(("accepted_tokens_per_position_total", {"position": str(i)}) for i in range(1, 9)),
+    *(("requests_total", {"outcome": reason}) for reason in FinishReason),
+    *(
+        ("requests_rejected_total", {"reason": reason})
+        for reason in (
+            *("queue_full", "kv_tokens", "memory", "pressure"),
+            *("not_ready", "prompt_too_long", "invalid", "too_large", "unauthorized"),
+        )
+    ),
+    *(("load_test_requests_total", {"shape": shape}) for shape in LOAD_SHAPES),
+    ("model_ready_timestamp_seconds", {}),
+    ("slots", {}),
+    ("queue_size", {}),
+    *(("chosen_draft_tokens_count", {"drafter": drafter}) for drafter in ("draft", "cascade")),
+    *(("pass_cost_seconds", {"kind": kind, "size": "1"}) for kind in ("tokens", "attention")),
+    ("avg_jump", {}),
+    ("draft_length", {}),
+    ("requests_running", {}),
+    ("requests_waiting", {}),
+    ("kv_tokens", {}),
+    ("kv_kept_tokens", {}),
+    ("kv_capacity_tokens", {}),
+    *(("kv_blocks", {"state": state}) for state in ("used", "shared", "kept", "free")),
+]
+
+
+@pytest.mark.parametrize(("name", "labels"), SERIES_BEFORE_TRAFFIC, ids=str)
+def test_series_is_zero_before_any_traffic(
+    metrics: Readable, name: str, labels: dict[str, str]
+) -> None:
+    assert metrics.value(name, **labels) == 0
+
+
+def test_page_parses_and_holds_no_creation_times(metrics: Readable) -> None:
+    page, content_type = metrics.expose()
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    samples = [
+        sample.name
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    ]
+    assert "specops_latency_seconds_bucket" in samples
+    assert not [name for name in samples if name.endswith("_created")]
+
+
+def test_openmetrics_is_answered_where_it_is_asked_for(metrics: Readable) -> None:
+    page, content_type = metrics.expose("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert page.endswith(b"# EOF\n")
+
+
+def test_two_services_in_one_process_do_not_share_series() -> None:
+    first, second = Readable(), Readable()
+    first.observe_rejected("queue_full")
+    assert second.value("requests_rejected_total", reason="queue_full") == 0
+
+
+def test_verify_step_counts_tokens_drafts_and_positions(metrics: Readable) -> None:
+    metrics.observe_step(verify_step())
+    metrics.observe_step(verify_step(accepted=1))
+    assert metrics.value("target_steps_total", kind="verify") == 2
+    assert metrics.value("target_step_seconds_sum", kind="verify") == pytest.approx(0.08)
+    assert metrics.value("generated_tokens_total") == 5
+    assert metrics.value("decode_tokens_total") == 5
+    assert metrics.value("sequence_steps_total") == 2
+    assert metrics.value("drafts_total", drafter="draft") == 2
+    assert metrics.value("draft_tokens_total", drafter="draft") == 8
+    assert metrics.value("accepted_tokens_total", drafter="draft") == 3
+    assert metrics.value("draft_seconds_total") == 1.0
+    assert metrics.value("draft_tokens_total", drafter="ngram") == 0
+    assert metrics.value("pass_tokens_total", use="decoded") == 2
+    assert metrics.value("pass_tokens_total", use="verified") == 8
+    assert metrics.value("pass_tokens_total", use="prompt") == 0
+    position = "accepted_tokens_per_position_total"
+    assert metrics.value(position, position="1") == 2
+    assert metrics.value(position, position="2") == 1
+    assert metrics.value(position, position="3") == 0
+
+
+def test_prefill_step_is_no_jump(metrics: Readable) -> None:
+    metrics.observe_step(
+        StepStats(StepKind.PREFILL, 0.2, prompt_tokens=128, emitted_tokens=1, first_tokens=1)
+    )
+    assert metrics.value("prompt_tokens_total") == 128
+    assert metrics.value("generated_tokens_total") == 1
+    assert metrics.value("decode_tokens_total") == 0
+    assert metrics.value("sequence_steps_total") == 0
+    assert metrics.value("avg_jump") == 0
+
+
+def test_a_prompts_cached_beginning_is_a_hit_and_no_work(metrics: Readable) -> None:
+    metrics.observe_step(
+        StepStats(StepKind.PREFILL, 0.2, prompt_tokens=8, cached_tokens=100, prefix_hits=2)
+    )
+    metrics.observe_step(StepStats(StepKind.PREFILL, 0.2, prompt_tokens=5))
+    assert metrics.value("prefix_hits_total") == 2
+    assert metrics.value("cached_prompt_tokens_total") == 100
+    assert metrics.value("prompt_tokens_total") == 13
+
+
+def test_a_mixed_pass_counts_for_prompts_and_for_those_that_decode(metrics: Readable) -> None:
+    metrics.observe_step(
+        StepStats(
+            StepKind.MIXED,
+            0.1,
+            decoding=3,
+            prompt_tokens=40,
+            budget_tokens=50,
+            emitted_tokens=6,  # three decoded, one accepted, two prompts ended
+            first_tokens=2,
+            drafts=(DraftStats("draft", 2, 1),),
+        )
+    )
+    assert metrics.value("target_steps_total", kind="mixed") == 1
+    assert metrics.value("generated_tokens_total") == 6
+    assert metrics.value("decode_tokens_total") == 4
+    assert metrics.value("sequence_steps_total") == 3
+    assert metrics.value("avg_jump") == 4 / 3
+    for use, tokens in (("decoded", 3), ("verified", 2), ("prompt", 40)):
+        assert metrics.value("pass_tokens_total", use=use) == tokens
+    assert metrics.value("prompt_tokens_total") == 40
+    assert metrics.value("prompt_budget_tokens_total") == 50
+
+
+def test_a_prompt_that_got_no_room_counts_what_was_offered(metrics: Readable) -> None:
+    metrics.observe_step(verify_step(budget_tokens=8))
+    assert metrics.value("prompt_budget_tokens_total") == 8
+    assert metrics.value("pass_tokens_total", use="prompt") == 0
+
+
+def test_drafts_of_several_drafters_in_one_pass_are_told_apart(metrics: Readable) -> None:
+    drafts = (DraftStats("draft", 3, 3), DraftStats("ngram", 5, 0), DraftStats("ngram", 1, 1))
+    metrics.observe_step(
+        StepStats(StepKind.VERIFY, 0.1, decoding=3, emitted_tokens=7, drafts=drafts)
+    )
+    for drafter, count, drafted, accepted in (("draft", 1, 3, 3), ("ngram", 2, 6, 1)):
+        assert metrics.value("drafts_total", drafter=drafter) == count
+        assert metrics.value("draft_tokens_total", drafter=drafter) == drafted
+        assert metrics.value("accepted_tokens_total", drafter=drafter) == accepted
+    positions = [
+        metrics.value("accepted_tokens_per_position_total", position=str(position))
+        for position in (1, 2, 3, 4)
+    ]
+    assert positions == [2, 1, 1, 0]
+
+
+def test_preemptions_are_counted(metrics: Readable) -> None:
+    metrics.observe_step(verify_step(preempted=2))
+    assert metrics.value("preemptions_total") == 2
+
+
+def test_misses_count_as_steps_but_not_as_drafts(metrics: Readable) -> None:
+    metrics.observe_step(verify_step())
+    metrics.observe_step(
+        StepStats(
+            StepKind.DECODE,
+            0.02,
+            3,
+            emitted_tokens=3,
+            draft_seconds=0.25,
+            missed_drafters=("ngram", "ngram", "draft"),
+        )
+    )
+    assert metrics.value("draft_misses_total", drafter="ngram") == 2
+    assert metrics.value("draft_misses_total", drafter="draft") == 1
+    assert metrics.value("drafts_total", drafter="ngram") == 0
+    assert metrics.value("draft_seconds_total") == 0.75
+    assert metrics.value("sequence_steps_total") == 4
+    assert metrics.value("avg_jump") == 6 / 4
+    assert metrics.value("draft_length") == 4 / 4
+
+
+def test_chosen_lengths_are_counted_by_drafter_and_0_is_one(metrics: Readable) -> None:
+    metrics.observe_step(verify_step(draft_tokens=4))
+    metrics.observe_step(verify_step(draft_tokens=1, accepted=0))
+    metrics.observe_step(
+        StepStats(
+            StepKind.DECODE,
+            0.02,
+            4,
+            emitted_tokens=4,
+            missed_drafters=("draft",),  # had no choice
+            declined_drafters=("draft", "cascade"),
+        )
+    )
+    name = "chosen_draft_tokens"
+    assert metrics.value(f"{name}_count", drafter="draft") == 3
+    assert metrics.value(f"{name}_sum", drafter="draft") == 5
+    assert metrics.value(f"{name}_bucket", drafter="draft", le="0.0") == 1
+    assert metrics.value(f"{name}_bucket", drafter="draft", le="1.0") == 2
+    assert metrics.value(f"{name}_count", drafter="cascade") == 1
+    assert metrics.value(f"{name}_sum", drafter="cascade") == 0
+
+
+def test_the_controllers_estimates_are_read_when_asked(metrics: Readable) -> None:
+    assert metrics.value("estimated_speedup") == 1
+    costs = [("tokens", 1, 0.01), ("tokens", 2, 0.013), ("attention", 1, 0.002)]
+    speedup = 1.5
+    metrics.watch_controller(lambda: speedup, lambda: costs)
+    assert metrics.value("estimated_speedup") == 1.5
+    speedup = 1.25
+    assert metrics.value("estimated_speedup") == 1.25
+    assert metrics.value("pass_cost_seconds", kind="tokens", size="2") == 0.013
+    assert metrics.value("pass_cost_seconds", kind="attention", size="1") == 0.002
+    costs[1] = ("tokens", 2, 0.02)
+    assert metrics.value("pass_cost_seconds", kind="tokens", size="2") == 0.02
+
+
+def test_average_jump_forgets_what_is_older_than_a_minute(metrics: Readable) -> None:
+    metrics.observe_step(verify_step(accepted=4))
+    metrics.clock.now += 59
+    metrics.observe_step(verify_step(accepted=0))
+    assert metrics.value("avg_jump") == 3.0
+    metrics.clock.now += 1
+    assert metrics.value("avg_jump") == 1.0
+    metrics.clock.now += 59
+    assert metrics.value("avg_jump") == 0.0
+    metrics.observe_step(verify_step(accepted=3))
+    assert metrics.value("avg_jump") == 4.0
+
+
+def test_load_gauges_show_the_last_step(metrics: Readable) -> None:
+    metrics.set_kv_capacity(4096, 64)
+    assert metrics.value("kv_blocks", state="free") == 64
+    metrics.observe_step_result(StepResult(None, (), running=2, waiting=5, kv_tokens=300))
+    last = StepResult(
+        None,
+        (),
+        running=1,
+        waiting=0,
+        kv_tokens=120,
+        kept_tokens=50,
+        used_blocks=9,
+        shared_blocks=4,
+        kept_blocks=1,
+    )
+    metrics.observe_step_result(last)
+    assert metrics.value("requests_running") == 1
+    assert metrics.value("requests_waiting") == 0
+    assert metrics.value("kv_tokens") == 120
+    assert metrics.value("kv_kept_tokens") == 50
+    assert metrics.value("kv_capacity_tokens") == 4096
+    for state, blocks in (("used", 9), ("shared", 4), ("kept", 1), ("free", 54)):
+        assert metrics.value("kv_blocks", state=state) == blocks
+
+
+def test_finished_request_is_counted_by_outcome_and_timed(metrics: Readable) -> None:
+    stats = GenerationStats(generated_tokens=9)
+    metrics.observe_finish(FinishReason.LENGTH, stats, 3.0, 0.5)
+    assert metrics.value("requests_total", outcome="length") == 1
+    assert metrics.value("latency_seconds_sum") == 3.0
+    assert metrics.value("latency_seconds_bucket", le="2.0") == 0
+    assert metrics.value("latency_seconds_bucket", le="4.0") == 1
+    assert metrics.value("time_to_first_token_seconds_sum") == 0.5
+    assert metrics.value("wasted_tokens_total") == 0
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout", "error"])
+def test_tokens_that_nobody_got_are_wasted(metrics: Readable, reason: str) -> None:
+    metrics.observe_finish(FinishReason(reason), GenerationStats(generated_tokens=9), 3.0, 0.5)
+    metrics.observe_finish(FinishReason(reason), None, 1.0, None)
+    assert metrics.value("requests_total", outcome=reason) == 2
+    assert metrics.value("wasted_tokens_total") == 9
+    assert metrics.value("time_to_first_token_seconds_count") == 1
+
+
+def test_time_between_tokens_is_spread_over_a_jump(metrics: Readable) -> None:
+    metrics.observe_inter_token(0.08, tokens=4)
+    assert metrics.value("inter_token_latency_seconds_count") == 4
+    assert metrics.value("inter_token_latency_seconds_sum") == pytest.approx(0.08)
+    assert metrics.value("inter_token_latency_seconds_bucket", le="0.02") == 4
+    assert metrics.value("inter_token_latency_seconds_bucket", le="0.01") == 0
+
+
+def test_queue_wait_is_timed(metrics: Readable) -> None:
+    metrics.observe_queue_wait(1.5)
+    assert metrics.value("queue_wait_seconds_sum") == 1.5
+
+
+def test_rejection_has_one_of_a_fixed_set_of_reasons(metrics: Readable) -> None:
+    metrics.observe_rejected("queue_full")
+    assert metrics.value("requests_rejected_total", reason="queue_full") == 1
+    with pytest.raises(KeyError):
+        metrics.observe_rejected("prompt from 10.0.0.1")
+
+
+def test_exactly_one_state_is_shown(metrics: Readable) -> None:
+    for state in STATES:
+        metrics.set_state(state)
+        shown = {name for name in STATES if metrics.value("model_state", state=name)}
+        assert shown == {state}
+    with pytest.raises(ValueError, match="asleep"):
+        metrics.set_state("asleep")
+
+
+def test_states_are_those_of_the_engine() -> None:
+    assert {state.value for state in ModelState} == set(STATES)
+
+
+def test_model_is_shown_once_it_is_known(metrics: Readable) -> None:
+    assert metrics.value("model_info", name="not loaded") == 1
+    metrics.set_model({"name": "demo", "quant": "int8-128"})
+    assert metrics.value("model_info", name="demo", quant="int8-128") == 1
+
+
+def test_the_time_of_getting_ready_is_kept(metrics: Readable) -> None:
+    metrics.set_state("loading")
+    assert metrics.value("model_ready_timestamp_seconds") == 0
+    before = time.time()
+    metrics.set_state("ready")
+    ready = metrics.value("model_ready_timestamp_seconds")
+    assert before <= ready <= time.time()
+    metrics.set_state("draining")
+    assert metrics.value("model_ready_timestamp_seconds") == ready
+
+
+def test_load_tests_have_a_fixed_set_of_shapes(metrics: Readable) -> None:
+    for shape in ("ramp", "ramp", "from 10.0.0.1"):
+        metrics.observe_load_test(shape)
+    assert metrics.value("load_test_requests_total", shape="ramp") == 2
+    assert metrics.value("load_test_requests_total", shape="other") == 1
+
+
+def test_limits_are_shown(metrics: Readable) -> None:
+    metrics.set_slots(4)
+    metrics.set_queue_size(32)
+    assert metrics.value("slots") == 4
+    assert metrics.value("queue_size") == 32
+
+
+def test_single_figures_are_read_by_name_and_label(metrics: Readable) -> None:
+    metrics.observe_step(verify_step())
+    found = metrics.read(["specops_generated_tokens_total", "specops_accepted_tokens_total"])
+    assert found["generated_tokens_total"] == 3
+    assert found["accepted_tokens_total/draft"] == 2
+    assert found["accepted_tokens_total/ngram"] == 0
+    assert not [name for name in found if not name.startswith(("generated", "accepted"))]

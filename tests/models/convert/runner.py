@@ -1,0 +1,76 @@
+"""Runs a graph as it is exported, with ONNX Runtime alone: one buffer is past and present."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from specops.models.convert import ExportedModel
+from specops.runtime.session import share_threads
+from tests.conftest import THREADS
+
+Float = NDArray[np.float32]
+
+
+class Runner:
+    """One row of an exported model; `past` is the number of tokens that its cache holds."""
+
+    def __init__(self, model: ExportedModel, capacity: int = 256) -> None:
+        shape = model.shape
+        self._open(model.graph_file, shape.num_kv_heads, shape.head_dim, shape.num_layers, capacity)
+        self.vocab = shape.vocab_size
+
+    @classmethod
+    def of_graph(
+        cls, graph: Path, *, kv_heads: int, head_dim: int, layers: int, vocab: int
+    ) -> Runner:
+        """A runner for a graph whose sizes are known."""
+        runner = cls.__new__(cls)
+        runner._open(graph, kv_heads, head_dim, layers, 256)
+        runner.vocab = vocab
+        return runner
+
+    def _open(self, graph: Path, kv_heads: int, head_dim: int, layers: int, capacity: int) -> None:
+        self.session = open_model(str(graph))
+        self.past = 0
+        # Filled with NaN, so that a position read before it is written shows.
+        self.cache = {
+            f"{layer}.{kind}": np.full((1, kv_heads, capacity, head_dim), np.nan, np.float32)
+            for layer in range(layers)
+            for kind in ("key", "value")
+        }
+
+    def step(self, tokens: Sequence[int], mask_length: int | None = None) -> Float:
+        """Logits [len(tokens), vocab] after the past; the mask is padded to `mask_length`."""
+        ids = np.array([tokens], np.int64)
+        used = self.past + len(tokens)
+        mask = np.zeros((1, mask_length or used), np.int64)
+        mask[:, :used] = 1
+        logits = np.empty((1, len(tokens), self.vocab), np.float32)
+        binding = self.session.io_binding()
+        binding.bind_cpu_input("input_ids", ids)
+        binding.bind_cpu_input("attention_mask", mask)
+        for name, buffer in self.cache.items():
+            place = ("cpu", 0, np.float32, buffer.shape, buffer.ctypes.data)
+            binding.bind_input(f"past_key_values.{name}", *place)
+            binding.bind_output(f"present.{name}", *place)
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self.session.run_with_iobinding(binding)
+        self.past = used
+        return logits[0]
+
+    def rewind(self, past: int) -> None:
+        """Forgets all but the first `past` tokens: a length change, nothing is copied."""
+        self.past = past
+
+
+def open_model(model: str | bytes) -> onnxruntime.InferenceSession:
+    """A session for a graph's path or content, on the one pool of threads of this process."""
+    share_threads(THREADS)
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

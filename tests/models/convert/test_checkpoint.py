@@ -1,0 +1,175 @@
+"""Reading safetensors folders: every dtype and layout, and errors that name the culprit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from specops.models.convert import ExportError
+from specops.models.convert.checkpoint import Checkpoint
+from tests.checkpoints import make_llama_checkpoint
+
+VALUES = np.random.default_rng(0).standard_normal((6, 10), np.float32)
+
+
+def folder_with(path: Path, tensors: dict[str, np.ndarray]) -> Path:
+    """A minimal checkpoint folder, its weights written by the safetensors library itself."""
+    (path / "config.json").write_text("{}")
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_stored_types_are_read_as_the_library_wrote_them(tmp_path: Path, dtype: type) -> None:
+    stored = VALUES.astype(dtype)
+    checkpoint = Checkpoint(folder_with(tmp_path, {"m": stored, "v": stored[0].copy()}))
+    expected = stored.astype(np.float32)
+    np.testing.assert_array_equal(checkpoint.vector("v"), expected[0])
+    np.testing.assert_array_equal(checkpoint.matrix("m").columns(2, 5), expected[:, 2:5])
+
+
+def test_stacked_tensors_read_as_one_matrix(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, {"q": VALUES[:4].copy(), "k": VALUES[4:].copy()})
+    matrix = Checkpoint(folder).matrix("q", "k")
+    assert matrix.shape == (6, 10)
+    np.testing.assert_array_equal(np.concatenate(list(matrix.rows(3))), VALUES)
+    np.testing.assert_array_equal(matrix.columns(0, 10), VALUES)
+
+
+def test_shards_read_like_a_single_file(tmp_path: Path) -> None:
+    single = Checkpoint(make_llama_checkpoint(tmp_path / "single", dtype="bfloat16"))
+    sharded = Checkpoint(make_llama_checkpoint(tmp_path / "sharded", dtype="bfloat16", shards=4))
+    assert len(sharded.files) == 4
+    assert single.tensors.keys() == sharded.tensors.keys()
+    name = "model.layers.1.mlp.down_proj.weight"
+    for one, other in zip(single.matrix(name).rows(64), sharded.matrix(name).rows(64), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_digest_follows_every_byte_of_weights_and_config(tmp_path: Path) -> None:
+    folder = make_llama_checkpoint(tmp_path / "model")
+    first = Checkpoint(folder).digest()
+    assert first == Checkpoint(folder).digest()
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    second = Checkpoint(folder).digest()
+    (folder / "config.json").write_text(json.dumps({**Checkpoint(folder).config, "rope_theta": 5}))
+    assert len({first, second, Checkpoint(folder).digest()}) == 3
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="nowhere is not a folder"):
+        Checkpoint(tmp_path / "nowhere")
+
+
+def test_a_missing_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"config\.json is missing"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "reason"), [("{", "not valid JSON"), ("[]", "JSON object")])
+def test_a_malformed_config_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ExportError, match=rf"config\.json.*{reason}"):
+        Checkpoint(tmp_path)
+
+
+def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ExportError, match=r"model\.safetensors is missing; only safetensors"):
+        Checkpoint(tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = make_llama_checkpoint(tmp_path / "model", shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ExportError, match=r"model-00002-of-00003\.safetensors is missing"):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, []])
+def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, weight_map: object) -> None:
+    folder = make_llama_checkpoint(tmp_path / "model", shards=2)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ExportError, match=r"index\.json: key 'weight_map'"):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "", ".."])
+def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    make_llama_checkpoint(tmp_path / "other")
+    folder = make_llama_checkpoint(tmp_path / "model", shards=2)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(ExportError, match=r"index\.json: key 'weight_map' names '.*', which is no"):
+        Checkpoint(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 8, 200, -1])
+def test_a_truncated_file_is_refused_before_any_tensor_is_read(tmp_path: Path, kept: int) -> None:
+    folder = make_llama_checkpoint(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(ExportError, match=r"model\.safetensors is truncated"):
+        Checkpoint(folder)
+
+
+def test_an_already_quantized_tensor_is_named(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, {"codes": np.zeros((2, 2), np.int8)})
+    with pytest.raises(ExportError, match="tensor codes has dtype I8"):
+        Checkpoint(folder).expect({"codes": (2, 2)})
+
+
+def test_tensors_that_nobody_reads_may_have_any_type(tmp_path: Path) -> None:
+    """Old GPT-2 checkpoints carry their causal masks as bytes."""
+    folder = folder_with(tmp_path, {"h.attn.bias": np.ones((2, 2), np.uint8), "m": VALUES})
+    Checkpoint(folder).expect({"m": VALUES.shape}, ignored=(".attn.bias",))
+
+
+def test_a_checkpoint_without_a_head_is_named_as_with_one(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(folder_with(tmp_path, {"h.0.m": VALUES}))
+    checkpoint.expect({"transformer.h.0.m": VALUES.shape})
+    np.testing.assert_array_equal(checkpoint.matrix("transformer.h.0.m").columns(0, 10), VALUES)
+
+
+def test_a_transposed_tensor_reads_as_its_transpose(tmp_path: Path) -> None:
+    matrix = Checkpoint(folder_with(tmp_path, {"m": VALUES})).matrix("m", transposed=True)
+    assert matrix.shape == (10, 6)
+    np.testing.assert_array_equal(np.concatenate(list(matrix.rows(3))), VALUES.T)
+    np.testing.assert_array_equal(matrix.columns(1, 4), VALUES.T[:, 1:4])
+
+
+def test_rows_of_a_tensor_read_as_a_matrix(tmp_path: Path) -> None:
+    matrix = Checkpoint(folder_with(tmp_path, {"m": VALUES})).matrix_rows("m", 2, 5)
+    np.testing.assert_array_equal(matrix.columns(0, 10), VALUES[2:5])
+    assert matrix.name == "m[2:5]"
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ('{"m": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 12]}}', "m needs 16 bytes"),
+        ('{"m": {"dtype": "F32", "shape": [9, 2], "data_offsets": [0, 72]}}', "m needs 72 bytes"),
+        ('{"m": {"dtype": "F32", "shape": [2, 2]}}', "no safetensors file"),
+        ('{"m": 5}', "no safetensors file"),
+        ("[1, 2]", "no safetensors file"),
+        ("not JSON", "no safetensors file"),
+    ],
+)
+def test_a_header_that_contradicts_the_file_is_refused(
+    tmp_path: Path, header: str, message: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    content = len(header).to_bytes(8, "little") + header.encode() + bytes(16)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ExportError, match=message):
+        Checkpoint(tmp_path)

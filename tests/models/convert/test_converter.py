@@ -1,0 +1,268 @@
+"""A whole export: what it writes, what it refuses and what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specops.models.convert import ExportError, Quantization, export_checkpoint
+from specops.models.convert.__main__ import main
+from tests.checkpoints import make_llama_checkpoint
+
+INT4 = Quantization.parse("int4-32")
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Sets keys of config.json; None removes one."""
+    file = folder / "config.json"
+    config = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def test_the_manifest_says_what_a_decoder_needs(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", hidden=96, heads=6, kv_heads=2, tie=True)
+    (source / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
+    model = export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
+    manifest = json.loads((tmp_path / "onnx" / "specops.json").read_text())
+    assert manifest == model.manifest()
+    digest = manifest.pop("source_digest")
+    assert digest.startswith("sha256:")
+    assert manifest == {
+        "format_version": 3,
+        "onnx_file": "model.onnx",
+        "family": "llama",
+        "quantization": {
+            "name": "int4-32",
+            "bits": 4,
+            "block": 32,
+            "head_bits": 8,
+            "embedding_bits": 8,
+            "method": "search",
+        },
+        "hidden_size": 96,
+        "num_layers": 2,
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 320,
+        "context_length": 256,
+        "num_parameters": 320 * 96 + 2 * (96 * (96 + 2 * 32 + 96 + 3 * 160) + 2 * 96) + 96,
+        "bos_token_id": 0,
+        "eos_token_ids": [0, 7],
+    }
+
+
+def test_the_tokenizer_travels_with_the_graph(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source")
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "optimizer.pt").write_text("not wanted")
+    export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
+    copied = ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
+    for name in copied:
+        assert (tmp_path / "onnx" / name).read_bytes() == (source / name).read_bytes()
+    written = ["model.onnx", "model.onnx.data", "specops.json"]
+    assert sorted(file.name for file in (tmp_path / "onnx").iterdir()) == sorted(copied + written)
+
+
+def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source")
+    for name in ("a", "b"):
+        export_checkpoint(source, tmp_path / name, quantization=INT4)
+    for file in (tmp_path / "a").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("quantization", ["fp32", "int8", "int4-32"])
+@pytest.mark.parametrize("tie", [True, False])
+def test_progress_rises_to_the_size_of_the_weights(
+    tmp_path: Path, quantization: str, tie: bool
+) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", tie=tie, dtype="bfloat16")
+    seen: list[tuple[int, int]] = []
+    model = export_checkpoint(
+        source,
+        tmp_path / "onnx",
+        quantization=Quantization.parse(quantization),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    done = [step[0] for step in seen]
+    assert {step[1] for step in seen} == {2 * model.num_parameters}
+    assert done == sorted(done)
+    assert len(set(done)) > model.shape.num_layers
+    assert done[-1] == 2 * model.num_parameters
+
+
+@pytest.mark.parametrize("quantization", ["fp32", "int8", "int4"])
+def test_memory_stays_far_below_the_size_of_the_model(tmp_path: Path, quantization: str) -> None:
+    source = make_llama_checkpoint(
+        tmp_path / "source", hidden=512, heads=8, kv_heads=8, layers=12, ffn=2048
+    )
+    size = (source / "model.safetensors").stat().st_size
+    assert size > 200e6
+    tracemalloc.start()
+    try:
+        export_checkpoint(source, tmp_path / "onnx", quantization=Quantization.parse(quantization))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 30e6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "'architectures' names MambaForCausalLM"),
+        ({"architectures": None}, "'architectures' is missing"),
+        ({"hidden_size": None}, "'hidden_size' is missing"),
+        ({"num_hidden_layers": "two"}, "'num_hidden_layers' must be a positive integer, is 'two'"),
+        ({"num_hidden_layers": 3}, r"tensor model\.layers\.2\.input_layernorm\.weight is missing"),
+        ({"num_hidden_layers": 1}, r"tensor model\.layers\.1\.\S+ has no place"),
+        ({"intermediate_size": 161}, r"gate_proj\.weight has shape \[160, 64\].*\[161, 64\]"),
+        ({"num_key_value_heads": 3}, "'num_key_value_heads' must divide"),
+        ({"head_dim": 20}, "'head_dim' is 20; rotary attention needs a multiple of 8"),
+        ({"attention_bias": True}, r"tensor model\.layers\.0\.self_attn\.q_proj\.bias is missing"),
+        ({"mlp_bias": True}, r"tensor model\.layers\.0\.mlp\.gate_proj\.bias is missing"),
+        ({"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'rope_scaling.rope_type' is 'ya"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'rope_scaling.rope_type' is 'dyn"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "'rope_parameters.factor' is missing"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor' must be 1"),
+        ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings' must be true or false"),
+        ({"eos_token_id": "</s>"}, "'eos_token_id' must be token ids"),
+    ],
+)
+def test_what_cannot_be_exported_faithfully_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    source = make_llama_checkpoint(tmp_path / "source")
+    edit_config(source, **changes)
+    with pytest.raises(ExportError, match=message):
+        export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
+
+
+def test_an_untied_model_needs_its_head(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", tie=True)
+    edit_config(source, tie_word_embeddings=False)
+    with pytest.raises(ExportError, match=r"tensor lm_head\.weight is missing"):
+        export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
+
+
+def test_a_tied_head_that_is_stored_all_the_same_is_no_error(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", tie=False)
+    edit_config(source, tie_word_embeddings=True)
+    export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
+
+
+def test_weights_that_are_no_numbers_name_their_tensor(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", tie=True)
+    weights = source / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    name = "model.layers.1.mlp.down_proj.weight"
+    start = 8 + int.from_bytes(content[:8], "little") + header[name]["data_offsets"][0]
+    content[start : start + 4] = np.float32(np.nan).tobytes()
+    weights.write_bytes(content)
+    with pytest.raises(ExportError, match=rf"tensor {name}: weights contain NaN"):
+        export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
+
+
+def test_an_interrupted_export_leaves_nothing(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source")
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_checkpoint(source, tmp_path / "onnx", quantization=INT4, progress=interrupt)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_killed_export_leaves_no_model_and_the_next_one_succeeds(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source")
+    script = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from specops.models.convert import Quantization, export_checkpoint\n"
+        "export_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]),\n"
+        "    quantization=Quantization.parse('int8'),\n"
+        "    progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL))\n"
+    )
+    command = [sys.executable, "-c", script, str(source), str(tmp_path / "onnx")]
+    killed = subprocess.run(command, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "onnx").exists()
+    export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
+    assert sorted(os.listdir(tmp_path)) == ["onnx", "source"]
+
+
+def test_the_command_exports_and_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_llama_checkpoint(tmp_path / "source")
+    assert main([str(source), str(tmp_path / "onnx"), "--quant", "int8-32"]) == 0
+    assert "llama int8-32" in capsys.readouterr().out
+    assert (tmp_path / "onnx" / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize("arguments", [["source", "onnx", "--quant", "int3"], ["nowhere", "onnx"]])
+def test_the_command_fails_with_a_sentence_and_no_traceback(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_llama_checkpoint(tmp_path / "source")
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.startswith("specops.models.convert: ")
+    assert not (tmp_path / "onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "bits", "block", "name"),
+    [
+        ("fp32", 32, 128, "fp32"),
+        ("int8", 8, 128, "int8-128"),
+        ("int8-32", 8, 32, "int8-32"),
+        ("int4", 4, 128, "int4-128"),
+        ("int4-32", 4, 32, "int4-32"),
+        ("int4-rtn", 4, 128, "int4-128-rtn"),
+        ("int4-64-zp", 4, 64, "int4-64-zp"),
+        ("int4-256-search", 4, 256, "int4-256"),
+    ],
+)
+def test_quantization_texts(text: str, bits: int, block: int, name: str) -> None:
+    quantization = Quantization.parse(text)
+    assert (quantization.bits, quantization.block, quantization.name) == (bits, block, name)
+    assert Quantization.parse(name) == quantization
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "int4-",
+        "int4-33",
+        "int4-x",
+        "fp32-32",
+        "int2",
+        "INT4",
+        "int8-128-zp",
+        "int4-zp-32",
+        "int4-128-hqq",
+    ],
+)
+def test_unknown_quantizations_are_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match=r"use fp32|block must be"):
+        Quantization.parse(text)

@@ -1,0 +1,249 @@
+"""Every family computes what transformers computes, in every form the decoder runs it.
+
+Checkpoints have random weights and the true architecture's proportions, in small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from specops.models.convert import ExportedModel, Quantization, export_checkpoint
+from tests.checkpoints import (
+    make_gpt2_checkpoint,
+    make_llama_checkpoint,
+    make_opt_checkpoint,
+    make_phi3_checkpoint,
+    make_qwen2_checkpoint,
+)
+from tests.passes import Passes, prepared, random_chunks
+
+VOCAB = 320
+TOKENS = [int(token) for token in np.random.default_rng(2).integers(0, VOCAB, 150)]
+SPANS = {0: 1, 1: 4, 2: 1}  # tokens of each slot where several are in a pass
+OTHER_TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 60)]
+
+Make = Callable[..., Path]
+Float = NDArray[np.float32]
+
+
+class Case(NamedTuple):
+    """A maker of checkpoints and what it is asked for."""
+
+    make: Make
+    options: dict[str, Any]
+
+
+CASES = {
+    "llama attention biases": Case(make_llama_checkpoint, {"config": {"attention_bias": True}}),
+    "llama all biases": Case(
+        make_llama_checkpoint,
+        {"dtype": "bfloat16", "config": {"attention_bias": True, "mlp_bias": True}},
+    ),
+    "llama heads of 8": Case(make_llama_checkpoint, {"hidden": 64, "heads": 8, "kv_heads": 2}),
+    "llama heads of 24": Case(make_llama_checkpoint, {"hidden": 96, "heads": 4, "kv_heads": 2}),
+    "qwen2": Case(make_qwen2_checkpoint, {}),
+    "qwen2 0.5b": Case(
+        make_qwen2_checkpoint, {"hidden": 112, "heads": 7, "kv_heads": 1, "ffn": 152}
+    ),
+    "qwen2 untied": Case(make_qwen2_checkpoint, {"tie": False, "dtype": "bfloat16"}),
+    "phi3 mini": Case(make_phi3_checkpoint, {"hidden": 96, "heads": 1, "kv_heads": 1, "ffn": 256}),
+    "phi3 medium": Case(make_phi3_checkpoint, {"heads": 4, "kv_heads": 2, "dtype": "bfloat16"}),
+    "phi3 no window": Case(make_phi3_checkpoint, {"window": None}),
+    "phi3 window of 40": Case(make_phi3_checkpoint, {"window": 40}),
+    "phi3 window of 1": Case(make_phi3_checkpoint, {"window": 1}),
+    "phi3 partial rotary": Case(
+        make_phi3_checkpoint,
+        {"hidden": 128, "heads": 2, "kv_heads": 2, "config": {"partial_rotary_factor": 0.75}},
+    ),
+    "phi3 partial rotary of 8": Case(
+        make_phi3_checkpoint,
+        {"hidden": 64, "heads": 4, "kv_heads": 2, "config": {"partial_rotary_factor": 0.5}},
+    ),
+    "opt 125m": Case(make_opt_checkpoint, {}),
+    "opt 350m": Case(make_opt_checkpoint, {"projection": 32, "norm_before": False}),
+    "opt norms last": Case(make_opt_checkpoint, {"norm_before": False}),
+    "opt 1.3b": Case(
+        make_opt_checkpoint, {"hidden": 96, "heads": 3, "ffn": 384, "dtype": "float16"}
+    ),
+    "opt untied": Case(make_opt_checkpoint, {"tie": False}),
+    "opt without prefix": Case(make_opt_checkpoint, {"prefix": ""}),
+    "gpt2 untied": Case(make_gpt2_checkpoint, {"tie": False, "prefix": "transformer."}),
+    "gpt2": Case(make_gpt2_checkpoint, {}),
+    "gpt2 with its head": Case(make_gpt2_checkpoint, {"prefix": "transformer."}),
+    "gpt2 odd widths": Case(
+        make_gpt2_checkpoint, {"hidden": 80, "heads": 5, "config": {"n_inner": 147}}
+    ),
+    "distilgpt2": Case(make_gpt2_checkpoint, {"layers": 3, "dtype": "float16"}),
+}
+
+
+def export(folder: Path, quantization: str) -> ExportedModel:
+    """Exports the checkpoint `source` in a folder to its neighbour."""
+    quant = Quantization.parse(quantization)
+    return export_checkpoint(folder / "source", folder / quantization, quantization=quant)
+
+
+def opened(model: ExportedModel, *, dtype: str = "fp32") -> Passes:
+    """The export as the service runs it."""
+    return Passes(prepared(model.graph_file, model.path.parent / "cache"), dtype=dtype)
+
+
+def transformers_logits(source: Path, tokens: list[int]) -> Float:
+    """Logits [tokens, vocab] of transformers in float32."""
+    torch = pytest.importorskip("torch", reason="needs the extra `reference`")
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415  (takes seconds to import)
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits: Float = model(torch.tensor([tokens])).logits[0].numpy()
+    return logits
+
+
+def assert_same(actual: Float, expected: Float) -> None:
+    """Equal within 1e-4 of the largest logit."""
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+class Reference(NamedTuple):
+    """An fp32 export and what transformers says about both texts."""
+
+    model: ExportedModel
+    logits: Float
+    other_logits: Float
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "-"))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose `source` is the case's checkpoint."""
+    path = tmp_path_factory.mktemp("family")
+    case = CASES[request.param]
+    case.make(path / "source", vocab=VOCAB, **case.options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fp32(folder: Path) -> ExportedModel:
+    return export(folder, "fp32")
+
+
+@pytest.fixture(scope="module")
+def reference(fp32: ExportedModel, folder: Path) -> Reference:
+    texts = (TOKENS, OTHER_TOKENS)
+    return Reference(fp32, *(transformers_logits(folder / "source", text) for text in texts))
+
+
+@pytest.mark.reference
+def test_one_pass_gives_transformers_logits(reference: Reference) -> None:
+    assert_same(opened(reference.model).step(0, TOKENS), reference.logits)
+
+
+@pytest.mark.reference
+def test_chunks_then_single_tokens_give_transformers_logits(reference: Reference) -> None:
+    passes = opened(reference.model)
+    steps = [passes.step(1, TOKENS[start : start + 32]) for start in range(0, 128, 32)]
+    steps += [passes.step(1, [token]) for token in TOKENS[128:140]]
+    steps.append(passes.step(1, TOKENS[140:]))
+    assert_same(np.concatenate(steps), reference.logits)
+
+
+@pytest.mark.reference
+def test_slots_of_other_lengths_beside_each_other_give_transformers_logits(
+    reference: Reference,
+) -> None:
+    """Slots of 100, 3 and 50 tokens go on together: one token, four, one."""
+    passes = opened(reference.model)
+    starts = (100, 3, 50)
+    texts = (TOKENS, TOKENS, OTHER_TOKENS)
+    expected = (reference.logits, reference.logits, reference.other_logits)
+    passes.together({slot: texts[slot][: starts[slot]] for slot in range(3)}, num_logits=0)
+    at = list(starts)
+    for _ in range(8):
+        spans = {slot: texts[slot][at[slot] : at[slot] + count] for slot, count in SPANS.items()}
+        for slot, logits in passes.together(spans).items():
+            assert_same(logits, expected[slot][at[slot] : at[slot] + len(logits)])
+            at[slot] += len(logits)
+
+
+@pytest.mark.reference
+def test_a_rejected_draft_leaves_no_trace(reference: Reference) -> None:
+    passes = opened(reference.model)
+    passes.step(0, TOKENS[:100])
+    passes.step(0, [(token + 1) % VOCAB for token in TOKENS[100:108]])
+    passes.rewind(0, 100)
+    assert_same(passes.step(0, TOKENS[100:108]), reference.logits[100:108])
+
+
+@pytest.mark.parametrize(
+    ("quantization", "tolerance"),
+    [
+        ("int8-32", 0.05),
+        ("int8-128", 0.05),
+        ("int4-32", 0.4),
+        ("int4-128", 0.4),
+        ("int4-32-zp", 0.4),
+    ],
+)
+def test_quantized_logits_stay_close_to_fp32(
+    fp32: ExportedModel, folder: Path, quantization: str, tolerance: float
+) -> None:
+    expected = opened(fp32).step(0, TOKENS)
+    actual = opened(export(folder, quantization)).step(0, TOKENS)
+    assert np.linalg.norm(actual - expected) < tolerance * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("quantization", ["int8-128", "int4-128", "int4-32", "int4-128-zp"])
+def test_a_token_has_the_same_bits_whatever_else_is_in_its_pass(
+    folder: Path, quantization: str
+) -> None:
+    """Alone, in chunks of any width, beside other slots, also where a window has moved on."""
+    passes = opened(export(folder, quantization))
+    tokens = TOKENS[:96]
+    whole = passes.step(0, tokens)
+    singles = np.concatenate([passes.step(1, [token]) for token in tokens])
+    np.testing.assert_array_equal(singles, whole)
+    passes.rewind(0, 0)
+    passes.rewind(1, 0)
+    others = iter(random_chunks(OTHER_TOKENS * 4, seed=5, longest=7))
+    beside = []
+    for piece in random_chunks(tokens, seed=4, longest=24):
+        beside.append(passes.together({1: next(others), 2: piece, 0: next(others)})[2])
+    np.testing.assert_array_equal(np.concatenate(beside), whole)
+
+
+@pytest.mark.parametrize("quantization", ["int8-128", "int4-32"])
+def test_logits_that_nobody_wants_change_no_bit(folder: Path, quantization: str) -> None:
+    passes = opened(export(folder, quantization))
+    whole = passes.step(0, TOKENS[:50])
+    np.testing.assert_array_equal(passes.step(1, TOKENS[:50], num_logits=3), whole[-3:])
+
+
+@pytest.mark.parametrize("make", [make_gpt2_checkpoint, make_opt_checkpoint])
+def test_learned_positions_are_an_input_and_a_layer_is_eight_nodes(
+    tmp_path: Path, make: Make
+) -> None:
+    source = make(tmp_path / "source")
+    model = export_checkpoint(source, tmp_path / "onnx", quantization=Quantization.parse("int8-32"))
+    graph = onnx.load(model.graph_file, load_external_data=False).graph
+    inputs = [value.name for value in graph.input if not value.name.startswith("past_")]
+    assert inputs == ["input_ids", "attention_mask", "position_ids"]
+    nodes = [node.op_type for node in graph.node]
+    block = [
+        "SkipLayerNormalization",
+        "MatMulNBits",
+        "GroupQueryAttention",
+        "MatMulNBits",
+        "SkipLayerNormalization",
+        "MatMulNBits",
+        "FastGelu" if make is make_gpt2_checkpoint else "Relu",
+        "MatMulNBits",
+    ]
+    end = [*block, *block, "SkipLayerNormalization", "MatMulNBits"]
+    assert nodes[-len(end) :] == end

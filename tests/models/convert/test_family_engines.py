@@ -1,0 +1,110 @@
+"""From a checkpoint folder of any family to text: converted, loaded, drafted by a smaller one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.request import GenerationRequest, GenerationStats
+from tests.checkpoints import (
+    make_gpt2_checkpoint,
+    make_opt_checkpoint,
+    make_phi3_checkpoint,
+    make_qwen2_checkpoint,
+)
+from tests.conftest import CONTEXT, THREADS
+
+# What target and draft of each family are made with, beside their sizes.
+FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any]]] = {
+    "qwen2": (make_qwen2_checkpoint, {}, {}),
+    "phi3": (make_phi3_checkpoint, {"window": 40}, {"window": None}),
+    "opt": (make_opt_checkpoint, {}, {"prefix": ""}),
+    "opt-350m": (make_opt_checkpoint, {"projection": 64, "norm_before": False}, {"projection": 32}),
+    "gpt2": (make_gpt2_checkpoint, {"prefix": "transformer."}, {}),
+}
+PROMPTS = ("a = 1\nb = 2\na = 1\nb =", "The quick fox jumps over the dog. The quick fox")
+SLOTS = 3
+_ids = count()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    make, target, draft = FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    make(folder / "target", hidden=128, layers=2, context=CONTEXT, seed=1, **target)
+    make(folder / "draft", hidden=64, layers=1, context=CONTEXT, seed=2, **draft)
+    return Settings(
+        target=str(folder / "target"),
+        draft=str(folder / "draft"),
+        quant="int8-32",
+        draft_quant="int4-32",
+        cache_dir=folder / "cache",
+        threads=THREADS,
+        slots=SLOTS,
+        max_batched_tokens=16,
+        queue_size=4,
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(settings: Settings) -> Engine:
+    return Engine.load(settings)
+
+
+def generate(engine: Engine, text: str, **fields: object) -> tuple[list[int], GenerationStats]:
+    """The tokens that follow a prompt, and what they cost."""
+    request = GenerationRequest(
+        request_id=str(next(_ids)),
+        prompt_tokens=engine.encode(text),
+        max_new_tokens=48,
+        ignore_eos=True,
+        **fields,  # type: ignore[arg-type]
+    )
+    outputs = list(engine.generate(request))
+    stats = outputs[-1].stats
+    assert stats is not None
+    return [piece.token for output in outputs for piece in output.pieces], stats
+
+
+def assert_unchanged(engine: Engine, drafter: str, k_draft: int) -> tuple[int, int]:
+    """Speculative equals plain output on both prompts; returns the tokens drafted and accepted."""
+    drafted = accepted = 0
+    for text in PROMPTS:
+        plain, _ = generate(engine, text)
+        tokens, stats = generate(engine, text, drafter=drafter, k_draft=k_draft)
+        assert len(plain) == 48
+        assert tokens == plain
+        drafted += stats.draft_tokens
+        accepted += stats.accepted_tokens
+    return drafted, accepted
+
+
+def test_target_and_draft_of_the_family_are_loaded(engine: Engine) -> None:
+    info = engine.info
+    assert (info.quant, info.draft_quant) == ("int8-32", "int4-32")
+    assert info.drafters == ("draft", "ngram", "cascade", "none")
+    assert info.draft_parameters is not None
+    assert 0 < info.draft_parameters < info.parameters
+
+
+@pytest.mark.parametrize("k_draft", [1, 3, 8])
+def test_speculation_changes_no_token(engine: Engine, k_draft: int) -> None:
+    """The draft is no relative of the target: most of it is wrong, and must leave no trace."""
+    assert engine.info.batch_invariant
+    drafted, accepted = assert_unchanged(engine, "draft", k_draft)
+    assert accepted < drafted
+    assert_unchanged(engine, "ngram", k_draft)
+
+
+def test_the_target_in_other_weights_drafts_right(settings: Settings) -> None:
+    """Draft after draft it must stand where the target stands, rejected tokens forgotten."""
+    engine = Engine.load(replace(settings, draft=settings.target, draft_quant="fp32"))
+    drafted, accepted = assert_unchanged(engine, "draft", 4)
+    assert 0.8 * drafted < accepted

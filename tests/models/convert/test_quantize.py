@@ -1,0 +1,239 @@
+"""Blockwise quantization: its error bounds, and that onnxruntime's kernels read it as we do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from specops.models.convert.quantize import (
+    Method,
+    QuantizedWeight,
+    dequantize_blockwise,
+    quantize_blockwise,
+)
+from tests.models.convert.runner import open_model
+
+Float = NDArray[np.float32]
+
+weights = arrays(
+    np.float32,
+    st.tuples(st.integers(1, 4), st.integers(1, 70)),
+    elements=st.floats(-1e4, 1e4, width=32),
+).map(lambda weight: np.where(np.abs(weight) < 1e-20, np.float32(0), weight))
+blocks = st.sampled_from([16, 32, 64])
+FORMATS = [(8, Method.SEARCH), *((4, method) for method in Method)]
+formats = st.sampled_from(FORMATS)
+
+
+def extreme_scale_codes(weight: Float, block: int) -> Float:
+    """The plain 4-bit convention: the extreme weight of a block becomes -8."""
+    rows, columns = weight.shape
+    padded = np.pad(weight, ((0, 0), (0, -columns % block))).reshape(rows, -1, block)
+    extreme = np.take_along_axis(padded, np.abs(padded).argmax(-1, keepdims=True), -1)
+    scale = np.where(extreme == 0, 1, extreme / -8)
+    return (np.clip(np.rint(padded / scale), -8, 7) * scale).reshape(rows, -1)[:, :columns]
+
+
+@given(weights, blocks)
+def test_int8_is_off_by_at_most_half_a_step(weight: Float, block: int) -> None:
+    quantized = quantize_blockwise(weight, 8, block)
+    step = np.repeat(quantized.scales, block, axis=1)[:, : weight.shape[1]]
+    error = np.abs(dequantize_blockwise(quantized, 8, weight.shape[1]) - weight)
+    assert (error <= 0.5 * step * (1 + 1e-4) + 1e-30).all()
+
+
+@given(weights, blocks)
+def test_int4_search_never_loses_to_the_plain_scale(weight: Float, block: int) -> None:
+    quantized = quantize_blockwise(weight, 4, block)
+    found = dequantize_blockwise(quantized, 4, weight.shape[1]).astype(np.float64)
+    plain = extreme_scale_codes(weight, block).astype(np.float64)
+    energy = np.square(weight.astype(np.float64)).sum()
+    assert np.square(found - weight).sum() <= np.square(plain - weight).sum() + 1e-5 * energy
+
+
+@given(weights, blocks)
+def test_int4_rounding_is_the_plain_scale(weight: Float, block: int) -> None:
+    quantized = quantize_blockwise(weight, 4, block, Method.ROUND)
+    restored = dequantize_blockwise(quantized, 4, weight.shape[1])
+    np.testing.assert_allclose(restored, extreme_scale_codes(weight, block), rtol=1e-5)
+
+
+@given(weights, blocks)
+def test_int4_zero_points_are_off_by_at_most_a_step_of_the_plain_grid(
+    weight: Float, block: int
+) -> None:
+    """The plain 16 levels from the smallest to the largest are among what is tried, but for the
+    rounding of the zero point; the least squared error is at most theirs."""
+    rows, columns = weight.shape
+    padded = np.pad(weight, ((0, 0), (0, -columns % block))).reshape(rows, -1, block)
+    step = (np.maximum(padded.max(-1), 0) - np.minimum(padded.min(-1), 0)) / 15
+    quantized = quantize_blockwise(weight, 4, block, Method.ZERO_POINT)
+    restored = np.pad(dequantize_blockwise(quantized, 4, columns), ((0, 0), (0, -columns % block)))
+    squares = np.square(restored.reshape(padded.shape).astype(np.float64) - padded).sum(-1)
+    assert (squares <= block * np.square(step.astype(np.float64)) * (1 + 1e-4)).all()
+
+
+def test_int4_zero_points_win_clearly_on_skewed_weights() -> None:
+    rng = np.random.default_rng(0)
+    for shift, ratio in ((0.0, 0.98), (1.0, 0.7)):
+        weight = rng.standard_normal((64, 1024), np.float32) + np.float32(shift)
+        errors = [
+            np.square(
+                dequantize_blockwise(quantize_blockwise(weight, 4, 128, method), 4, 1024) - weight
+            ).sum()
+            for method in (Method.ZERO_POINT, Method.SEARCH)
+        ]
+        assert errors[0] < ratio * errors[1]
+
+
+def test_blocks_of_one_sign_keep_their_zero_point_among_the_codes() -> None:
+    weight = np.linspace(3.0, 3.1, 64, dtype=np.float32).reshape(1, 64) * np.array([[1], [-1]])
+    quantized = quantize_blockwise(weight.astype(np.float32), 4, 32, Method.ZERO_POINT)
+    np.testing.assert_allclose(dequantize_blockwise(quantized, 4, 64), weight, rtol=0.05)
+
+
+def test_int4_search_wins_clearly_on_bell_shaped_weights() -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 1024), np.float32)
+    found = dequantize_blockwise(quantize_blockwise(weight, 4, 128), 4, 1024)
+    plain = extreme_scale_codes(weight, 128)
+    assert np.square(found - weight).sum() < 0.93 * np.square(plain - weight).sum()
+
+
+@given(
+    arrays(np.int8, (3, 64), elements=st.integers(-8, 7)),
+    st.floats(2**-10, 10, width=32),
+    st.sampled_from([-1, 1]),
+)
+def test_int4_weights_already_on_a_grid_come_back_exactly(
+    codes: NDArray[np.int8], scale: float, sign: int
+) -> None:
+    codes[:, ::32] = -8  # the grid's end, so that every block of 32 spans it
+    weight = codes.astype(np.float32) * np.float32(sign * scale)
+    restored = dequantize_blockwise(quantize_blockwise(weight, 4, 32), 4, 64)
+    np.testing.assert_allclose(restored, weight, rtol=1e-5)
+
+
+@given(weights, blocks, formats)
+def test_rows_are_quantized_independently(
+    weight: Float, block: int, stored: tuple[int, Method]
+) -> None:
+    bits, method = stored
+    together = quantize_blockwise(weight, bits, block, method)
+    for row in range(len(weight)):
+        alone = quantize_blockwise(weight[row : row + 1], bits, block, method)
+        for part, whole in zip(alone, together, strict=True):
+            if part is not None:
+                np.testing.assert_array_equal(part[0], whole[row])
+
+
+@given(weights, blocks, formats)
+def test_shapes_cover_a_last_block_that_is_not_full(
+    weight: Float, block: int, stored: tuple[int, Method]
+) -> None:
+    bits, method = stored
+    rows, columns = weight.shape
+    whole = -(-columns // block)
+    quantized = quantize_blockwise(weight, bits, block, method)
+    assert quantized.packed.shape == (rows, whole, block * bits // 8)
+    assert quantized.scales.shape == (rows, whole)
+    if bits == 4 and method is Method.ZERO_POINT:
+        assert quantized.zero_points is not None
+        assert quantized.zero_points.shape == (rows, -(-whole // 2))
+    else:
+        assert quantized.zero_points is None
+    assert dequantize_blockwise(quantized, bits, columns).shape == weight.shape
+
+
+@pytest.mark.parametrize(("bits", "method"), FORMATS)
+def test_zeros_and_vanishing_weights_come_back_as_zeros(bits: int, method: Method) -> None:
+    weight = np.array([[0.0] * 32, [1e-38] * 32], np.float32)
+    restored = dequantize_blockwise(quantize_blockwise(weight, bits, 32, method), bits, 32)
+    np.testing.assert_array_equal(restored, 0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_no_numbers_are_refused(bad: float) -> None:
+    weight = np.ones((2, 64), np.float32)
+    weight[1, 40] = bad
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        quantize_blockwise(weight, 8, 32)
+
+
+def run_kernel(
+    op: str, feeds: Float | NDArray[np.int64], quantized: QuantizedWeight, **attributes: int
+) -> Float:
+    """One contrib operator on a quantized weight."""
+    codes = quantized.packed
+    inputs = ["x", "codes", "scales"]
+    if op == "GatherBlockQuantized":
+        codes = codes.reshape(len(codes), -1)
+        inputs = ["codes", "x", "scales"]
+    constants = {"codes": codes, "scales": quantized.scales}
+    if quantized.zero_points is not None:
+        inputs.append("zero_points")
+        constants["zero_points"] = quantized.zero_points
+    kind = TensorProto.INT64 if feeds.dtype == np.int64 else TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node(op, inputs, ["y"], domain="com.microsoft", **attributes)],
+        op,
+        [helper.make_tensor_value_info("x", kind, feeds.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(values, name) for name, values in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    result: Float = open_model(model.SerializeToString()).run(None, {"x": feeds})[0]
+    return result
+
+
+@pytest.mark.parametrize("stored", FORMATS)
+@pytest.mark.parametrize(
+    ("columns", "block"), [(256, 32), (256, 128), (200, 32), (200, 128), (600, 256)]
+)
+@pytest.mark.parametrize(("accuracy_level", "tolerance"), [(0, 1e-5), (4, 0.02)])
+def test_matmulnbits_computes_with_the_dequantized_weight(
+    stored: tuple[int, Method], columns: int, block: int, accuracy_level: int, tolerance: float
+) -> None:
+    bits, method = stored
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((48, columns), np.float32)
+    x = rng.standard_normal((5, columns), np.float32)
+    quantized = quantize_blockwise(weight, bits, block, method)
+    expected = x @ dequantize_blockwise(quantized, bits, columns).T
+    actual = run_kernel(
+        "MatMulNBits",
+        x,
+        quantized,
+        K=columns,
+        N=48,
+        bits=bits,
+        block_size=block,
+        accuracy_level=accuracy_level,
+    )
+    # Level 4 rounds activations to int8: a relative error of about half of 1/127, on average.
+    assert np.linalg.norm(actual - expected) < tolerance * np.linalg.norm(expected)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 47), min_size=1, max_size=6), formats)
+def test_gatherblockquantized_returns_the_dequantized_rows(
+    tokens: list[int], stored: tuple[int, Method]
+) -> None:
+    bits, method = stored
+    weight = np.random.default_rng(0).standard_normal((48, 128), np.float32)
+    quantized = quantize_blockwise(weight, bits, 32, method)
+    rows = run_kernel(
+        "GatherBlockQuantized",
+        np.array(tokens, np.int64),
+        quantized,
+        bits=bits,
+        block_size=32,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+    np.testing.assert_allclose(rows, dequantize_blockwise(quantized, bits, 128)[tokens], rtol=1e-6)

@@ -1,0 +1,417 @@
+"""Graphs become those of the engine, whoever drew them; what is not understood is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from specops.models.convert import Quantization, export_checkpoint
+from specops.models.graph.rewrite import AttentionShape, rewrite
+from specops.models.graph.tokenwise import RefusedGraphError
+from specops.runtime import kernels
+from tests.checkpoints import (
+    make_gpt2_checkpoint,
+    make_llama_checkpoint,
+    make_opt_checkpoint,
+    make_phi3_checkpoint,
+    make_qwen2_checkpoint,
+)
+from tests.models.convert.runner import Runner
+from tests.models.graph.published_graph import write_published
+from tests.passes import Passes, prepared, random_chunks
+
+FAMILIES: dict[str, Callable[..., Path]] = {
+    "llama": make_llama_checkpoint,
+    "qwen2": make_qwen2_checkpoint,
+    "phi3": make_phi3_checkpoint,
+    "opt": make_opt_checkpoint,
+    "gpt2": make_gpt2_checkpoint,
+}
+TOKENS = np.random.default_rng(7).integers(1, 320, 60).tolist()
+
+
+def exported(folder: Path, family: str, quant: str = "int8-32", **sizes: int) -> Path:
+    """The graph of an export of a tiny checkpoint."""
+    source = FAMILIES[family](folder / f"{family}-source", **sizes)
+    quantization = Quantization.parse(quant)
+    return export_checkpoint(source, folder / family, quantization=quantization).graph_file
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(tmp_path_factory.mktemp("rewrite"), "llama")
+
+
+@pytest.fixture
+def model(llama: Path) -> onnx.ModelProto:
+    """An export that a test may change; its weights stay where they are."""
+    return onnx.load(llama, load_external_data=False)
+
+
+def node_of(model: onnx.ModelProto, op: str, place: int = 0) -> onnx.NodeProto:
+    return [node for node in model.graph.node if node.op_type == op][place]
+
+
+def shapes(items: list[onnx.ValueInfoProto]) -> dict[str, list[str | int]]:
+    return {
+        item.name: [dim.dim_param or dim.dim_value for dim in item.type.tensor_type.shape.dim]
+        for item in items
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rewritten_graph_has_the_engines_inputs(tmp_path: Path, family: str) -> None:
+    model = onnx.load(exported(tmp_path, family), load_external_data=False)
+    kv_heads = 2 if family in ("llama", "qwen2") else 4
+    assert rewrite(model) == AttentionShape(layers=2, kv_heads=kv_heads, head_size=16)
+    tokens: dict[str, list[str | int]] = {"input_ids": [1, "tokens"]}
+    if family in ("opt", "gpt2"):
+        tokens["position_ids"] = [1, "tokens"]
+    assert shapes(list(model.graph.input)) == {
+        **tokens,
+        "spans": ["spans", 3],
+        "block_tables": ["slots", "blocks"],
+        "cache": [4],
+        "logit_rows": ["logit_rows"],
+    }
+    assert shapes(list(model.graph.output)) == {"logits": [1, "logit_rows", 320]}
+    assert {node.op_type for node in model.graph.node}.isdisjoint(
+        {"GroupQueryAttention", "ReduceSum", "Shape", "Slice"}
+    )
+    assert [opset.version for opset in model.opset_import if opset.domain == "specops"] == [1]
+
+
+def test_attention_says_what_it_said(tmp_path: Path) -> None:
+    source = make_phi3_checkpoint(tmp_path / "source", window=40)
+    int8 = Quantization.parse("int8-32")
+    graph = export_checkpoint(source, tmp_path / "onnx", quantization=int8).graph_file
+    model = onnx.load(graph, load_external_data=False)
+    rewrite(model)
+    for layer in range(2):
+        node = node_of(model, kernels.ATTENTION, layer)
+        given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        assert given.pop("epsilon") == pytest.approx(1e-6)
+        assert given == {
+            "layer": layer,
+            "layers": 2,
+            "num_heads": 4,
+            "kv_num_heads": 4,
+            "head_size": 16,
+            "rotary_interleaved": 0,
+            "window": 40,
+            "scale": 0.25,
+            "softcap": 0.0,
+        }
+        assert list(node.input) == [
+            *(f"layers.{layer}.qkv", "", "", "spans", "block_tables", "cache"),
+            *("cos_cache", "sin_cache"),
+        ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_behind_the_last_attention_only_wanted_tokens_go_on(tmp_path: Path, family: str) -> None:
+    """Both tensors that cross are gathered: what attention gave and what goes around it."""
+    model = onnx.load(exported(tmp_path, family), load_external_data=False)
+    rewrite(model)
+    gathers = [node for node in model.graph.node if "logit_rows" in node.input]
+    assert len(gathers) == 2
+    last = node_of(model, kernels.ATTENTION, 1)
+    assert last.output[0] in [node.input[0] for node in gathers]
+    after = [
+        node
+        for node in model.graph.node
+        if {gather.output[0] for gather in gathers}.intersection(node.input)
+    ]
+    assert all(last.output[0] not in node.input for node in after)
+
+
+def as_format_2(model: onnx.ModelProto) -> None:
+    """Exports of format 2: scaled queries, and logits from a position on."""
+    graph = model.graph
+    for node in graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.attribute.append(helper.make_attribute("scale", 1.0))
+    for name, value in (("logits_start", 0), ("slice_end", 2**63 - 1)):
+        graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+    graph.input.append(helper.make_tensor_value_info("logits_start", TensorProto.INT64, [1]))
+    last = node_of(model, "GroupQueryAttention", 1)
+    place = list(graph.node).index(last) + 1
+    crossing = (last.output[0], "layers.1.input_norm.residual")
+    for name in crossing:
+        for node in list(graph.node)[place:]:
+            inputs = [f"{name}.cut" if given == name else given for given in node.input]
+            del node.input[:]
+            node.input.extend(inputs)
+    for name in crossing:
+        operands = [name, "logits_start", "slice_end", "axis_1"]
+        graph.node.insert(place, helper.make_node("Slice", operands, [f"{name}.cut"]))
+
+
+def test_exports_of_the_format_before_still_load(model: onnx.ModelProto) -> None:
+    expected = onnx.ModelProto.FromString(model.SerializeToString())
+    as_format_2(model)
+    rewrite(model)
+    rewrite(expected)
+    assert shapes(list(model.graph.input)) == shapes(list(expected.graph.input))
+    assert [node.op_type for node in model.graph.node] == [
+        node.op_type for node in expected.graph.node
+    ]
+    scales = [
+        item.f for item in node_of(model, kernels.ATTENTION).attribute if item.name == "scale"
+    ]
+    assert scales == [1.0]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["apart", "packed"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "phi3"])
+def test_a_published_graph_computes_what_our_export_does(
+    tmp_path: Path, family: str, packed: bool
+) -> None:
+    graph = exported(tmp_path, family)
+    published = write_published(graph, tmp_path / "published" / "model.onnx", packed=packed)
+    expected = Passes(prepared(graph, tmp_path)).step(0, TOKENS)
+    passes = Passes(prepared(published, tmp_path))
+    found = passes.step(0, TOKENS)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    chunks = [passes.step(1, piece) for piece in random_chunks(TOKENS, seed=1)]
+    np.testing.assert_array_equal(np.concatenate(chunks), found)
+
+
+def test_biases_added_by_nodes_of_their_own_go_into_the_products(tmp_path: Path) -> None:
+    graph = exported(tmp_path, "qwen2")
+    published = write_published(graph, tmp_path / "published" / "model.onnx")
+    operators = Counter(
+        node.op_type
+        for node in onnx.load(prepared(published, tmp_path), load_external_data=False).graph.node
+    )
+    assert operators["Add"] == operators["MatMulNBits"] == 0
+
+
+def test_norms_of_heads_go_into_attention(tmp_path: Path) -> None:
+    """As Qwen3 has them; ONNX Runtime runs the graph as it is published."""
+    graph = exported(tmp_path, "llama")
+    published = write_published(graph, tmp_path / "published" / "model.onnx", normed=True)
+    expected = Runner.of_graph(published, kv_heads=2, head_dim=16, layers=2, vocab=320).step(TOKENS)
+    found = prepared(published, tmp_path)
+    nodes = onnx.load(found, load_external_data=False).graph.node
+    attention = [node for node in nodes if node.op_type == kernels.ATTENTION]
+    assert [len(node.input) for node in attention] == [10, 10]
+    assert "Reshape" not in {node.op_type for node in nodes}
+    passes = Passes(found)
+    logits = passes.step(0, TOKENS)
+    assert np.std(logits - expected) < 0.03 * np.std(expected)
+    chunks = [passes.step(1, piece) for piece in random_chunks(TOKENS, seed=2)]
+    np.testing.assert_array_equal(np.concatenate(chunks), logits)
+    plain = Passes(prepared(graph, tmp_path)).step(0, TOKENS)
+    assert np.std(logits - plain) > 0.1 * np.std(expected)
+
+
+def test_norms_of_queries_alone_are_refused(tmp_path: Path) -> None:
+    published = tmp_path / "published" / "model.onnx"
+    write_published(exported(tmp_path, "llama"), published, normed=True)
+    model = onnx.load(published, load_external_data=False)
+    node = node_of(model, "GroupQueryAttention")
+    node.input[1] = node.input[1].removesuffix("/normed")
+    with pytest.raises(RefusedGraphError, match="has other norms for queries than for keys"):
+        rewrite(model)
+
+
+# -- what is refused, by name ----------------------------------------------------------------------
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+def attention(place: int, name: str) -> Change:
+    """An input of the first attention is `name`."""
+
+    def change(model: onnx.ModelProto) -> None:
+        node = node_of(model, "GroupQueryAttention")
+        node.input.extend([""] * (place + 1 - len(node.input)))
+        node.input[place] = name
+
+    return change
+
+
+def attribute(**values: int | str | float) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        node = node_of(model, "GroupQueryAttention")
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in values.items())
+
+    return change
+
+
+def between(op: str, *more: str, domain: str = "", **attributes: object) -> Change:
+    """A node stands between the embedding and all that reads it."""
+
+    def change(model: onnx.ModelProto) -> None:
+        graph = model.graph
+        for node in graph.node:
+            for place, name in enumerate(node.input):
+                if name == "embedding":
+                    node.input[place] = "changed"
+        graph.initializer.append(
+            numpy_helper.from_array(np.array([1, -1, 64], np.int64), "any_tokens")
+        )
+        graph.initializer.append(numpy_helper.from_array(np.ones((7, 64), np.float32), "per_token"))
+        graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "axis_of_tokens"))
+        made = helper.make_node(
+            op, ["embedding", *more], ["changed"], "in_between", domain=domain, **attributes
+        )
+        place = next(at for at, node in enumerate(graph.node) if "embedding" in node.output)
+        graph.node.insert(place + 1, made)
+
+    return change
+
+
+def the_mask_is_read(model: onnx.ModelProto) -> None:
+    between("Mul", "mask_sum")(model)
+
+
+def a_layer_differs(model: onnx.ModelProto) -> None:
+    node = node_of(model, "GroupQueryAttention", 1)
+    past = next(item for item in model.graph.input if item.name == node.input[3])
+    past.type.tensor_type.shape.dim[3].dim_value = 32
+
+
+def the_present_is_read(model: onnx.ModelProto) -> None:
+    between("Add", "present.0.key")(model)
+
+
+def no_attention(model: onnx.ModelProto) -> None:
+    for place in (1, 0):
+        model.graph.node.remove(node_of(model, "GroupQueryAttention", place))
+
+
+def no_logits(model: onnx.ModelProto) -> None:
+    del model.graph.output[0]
+
+
+def half_a_table(model: onnx.ModelProto) -> None:
+    table = next(tensor for tensor in model.graph.initializer if tensor.name == "cos_cache")
+    table.data_type = TensorProto.FLOAT16
+
+
+def half_the_cache(model: onnx.ModelProto) -> None:
+    for item in (*model.graph.input, *model.graph.output):
+        if item.name.startswith(("past_key_values", "present")):
+            item.type.tensor_type.elem_type = TensorProto.FLOAT16
+
+
+def narrow_ids(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT32
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "bias": (attention(10, "bias"), r"layers\.0\.attention .*has an attention bias, input 10"),
+    "sinks": (attention(11, "sinks"), r"has attention sinks, input 11"),
+    "scales": (attention(12, "scales"), r"has a quantized cache, input 12"),
+    "positions": (attention(9, "mask_sum"), r"takes its positions from mask_sum"),
+    "table": (attention(8, ""), r"has a rotary table that is no pair of float32 weights"),
+    "half table": (half_a_table, r"has a rotary table that is no pair of float32 weights"),
+    "half cache": (half_the_cache, r"past_key_values\.0\.key is not float32: the graph was made"),
+    "one norm": (attention(14, "cos_cache"), r"has norms of queries and keys that is no pair"),
+    "one past": (attention(4, "past_key_values.0.key"), r"has no past of its own"),
+    "smooth softmax": (attribute(smooth_softmax=1), r"has the attribute smooth_softmax=1"),
+    "bidirectional": (attribute(causal=0), r"has the attribute causal=0"),
+    "quantized": (attribute(k_quant_type="PER_TENSOR"), r"has the attribute k_quant_type="),
+    "future": (attribute(something_new=1), r"has the attribute something_new=1"),
+    "no attention": (no_attention, r"has no node GroupQueryAttention"),
+    "no logits": (no_logits, r"has no output logits"),
+    "layers": (a_layer_differs, r"layers' caches differ"),
+    "cache": (the_present_is_read, r"in_between \(Add\) reads the cache, present\.0\.key"),
+    "mask": (the_mask_is_read, r"\(ReduceSum\) reads attention_mask, which is neither"),
+    "ids": (narrow_ids, r"its input input_ids is not int64"),
+    "unknown": (between("CumSum", "axis_of_tokens"), r"in_between \(CumSum\) cannot stand in a"),
+    "domain": (
+        between("MultiHeadAttention", domain="com.microsoft", num_heads=4),
+        r"in_between \(com\.microsoft\.MultiHeadAttention\) cannot stand",
+    ),
+    "own domain": (between("Norm", domain="somebody"), r"in_between \(somebody\.Norm\) cannot"),
+    "reshape": (between("Reshape", "any_tokens"), r"\(Reshape\).*does not begin with 0, 0"),
+    "softmax": (between("Softmax", axis=1), r"\(Softmax\).*along the axis of tokens"),
+    "mean": (between("ReduceMean", axes=[1]), r"\(ReduceMean\).*along the axis of tokens"),
+    "transpose": (between("Transpose", perm=[0, 2, 1]), r"\(Transpose\).*moves the axis of tok"),
+    "per token": (between("Add", "per_token"), r"\(Add\).*a weight differs between tokens"),
+    "ranks": (between("Add", "input_ids"), r"\(Add\).*different numbers of dimensions"),
+    "scores": (between("MatMul", "embedding"), r"\(MatMul\).*should be a weight"),
+    "norm": (
+        between("LayerNormalization", "layers.0.input_norm.weight", axis=1),
+        r"\(LayerNormalization\).*along the axis of tokens",
+    ),
+    "dynamic": (
+        between("DynamicQuantizeMatMul", "per_token", domain="com.microsoft"),
+        r"\(com\.microsoft\.DynamicQuantizeMatMul\) cannot stand",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_understood_is_refused_by_name(model: onnx.ModelProto, case: str) -> None:
+    change, message = REFUSED[case]
+    change(model)
+    with pytest.raises(RefusedGraphError, match=message):
+        rewrite(model)
+
+
+def in_a_branch(model: onnx.ModelProto) -> None:
+    """The engine's operator stands in a graph that is an attribute."""
+    made = helper.make_node(kernels.MATMUL, ["embedding"], ["product"], domain=kernels.DOMAIN)
+    result = helper.make_tensor_value_info("product", TensorProto.FLOAT, None)
+    branch = helper.make_graph([made], "branch", [], [result])
+    between("If", then_branch=branch, else_branch=branch)(model)
+
+
+@pytest.mark.parametrize("operator", [kernels.ATTENTION, kernels.MATMUL, "AnythingNew"])
+def test_the_engines_own_operators_are_refused(model: onnx.ModelProto, operator: str) -> None:
+    """They trust the address of the cache that they are given; an export has none to give."""
+    between(operator, domain=kernels.DOMAIN)(model)
+    with pytest.raises(RefusedGraphError, match=rf"{operator}.* is an operator of the engine's"):
+        rewrite(model)
+
+
+def test_the_engines_own_operators_are_refused_in_branches(model: onnx.ModelProto) -> None:
+    in_a_branch(model)
+    with pytest.raises(RefusedGraphError, match="in_between"):
+        rewrite(model)
+
+
+@pytest.mark.parametrize("domain", ["somebody", kernels.DOMAIN])
+def test_a_graph_that_defines_functions_is_refused(model: onnx.ModelProto, domain: str) -> None:
+    """A function could hold any operator under a name that is known."""
+    body = helper.make_node("Identity", ["x"], ["y"])
+    imports = [helper.make_opsetid("", 17)]
+    model.functions.append(
+        helper.make_function(domain, "Disguise", ["x"], ["y"], [body], opset_imports=imports)
+    )
+    with pytest.raises(RefusedGraphError, match="defines a function, Disguise"):
+        rewrite(model)
+
+
+def test_a_rewritten_graph_is_not_rewritten_again(model: onnx.ModelProto) -> None:
+    rewrite(model)
+    with pytest.raises(RefusedGraphError, match="is an operator of the engine's own"):
+        rewrite(model)
+
+
+ALLOWED: dict[str, Change] = {
+    "positions": attention(9, "position_ids"),
+    "defaults": attribute(smooth_softmax=0, qk_output=0, k_quant_type="NONE", causal=1),
+    "scale of 0": attribute(scale=0.0),
+    "softmax": between("Softmax"),
+    "mean": between("ReduceMean", axes=[2]),
+    "cast": between("Cast", to=TensorProto.FLOAT),
+    "add": between("Add", "layers.0.input_norm.weight"),
+    "itself": between("Mul", "embedding"),
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_looks_at_one_token_is_no_problem(model: onnx.ModelProto, case: str) -> None:
+    ALLOWED[case](model)
+    assert rewrite(model).layers == 2

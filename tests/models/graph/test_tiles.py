@@ -1,0 +1,171 @@
+"""Weights in tiles: every product that the kernels know is theirs, and they hold what was given."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from specops.models.convert import Quantization, export_checkpoint
+from specops.models.graph.tiles import unpack
+from specops.models.graph.weight_cache import used_bytes
+from specops.runtime import kernels
+from specops.runtime.kernels.packing import pack, unpacked
+from specops.runtime.session import open_session
+from tests.checkpoints import make_gpt2_checkpoint
+from tests.models.convert.runner import Runner
+from tests.passes import Passes, prepared
+
+TOKENS = np.random.default_rng(5).integers(1, 320, 48).tolist()
+
+
+def operators(graph: Path) -> Counter[str]:
+    return Counter(node.op_type for node in onnx.load(graph, load_external_data=False).graph.node)
+
+
+def foreign(graph: Path) -> list[str]:
+    """The products that the prepared graph says are ONNX Runtime's."""
+    metadata = open_session(graph).get_modelmeta().custom_metadata_map
+    return list(filter(None, metadata["specops.foreign_products"].split(",")))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block", [32, 128, 256])
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize(("columns", "depth"), [(16, 256), (5, 40), (40, 700)])
+def test_tiles_give_back_what_was_packed(
+    bits: int, block: int, points: bool, columns: int, depth: int
+) -> None:
+    rng = np.random.default_rng(bits * block + columns)
+    blocks = -(-depth // block)
+    codes = rng.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8)
+    scales = rng.standard_normal((columns, blocks)).astype(np.float32)
+    wide = -(-blocks * bits // 8)
+    zero_points = rng.integers(0, 256, (columns, wide), np.uint8) if points else None
+    tiles = pack(codes, scales, zero_points, bits=bits, block=block)
+    found = unpack(tiles, columns, depth, bits=bits, block=block, points=points)
+    np.testing.assert_array_equal(found.codes, unpacked(codes, bits))
+    np.testing.assert_array_equal(found.scales, scales)
+    assert (found.zero_points is None) == (zero_points is None)
+    if found.zero_points is not None and zero_points is not None:
+        expected = unpacked(zero_points, bits)[:, :blocks]
+        np.testing.assert_array_equal(found.zero_points, expected)
+
+
+@pytest.mark.parametrize("quant", ["int8-128", "int4-128", "int4-32"])
+def test_the_kernels_compute_what_onnxruntime_does(
+    tiny_pair: Path, tmp_path: Path, quant: str
+) -> None:
+    graph = tiny_pair / "target" / "onnx" / quant / "model.onnx"
+    found = prepared(graph, tmp_path)
+    assert operators(found)[kernels.MATMUL] == operators(graph)["MatMulNBits"] > 0
+    assert operators(found)["MatMulNBits"] == 0
+    assert foreign(found) == []
+    expected = Runner.of_graph(graph, kv_heads=2, head_dim=64, layers=2, vocab=320).step(TOKENS)
+    logits = Passes(found).step(0, TOKENS)
+    assert np.std(logits - expected) < 0.03 * np.std(expected)
+
+
+@pytest.mark.parametrize("quant", ["int8-128", "int4-128", "int4-128-zp", "int4-32-zp"])
+def test_zero_points_biases_and_blocks_that_are_not_full(tmp_path: Path, quant: str) -> None:
+    """GPT-2 has biases, inputs that fill no whole block of 128, and its embedding as its head."""
+    source = make_gpt2_checkpoint(tmp_path / "source")
+    exported = [
+        export_checkpoint(source, tmp_path / name, quantization=Quantization.parse(name))
+        for name in (quant, "fp32")
+    ]
+    graphs = [prepared(model.graph_file, tmp_path) for model in exported]
+    assert operators(graphs[0])["MatMulNBits"] == 0
+    logits, expected = (Passes(graph).step(0, TOKENS) for graph in graphs)
+    error = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
+    assert error < (0.05 if quant.startswith("int8") else 0.4)
+
+
+def test_products_with_plain_weights_are_named(tiny_pair: Path, tmp_path: Path) -> None:
+    graph = tiny_pair / "target" / "onnx" / "fp32" / "model.onnx"
+    found = prepared(graph, tmp_path)
+    products = [
+        node.name
+        for node in onnx.load(graph, load_external_data=False).graph.node
+        if node.op_type == "MatMul"
+    ]
+    assert foreign(found) == products
+    assert len(products) == 2 * 5 + 1
+
+
+def test_blocks_that_no_kernel_knows_stay_onnxruntimes(tmp_path: Path) -> None:
+    source = make_gpt2_checkpoint(tmp_path / "source")
+    quantization = Quantization.parse("int8-16")
+    model = export_checkpoint(source, tmp_path / "onnx", quantization=quantization)
+    found = prepared(model.graph_file, tmp_path)
+    assert operators(found)["MatMulNBits"] == len(foreign(found)) == 2 * 4 + 1
+    fp32 = export_checkpoint(source, tmp_path / "fp32", quantization=Quantization.parse("fp32"))
+    expected = Passes(prepared(fp32.graph_file, tmp_path)).step(0, TOKENS)
+    logits = Passes(found).step(0, TOKENS)
+    assert np.linalg.norm(logits - expected) < 0.05 * np.linalg.norm(expected)
+
+
+def test_tiles_start_on_pages_and_are_all_that_is_kept(tiny_pair: Path, tmp_path: Path) -> None:
+    graph = tiny_pair / "target" / "onnx" / "int4-128" / "model.onnx"
+    found = prepared(graph, tmp_path)
+    model = onnx.load(found, load_external_data=False).graph
+    lengths = 0
+    for tensor in model.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            assert int(entries["offset"]) % 4096 == 0
+            lengths += int(entries["length"])
+            assert any(tensor.name in node.input for node in model.node)
+    data = found.with_name("model.onnx.data").stat().st_size
+    assert lengths <= data
+    assert used_bytes(found.parent) == data + found.stat().st_size
+    # Scales and whole tiles take a little more than codes alone; nothing is there twice.
+    assert data < 1.3 * graph.with_name("model.onnx.data").stat().st_size
+
+
+def asking(tiny_pair: Path, folder: Path, level: int) -> tuple[Path, str]:
+    """A graph whose first product asks for a level of accuracy, and that product."""
+    source = tiny_pair / "target" / "onnx" / "int4-128"
+    model = onnx.load(source / "model.onnx", load_external_data=False)
+    first = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
+    next(item for item in first.attribute if item.name == "accuracy_level").i = level
+    folder.mkdir()
+    onnx.save(model, folder / "model.onnx")
+    shutil.copy(source / "model.onnx.data", folder)
+    return folder / "model.onnx", first.name
+
+
+def test_a_product_that_asks_for_more_exactness_stays_onnxruntimes(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    graph, name = asking(tiny_pair, tmp_path / "exacting", level=1)
+    found = prepared(graph, tmp_path)
+    assert foreign(found) == [name]
+    assert operators(found)["MatMulNBits"] == 1
+    assert operators(found)[kernels.MATMUL] == 2 * 5
+
+
+def test_a_product_that_asks_for_nothing_is_the_kernels(tiny_pair: Path, tmp_path: Path) -> None:
+    graph, _ = asking(tiny_pair, tmp_path / "any", level=0)
+    assert foreign(prepared(graph, tmp_path)) == []
+
+
+def test_tiles_that_hold_something_else_are_refused(tiny_pair: Path, tmp_path: Path) -> None:
+    graph = tiny_pair / "target" / "onnx" / "int4-128" / "model.onnx"
+    code = f"""
+import sys
+from specops.models.graph import prepack
+from specops.models.graph import tiles
+pack = tiles.pack
+tiles.pack = lambda codes, *rest, **shape: pack(codes[::-1], *rest, **shape)
+sys.exit(prepack.main([{str(graph)!r}, {str(tmp_path / "model.onnx")!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "layers.0.qkv.tiles do not hold the weights that the graph has\n"

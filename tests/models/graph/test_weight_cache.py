@@ -1,0 +1,366 @@
+"""Prepacked weights compute the same, and are trusted only as far as their digest."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from specops.models.convert import Quantization, export_checkpoint
+from specops.models.folder import ModelError
+from specops.models.graph import weight_cache
+from specops.models.graph.weight_cache import prepacked_graph
+from tests.checkpoints import make_llama_checkpoint
+from tests.passes import Passes
+
+
+def logits(graph: Path) -> np.ndarray:
+    passes = Passes(graph)
+    return np.concatenate([passes.step(0, list(range(1, 15))), passes.step(0, [9])])
+
+
+def test_packed_weights_of_onnxruntime_are_page_aligned(tiny_pair: Path, tmp_path: Path) -> None:
+    graph = tiny_pair / "target" / "onnx" / "fp32" / "model.onnx"
+    prepacked = prepacked_graph(graph, "tiny", tmp_path, print)
+    offsets = []
+    model = onnx.load(prepacked, load_external_data=False).graph
+    for tensor in model.initializer:
+        for entry in tensor.external_data:
+            if entry.key.startswith("prepacked_"):
+                offsets.append(int(entry.value.partition("|")[2].split(";")[0]))
+    assert len(offsets) == sum(node.op_type == "MatMul" for node in model.node) > 8
+    assert all(offset % 4096 == 0 for offset in offsets)
+
+
+def test_what_kernels_read_comes_first_and_originals_of_packed_weights_last(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    graph = tiny_pair / "target" / "onnx" / "fp32" / "model.onnx"
+    prepacked = prepacked_graph(graph, "tiny", tmp_path, print)
+    used = weight_cache.used_bytes(prepacked.parent) - prepacked.stat().st_size
+    data = prepacked.with_name("model.onnx.data").stat().st_size
+    assert 0 < used < data
+    unused = 0
+    for tensor in onnx.load(prepacked, load_external_data=False).graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if not entries:
+            continue
+        begin, length = int(entries["offset"]), int(entries["length"])
+        packed = [value for key, value in entries.items() if key.startswith("prepacked_")]
+        for value in packed:
+            fields = value.partition("|")[2].split(";")
+            blobs = range(0, len(fields) - 2, 3)
+            assert all(int(fields[at]) + int(fields[at + 1]) <= used for at in blobs)
+        if packed:
+            unused += length
+            assert begin >= used
+        else:
+            assert begin + length <= used
+    assert unused > 0
+
+
+@pytest.fixture
+def graph(tiny_pair: Path) -> Path:
+    return tiny_pair / "draft" / "onnx" / "int8-128" / "model.onnx"
+
+
+def test_it_is_made_once(graph: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    first = prepacked_graph(graph, "tiny", tmp_path, said.append)
+    changed = first.stat().st_mtime_ns
+    assert prepacked_graph(graph, "tiny", tmp_path, said.append) == first
+    assert first.stat().st_mtime_ns == changed
+    assert [text.split()[0] for text in said] == ["laying", "reading"]
+    assert not list((tmp_path / "prepacked").glob("*.part"))
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "model.onnx.data", "prepacked.json", "used"])
+def test_a_damaged_cache_is_made_again(
+    graph: Path, tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = prepacked_graph(graph, "tiny", tmp_path, print)
+    before = logits(first)
+    damaged = first.with_name(file)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    damaged.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        again = prepacked_graph(graph, "tiny", tmp_path, print)
+    assert "is damaged" in caplog.text
+    digests = json.loads(again.with_name("prepacked.json").read_text())
+    assert weight_cache._digests(again.parent, 1 << 40, lambda done: None) == digests
+    assert np.array_equal(logits(again), before)
+
+
+def test_another_processor_or_runtime_gets_its_own(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {weight_cache.graph_key(graph)}
+    monkeypatch.setattr(weight_cache, "_processor", lambda: "another")
+    keys.add(weight_cache.graph_key(graph))
+    monkeypatch.setattr(weight_cache.session, "VERSION", "0.0")
+    keys.add(weight_cache.graph_key(graph))
+    assert len(keys) == 3
+
+
+def test_reading_ahead_tells_how_far_it_is(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_cache, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(weight_cache, "_PIECE", 1 << 14)
+    prepacked = prepacked_graph(graph, "tiny", tmp_path, print)
+    said: list[str] = []
+    assert prepacked_graph(graph, "tiny", tmp_path, said.append) == prepacked
+    percents = [int(text.removeprefix(f"reading {prepacked.parent}: ")[:-2]) for text in said]
+    assert percents == sorted(percents)
+    assert percents[0] == 0
+    assert percents[-1] >= 90
+    assert len(percents) > 10
+
+
+@pytest.mark.parametrize("room", [0, 200_000, 1 << 40])
+def test_what_has_no_room_is_checked_and_let_go(
+    graph: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    room: int,
+) -> None:
+    monkeypatch.setattr(weight_cache, "_PIECE", 1 << 14)
+    prepacked = prepacked_graph(graph, "tiny", tmp_path, print)
+    sizes = [path.stat().st_size for path in sorted(prepacked.parent.glob("model.onnx*"))]
+    assert sum(sizes) > 250_000
+    let_go: list[int] = []
+
+    def advise(handle: int, start: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        let_go.append(length)
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(weight_cache, "page_cache_room", lambda: room)
+    assert prepacked_graph(graph, "tiny", tmp_path, print) == prepacked
+    used = weight_cache.used_bytes(prepacked.parent)
+    assert sum(let_go) == sum(sizes) - min(room, used)
+    assert ("has room for" in caplog.text) == (room < used)
+    with prepacked.with_name("model.onnx.data").open("r+b") as file:  # in the last piece
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 0xFF]))
+    assert prepacked_graph(graph, "tiny", tmp_path, print) == prepacked
+    assert "is damaged" in caplog.text
+
+
+def test_an_export_and_a_copy_or_link_of_it_share_one(graph: Path, tmp_path: Path) -> None:
+    first = prepacked_graph(graph, "target", tmp_path, print)
+    for name, place in (("link", os.link), ("copy", shutil.copy2)):
+        other = tmp_path / name
+        shutil.copytree(graph.parent, other, copy_function=place)
+        assert prepacked_graph(other / graph.name, name, tmp_path, print) == first
+    assert len(list((tmp_path / "prepacked").iterdir())) == 1
+
+
+def test_exports_of_other_weights_never_share_one(graph: Path, tmp_path: Path) -> None:
+    """Not even where the graph, the sizes and the times are equal, as images normalize them."""
+    other = tmp_path / "other"
+    shutil.copytree(graph.parent, other)
+    manifest = json.loads((other / "specops.json").read_text())
+    (other / "specops.json").write_text(json.dumps({**manifest, "source_digest": "sha256:0"}))
+    assert weight_cache.graph_key(other / graph.name) != weight_cache.graph_key(graph)
+
+
+def test_graphs_without_a_manifest_are_told_apart_by_their_path(
+    graph: Path, tmp_path: Path
+) -> None:
+    keys = set()
+    for name in ("one", "two"):
+        shutil.copytree(graph.parent, tmp_path / name)
+        (tmp_path / name / "specops.json").unlink()
+        keys.add(weight_cache.graph_key(tmp_path / name / graph.name))
+    assert len(keys) == 2
+
+
+def test_outdated_ones_and_leftovers_are_removed(
+    tiny_pair: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    graph = tiny_pair / "draft" / "onnx" / "int8-128" / "model.onnx"
+    other = prepacked_graph(graph, "tiny-draft", tmp_path, print)
+    leftover = tmp_path / "prepacked" / "tiny-0123456789abcdef.part"
+    leftover.mkdir()
+    (leftover / "model.onnx").touch()
+    made = []
+    for age, processor in enumerate(("first", "second", "third")):
+        monkeypatch.setattr(weight_cache, "_processor", lambda text=processor: text)
+        path = prepacked_graph(graph, "tiny", tmp_path, print)
+        os.utime(path.parent, (age, age))
+        made.append(path)
+    with caplog.at_level(logging.INFO):
+        monkeypatch.setattr(weight_cache, "_processor", lambda: "fourth")
+        prepacked_graph(graph, "tiny", tmp_path, print)
+    assert [path.exists() for path in made] == [False, False, True]
+    assert f"removing {made[1].parent}" in caplog.text
+    assert other.exists()
+    assert not leftover.exists()
+
+
+def test_where_nothing_can_be_written_the_message_says_what_to_do(
+    graph: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "prepacked").write_text("a file where a folder should be")
+    with pytest.raises(
+        ModelError, match=r"prepacked cannot be written .*: SPECOPS_CACHE_DIR takes"
+    ):
+        prepacked_graph(graph, "tiny", tmp_path, print)
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'x.data')", "x.data cannot be written"),
+        ("MemoryError()", "memory ran out while"),
+    ],
+)
+def test_a_full_disk_or_memory_is_a_line_that_says_what_to_do(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str, said: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import errno, os\n"
+        "import specops.models.graph.tiles as tiles\n"
+        f"def fail(*args):\n    raise {raised}\n"
+        "tiles.write_tiles = fail\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ModelError, match=said) as caught:
+        prepacked_graph(graph, "tiny", tmp_path, print)
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert not list((tmp_path / "prepacked").iterdir())
+
+
+def test_a_process_that_is_killed_is_taken_for_too_little_memory(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if 'specops.models.graph.prepack' in sys.orig_argv:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ModelError, match="ended by SIGKILL, most likely because memory ran out"):
+        prepacked_graph(graph, "tiny", tmp_path, print)
+
+
+def test_a_graph_that_is_none_says_so_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(ModelError, match=r"model\.onnx is no ONNX graph") as caught:
+        prepacked_graph(tmp_path / "model.onnx", "odd", tmp_path, print)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "prepacked").iterdir())
+
+
+def test_a_graph_that_is_not_understood_says_what_and_what_to_do(
+    graph: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(graph.parent, folder)
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "QuickGelu")
+    node.op_type, node.domain = "GatedSomething", "somebody"
+    onnx.save(model, folder / "model.onnx")
+    with pytest.raises(
+        ModelError, match=r"cannot be run: node layers\.0\.gated\.silu \(somebody\.Gat.*; take ano"
+    ):
+        prepacked_graph(folder / "model.onnx", "odd", tmp_path, print)
+
+
+@pytest.mark.parametrize("place", ["../outside", "/etc/hostname"])
+def test_weights_outside_of_the_graphs_folder_are_not_read(
+    graph: Path, tmp_path: Path, place: str
+) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(graph.parent, folder)
+    (tmp_path / "outside").write_bytes(bytes(1 << 20))
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.external_data)
+    next(entry for entry in tensor.external_data if entry.key == "location").value = place
+    onnx.save(model, folder / "model.onnx")
+    with pytest.raises(ModelError, match=rf"{tensor.name} lies outside, at {place}"):
+        prepacked_graph(folder / "model.onnx", "odd", tmp_path, print)
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_holds(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lock is taken for it: replicas that start together read beside each other."""
+    first = prepacked_graph(graph, "tiny", tmp_path, print)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(weight_cache, "locked", refuse)
+    monkeypatch.setattr(Path, "touch", refuse)
+    assert prepacked_graph(graph, "tiny", tmp_path, print) == first
+
+
+def test_who_waits_takes_what_another_process_made(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is at it: once it is done nothing is made again."""
+    elsewhere = prepacked_graph(graph, "tiny", tmp_path / "elsewhere", print)
+    said: list[str] = []
+    lock = weight_cache.locked
+
+    @contextmanager
+    def after_another(root: Path, waiting: Callable[[], None]) -> Iterator[int]:
+        waiting()
+        with lock(root) as handle:
+            shutil.copytree(elsewhere.parent, root / elsewhere.parent.name, dirs_exist_ok=True)
+            yield handle
+
+    monkeypatch.setattr(weight_cache, "locked", after_another)
+    found = prepacked_graph(graph, "tiny", tmp_path / "here", said.append)
+    assert found == tmp_path / "here" / "prepacked" / elsewhere.parent.name / "model.onnx"
+    assert [text.split()[0] for text in said] == ["waiting", "reading"]
+
+
+def test_weights_do_not_become_anonymous_memory(tmp_path: Path) -> None:
+    """A process that loads prepacked weights holds far less of its own than their size."""
+    source = make_llama_checkpoint(
+        tmp_path / "wide", hidden=1024, layers=4, heads=8, kv_heads=2, ffn=4096, vocab=320
+    )
+    # Where ONNX Runtime computes it lays weights out once more before it takes what is saved.
+    for quant, share in (("int8-128", 0.25), ("fp32", 0.5)):
+        quantization = Quantization.parse(quant)
+        model = export_checkpoint(source, tmp_path / quant, quantization=quantization)
+        prepacked = prepacked_graph(model.graph_file, f"wide-{quant}", tmp_path, print)
+        weights = model.graph_file.with_name("model.onnx.data").stat().st_size
+        code = f"""
+from pathlib import Path
+from specops.runtime.session import open_session, share_threads
+share_threads(2)
+def anonymous():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
+before = anonymous()
+session = open_session(Path({str(prepacked)!r}))
+print(anonymous() - before)
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert weights > 50e6
+        assert int(done.stdout) * 1024 < share * weights

@@ -1,0 +1,160 @@
+"""Whatever attention is given, it computes or says what is wrong: it never reads beyond memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specops.runtime import kernels
+from tests.runtime.kernels.attention import INPUTS, Attention, Cache, Layer, Span, Tokens, Weights
+
+LAYER = Layer(heads=4, kv_heads=2, size=16, rotated=16, norm=True)
+MOST = np.iinfo(np.int64).max
+POSITIONS = 300  # of the rotary table; the block tables have 512
+
+
+def good() -> tuple[Attention, dict[str, Any], Cache]:
+    """A pass of two spans, 3 and 2 tokens, that computes."""
+    attention = Attention(LAYER, Weights.random(LAYER, POSITIONS))
+    cache = Cache(LAYER, "fp16")
+    spans = [Span(1, 0, 3), Span(0, 62, 2)]
+    return attention, attention.feeds(cache, spans, [Tokens.random(LAYER, 5)]), cache
+
+
+def test_what_is_right_computes() -> None:
+    attention, feeds, _ = good()
+    assert np.isfinite(attention.run(feeds)[:3]).all()
+
+
+def spans(*rows: tuple[int, int, int]) -> np.ndarray:
+    return np.array(rows, np.int64)
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+WRONG: list[tuple[str, np.ndarray, str]] = [
+    ("query", zeros(1, 5, 63), "query's last dimension"),
+    ("query", zeros(1, 4, 64), "another number of tokens than the query"),
+    ("query", zeros(1, 5, 128), "query's last dimension"),
+    ("key", zeros(1, 5, 31), "last dimension of key or value"),
+    ("key", zeros(1, 4, 32), "another number of tokens than the query"),
+    ("value", zeros(1, 5, 64), "last dimension of key or value"),
+    ("value", zeros(2, 5, 32), "another number of tokens than the query"),
+    ("query", np.array(1, np.float32), "no dimensions"),
+    ("query", zeros(*[1] * 7, 5, 64), "no dimensions or too many"),
+    ("spans", spans((1, 0, 3)), "another number of tokens"),
+    ("spans", spans((1, 0, 3), (0, 62, 3)), "another number of tokens"),
+    ("spans", spans((1, 0, 6), (0, 62, -1)), "another number of tokens"),
+    ("spans", spans((1, 0, MOST), (0, 62, 2)), "another number of tokens"),
+    ("spans", spans((1, 0, 3), (1, 62, 2)), "two spans"),
+    ("spans", spans((3, 0, 3), (0, 62, 2)), "no such slot"),
+    ("spans", spans((-1, 0, 3), (0, 62, 2)), "no such slot"),
+    ("spans", spans((MOST, 0, 3), (0, 62, 2)), "no such slot"),
+    ("spans", spans((1, -1, 3), (0, 62, 2)), "below 0"),
+    ("spans", spans((1, MOST, 3), (0, 62, 2)), "below 0 or too large"),
+    ("spans", spans((1, 510, 3), (0, 62, 2)), "beyond the block tables"),
+    ("spans", spans((1, 298, 3), (0, 62, 2)), "beyond the rotary table"),
+    ("spans", np.zeros((2, 2), np.int64), r"spans is \[S, 3\]"),
+    ("spans", np.zeros(3, np.int64), r"spans is \[S, 3\]"),
+    ("block_tables", np.full((3, 8), 24, np.int64), "not in the cache"),
+    ("block_tables", np.full((3, 8), -1, np.int64), "not in the cache"),
+    ("block_tables", np.full((3, 8), MOST, np.int64), "not in the cache"),
+    ("block_tables", np.zeros(8, np.int64), r"\[slots, max_blocks\]"),
+    ("block_tables", np.zeros((3, 0), np.int64), "beyond the block tables"),
+    ("block_tables", np.zeros((2000, 1), np.int64), "1024 slots"),
+    ("cache", np.zeros(3, np.int64), "four numbers"),
+    ("cos", zeros(POSITIONS, 9), "head_size rotated"),
+    ("cos", zeros(POSITIONS, 0), "head_size rotated"),
+    ("cos", zeros(8 * POSITIONS), "head_size rotated"),
+    ("cos", zeros(POSITIONS - 1, 8), "another shape than cos"),
+    ("sin", zeros(POSITIONS, 7), "another shape than cos"),
+    ("q_norm", zeros(15), "head_size numbers"),
+    ("k_norm", zeros(1, 16), "head_size numbers"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), WRONG)
+def test_wrong_inputs_are_refused(name: str, value: np.ndarray, message: str) -> None:
+    attention, feeds, _ = good()
+    with pytest.raises(Exception, match=message):
+        attention.run(feeds | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "message"),
+    [
+        (0, 0, "address"),
+        (0, 4097, "address"),
+        (1, -1, "number of blocks is impossible"),
+        (1, MOST, "number of blocks is impossible"),
+        (1, 1, "not in the cache"),
+        (2, 64, "another size than the model's"),
+        (3, 0, "another size than the model's"),
+        (3, 3, "type is 0, 1 or 2"),
+        (3, -1, "type is 0, 1 or 2"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused(number: int, value: int, message: str) -> None:
+    attention, feeds, cache = good()
+    descriptor = cache.descriptor
+    descriptor[number] = value
+    with pytest.raises(Exception, match=message):
+        attention.run(feeds | {"cache": descriptor})
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"layer": 3}, "layer is not below layers"),
+        ({"layer": -1}, "layer is not below layers"),
+        ({"layers": 0}, "1 to 1024 layers"),
+        ({"layers": 1 << 40}, "1 to 1024 layers"),
+        ({"num_heads": 5}, "not a multiple of kv_num_heads"),
+        ({"num_heads": 0}, "1 to 1024 heads"),
+        ({"num_heads": 1 << 40}, "1 to 1024 heads"),
+        ({"kv_num_heads": 0}, "1 to 1024 heads"),
+        ({"kv_num_heads": -2}, "1 to 1024 heads"),
+        ({"kv_num_heads": 8}, "not a multiple of kv_num_heads"),
+        ({"head_size": 12}, "multiple of 8"),
+        ({"head_size": 0}, "multiple of 8"),
+        ({"head_size": 264}, "multiple of 8"),
+        ({"rotary_interleaved": 2}, "0 or 1"),
+        ({"window": -1}, "window"),
+        ({"window": 1 << 40}, "window"),
+        ({"scale": float("nan")}, "scale"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"softcap": float("inf")}, "softcap"),
+        ({"epsilon": -1.0}, "epsilon"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_refused(attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        Attention(LAYER, Weights.random(LAYER), **attributes)
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("key", "key and value"),
+        ("value", "key and value"),
+        ("cos", "cos and sin"),
+        ("sin", "cos and sin"),
+    ],
+)
+def test_half_of_what_belongs_together_is_refused(missing: str, message: str) -> None:
+    attention = Attention(LAYER, Weights.random(LAYER, POSITIONS), without=missing)
+    _, feeds, _ = good()
+    with pytest.raises(Exception, match=message):
+        attention.run({name: feeds[name] for name in INPUTS if name != missing})
+
+
+def test_the_size_of_a_block_is_known() -> None:
+    assert kernels.block_bytes(22, 4, 64, "fp32") == 22 * 4 * 2 * 64 * 64 * 4
+    assert kernels.block_bytes(22, 4, 64, "fp16") == 22 * 4 * 2 * 64 * 64 * 2
+    assert kernels.block_bytes(1, 2, 40, "int8") == 2 * (64 * 40 + 64 * 48 + 2 * 64 * 4)
+    with pytest.raises(ValueError, match="fp64"):
+        kernels.block_bytes(1, 1, 64, "fp64")

@@ -1,0 +1,89 @@
+"""The library is built with the project, everywhere, or the installation says what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specops.runtime import kernels
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_it_computes_with_the_best_that_the_processor_has() -> None:
+    flags: set[str] = set()
+    if platform.machine() == "x86_64" and platform.system() == "Linux":
+        flags = {*Path("/proc/cpuinfo").read_text().split()}
+    best = "plain C"
+    if {"avx2", "f16c"} <= flags:
+        best = "AVX2"
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= flags:
+        best = "AVX512-VNNI"
+    assert kernels.kernel() == best
+
+
+def test_what_the_processor_has_can_be_forced() -> None:
+    best = kernels.kernel()
+    worse = kernels.NAMES[kernels.NAMES.index(best) :]
+    try:
+        for name in worse:
+            kernels.force(name)
+            assert kernels.kernel() == name
+        for name in {*kernels.NAMES, "abacus"} - {*worse}:
+            with pytest.raises(ValueError, match=name):
+                kernels.force(name)
+    finally:
+        kernels.force(None)
+    assert kernels.kernel() == best
+
+
+def build(compiler: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("setuptools")
+    return subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "-b", str(folder), "-t", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "CC": compiler},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
+def test_where_nothing_compiles_the_installation_says_what_to_do(
+    tmp_path: Path, compiler: str
+) -> None:
+    done = build(compiler, tmp_path)
+    assert done.returncode != 0
+    assert f"{compiler} -std=c11" in done.stdout
+    assert "pip install ziglang" in done.stderr
+    assert "CC=gcc" in done.stderr
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_zig_compiles_for_every_processor(tmp_path: Path) -> None:
+    """Left alone it compiles for the one that it runs on, and the library fails on others."""
+    assert "-mcpu=baseline" in build("false zig", tmp_path).stdout
+
+
+def test_multiplications_are_never_fused_with_additions(tmp_path: Path) -> None:
+    command = build("false", tmp_path).stdout.splitlines()[-1]
+    assert "-ffp-contract=off" in command
+    assert "fast-math" not in command
+
+
+def test_a_library_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match=r"missing\.so cannot be loaded.*pip install"):
+        kernels._load(tmp_path / "missing.so")
+
+
+def test_a_library_of_something_else_is_told(tmp_path: Path) -> None:
+    library = tmp_path / "damaged.so"
+    library.write_bytes(b"no library")
+    with pytest.raises(ImportError, match=r"damaged\.so cannot be loaded.*pip install"):
+        kernels._load(library)

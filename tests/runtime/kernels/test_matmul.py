@@ -1,0 +1,271 @@
+"""The kernels multiply as exact arithmetic says, and the same bits whatever stands beside a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from specops.runtime import kernels
+from specops.runtime.kernels.packing import pack
+from tests.runtime.kernels.attention import opened
+
+ROWS = 19  # more than two groups of any kernel, and a rest
+
+
+class Weights(NamedTuple):
+    """Weights as MatMulNBits has them, and the matrix [N, K] that they stand for."""
+
+    columns: int
+    depth: int
+    bits: int
+    block: int
+    codes: np.ndarray
+    scales: np.ndarray
+    zero_points: np.ndarray | None
+    bias: np.ndarray | None
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        return {"N": self.columns, "K": self.depth, "bits": self.bits, "block_size": self.block}
+
+    @property
+    def matrix(self) -> np.ndarray:
+        blocks = self.scales.shape[1]
+        codes = halves(self.codes) if self.bits == 4 else self.codes
+        points = np.full((self.columns, blocks), 1 << (self.bits - 1))
+        if self.zero_points is not None:
+            points = halves(self.zero_points) if self.bits == 4 else self.zero_points
+        shifted = codes.astype(np.float64) - points[:, :blocks, None]
+        return (shifted * self.scales[..., None]).reshape(self.columns, -1)[:, : self.depth]
+
+
+def halves(packed: np.ndarray) -> np.ndarray:
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+
+
+def random_weights(
+    columns: int, depth: int, bits: int, block: int, *, zero_points: bool, bias: bool
+) -> Weights:
+    random = np.random.default_rng(columns + depth + bits + block)
+    blocks = -(-depth // block)
+    width = -(-blocks // 2) if bits == 4 else blocks
+    return Weights(
+        columns,
+        depth,
+        bits,
+        block,
+        codes=random.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8),
+        scales=random.normal(0, 0.01, (columns, blocks)).astype(np.float32),
+        zero_points=random.integers(0, 256, (columns, width), np.uint8) if zero_points else None,
+        bias=random.normal(0, 0.1, columns).astype(np.float32) if bias else None,
+    )
+
+
+def session(node: Any, depth: int, columns: int, **tensors: np.ndarray | None) -> Any:
+    graph = helper.make_graph(
+        [node],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", "S", depth])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "S", columns])],
+        [
+            numpy_helper.from_array(value, name)
+            for name, value in tensors.items()
+            if value is not None
+        ],
+    )
+    domains = (("", 21), ("com.microsoft", 1), (kernels.DOMAIN, 1))
+    opsets = [helper.make_opsetid(name, version) for name, version in domains]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return opened(model)
+
+
+def product(
+    weights: Weights, tiles: np.ndarray | None = None
+) -> Callable[[np.ndarray], np.ndarray]:
+    """x [B, S, K] to y [B, S, N] by the kernels."""
+    if tiles is None:
+        tiles = pack(
+            *(weights.codes, weights.scales, weights.zero_points),
+            bits=weights.bits,
+            block=weights.block,
+        )
+    node = helper.make_node(
+        kernels.MATMUL,
+        ["x", "tiles"] + (["bias"] if weights.bias is not None else []),
+        ["y"],
+        domain=kernels.DOMAIN,
+        **weights.attributes,
+        zero_points=int(weights.zero_points is not None),
+        bias=int(weights.bias is not None),
+    )
+    made = session(node, weights.depth, weights.columns, tiles=tiles, bias=weights.bias)
+    return lambda x: made.run(["y"], {"x": x})[0]
+
+
+def rounded(x: np.ndarray, block: int) -> np.ndarray:
+    """[rows, K] with 8 bits a number and a scale a block, as activations are rounded."""
+    rows, depth = x.shape
+    blocks = np.pad(x, ((0, 0), (0, -depth % block))).reshape(rows, -1, block)
+    scales = np.abs(blocks).max(-1, keepdims=True).astype(np.float64) / 127
+    return (np.rint(blocks / scales) * scales).reshape(rows, -1)[:, :depth]
+
+
+@pytest.fixture(params=kernels.NAMES)
+def _kernel(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each kernel that this processor can compute with."""
+    try:
+        kernels.force(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield
+    kernels.force(None)
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("block", [32, 64, 128, 256])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("columns", "depth"), [(17, 33), (40, 200), (256, 1024)])
+def test_a_product(
+    *, columns: int, depth: int, bits: int, block: int, zero_points: bool, bias: bool
+) -> None:
+    weights = random_weights(columns, depth, bits, block, zero_points=zero_points, bias=bias)
+    multiply = product(weights)
+    x = np.random.default_rng(1).normal(size=(ROWS, depth)).astype(np.float32)
+    expected = rounded(x, block) @ weights.matrix.T
+    if weights.bias is not None:
+        expected += weights.bias
+    found = multiply(x[None])[0]
+    # A number that lies halfway between two of 8 bits may be rounded to either.
+    assert np.abs(found - expected).max() < 2e-3 * expected.std()
+    assert np.sqrt(np.mean((found - expected) ** 2)) < 1e-4 * expected.std()
+    for width in range(1, ROWS):
+        assert np.array_equal(multiply(x[None, :width])[0], found[:width])
+        assert np.array_equal(multiply(x[:width, None])[:, 0], found[:width])
+    assert np.array_equal(multiply(x[None, 5:6])[0], found[5:6])
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("block", [32, 128, 256])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_processors_agree_to_the_bit(bits: int, block: int, *, zero_points: bool) -> None:
+    weights = random_weights(90, 700, bits, block, zero_points=zero_points, bias=True)
+    x = np.random.default_rng(2).normal(size=(1, ROWS, 700)).astype(np.float32)
+    x[0, 3] *= 1e30
+    x[0, 4] *= 1e-30
+    x[0, 5, ::7] = 0
+    expected = product(weights)(x)
+    try:
+        for name in kernels.NAMES[kernels.NAMES.index(kernels.kernel()) :]:
+            kernels.force(name)
+            assert np.array_equal(product(weights)(x), expected)
+    finally:
+        kernels.force(None)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_onnxruntime_computes_is_near(bits: int) -> None:
+    weights = random_weights(256, 1024, bits, 128, zero_points=False, bias=False)
+    node = helper.make_node(
+        "MatMulNBits",
+        ["x", "codes", "scales"],
+        ["y"],
+        domain="com.microsoft",
+        **weights.attributes,
+        accuracy_level=4,
+    )
+    other = session(node, 1024, 256, codes=weights.codes, scales=weights.scales)
+    x = np.random.default_rng(3).normal(size=(1, ROWS, 1024)).astype(np.float32)
+    expected = other.run(["y"], {"x": x})[0]
+    assert np.abs(product(weights)(x) - expected).max() < 2e-3 * expected.std()
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 31, 32, 99])
+def test_nothing_infinite_gets_lost(odd: float, place: int) -> None:
+    weights = random_weights(32, 100, 4, 32, zero_points=False, bias=False)
+    x = np.random.default_rng(4).normal(size=(1, 3, 100)).astype(np.float32)
+    expected = product(weights)(x)
+    x[0, 1, place] = odd
+    found = product(weights)(x)
+    assert np.isnan(found[0, 1]).all()
+    assert np.array_equal(found[0, [0, 2]], expected[0, [0, 2]])
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("small", [0.0, 1e-44, 1e-38, 1e-31])
+def test_activations_next_to_nothing_are_nothing(small: float) -> None:
+    weights = random_weights(32, 64, 8, 32, zero_points=True, bias=False)
+    x = np.full((1, 2, 64), small, np.float32)
+    assert not product(weights)(x).any()
+
+
+def test_no_rows() -> None:
+    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    assert product(weights)(np.zeros((0, 3, 64), np.float32)).shape == (0, 3, 32)
+
+
+def test_weights_of_another_size_are_refused() -> None:
+    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    tiles = pack(weights.codes, weights.scales, None, bits=4, block=32)
+    multiply = product(weights, tiles[:-64])
+    with pytest.raises(Exception, match="another size"):
+        multiply(np.zeros((1, 1, 64), np.float32))
+
+
+def test_blocks_that_no_kernel_knows_are_refused() -> None:
+    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    tiles = pack(weights.codes, weights.scales, None, bits=4, block=32)
+    with pytest.raises(Exception, match="multiples of 32"):
+        product(weights._replace(block=48), tiles)
+
+
+def test_a_bias_that_is_not_there_is_refused() -> None:
+    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    with pytest.raises(Exception, match="bias is missing"):
+        refused(weights, bias=1)(np.zeros((1, 1, 64), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"N": 0}, "at least 1"),
+        ({"K": -1}, "at least 1"),
+        ({"N": (1 << 24) + 1}, "at most 16777216"),
+        ({"K": 1 << 62}, "at most 16777216"),
+        ({"bits": 3}, "4 or 8 bits"),
+        ({"block_size": 0}, "multiples of 32"),
+        ({"block_size": 512}, "multiples of 32"),
+        ({"zero_points": 2}, "0 or 1"),
+        ({"bias": -1}, "0 or 1"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(changed: dict[str, int], message: str) -> None:
+    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    with pytest.raises(Exception, match=message):
+        refused(weights, **changed)
+
+
+@pytest.mark.parametrize("changed", [{"N": 1 << 24, "K": 1 << 24}, {"N": 33}, {"zero_points": 1}])
+def test_a_shape_that_the_weights_do_not_have_is_refused(changed: dict[str, int]) -> None:
+    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    x = np.zeros((1, 1, changed.get("K", 64)), np.float32)
+    with pytest.raises(Exception, match="another size"):
+        refused(weights, **changed)(x)
+
+
+def refused(weights: Weights, **changed: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A product whose attributes are not those of its weights."""
+    tiles = pack(weights.codes, weights.scales, None, bits=weights.bits, block=weights.block)
+    attributes = {**weights.attributes, "zero_points": 0, "bias": 0, **changed}
+    node = helper.make_node(
+        kernels.MATMUL, ["x", "tiles"], ["y"], domain=kernels.DOMAIN, **attributes
+    )
+    made = session(node, attributes["K"], attributes["N"], tiles=tiles)
+    return lambda x: made.run(["y"], {"x": x})[0]

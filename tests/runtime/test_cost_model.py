@@ -1,0 +1,204 @@
+"""What passes cost: monotone, invertible, and as slow as the machine is now."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specops.runtime.cost_model import CostModel
+from tests.simulated_target import PAIR_SECONDS, TINYLLAMA, tinyllama
+
+SIZES = [1, 2, 4, 8, 9, 16, 64]
+factors = st.floats(0.1, 10.0)
+noisy = st.lists(st.floats(1e-4, 10.0), min_size=len(SIZES), max_size=len(SIZES))
+
+
+def test_what_was_measured_is_told_and_what_lies_between_is_on_a_line() -> None:
+    costs = tinyllama()
+    for tokens, milliseconds in TINYLLAMA.items():
+        assert costs.cost(tokens) == pytest.approx(milliseconds / 1000)
+    assert costs.cost(5) == pytest.approx((0.0163 + 0.0197) / 2)
+    assert costs.cost(0) == 0.0
+    assert costs.cost(4, 1000.0) - costs.cost(4) == pytest.approx(1000 * PAIR_SECONDS)
+
+
+def test_wider_than_was_measured_each_token_costs_what_it_did_in_the_widest() -> None:
+    costs = tinyllama()
+    assert costs.cost(192) == pytest.approx(2 * costs.cost(96))
+    assert costs.prompt_token == pytest.approx(costs.cost(96) / 96)
+
+
+def behaving(costs: CostModel, fixed: float, marginal: float) -> CostModel:
+    """On a machine that is so much slower than it was when it was measured."""
+    costs.fixed, costs.marginal = fixed, marginal
+    return costs
+
+
+@given(noisy, factors, factors, st.floats(0, 1e-3))
+def test_a_wider_pass_never_costs_less_however_noisy_the_figures(
+    seconds: list[float], fixed: float, marginal: float, pair: float
+) -> None:
+    costs = behaving(CostModel(SIZES, seconds, pair), fixed, marginal)
+    found = [costs.cost(tokens) for tokens in range(80)]
+    assert found == sorted(found)
+    assert found[1] > 0
+    far = [costs.cost(8, 1000.0 * work) for work in range(20)]
+    assert far == sorted(far)
+
+
+@given(noisy)
+def test_no_size_seems_dearer_than_a_wider_one(seconds: list[float]) -> None:
+    """What took longer than a wider pass was kept waiting: it costs no more than that one."""
+    costs = CostModel(SIZES, seconds)
+    for place, size in enumerate(SIZES):
+        assert costs.cost(size) == pytest.approx(min(seconds[place:]))
+
+
+def test_one_hiccup_among_the_figures_does_not_make_all_wider_passes_dear() -> None:
+    clean = [float(size) for size in SIZES]
+    hit = list(clean)
+    hit[1] = 50.0
+    costs = CostModel(SIZES, hit)
+    assert costs.cost(4) == 4.0
+    assert costs.cost(2) == 4.0
+    assert costs.cost(1) == 1.0
+
+
+@given(
+    seconds=noisy,
+    pair=st.floats(0, 1e-3),
+    fixed=factors,
+    marginal=factors,
+    allowed=st.floats(1e-3, 30.0),
+    tokens=st.integers(0, 40),
+    position=st.integers(0, 2000),
+)
+def test_the_tokens_within_a_time_are_the_most_that_fit(
+    *,
+    seconds: list[float],
+    pair: float,
+    fixed: float,
+    marginal: float,
+    allowed: float,
+    tokens: int,
+    position: int,
+) -> None:
+    costs = behaving(CostModel(SIZES, seconds, pair), fixed, marginal)
+    work = tokens * 10.0
+
+    def lasts(more: int) -> float:
+        return costs.cost(tokens + more, work + more * (position + more / 2))
+
+    found = costs.tokens_within(allowed, tokens, work, position)
+    assert 0 <= found <= len(range(SIZES[-1] + 1))
+    assert lasts(found) <= allowed * (1 + 1e-9) or found == 0
+    assert found > SIZES[-1] or lasts(found + 1) > allowed * (1 - 1e-9)
+
+
+def test_a_far_position_leaves_room_for_fewer_tokens() -> None:
+    costs = tinyllama()
+    found = [costs.tokens_within(0.1, 2, 100.0, position) for position in (0, 500, 1000, 4000)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1] > 0
+
+
+def seen(costs: CostModel, machine: CostModel, passes: int, sizes: tuple[int, ...]) -> CostModel:
+    """Costs after passes of these sizes on a machine."""
+    for step in range(passes):
+        tokens, work = sizes[step % len(sizes)], 20.0 * (step % 50)
+        costs.observe(tokens, work, machine.cost(tokens, work))
+    return costs
+
+
+@pytest.mark.parametrize("fixed", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize("marginal", [0.4, 1.0, 3.0])
+def test_both_factors_follow_the_machine(fixed: float, marginal: float) -> None:
+    machine = behaving(tinyllama(), fixed, marginal)
+    costs = seen(tinyllama(), machine, 600, (1, 4, 30, 90))
+    assert costs.fixed == pytest.approx(fixed, rel=0.02)
+    assert costs.marginal == pytest.approx(marginal, rel=0.02)
+    assert costs.cost(8, 500.0) == pytest.approx(machine.cost(8, 500.0), rel=0.02)
+    assert costs.pairs(1000.0) == pytest.approx(1000 * marginal * PAIR_SECONDS, rel=0.02)
+
+
+@pytest.mark.parametrize("slowness", [0.6, 1.5, 2.0])
+@pytest.mark.parametrize("tokens", [1, 5, 9, 24])
+def test_what_passes_of_one_size_take_is_learned_within_some_tens(
+    slowness: float, tokens: int
+) -> None:
+    """Though they do not tell which of the two factors it was."""
+    machine = behaving(tinyllama(), 1.0, slowness)
+    costs = seen(tinyllama(), machine, 60, (tokens,))
+    assert costs.cost(tokens) == pytest.approx(machine.cost(tokens), rel=0.03)
+
+
+def test_a_machine_that_is_slower_in_wide_passes_alone_is_seen_within_some_tens() -> None:
+    """Passes over one token in between say that it is not slower as a whole."""
+    machine = behaving(tinyllama(), 1.0, 2.0)
+    costs = seen(tinyllama(), machine, 60, (1, 5, 24))
+    for tokens in (1, 5, 9, 24):
+        assert costs.cost(tokens) == pytest.approx(machine.cost(tokens), rel=0.1)
+    assert costs.marginal > 1.7
+    assert costs.fixed < 1.1
+
+
+def test_one_token_tells_nothing_of_what_more_would_add() -> None:
+    costs = tinyllama()
+    for _ in range(50):
+        costs.observe(1, 0.0, 2 * tinyllama().cost(1))
+    assert costs.fixed == pytest.approx(2.0, rel=0.02)
+    assert costs.marginal == 1.0
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 96])
+def test_one_outlier_moves_the_costs_by_no_more_than_a_tenth(tokens: int) -> None:
+    for seconds in (1000.0, 1e-9):
+        costs = tinyllama()
+        costs.observe(tokens, 0.0, seconds)
+        assert costs.cost(tokens) == pytest.approx(tinyllama().cost(tokens), rel=0.101)
+        # A share s of a pass moves its factor by a tenth of s / (s² + (1 - s)²), 1.21 at most.
+        assert costs.fixed == pytest.approx(1.0, abs=0.121)
+        assert costs.marginal == pytest.approx(1.0, abs=0.121)
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.floats(0, 1e6), st.floats(0, 1e3)), max_size=60))
+def test_whatever_passes_took_the_factors_stay_above_0(
+    passes: list[tuple[int, float, float]],
+) -> None:
+    costs = tinyllama()
+    for tokens, work, seconds in passes:
+        costs.observe(tokens, work, seconds)
+    assert costs.fixed > 0
+    assert costs.marginal > 0
+
+
+def test_the_table_tells_the_times_of_now() -> None:
+    costs = behaving(CostModel([1, 4], [2.0, 3.0], 1e-6), 2.0, 3.0)
+    assert list(costs.table()) == [
+        ("tokens", 1, 4.0),
+        ("tokens", 4, 7.0),
+        ("attention", 1, pytest.approx(3.0)),
+    ]
+    assert list(costs.table("draft_tokens")) == [
+        ("draft_tokens", 1, 4.0),
+        ("draft_tokens", 4, 7.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "pair"),
+    [
+        ([], [], 0.0),
+        ([2, 3], [1.0, 1.0], 0.0),
+        ([1, 3, 2], [1.0, 1.0, 1.0], 0.0),
+        ([1, 1], [1.0, 1.0], 0.0),
+        ([1, 2], [1.0, 0.0], 0.0),
+        ([1, 2], [1.0, 1.0], -1e-9),
+    ],
+)
+def test_figures_that_mean_nothing_are_refused(
+    sizes: list[int], seconds: list[float], pair: float
+) -> None:
+    with pytest.raises(ValueError, match=r"ascend|above 0"):
+        CostModel(sizes, seconds, pair)

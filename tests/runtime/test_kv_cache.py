@@ -1,0 +1,449 @@
+"""The KV cache: whatever comes and goes, each slot's blocks hold exactly its own tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from specops.runtime import kernels
+from specops.runtime.kernels import BLOCK_TOKENS
+from specops.runtime.kv_cache import CacheShape, KvCache, PrefixCache
+from specops.system.memory import process_memory
+
+SHAPE = CacheShape(layers=1, kv_heads=1, head_size=8, dtype="fp32")
+CONTEXT = 5 * BLOCK_TOKENS - 10  # the last block of a table is never full
+SYSTEM = tuple(range(1000, 1100))
+
+
+def make(
+    num_blocks: int = 12,
+    num_slots: int = 3,
+    context: int = CONTEXT,
+    reuse: PrefixCache = PrefixCache.CLIENT,
+) -> KvCache:
+    return KvCache(SHAPE, num_blocks=num_blocks, num_slots=num_slots, context=context, reuse=reuse)
+
+
+def keys(cache: KvCache) -> npt.NDArray[np.int64]:
+    """[blocks, 64]: a number per position, where a real pass writes its keys and values."""
+    return cache._pool.memory.view(np.int64)[:, :BLOCK_TOKENS]
+
+
+def key(tokens: tuple[int, ...], client: str) -> int:
+    """What a pass computes: it depends on all tokens up to its own, and here on who asked."""
+    return hash((client, tokens))
+
+
+def compute(cache: KvCache, slot: int, tokens: tuple[int, ...], end: int, client: str = "") -> None:
+    """A pass that writes the positions from the slot's length up to `end`."""
+    table, memory = cache.block_tables[slot], keys(cache)
+    low, high = cache.writable(slot)
+    for position in range(cache.length(slot), end):
+        assert low <= position < high
+        block = table[position // BLOCK_TOKENS]
+        memory[block, position % BLOCK_TOKENS] = key(tokens[: position + 1], client)
+
+
+def check(cache: KvCache, slot: int, tokens: tuple[int, ...], client: str = "") -> None:
+    table, memory = cache.block_tables[slot], keys(cache)
+    for position in range(cache.length(slot)):
+        block = table[position // BLOCK_TOKENS]
+        expected = key(tokens[: position + 1], client)
+        assert memory[block, position % BLOCK_TOKENS] == expected, position
+
+
+def feed(cache: KvCache, slot: int, tokens: tuple[int, ...], client: str = "") -> None:
+    """Compute all of the tokens that the slot lacks."""
+    assert cache.reserve(slot, len(tokens))
+    compute(cache, slot, tokens, len(tokens), client)
+    cache.commit(slot, tokens, len(tokens))
+
+
+def serve(cache: KvCache, tokens: tuple[int, ...], client: str = "", slot: int = 0) -> int:
+    """A request from its coming to its end; returns how much of it was there already."""
+    cached = cache.begin(slot, tokens, client)
+    check(cache, slot, tokens, client)
+    feed(cache, slot, tokens, client)
+    check(cache, slot, tokens, client)
+    cache.release(slot)
+    return cached
+
+
+def numbers(first: int, count: int) -> tuple[int, ...]:
+    return tuple(range(first, first + count))
+
+
+def test_sizes_follow_from_the_shape() -> None:
+    shape = CacheShape(layers=3, kv_heads=2, head_size=8, dtype="int8")
+    assert shape.block_bytes == kernels.block_bytes(3, 2, 8, "int8")
+    assert shape.bytes_per_token * BLOCK_TOKENS >= shape.block_bytes
+    cache = KvCache(shape, num_blocks=5, num_slots=2, context=130)
+    assert cache.nbytes == 5 * shape.block_bytes
+    assert cache.block_tables.shape == (2, 3)
+    address, blocks, size, element = cache.descriptor.tolist()
+    assert (address % 4096, blocks, size, element) == (0, 5, shape.block_bytes, 2)
+
+
+def test_memory_is_taken_when_it_is_written() -> None:
+    shape = CacheShape(layers=32, kv_heads=8, head_size=128, dtype="fp32")
+    before = process_memory().anon
+    cache = KvCache(shape, num_blocks=64, num_slots=1, context=4096)
+    assert cache.nbytes == 1 << 30
+    assert process_memory().anon - before < 32 << 20
+    cache._pool.memory[:4] = 1
+    assert process_memory().anon - before >= 64 << 20
+
+
+def test_a_new_slot_holds_nothing_and_gets_blocks_as_it_grows() -> None:
+    cache = make()
+    assert cache.begin(0, SYSTEM) == 0
+    assert cache.used_blocks == 0
+    assert cache.reserve(0, 1)
+    assert cache.used_blocks == 1
+    assert cache.reserve(0, 65)
+    assert cache.used_blocks == 2
+    assert (cache.tokens, cache.length(0)) == (0, 0)
+
+
+def test_slots_that_compute_at_the_same_time_never_share_what_they_write() -> None:
+    cache = make()
+    for slot in range(3):
+        cache.begin(slot, SYSTEM)
+        assert cache.reserve(slot, 100)
+    tables = cache.block_tables[:, :2]
+    assert len(np.unique(tables)) == tables.size
+
+
+def test_whole_blocks_are_shared_and_a_part_is_copied() -> None:
+    cache = make()
+    long = SYSTEM + numbers(0, 60)
+    cache.begin(0, long)
+    feed(cache, 0, long)
+    other = (*SYSTEM, 7, 8, 9)
+    assert cache.begin(1, other) == len(SYSTEM)
+    assert cache.block_tables[1, 0] == cache.block_tables[0, 0]
+    assert cache.block_tables[1, 1] != cache.block_tables[0, 1]
+    assert (cache.used_blocks, cache.shared_blocks) == (4, 1)
+    feed(cache, 1, other)
+    check(cache, 0, long)
+    check(cache, 1, other)
+
+
+def test_the_last_token_is_always_computed() -> None:
+    cache = make()
+    for length in (64, 65, 100, 128):
+        tokens = numbers(length, length)
+        serve(cache, tokens)
+        assert serve(cache, tokens) == length - 1
+        assert serve(cache, tokens[:64]) == 63
+
+
+def test_a_conversation_goes_on_in_its_last_block_without_a_copy() -> None:
+    cache = make()
+    serve(cache, SYSTEM)
+    cache.begin(0, (*SYSTEM, 1, 2))
+    assert cache.length(0) == len(SYSTEM)
+    assert (cache.used_blocks, cache.kept_blocks) == (2, 0)
+
+
+def test_a_part_that_others_may_go_on_with_stays_when_it_is_copied() -> None:
+    cache = make()
+    serve(cache, SYSTEM)
+    assert serve(cache, (*SYSTEM[:90], 1, 2)) == 90
+    assert serve(cache, (*SYSTEM, 1, 2)) == 100
+
+
+def test_a_few_common_tokens_are_not_worth_a_copy() -> None:
+    cache = make()
+    serve(cache, numbers(0, 30))
+    assert serve(cache, (*numbers(0, 7), 99, 98)) == 0
+    assert serve(cache, (*numbers(0, 8), 99, 98)) == 8
+
+
+def test_what_a_running_request_has_in_a_block_that_is_not_full_is_copied() -> None:
+    cache = make()
+    cache.begin(0, SYSTEM)
+    feed(cache, 0, SYSTEM[:40])
+    assert cache.begin(1, SYSTEM) == 40
+    check(cache, 1, SYSTEM)
+    feed(cache, 1, SYSTEM)
+    check(cache, 0, SYSTEM)
+
+
+def test_who_waits_takes_what_others_have_computed_meanwhile() -> None:
+    cache = make()
+    for slot in (0, 1):
+        assert cache.begin(slot, SYSTEM) == 0
+    feed(cache, 0, SYSTEM[:30])
+    assert cache.reserve(1, 10)
+    compute(cache, 1, SYSTEM, 10)
+    cache.commit(1, SYSTEM, 10)
+    feed(cache, 0, SYSTEM)
+    assert cache.extend_prefix(1, SYSTEM) == 99
+    check(cache, 1, SYSTEM)
+    assert cache.block_tables[1, 0] == cache.block_tables[0, 0]
+    assert cache.used_blocks == 3
+    assert cache.extend_prefix(1, SYSTEM) == 99
+
+
+def test_blocks_that_two_have_computed_become_one() -> None:
+    cache = make()
+    for slot in (0, 1):
+        cache.begin(slot, SYSTEM)
+        assert cache.reserve(slot, 100)
+    for slot in (0, 1):
+        feed(cache, slot, SYSTEM)
+    assert (cache.used_blocks, cache.shared_blocks) == (3, 1)
+    for slot in (0, 1):
+        check(cache, slot, SYSTEM)
+
+
+def test_a_rollback_inside_of_a_shared_block_copies_it_before_it_is_written() -> None:
+    cache = make()
+    tokens = numbers(0, 128)
+    for slot in (0, 1):
+        cache.begin(slot, tokens)
+        feed(cache, slot, tokens)
+    assert cache.shared_blocks == 2
+    other = (*tokens[:70], *numbers(500, 58))
+    cache.commit(1, other, 70)
+    with pytest.raises(ValueError, match="no place for 71"):
+        cache.commit(1, other, 71)
+    feed(cache, 1, other)
+    check(cache, 0, tokens)
+    check(cache, 1, other)
+    assert (cache.used_blocks, cache.shared_blocks) == (3, 1)
+
+
+def test_a_rollback_inside_of_a_block_that_nobody_else_has_takes_it_back() -> None:
+    cache = make(num_blocks=2)
+    tokens = numbers(0, 128)
+    cache.begin(0, tokens)
+    feed(cache, 0, tokens)
+    other = (*tokens[:70], *numbers(500, 58))
+    cache.commit(0, other, 70)
+    feed(cache, 0, other)
+    cache.release(0)
+    assert serve(cache, other) == 127
+    assert serve(cache, tokens) == 64
+
+
+def test_a_rollback_gives_back_what_was_reserved_behind_it() -> None:
+    cache = make()
+    tokens = numbers(0, 250)
+    cache.begin(0, tokens)
+    feed(cache, 0, tokens)
+    cache.commit(0, tokens, 64)
+    assert (cache.used_blocks, cache.kept_blocks) == (1, 2)
+    assert cache.writable(0) == (64, 64)
+    cache.commit(0, tokens, 0)
+    assert cache.used_blocks == 0
+
+
+def test_where_no_block_is_to_be_had_nothing_changes() -> None:
+    cache = make(num_blocks=3)
+    cache.begin(0, SYSTEM)
+    cache.begin(1, SYSTEM)
+    assert cache.reserve(0, 100)
+    before = cache.block_tables.copy()
+    assert not cache.reserve(1, 100)
+    assert cache.used_blocks == 2
+    assert np.array_equal(cache.block_tables, before)
+    assert cache.reserve(1, 64)
+    cache.release(0)
+    assert cache.reserve(1, 128)
+
+
+def test_what_was_of_no_use_for_longest_makes_room_from_its_end_on() -> None:
+    cache = make(num_blocks=4)
+    old, new = numbers(0, 120), numbers(500, 120)
+    serve(cache, old)
+    serve(cache, new)
+    serve(cache, old)
+    serve(cache, numbers(900, 30))  # takes the end of `new`
+    assert cache.kept_blocks == 4
+    assert serve(cache, new) == 64  # takes the end of `old`, and a part of it
+    assert serve(cache, old) == 64
+
+
+def test_a_client_that_keeps_coming_back_keeps_its_place() -> None:
+    cache = make(num_blocks=3)
+    serve(cache, numbers(0, 80), "ann")
+    for first in range(500, 1500, 100):
+        serve(cache, numbers(first, 30), "bob")
+        assert serve(cache, numbers(0, 80), "ann") == 79
+
+
+def test_a_longer_block_replaces_the_one_that_it_goes_on_with() -> None:
+    cache = make()
+    serve(cache, numbers(0, 20))
+    serve(cache, numbers(0, 10))
+    assert (cache.kept_blocks, cache.kept_tokens) == (1, 20)
+    serve(cache, numbers(0, 30))
+    assert (cache.kept_blocks, cache.kept_tokens) == (1, 30)
+    serve(cache, numbers(0, 64))
+    assert (cache.kept_blocks, cache.kept_tokens) == (1, 64)
+
+
+@pytest.mark.parametrize("reuse", PrefixCache)
+def test_other_clients_tokens_are_used_only_where_that_is_wanted(reuse: PrefixCache) -> None:
+    cache = make(reuse=reuse)
+    assert cache.begin(0, SYSTEM, "ann") == 0
+    cache.reserve(0, len(SYSTEM))
+    cache.commit(0, SYSTEM, len(SYSTEM))
+    assert cache.begin(1, SYSTEM, "bob") == (99 if reuse is PrefixCache.ALL else 0)
+    cache.release(1)
+    cache.release(0)
+    assert cache.begin(1, SYSTEM, "bob") == (99 if reuse is PrefixCache.ALL else 0)
+    assert cache.begin(0, SYSTEM, "ann") == (0 if reuse is PrefixCache.OFF else 99)
+    if reuse is PrefixCache.OFF:
+        assert cache.kept_blocks == cache.kept_tokens == cache.shared_blocks == 0
+
+
+def test_clients_of_whom_nothing_is_left_are_forgotten() -> None:
+    cache = make(num_blocks=2)
+    for number in range(20):
+        serve(cache, numbers(0, 30), f"client {number}")
+    assert len(cache._trie._roots) == len(cache._trie._names) == 2
+
+
+def test_mistakes_are_refused() -> None:
+    cache = make()
+    with pytest.raises(ValueError, match="slot 0 is free"):
+        cache.reserve(0, 1)
+    cache.begin(0, SYSTEM)
+    with pytest.raises(ValueError, match="slot 0 is in use"):
+        cache.begin(0, SYSTEM)
+    with pytest.raises(ValueError, match="context of 310"):
+        cache.reserve(0, 311)
+    with pytest.raises(ValueError, match="no place for 1 tokens"):
+        cache.commit(0, SYSTEM, 1)
+    assert cache.reserve(0, 128)
+    for length in (-1, 101):
+        with pytest.raises(ValueError, match="of 100 tokens"):
+            cache.commit(0, SYSTEM, length)
+    cache.release(0)
+    with pytest.raises(ValueError, match="slot 0 is free"):
+        cache.release(0)
+    with pytest.raises(ValueError, match="a block at least"):
+        make(num_blocks=0)
+
+
+PARTS = [SYSTEM, numbers(0, 64), numbers(0, 70), numbers(200, 9), numbers(300, 128), (5,), (6, 7)]
+prompts = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map(
+    lambda parts: sum(parts, ())[: CONTEXT - 1]
+)
+
+
+class ComingAndGoing(RuleBasedStateMachine):
+    """Requests come, are computed in chunks, speculate, roll back and leave in any order."""
+
+    @initialize(
+        num_blocks=st.integers(2, 14),
+        num_slots=st.integers(1, 4),
+        reuse=st.sampled_from(PrefixCache),
+    )
+    def start(self, num_blocks: int, num_slots: int, reuse: PrefixCache) -> None:
+        self.cache = make(num_blocks, num_slots, reuse=reuse)
+        self.slots: dict[int, tuple[tuple[int, ...], str]] = {}
+
+    def owner(self, client: str) -> str:
+        return "" if self.cache.reuse is PrefixCache.ALL else client
+
+    def any_slot(self, data: st.DataObject) -> tuple[int, tuple[int, ...], str]:
+        slot = data.draw(st.sampled_from(sorted(self.slots)))
+        return slot, *self.slots[slot]
+
+    @precondition(lambda self: len(self.slots) < self.cache.num_slots)
+    @rule(tokens=prompts, client=st.sampled_from(["ann", "bob"]))
+    def come(self, tokens: tuple[int, ...], client: str) -> None:
+        slot = min(set(range(self.cache.num_slots)) - set(self.slots))
+        cached = self.cache.begin(slot, tokens, client)
+        assert cached < len(tokens)
+        assert not cached or self.cache.reuse is not PrefixCache.OFF
+        self.slots[slot] = tokens, self.owner(client)
+
+    @precondition(lambda self: self.slots)
+    @rule(data=st.data(), count=st.integers(1, 140), drafted=st.integers(0, 70))
+    def compute(self, data: st.DataObject, count: int, drafted: int) -> None:
+        """A chunk of final tokens, with rejected draft tokens behind it."""
+        slot, tokens, client = self.any_slot(data)
+        end = min(len(tokens), self.cache.length(slot) + count)
+        most = min(CONTEXT, end + drafted)
+        wanted = -(-most // BLOCK_TOKENS) - len(self.cache._held(slot).blocks)
+        if not self.cache.reserve(slot, most):
+            assert max(wanted, 0) + 1 > self.cache.available_blocks
+            return
+        compute(self.cache, slot, tokens[:end] + (-1,) * (most - end), most, client)
+        self.cache.commit(slot, tokens, end)
+
+    @precondition(lambda self: self.slots)
+    @rule(data=st.data())
+    def take_more(self, data: st.DataObject) -> None:
+        slot, tokens, _ = self.any_slot(data)
+        before = self.cache.length(slot)
+        assert before <= self.cache.extend_prefix(slot, tokens) <= max(before, len(tokens) - 1)
+
+    @precondition(lambda self: self.slots)
+    @rule(data=st.data(), more=prompts)
+    def roll_back_and_go_another_way(self, data: st.DataObject, more: tuple[int, ...]) -> None:
+        slot, tokens, client = self.any_slot(data)
+        length = data.draw(st.integers(0, self.cache.length(slot)))
+        tokens = (tokens[:length] + more)[: CONTEXT - 1]
+        self.cache.commit(slot, tokens, length)
+        self.slots[slot] = tokens, client
+
+    @precondition(lambda self: self.slots)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        slot, *_ = self.any_slot(data)
+        self.cache.release(slot)
+        del self.slots[slot]
+
+    @invariant()
+    def slots_hold_their_tokens(self) -> None:
+        for slot, (tokens, client) in self.slots.items():
+            check(self.cache, slot, tokens, client)
+
+    @invariant()
+    def nobody_writes_what_another_holds(self) -> None:
+        held = {slot: self.cache._held(slot) for slot in self.slots}
+        writable = [block for slot in held.values() for block in slot.blocks[len(slot.nodes) :]]
+        registered = {node.block for slot in held.values() for node in slot.nodes}
+        kept = {node.block for node in self.cache._trie._kept}
+        assert len(set(writable)) == len(writable)
+        assert not registered & set(writable)
+        assert not kept & (registered | set(writable))
+        for number, slot in held.items():
+            assert self.cache.block_tables[number, : len(slot.blocks)].tolist() == slot.blocks
+            assert slot.tail < BLOCK_TOKENS or slot.root is None
+
+    @invariant()
+    def blocks_are_counted(self) -> None:
+        cache = self.cache
+        blocks = [cache._held(slot).blocks for slot in self.slots]
+        used = {block for each in blocks for block in each}
+        assert cache.used_blocks == len(used)
+        assert cache.available_blocks == cache.num_blocks - len(used)
+        assert cache.available_blocks == len(set(cache._pool._free)) + cache.kept_blocks
+        assert cache.shared_blocks == sum(
+            sum(block in each for each in blocks) > 1 for block in used
+        )
+        assert cache.tokens == sum(cache.length(slot) for slot in self.slots)
+        assert cache.kept_tokens == sum(len(node.tokens) for node in cache._trie._kept)
+
+    @invariant()
+    def the_oldest_kept_blocks_come_after_what_follows_them(self) -> None:
+        seen = set()
+        for node in self.cache._trie._kept:
+            assert all(child in seen for child in node.children.values())
+            assert sorted(node.children) == node.order
+            seen.add(node)
+
+
+TestComingAndGoing = ComingAndGoing.TestCase
+TestComingAndGoing.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

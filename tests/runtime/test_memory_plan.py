@@ -1,0 +1,234 @@
+"""The plan fits what it says it fits, takes no less than it could, and refuses with numbers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specops.config import Settings
+from specops.runtime.kv_cache import CacheShape
+from specops.runtime.memory_demand import DEFAULT_SLOTS, Demand, ModelSizes, Supply
+from specops.runtime.memory_plan import (
+    MemoryPlan,
+    MemoryPlanError,
+    plan_memory,
+    planned,
+    spare_bytes,
+)
+
+MB = 10**6
+# TinyLlama's shape in int4, alone and with a draft of 160 M parameters; Phi-3-mini's; fp16 caches.
+TARGET = ModelSizes(CacheShape(22, 4, 64, "fp16").bytes_per_token, 612 * MB, 2048, 32_000)
+DRAFT = ModelSizes(CacheShape(12, 12, 64, "fp16").bytes_per_token, 170 * MB, 768, 32_000)
+PHI3_MINI = ModelSizes(CacheShape(32, 32, 96, "fp16").bytes_per_token, 2300 * MB, 3072, 32_064)
+ALONE = Demand.of(Settings(), [TARGET], 2048)
+TINYLLAMA = Demand.of(Settings(), [TARGET, DRAFT], 2048)
+PHI3 = Demand.of(Settings(), [PHI3_MINI], 4096)
+
+
+def supply(limit_mb: int, held_mb: int = 100) -> Supply:
+    free = (limit_mb - held_mb) * MB
+    return Supply(limit_mb * MB, free, held_mb * MB, swap=0, source="cgroup v2")
+
+
+def test_a_demand_is_of_target_and_draft_together() -> None:
+    assert TARGET.kv_token_bytes == 22 * 2 * 4 * 64 * 2
+    assert TINYLLAMA.kv_token_bytes == TARGET.kv_token_bytes + DRAFT.kv_token_bytes
+    assert (TINYLLAMA.mapped_weights, TINYLLAMA.target_weights) == (782 * MB, 612 * MB)
+    assert TINYLLAMA.pass_bytes == TARGET.pass_bytes(96, 72)  # the larger one: they take turns
+
+
+def test_the_largest_pass_verifies_the_longest_drafts_of_all_slots() -> None:
+    wide = Demand.of(Settings(max_batched_tokens=1024), [TARGET], 2048)
+    assert wide.pass_bytes == TARGET.pass_bytes(1024, 72)
+    narrow = Demand.of(Settings(max_batched_tokens=16, slots=4), [TARGET], 2048)
+    assert narrow.pass_bytes == TARGET.pass_bytes(36, 36)
+    assert TARGET.pass_bytes(96, 72) < TARGET.pass_bytes(96, 73) < TARGET.pass_bytes(97, 73)
+    unknown = replace(TARGET, hidden_size=0)
+    assert unknown.pass_bytes(1, 0) == 2 * TARGET.pass_bytes(1, 0)
+
+
+def test_what_fills_up_later_counts_as_held() -> None:
+    later = supply(1_000).less(50 * MB)
+    assert (later.held, later.free, later.limit) == (150 * MB, 850 * MB, 1_000 * MB)
+    assert supply(1_000).less(10_000 * MB).free == 0
+    assert plan_memory(later, ALONE).kv_bytes < plan_memory(supply(1_000), ALONE).kv_bytes
+
+
+def test_a_machine_with_room_gives_every_slot_the_whole_context() -> None:
+    plan = plan_memory(supply(24_000), TINYLLAMA)
+    assert (plan.slots, plan.context) == (DEFAULT_SLOTS, 2048)
+    assert plan.kv_tokens == DEFAULT_SLOTS * 2048
+    assert plan.num_blocks == DEFAULT_SLOTS * 32
+    assert plan.weights_fit
+    odd = plan_memory(supply(24_000), TINYLLAMA, slots=3, context=100)
+    assert (odd.slots, odd.context, odd.kv_tokens) == (3, 100, 3 * 128)
+
+
+def test_under_1_gb_tinyllama_serves_more_than_four_short_requests_beside_its_weights() -> None:
+    plan = plan_memory(supply(1000), ALONE)
+    assert plan.weights_fit
+    assert plan.kv_tokens > 4 * (200 + 64) * 2
+    assert plan.context == 2048
+
+
+def test_under_1_gb_the_draft_gives_way_and_the_targets_weights_stay() -> None:
+    plan = plan_memory(supply(1000), TINYLLAMA)
+    assert plan.kv_tokens >= 4 * (200 + 64) * 2
+    assert TINYLLAMA.target_weights <= plan.left_for_weights < TINYLLAMA.mapped_weights
+    assert any("the target's stay" in line for line in plan.lines())
+    assert not any("every token" in line for line in plan.lines())
+
+
+def test_both_models_stay_where_that_leaves_a_comfortable_cache() -> None:
+    least = next(
+        size for size in range(1000, 2000) if plan_memory(supply(size), TINYLLAMA).weights_fit
+    )
+    plan = plan_memory(supply(least), TINYLLAMA)
+    assert plan.kv_tokens == plan.context == 1024
+    assert plan_memory(supply(least - 1), TINYLLAMA).kv_tokens > 1024  # the draft's place
+
+
+def test_under_4_gb_phi3_gets_a_cache_beside_its_weights() -> None:
+    plan = plan_memory(supply(4000), PHI3)
+    assert 2048 < plan.kv_tokens < 4096
+    assert plan.context == plan.kv_tokens
+    assert plan.weights_fit
+
+
+def test_where_no_weights_can_stay_one_modest_request_is_planned_and_the_table_says_so() -> None:
+    plan = plan_memory(supply(700), TINYLLAMA)
+    assert plan.kv_tokens == plan.context == 1024
+    assert plan.left_for_weights < TINYLLAMA.target_weights
+    assert any("from disk for every token" in line for line in plan.lines())
+
+
+def test_a_context_that_is_asked_for_is_kept_even_where_weights_must_go() -> None:
+    plan = plan_memory(supply(820), ALONE, context=2048)
+    assert plan.context == plan.kv_tokens == 2048
+    assert not plan.weights_fit
+    assert plan_memory(supply(820), ALONE).weights_fit
+
+
+def test_what_is_asked_for_and_fits_is_what_is_planned() -> None:
+    plan = plan_memory(supply(4000), TINYLLAMA, slots=2, context=1000, kv_tokens=1500)
+    assert (plan.slots, plan.context, plan.kv_tokens) == (2, 1000, 1536)
+    few = plan_memory(supply(4000), TINYLLAMA, kv_tokens=20)
+    assert (few.context, few.kv_tokens) == (64, 64)
+
+
+def test_more_context_than_the_model_has_is_its_context() -> None:
+    assert plan_memory(supply(4000), TINYLLAMA, context=9999).context == 2048
+
+
+def test_a_context_is_never_more_than_the_cache() -> None:
+    assert plan_memory(supply(4000), TINYLLAMA, kv_tokens=512).context == 512
+    with pytest.raises(MemoryPlanError, match="SPECOPS_CONTEXT=1000 does not fit into") as refused:
+        plan_memory(supply(4000), TINYLLAMA, context=1000, kv_tokens=512)
+    assert "SPECOPS_KV_TOKENS=512" in str(refused.value)
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers_and_the_way_out() -> None:
+    with pytest.raises(MemoryPlanError) as refused:
+        plan_memory(supply(4000), PHI3, kv_tokens=16_384)
+    message = str(refused.value)
+    assert "a KV cache of 16,384 tokens" in message
+    assert f"{16_384 * PHI3.kv_token_bytes / 1e6:,.1f} MB of keys and values" in message
+    assert "limit of 4,000.0 MB (cgroup v2)" in message
+    assert "3,900.0 MB are free" in message
+    assert "the cache then takes what fits" in message
+    found = re.search(r"([\d,]+) tokens would fit", message)
+    assert found
+    fitting = int(found[1].replace(",", ""))
+    assert plan_memory(supply(4000), PHI3, kv_tokens=fitting).kv_tokens == fitting
+    with pytest.raises(MemoryPlanError):
+        plan_memory(supply(4000), PHI3, kv_tokens=fitting + 1)
+
+
+def test_a_cap_below_the_smallest_cache_is_refused() -> None:
+    with pytest.raises(MemoryPlanError, match="Not even one short request fits"):
+        plan_memory(supply(190), TINYLLAMA)
+
+
+@given(
+    limit=st.integers(100, 30_000),
+    held=st.integers(20, 3000),
+    target=st.integers(0, 5000),
+    draft=st.integers(0, 500),
+    kv=st.integers(64, 1_000_000),
+    context=st.integers(1, 8192),
+    slots=st.integers(0, 16),
+    asked=st.integers(0, 8192),
+    tokens=st.integers(0, 100_000),
+)
+def test_every_plan_fits(
+    *,
+    limit: int,
+    held: int,
+    target: int,
+    draft: int,
+    kv: int,
+    context: int,
+    slots: int,
+    asked: int,
+    tokens: int,
+) -> None:
+    demand = Demand(kv, (target + draft) * MB, target * MB, 20 * MB, context)
+    there = supply(limit, min(held, limit))
+    try:
+        plan = plan_memory(there, demand, slots=slots, context=asked, kv_tokens=tokens)
+    except MemoryPlanError:
+        longest = min(asked or 128, context)
+        least = max(tokens or longest, longest if asked else 1)
+        wanted = MemoryPlan(there, demand, 8, longest, -(-least // 64) * 64)
+        assert wanted.needed > there.free or (asked and longest > tokens)
+        return
+    assert plan.needed <= there.free
+    assert plan.most_anonymous <= there.limit
+    assert plan.slots == slots or (plan.slots == DEFAULT_SLOTS and not slots)
+    assert plan.kv_tokens == plan.num_blocks * 64
+    assert 1 <= plan.context <= min(context, plan.kv_tokens)
+    assert plan.context == min(asked, context) or not asked
+    assert 0 <= plan.kv_tokens - tokens < 64 or not tokens
+    if not tokens:
+        assert plan.kv_tokens <= plan.slots * -(-context // 64) * 64
+
+
+@given(limit=st.integers(400, 8000), more=st.integers(0, 4000))
+def test_more_memory_never_plans_less(limit: int, more: int) -> None:
+    small, large = (plan_memory(supply(size), TINYLLAMA) for size in (limit, limit + more))
+    if small.weights_fit:
+        assert large.kv_tokens >= small.kv_tokens
+
+
+def test_the_table_adds_up() -> None:
+    plan = plan_memory(supply(4000), TINYLLAMA)
+    lines = {line[:14].strip(): line[14:].split(" MB")[0].strip() for line in plan.lines()}
+    figures = {name: float(text.replace(",", "")) for name, text in lines.items()}
+    parts = sum(figures[name] for name in ("held now", "KV cache", "a pass", "spare"))
+    assert figures["anonymous"] == pytest.approx(parts, abs=0.3)
+    assert figures["anonymous"] < figures["limit"]
+
+
+def test_loaded_models_are_planned_by_the_settings_and_the_plan_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Supply, "read", lambda: supply(2000))
+    settings = Settings(slots=5, context=1024, kv_tokens=4096)
+    with caplog.at_level(logging.INFO, "specops.runtime.memory_plan"):
+        plan = planned(settings, [TARGET, DRAFT], 2048, later_bytes=50 * MB)
+    assert (plan.slots, plan.context, plan.kv_tokens) == (5, 1024, 4096)
+    assert plan.supply.held == 150 * MB
+    logged = [record.getMessage() for record in caplog.records]
+    assert [line for line in logged if "KV cache" in line and "4,096 tokens" in line]
+
+
+def test_a_twentieth_part_of_a_large_cap_is_not_spared() -> None:
+    assert spare_bytes(500 * MB) == 64 << 20
+    assert spare_bytes(4000 * MB) == 80 * MB
+    assert spare_bytes(64_000 * MB) == 256 << 20

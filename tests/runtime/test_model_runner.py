@@ -1,0 +1,234 @@
+"""The runner hands each pass to the graph as it is, and binds no more than what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from specops.runtime.batch import Batch
+from specops.runtime.kv_cache import CacheShape, KvCache
+from specops.runtime.model_runner import ModelRunner, cache_shape
+from specops.runtime.session import ModelLoadError, plain_options, share_threads
+from tests.conftest import THREADS
+
+SLOTS, CONTEXT, MAX_TOKENS = 3, 130, 16
+SEEN = SLOTS * 3 + SLOTS * 3 + 4  # spans, block tables and the cache's descriptor
+SHAPE = CacheShape(layers=2, kv_heads=3, head_size=8, dtype="fp16")
+METADATA = {"specops.layers": "2", "specops.kv_heads": "3", "specops.head_size": "8"}
+
+
+def make_session(
+    *,
+    positions: bool = False,
+    vocab: int | str = SEEN,
+    extra: str = "",
+    metadata: dict[str, str] | None = None,
+) -> ort.InferenceSession:
+    """A graph that shows what it is given: logits are spans, tables and descriptor, one after the
+    other, plus the wanted token's id, plus 1,000 times its position."""
+    flat = ["spans", "block_tables", "cache"]
+    nodes = [helper.make_node("Reshape", [name, "flat"], [f"{name}_flat"]) for name in flat]
+    nodes += [
+        helper.make_node("Concat", [f"{name}_flat" for name in flat], ["seen"], axis=0),
+        helper.make_node("Unsqueeze", ["input_ids", "last"], ["ids"]),
+    ]
+    inputs = {"input_ids": [1, "T"], "spans": ["S", 3], "block_tables": ["slots", 3]}
+    inputs |= {"cache": [4], "logit_rows": ["L"]}
+    tokens = "ids"
+    if positions:
+        inputs["position_ids"] = [1, "T"]
+        nodes += [
+            helper.make_node("Unsqueeze", ["position_ids", "last"], ["places"]),
+            helper.make_node("Mul", ["places", "thousand"], ["far"]),
+            helper.make_node("Add", ["ids", "far"], ["placed"]),
+        ]
+        tokens = "placed"
+    if extra:
+        inputs[extra] = [1]
+        nodes += [helper.make_node("Add", ["seen", extra], ["more"])]
+    nodes += [
+        helper.make_node("Gather", [tokens, "logit_rows"], ["wanted"], axis=1),
+        helper.make_node("Add", ["wanted", "more" if extra else "seen"], ["sums"]),
+        helper.make_node("Cast", ["sums"], ["logits"], to=TensorProto.FLOAT),
+    ]
+    constants = {"flat": [-1], "last": [2], "thousand": [1000]}
+    graph = helper.make_graph(
+        nodes,
+        "shows what it is given",
+        [
+            helper.make_tensor_value_info(name, TensorProto.INT64, shape)
+            for name, shape in inputs.items()
+        ],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "L", vocab])],
+        [
+            helper.make_tensor(name, TensorProto.INT64, [1], values)
+            for name, values in constants.items()
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    helper.set_model_props(model, METADATA if metadata is None else metadata)
+    share_threads(THREADS)
+    options = plain_options()
+    options.use_per_session_threads = False  # one pool for all tests of a process
+    return ort.InferenceSession(model.SerializeToString(), options)
+
+
+def make_runner(session: ort.InferenceSession | None = None) -> ModelRunner:
+    cache = KvCache(SHAPE, num_blocks=8, num_slots=SLOTS, context=CONTEXT)
+    return ModelRunner(session or make_session(), cache, max_tokens=MAX_TOKENS)
+
+
+def begin(runner: ModelRunner, *slots: int) -> None:
+    for slot in slots:
+        runner.cache.begin(slot, range(CONTEXT))
+        assert runner.cache.reserve(slot, 64)
+
+
+def batch(*spans: tuple[int, int, list[int], int]) -> Batch:
+    made = Batch()
+    for span in spans:
+        made.add(*span)
+    return made
+
+
+def seen(runner: ModelRunner, spans: list[list[int]]) -> np.ndarray:
+    """What the graph must have been given beside the tokens."""
+    padded = spans + [[0, 0, 0]] * (SLOTS - len(spans))
+    cache = runner.cache
+    flat = [np.ravel(padded), np.ravel(cache.block_tables), cache.descriptor]
+    return np.concatenate(flat)
+
+
+def test_a_pass_sees_spans_tables_and_cache_and_gives_the_wanted_logits() -> None:
+    runner = make_runner()
+    begin(runner, 0, 2)
+    assert runner.cache.reserve(2, 130)
+    logits = runner.forward(batch((2, 70, [5, 6, 7], 2), (0, 3, [9], 1)))
+    given = seen(runner, [[2, 70, 3], [0, 3, 1]])
+    assert np.array_equal(logits, np.array([[6], [7], [9]], np.float32) + given.astype(np.float32))
+    assert logits.dtype == np.float32
+
+
+def test_the_next_pass_sees_nothing_of_the_one_before() -> None:
+    runner = make_runner()
+    begin(runner, 0, 1, 2)
+    runner.forward(batch((0, 0, [1] * 4, 4), (1, 0, [1] * 4, 4), (2, 0, [1] * 4, 4)))
+    runner.cache.release(1)
+    logits = runner.forward(batch((2, 4, [8], 1)))
+    given = seen(runner, [[2, 4, 1]])
+    assert np.array_equal(logits, given[None].astype(np.float32) + 8)
+
+
+def test_positions_are_given_where_the_graph_asks_for_them() -> None:
+    runner = make_runner(make_session(positions=True))
+    begin(runner, 0, 1)
+    for start in (0, 7):
+        spans = [[0, start, 2], [1, 2 * start, 1]]
+        logits = runner.forward(batch((0, start, [3, 4], 2), (1, 2 * start, [5], 1)))
+        expected = [3 + 1000 * start, 4 + 1000 * (start + 1), 5 + 2000 * start]
+        given = seen(runner, spans)[None] + np.array(expected)[:, None]
+        assert np.array_equal(logits, given.astype(np.float32))
+
+
+def test_a_pass_without_logits_computes_none() -> None:
+    runner = make_runner()
+    begin(runner, 0)
+    assert runner.forward(batch((0, 0, [1, 2], 0))).shape == (0, SEEN)
+    assert runner.forward(batch((0, 2, [1], 1))).shape == (1, SEEN)
+
+
+def test_lengths_stay_as_they_are() -> None:
+    """What is final is for the caller to say, once draft tokens are verified."""
+    runner = make_runner()
+    begin(runner, 0)
+    runner.forward(batch((0, 0, [1, 2], 1)))
+    assert runner.cache.length(0) == 0
+
+
+def note_name(
+    bound: list[str], bind: Callable[[str, ort.OrtValue], None]
+) -> Callable[[str, ort.OrtValue], None]:
+    def noted(name: str, value: ort.OrtValue) -> None:
+        bound.append(name)
+        bind(name, value)
+
+    return noted
+
+
+def test_a_known_size_is_not_bound_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner()
+    bound: list[str] = []
+    for kind in ("bind_ortvalue_input", "bind_ortvalue_output"):
+        noted = note_name(bound, getattr(runner._io, kind))
+        monkeypatch.setattr(runner._io, kind, noted)
+    begin(runner, 0, 1)
+    changes = [
+        (batch((0, 0, [1, 2], 1)), ["input_ids", "logit_rows", "logits"]),
+        (batch((0, 2, [5, 6], 1)), []),
+        (batch((0, 4, [5], 0), (1, 0, [7], 1)), []),
+        (batch((0, 5, [5, 6], 2)), ["logit_rows", "logits"]),
+        (batch((0, 7, [5, 6, 7], 2)), ["input_ids"]),
+        (batch((0, 0, [1, 2], 1)), ["input_ids", "logit_rows", "logits"]),
+    ]
+    for each, expected in changes:
+        bound.clear()
+        logits = runner.forward(each)
+        assert bound == expected
+        rows = [[span.slot, span.start, len(span.tokens)] for span in each.spans]
+        tokens = np.array([each.tokens[row] for row in each.logit_rows])
+        given = seen(runner, rows)[None] + tokens[:, None]
+        assert np.array_equal(logits, given.astype(np.float32))
+
+
+@pytest.mark.parametrize("count", [0, MAX_TOKENS + 1])
+def test_an_empty_pass_and_one_that_is_too_large_are_refused(count: int) -> None:
+    runner = make_runner()
+    begin(runner, 0)
+    made = batch((0, 0, [1] * count, 0)) if count else Batch()
+    with pytest.raises(ValueError, match=f"1 to 16 tokens, not {count}"):
+        runner.forward(made)
+
+
+def test_positions_that_are_not_the_slots_to_write_are_refused() -> None:
+    runner = make_runner()
+    begin(runner, 0)
+    tokens = range(CONTEXT)
+    with pytest.raises(ValueError, match="positions 60 to 64 of slot 0 are not reserved"):
+        runner.forward(batch((0, 60, [1] * 5, 0)))
+    with pytest.raises(ValueError, match="slot 1 is free"):
+        runner.forward(batch((1, 0, [1], 0)))
+    runner.cache.commit(0, tokens, 64)
+    assert runner.cache.reserve(0, 65)
+    runner.forward(batch((0, 64, [1], 0)))
+    with pytest.raises(ValueError, match="a pass may write 64 to 127"):
+        runner.forward(batch((0, 63, [1, 2], 0)))  # others may hold the full block by now
+
+
+def test_the_caches_shape_is_read_from_the_graph() -> None:
+    assert cache_shape(make_session(), "fp16") == SHAPE
+    with pytest.raises(ValueError, match="not fp8"):
+        cache_shape(make_session(), "fp8")
+
+
+@pytest.mark.parametrize("metadata", [{}, {**METADATA, "specops.layers": "two"}])
+def test_a_graph_that_was_not_rewritten_is_refused(metadata: dict[str, str]) -> None:
+    with pytest.raises(ModelLoadError, match=r"specops\.layers"):
+        cache_shape(make_session(metadata=metadata), "fp32")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: make_session(extra="attention_mask"), "attention_mask"),
+        (lambda: make_session(vocab="V"), "of a fixed size"),
+    ],
+)
+def test_a_graph_with_other_inputs_or_an_open_vocabulary_is_refused(
+    make: Callable[[], ort.InferenceSession], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        make_runner(make())

@@ -1,0 +1,108 @@
+"""The queue: positions of requests, and waits that follow what requests were seen to take."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specops.request import FinishReason, GenerationRequest, GenerationStats
+from specops.serving.queue_tracker import QueuePosition, QueueTracker
+
+_ids = count()
+
+
+def request(prompt: int = 10, output: int = 20) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=f"r{next(_ids)}", prompt_tokens=(1,) * prompt, max_new_tokens=output
+    )
+
+
+def tracker(slots: int = 2, queue_size: int = 3) -> QueueTracker:
+    return QueueTracker(
+        slots=slots, queue_size=queue_size, prompt_token_seconds=0.01, output_token_seconds=0.1
+    )
+
+
+def test_positions_count_from_the_slot_that_is_free_next() -> None:
+    here = tracker(slots=2)
+    assert here.capacity == 5
+    assert [here.enter([request()]).position for _ in range(5)] == [0, 0, 1, 2, 3]
+    assert here.in_flight == 5
+
+
+def test_several_requests_follow_each_other() -> None:
+    here = tracker(slots=2)
+    assert here.enter([request(), request(), request()]).position == 0
+    assert here.enter([request()]).position == 2
+
+
+def test_who_leaves_makes_room_and_takes_its_tokens_along() -> None:
+    here = tracker(slots=1)
+    first = request(10, 20)
+    here.enter([first])
+    here.enter([request(1, 2)])
+    assert (here.in_flight, here.tokens) == (2, 33)
+    here.leave(first.request_id)
+    assert (here.in_flight, here.tokens) == (1, 3)
+    assert here.enter([request()]).position == 1
+
+
+def test_the_wait_gslots_with_the_work_ahead() -> None:
+    here = tracker(slots=1, queue_size=10)
+    waits = [here.enter([request(10, 20)]).wait_seconds for _ in range(3)]
+    # 10 * 0.01 s + 20 * 0.1 s = 2.1 s each; who runs is half through.
+    assert waits == [0.0, pytest.approx(1.05), pytest.approx(3.15)]
+    heavy, light = tracker(slots=1), tracker(slots=1)
+    heavy.enter([request(90, 10)])
+    light.enter([request(10, 10)])
+    assert heavy.enter([request()]).wait_seconds > light.enter([request()]).wait_seconds
+
+
+def test_the_wait_follows_what_requests_are_seen_to_take() -> None:
+    here = tracker(slots=1, queue_size=10)
+    seen = GenerationStats(
+        prompt_tokens=10, generated_tokens=21, prefill_seconds=1.0, decode_seconds=20.0
+    )
+    for _ in range(200):
+        here.learn(FinishReason.LENGTH, seen)
+    here.enter([request(10, 500)])
+    # 10 * 0.1 s + 21 * 1 s: outputs are as long as they were, not as they may be.
+    assert here.enter([request()]).wait_seconds == pytest.approx(22 / 2, rel=1e-3)
+
+
+def test_who_gave_up_teaches_nothing() -> None:
+    here = tracker(slots=1)
+    stats = GenerationStats(prompt_tokens=1, generated_tokens=2, decode_seconds=1000.0)
+    for reason in (FinishReason.CANCELLED, FinishReason.TIMEOUT, FinishReason.ERROR):
+        here.learn(reason, stats)
+    here.enter([request(10, 20)])
+    assert here.enter([request()]).wait_seconds == pytest.approx(1.05)
+
+
+def test_retry_after_is_when_half_of_the_queue_is_through_and_at_least_a_second() -> None:
+    here = tracker(slots=1, queue_size=3)
+    assert here.retry_after == 1
+    for _ in range(4):
+        here.enter([request(10, 20)])
+    assert here.retry_after == 4  # 2.1 s * 3.5 = 7.35 s
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 2)), max_size=60))
+def test_counts_are_those_of_who_is_inside(visits: list[tuple[int, int, int]]) -> None:
+    here = tracker(slots=2)
+    inside: dict[str, int] = {}
+    for prompt, output, leaving in visits:
+        coming = request(prompt, output)
+        place = here.enter([coming])
+        inside[coming.request_id] = prompt + output
+        assert (place.position > 0) == (len(inside) > 2) == (place.wait_seconds > 0)
+        for name in list(inside)[:leaving]:
+            here.leave(name)
+            del inside[name]
+        assert (here.in_flight, here.tokens) == (len(inside), sum(inside.values()))
+    for name in inside:
+        here.leave(name)
+    assert here.enter([request()]) == QueuePosition(0, 0.0)

@@ -1,0 +1,76 @@
+"""What was looked up comes before what a model has to compute, and it is said whose it is."""
+
+from __future__ import annotations
+
+from specops.speculation.drafters.base import Draft
+from specops.speculation.drafters.cascade import CascadeDrafter
+from specops.speculation.drafters.draft_model import DraftModelDrafter
+from specops.speculation.drafters.ngram import NgramDrafter
+from specops.speculation.drafters.ngram_cache import NgramCacheDrafter
+from tests.simulated_target import VOCAB, SimulatedTarget
+from tests.speculation.drafters.ask import ask, propose
+
+REPEATING = [5, 6, 7, 5, 6]
+FRESH = [5, 6, 7, 8]
+
+
+def made(runner: SimulatedTarget, *slots: int) -> tuple[CascadeDrafter, DraftModelDrafter]:
+    """A cascade, and its model, which was told of these slots."""
+    model = DraftModelDrafter(runner, vocab_size=VOCAB)  # type: ignore[arg-type]
+    for slot in slots or (0,):
+        model.begin(slot, FRESH, "")
+    return CascadeDrafter(NgramDrafter(), model), model
+
+
+def test_a_lookup_costs_no_pass_and_is_named(runner: SimulatedTarget) -> None:
+    cascade, _ = made(runner)
+    found = cascade.look_up(0, REPEATING, 2)
+    assert found == Draft((7, 5), origin="ngram", match_length=2)
+    assert not runner.passes
+
+
+def test_a_lookup_in_vain_is_named_too(runner: SimulatedTarget) -> None:
+    cascade, _ = made(runner)
+    assert cascade.look_up(0, FRESH, 2) == Draft(origin="ngram")
+
+
+def test_the_model_proposes_what_it_would_alone(runner: SimulatedTarget) -> None:
+    cascade, model = made(runner, 0, 1)
+    found = propose(cascade, FRESH, 3)
+    assert found.origin == "draft"
+    assert found.tokens == propose(model, FRESH, 3, slot=1).tokens
+
+
+def test_the_model_catches_up_on_what_others_proposed(runner: SimulatedTarget) -> None:
+    """It computes what it has not seen, once, and proposes as if it had always been asked."""
+    cascade, model = made(runner, 0, 1)
+    drafted = propose(cascade, FRESH, 4).tokens  # the cache now holds 3 of them
+    tokens = [*FRESH, *drafted[:2], 30, 5, 6, 7, 5, 6, 31]  # most of it was looked up
+    assert cascade.backlog(0, len(tokens)) == len(tokens) - 7
+    passes = len(runner.passes)
+    found = propose(cascade, tokens, 1)
+    assert [batch.num_tokens for batch in runner.passes[passes:]] == [7]  # 30 and all after it
+    assert found.tokens == propose(model, tokens, 1, slot=1).tokens
+
+
+def test_a_lookups_own_attribution_is_kept(runner: SimulatedTarget) -> None:
+    lookup = NgramCacheDrafter(NgramDrafter(), entries=10, order=2)
+    cascade = CascadeDrafter(lookup, made(runner)[1])
+    assert cascade.look_up(0, REPEATING, 1).origin == "ngram"
+    assert cascade.look_up(1, [9, 6, 7], 1).origin == "ngram_cache"
+
+
+def test_what_its_model_has_to_take_in_is_its_backlog(runner: SimulatedTarget) -> None:
+    cascade, model = made(runner)
+    assert cascade.backlog(0, 4) == model.backlog(0, 4) == 4
+    assert cascade.take_in(0, FRESH, 2) == 2
+    assert cascade.backlog(0, 4) == model.backlog(0, 4) == 2
+
+
+def test_slots_are_its_parts_business(runner: SimulatedTarget) -> None:
+    """They are told by whoever tells all drafters, and not twice."""
+    cascade, _ = made(runner)
+    cascade.begin(0, FRESH, "")
+    cascade.release(0)
+    assert runner.cache.length(0) == 0
+    assert [draft.origin for draft in cascade.propose([ask(FRESH, 1)])] == ["draft"]

@@ -1,0 +1,480 @@
+"""Draft tokens by a smaller model: computed as if nothing had ever been rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specops.config import Settings
+from specops.engine.graphs import load_graph
+from specops.models.prepare import choose, prepare
+from specops.request import SamplingParams
+from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.model_runner import ModelRunner, cache_shape
+from specops.runtime.sampling import filtered_probs
+from specops.runtime.session import share_threads
+from specops.speculation.drafters import draft_model
+from specops.speculation.drafters.base import NO_DRAFT
+from specops.speculation.drafters.draft_model import DraftModelDrafter
+from tests.simulated_target import (
+    VOCAB,
+    SimulatedTarget,
+    Text,
+    expected,
+    make_request,
+    make_scheduler,
+    serve,
+    tinyllama,
+)
+from tests.speculation.drafters.ask import ask, propose
+from tests.speculation.drafters.conftest import DRAFT_TEXT
+
+RNG = np.random.default_rng(0)
+PROMPT = [5, 6, 7, 8]
+
+
+def made(
+    runner: SimulatedTarget, *slots: int, vocab_size: int = VOCAB, min_probability: float = 0.0
+) -> DraftModelDrafter:
+    """A drafter that was told of these slots, or of the first one."""
+    drafter = DraftModelDrafter(
+        runner,  # type: ignore[arg-type]
+        vocab_size=vocab_size,
+        min_probability=min_probability,
+    )
+    for slot in slots or (0,):
+        drafter.begin(slot, [0], "")
+    return drafter
+
+
+def widths(runner: SimulatedTarget) -> list[int]:
+    """Tokens of its passes so far."""
+    return [batch.num_tokens for batch in runner.passes]
+
+
+# -- what it proposes ------------------------------------------------------------------------------
+
+
+def test_proposes_its_models_greedy_continuation(runner: SimulatedTarget) -> None:
+    assert list(propose(made(runner), PROMPT, 4).tokens) == DRAFT_TEXT.continuation(PROMPT, 4)
+    assert propose(made(runner, 1), PROMPT, 4, slot=1).probs is None
+
+
+def test_with_a_seed_it_draws_by_the_targets_noise(runner: SimulatedTarget) -> None:
+    sampling = SamplingParams(1.3, top_k=9, seed=8)
+    draft = propose(made(runner), PROMPT, 5, sampling=sampling)
+    assert list(draft.tokens) == DRAFT_TEXT.continuation(PROMPT, 5, sampling)
+    assert draft.probs is None
+
+
+def test_without_a_seed_it_says_what_it_has_drawn_from(runner: SimulatedTarget) -> None:
+    sampling = SamplingParams(1.3, top_k=9)
+    draft = propose(made(runner, vocab_size=VOCAB + 5), PROMPT, 4, sampling=sampling)
+    assert draft.probs is not None
+    assert draft.probs.shape == (4, VOCAB + 5)
+    assert not draft.probs[:, VOCAB:].any()
+    tokens = list(PROMPT)
+    for token, probs in zip(draft.tokens, draft.probs, strict=True):
+        state = position = 0
+        for position, item in enumerate(tokens):
+            state = DRAFT_TEXT.grow(state, position, DRAFT_TEXT.key(state, item))
+        known = filtered_probs(DRAFT_TEXT.logits([state], tokens[-1:]), sampling)[0]
+        assert np.array_equal(probs[:VOCAB], known)
+        assert known[token] > 0
+        tokens.append(token)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(1, VOCAB - 1), st.integers(1, 4)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(1, 130),
+)
+@settings(max_examples=60, deadline=None)
+def test_goes_on_as_if_nothing_had_been_rejected(
+    jumps: list[tuple[int, int, int]], prompt: int
+) -> None:
+    """After any accepted part and any correction its draft tokens are those of a fresh model."""
+    runner = SimulatedTarget(num_slots=1, context=256, max_tokens=32, text=DRAFT_TEXT)
+    drafter = made(runner)
+    tokens = [1 + index % 40 for index in range(prompt)]
+    drafted: tuple[int, ...] = ()
+    for accepted, correction, count in jumps:
+        tokens = [*tokens, *drafted[:accepted], correction]
+        drafted = propose(drafter, tokens, count).tokens
+        assert list(drafted) == DRAFT_TEXT.continuation(tokens, count)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.0, seed=3)])
+def test_slots_in_one_pass_get_what_each_gets_alone(
+    runner: SimulatedTarget, sampling: SamplingParams
+) -> None:
+    """Of any lengths and counts, with other things rejected: one pass per depth for all."""
+    drafter, rng = made(runner, 0, 1, 2, 3), np.random.default_rng(2)
+    texts = [[1 + slot] * (4 + 3 * slot) for slot in range(4)]
+    for _ in range(12):
+        requests = [
+            ask(tokens, int(rng.integers(1, 6)), slot, sampling)
+            for slot, tokens in enumerate(texts)
+            if rng.random() < 0.8
+        ]
+        passes = len(runner.passes)
+        drafts = drafter.propose(requests)
+        assert len(runner.passes) - passes == max((item.count for item in requests), default=0)
+        for item, draft in zip(requests, drafts, strict=True):
+            assert list(draft.tokens) == DRAFT_TEXT.continuation(item.tokens, item.count, sampling)
+            stands = int(rng.integers(0, len(draft.tokens) + 1))
+            texts[item.slot] = [
+                *item.tokens, *draft.tokens[:stands], int(rng.integers(1, VOCAB))
+            ]  # fmt: skip
+
+
+# -- what it computes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accepted", range(5))
+def test_no_token_is_computed_twice(runner: SimulatedTarget, accepted: int) -> None:
+    """Whatever part of a draft stands: what is computed is what the cache does not hold."""
+    drafter = made(runner)
+    tokens = list(PROMPT)
+    for _ in range(4):
+        drafted = propose(drafter, tokens, 4).tokens
+        wrong = (drafted[accepted] + 1) % VOCAB if accepted < 4 else 9
+        tokens = [*tokens, *drafted[:accepted], wrong]
+        passes = len(runner.passes)
+        propose(drafter, tokens, 1)
+        # The last draft token was never computed.
+        assert widths(runner)[passes:] == [2 if accepted == 4 else 1]
+
+
+def test_it_catches_up_in_chunks_and_proposes_the_same(runner: SimulatedTarget) -> None:
+    drafter = made(runner)
+    tokens = RNG.integers(1, VOCAB, 100).tolist()
+    taken = [drafter.take_in(0, tokens, 30) for _ in range(5)]
+    assert taken == [30, 30, 30, 9, 0]  # all but the last token
+    assert drafter.backlog(0, 100) == 1
+    assert runner.cache.length(0) == 99
+    assert list(propose(drafter, tokens, 2).tokens) == DRAFT_TEXT.continuation(tokens, 2)
+    assert widths(runner) == [30, 30, 30, 9, 1, 1]
+
+
+def test_a_chunk_is_no_wider_than_a_pass(runner: SimulatedTarget) -> None:
+    drafter = made(runner)
+    assert drafter.take_in(0, [1] * 100, 1000) == runner.max_tokens == 32
+
+
+def test_a_long_backlog_takes_passes_of_its_own(runner: SimulatedTarget) -> None:
+    """Where drafts are asked for before it has caught up, beside slots that have."""
+    drafter = made(runner, 0, 1, 2)
+    short, other, long = [1, 2, 3], [4] * 30, RNG.integers(1, VOCAB, 100).tolist()
+    drafts = drafter.propose([ask(short, 2, 0), ask(long, 2, 1), ask(other, 2, 2)])
+    for draft, tokens in zip(drafts, (short, long, other), strict=True):
+        assert list(draft.tokens) == DRAFT_TEXT.continuation(tokens, 2)
+    assert max(widths(runner)) <= 32
+    assert sum(widths(runner)) == 3 + 30 + 100 + 3
+
+
+def test_the_backlog_is_what_is_not_computed(runner: SimulatedTarget) -> None:
+    drafter = made(runner)
+    assert drafter.backlog(0, 10) == 10
+    drafter.take_in(0, [1] * 10, 6)
+    assert drafter.backlog(0, 10) == 4
+    drafter.take_in(0, [1] * 10, 6)
+    assert drafter.backlog(0, 10) == drafter.backlog(0, 3) == 1  # there is always the last token
+    assert drafter.backlog(0, 10_000) == runner.cache.context - 9
+
+
+def test_the_first_unsure_draft_token_is_the_last(runner: SimulatedTarget) -> None:
+    """Up to there it proposes what it would anyway; its own pass is paid for."""
+    everything = propose(made(runner), PROMPT, 8).tokens
+    lengths = []
+    for slot, bound in enumerate((0.01, 0.5, 1.0), 1):
+        drafter = made(runner, slot, min_probability=bound)
+        passes = len(runner.passes)
+        found = propose(drafter, PROMPT, 8, slot=slot).tokens
+        assert found == everything[: len(found)]
+        assert len(runner.passes) - passes == len(found)
+        lengths.append(len(found))
+    assert lengths[0] == 8
+    assert lengths[0] > lengths[1] >= lengths[2] == 1
+
+
+@pytest.mark.parametrize("slowness", [0.5, 2.0])
+def test_its_passes_tell_its_cost_model_what_they_take(
+    monkeypatch: pytest.MonkeyPatch, slowness: float
+) -> None:
+    """Those for draft tokens, those that take a prompt in, and those of a long backlog."""
+    machine = tinyllama(0.1)
+    machine.fixed = machine.marginal = slowness
+    ways: list[Callable[[DraftModelDrafter, list[int]], object]] = [
+        lambda drafter, tokens: propose(drafter, tokens[:3], 8),
+        lambda drafter, tokens: drafter.take_in(0, tokens, 20),
+        lambda drafter, tokens: propose(drafter, tokens, 1),
+    ]
+    for way in ways:
+        runner = SimulatedTarget(
+            num_slots=1, context=256, max_tokens=32, text=DRAFT_TEXT, costs=machine
+        )
+        monkeypatch.setattr(draft_model.time, "perf_counter", runner.clock)
+        costs = tinyllama(0.1)
+        drafter = DraftModelDrafter(runner, vocab_size=VOCAB, costs=costs)  # type: ignore[arg-type]
+        for number in range(60):
+            drafter.begin(0, [0], str(number))
+            way(drafter, RNG.integers(1, VOCAB, 100).tolist())
+            drafter.release(0)
+        width, work = runner.passes[-1].num_tokens, runner.passes[-1].attention_work
+        assert costs.cost(width, work) == pytest.approx(machine.cost(width, work), rel=0.1)
+
+
+def test_each_pass_is_told_once_and_as_wide_as_it_was(
+    runner: SimulatedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, float, float]] = []
+    costs = tinyllama()
+    monkeypatch.setattr(costs, "observe", lambda *seen: told.append(seen))
+    monkeypatch.setattr(draft_model.time, "perf_counter", runner.clock)
+    drafter = DraftModelDrafter(runner, vocab_size=VOCAB, costs=costs)  # type: ignore[arg-type]
+    for slot in (0, 1):
+        drafter.begin(slot, [0], "")
+    drafter.take_in(0, [1] * 100, 30)
+    drafter.propose([ask([1] * 100, 3, 0), ask([2] * 8, 2, 1)])
+    assert [item[:2] for item in told] == [
+        (batch.num_tokens, batch.attention_work) for batch in runner.passes
+    ]
+    assert len(told) > 4
+    assert sum(seconds for _, _, seconds in told) == pytest.approx(runner.clock.now)
+
+
+# -- its vocabulary, context and cache -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [VOCAB - 8, VOCAB + 8])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(3.0), SamplingParams(3.0, seed=2)]
+)
+def test_a_vocabulary_of_another_size_is_no_obstacle(own: int, sampling: SamplingParams) -> None:
+    """It proposes only what the target knows, and takes in what it does not know itself."""
+    text = Text(surprise=1.0, seed=1, vocab_size=own)
+    runner = SimulatedTarget(num_slots=2, context=256, max_tokens=32, text=text)
+    drafter = made(runner)
+    tokens = [VOCAB - 1, VOCAB - 3, 5]
+    for _ in range(12):
+        draft = propose(drafter, tokens, 3, sampling=sampling)
+        assert len(draft.tokens) == 3
+        assert max(draft.tokens) < min(own, VOCAB)
+        assert draft.probs is None or draft.probs.shape == (3, VOCAB)
+        tokens = [*tokens, draft.tokens[0], VOCAB - 2]
+        for span in runner.passes[-1].spans:
+            assert max(span.tokens) < own
+
+
+def test_it_stops_at_its_context() -> None:
+    runner = SimulatedTarget(num_slots=1, context=64, max_tokens=32, text=DRAFT_TEXT)
+    drafter = made(runner)
+    tokens = RNG.integers(1, VOCAB, 70).tolist()
+    assert len(propose(drafter, tokens[:62], 8).tokens) == 3
+    assert len(propose(drafter, tokens[:64], 8).tokens) == 1
+    assert propose(drafter, tokens[:65], 8) is NO_DRAFT
+    assert drafter.take_in(0, tokens, 32) == 0
+
+
+def test_a_prompt_beyond_its_context_can_begin() -> None:
+    runner = SimulatedTarget(num_slots=1, context=64, max_tokens=32, text=DRAFT_TEXT)
+    drafter = made(runner, 0)
+    drafter.release(0)
+    tokens = RNG.integers(1, VOCAB, 200).tolist()
+    drafter.begin(0, tokens, "")
+    assert propose(drafter, tokens, 8) is NO_DRAFT
+    assert sum(drafter.take_in(0, tokens, 30) for _ in range(9)) == 64
+
+
+def test_without_room_in_its_cache_there_is_no_draft_and_nobody_else_loses_his() -> None:
+    runner = SimulatedTarget(num_slots=3, context=128, num_blocks=2, max_tokens=32, text=DRAFT_TEXT)
+    drafter = made(runner, 0, 1, 2)
+    texts = [[1] * 60, [2] * 60, [3] * 60]
+    drafts = drafter.propose([ask(tokens, 3, slot) for slot, tokens in enumerate(texts)])
+    assert [len(draft.tokens) for draft in drafts] == [3, 3, 0]
+    assert drafts[2] is NO_DRAFT
+    assert drafter.take_in(2, texts[2], 30) == 0
+    (shorter,) = drafter.propose([ask(texts[0], 8)])  # to the end of the block that it has
+    assert len(shorter.tokens) == 4
+    drafter.release(0)
+    assert len(propose(drafter, texts[2], 3, slot=2).tokens) == 3
+
+
+def test_a_preempted_request_begins_anew(runner: SimulatedTarget) -> None:
+    drafter = made(runner)
+    tokens = [*PROMPT, *propose(drafter, PROMPT, 4).tokens, 9]
+    propose(drafter, tokens, 2)
+    drafter.release(0)
+    drafter.begin(3, tokens, "")
+    assert list(propose(drafter, tokens, 3, slot=3).tokens) == DRAFT_TEXT.continuation(tokens, 3)
+
+
+# -- whose tokens it knows -------------------------------------------------------------------------
+
+LONG = RNG.integers(1, VOCAB, 100).tolist()
+
+
+def test_a_clients_next_prompt_goes_on_from_the_last(runner: SimulatedTarget) -> None:
+    drafter = made(runner, 3)
+    for number in range(2):
+        tokens = [*LONG, number]
+        drafter.begin(0, tokens, "ann")
+        assert drafter.backlog(0, 101) == (1 if number else 101)
+        while drafter.take_in(0, tokens, 32):
+            pass
+        found = propose(drafter, tokens, 3)
+        assert list(found.tokens) == DRAFT_TEXT.continuation(tokens, 3)
+        drafter.release(0)
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_another_client_finds_nothing(runner: SimulatedTarget, slot: int) -> None:
+    """Neither in the slot that the other one had, nor beside it."""
+    drafter = made(runner, 3)
+    drafter.begin(0, LONG, "ann")
+    while drafter.take_in(0, LONG, 32):
+        pass
+    if slot == 0:
+        drafter.release(0)
+    drafter.begin(slot, LONG, "bob")
+    assert drafter.backlog(slot, 100) == 100
+    passes = len(runner.passes)
+    propose(drafter, LONG, 1, slot=slot)
+    assert sum(widths(runner)[passes:]) == 100
+
+
+def test_with_no_prefix_cache_nothing_is_found() -> None:
+    runner = SimulatedTarget(num_slots=1, context=256, text=DRAFT_TEXT, reuse=PrefixCache.OFF)
+    drafter = made(runner)
+    drafter.take_in(0, LONG, 90)
+    drafter.release(0)
+    drafter.begin(0, LONG, "")
+    assert drafter.backlog(0, 100) == 100
+
+
+def test_two_clients_with_one_prompt_share_no_work_of_either_model() -> None:
+    """How fast an answer comes would tell the second that somebody has asked the same."""
+    prompt = make_request(150).prompt_tokens
+    work = []
+    for clients in (("ann", "bob"), ("ann", "ann")):
+        target = SimulatedTarget()
+        runner = SimulatedTarget(text=DRAFT_TEXT, clock=target.clock, max_tokens=96)
+        drafter = DraftModelDrafter(runner, vocab_size=VOCAB)  # type: ignore[arg-type]
+        scheduler = make_scheduler(target, {"draft": drafter}, draft_costs=tinyllama(0.1))
+        for client in clients:
+            before = target.computed, runner.computed
+            request = make_request(prompt, 40, client=client, drafter="draft", k_draft=4)
+            served = serve(scheduler, request)
+            assert served.tokens(request) == expected(target.text, request)
+            work.append((target.computed - before[0], runner.computed - before[1]))
+    assert work[0] == work[1] == work[2]
+    assert work[3][0] < work[2][0] - 140
+    assert work[3][1] < work[2][1] - 120
+
+
+def test_through_the_scheduler_it_changes_no_output() -> None:
+    """Few blocks for the draft model, too, and requests that come and go."""
+    target = SimulatedTarget(num_slots=4, context=512, num_blocks=12)
+    runner = SimulatedTarget(
+        num_slots=4, context=256, num_blocks=6, text=DRAFT_TEXT, clock=target.clock
+    )
+    drafter = DraftModelDrafter(runner, vocab_size=VOCAB)  # type: ignore[arg-type]
+    rng = np.random.default_rng(6)
+    scheduler = make_scheduler(target, {"draft": drafter}, draft_costs=tinyllama(0.1))
+    requests = [
+        make_request(
+            int(rng.integers(1, 300)),
+            int(rng.integers(1, 100)),
+            drafter="draft",
+            k_draft=int(rng.integers(1, 9)),
+            adaptive=bool(rng.random() < 0.5),
+            sampling=SamplingParams(index % 2, top_k=5, seed=index),
+        )
+        for index in range(16)
+    ]
+    served = serve(scheduler, *requests)
+    accepted = 0
+    for request in requests:
+        assert served.tokens(request) == expected(target.text, request)
+        stats = served.outputs[request.request_id][-1].stats
+        assert stats is not None
+        accepted += stats.accepted_tokens
+    assert accepted > 10
+    assert runner.cache.used_blocks == target.cache.used_blocks == 0
+
+
+# -- a real model ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo_draft(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    """The demo pair's draft model."""
+    settings = Settings(cache_dir=tmp_path_factory.mktemp("cache"), threads=2)
+    share_threads(2)
+    choice = choose(settings)
+    assert choice.draft is not None
+    folder = prepare(
+        choice.draft,
+        choice.draft_quant,
+        name="draft",
+        cache_dir=settings.cache_dir,
+        report=lambda detail: None,
+        downloading=lambda detail, done, total: None,
+    )
+    session = load_graph(folder, settings, lambda detail: None).session
+    cache = KvCache(
+        cache_shape(session, "fp16"),
+        num_blocks=12,
+        num_slots=6,
+        context=128,
+        reuse=PrefixCache.OFF,
+    )
+    return ModelRunner(session, cache, max_tokens=40)
+
+
+def test_a_real_model_drafts_for_several_slots_as_for_each_alone(demo_draft: ModelRunner) -> None:
+    """To the bit: after rejected tokens, beside others, and catching up in chunks."""
+    vocab = demo_draft.vocab_size
+    drafter = DraftModelDrafter(demo_draft, vocab_size=vocab)
+    rng = np.random.default_rng(4)
+    texts = {
+        slot: rng.integers(1, vocab, length).tolist() for slot, length in enumerate((3, 50, 17))
+    }
+    sampling = SamplingParams(0.8, top_k=20)
+    for slot, tokens in texts.items():
+        drafter.begin(slot, tokens, "")
+    for _ in range(4):
+        together = drafter.propose([ask(texts[slot], 3, slot, sampling) for slot in texts])
+        for slot, draft in enumerate(together):
+            drafter.begin(5, texts[slot], "")
+            drafter.take_in(5, texts[slot], 7)
+            alone = propose(drafter, texts[slot], 3, slot=5, sampling=sampling)
+            drafter.release(5)
+            assert alone.tokens == draft.tokens
+            assert np.array_equal(alone.probs, draft.probs)
+            stands = int(rng.integers(0, 3))
+            texts[slot] = [*texts[slot], *draft.tokens[:stands], int(rng.integers(1, vocab))]
+    for slot in texts:
+        drafter.release(slot)
+
+
+def test_a_real_models_greedy_draft_is_its_continuation(demo_draft: ModelRunner) -> None:
+    drafter = DraftModelDrafter(demo_draft, vocab_size=demo_draft.vocab_size)
+    drafter.begin(0, PROMPT, "")
+    drafter.begin(1, PROMPT, "")
+    whole = propose(drafter, PROMPT, 6).tokens
+    tokens = list(PROMPT)
+    for token in whole:
+        (next_one,) = propose(drafter, tokens, 1, slot=1).tokens
+        assert next_one == token
+        tokens.append(token)
+    drafter.release(0)
+    drafter.release(1)

@@ -1,0 +1,242 @@
+"""Memory readings from imitated procfs and cgroup trees, and from this machine."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.memory.cgroup import CgroupError, cgroup
+from specops.system.memory import (
+    MemoryReading,
+    Pressure,
+    ProcessMemory,
+    page_cache_room,
+    process_memory,
+    read_memory,
+    read_pressure,
+)
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+class Machine:
+    """A machine's /proc and /sys/fs/cgroup, as folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc = folder / "proc"
+        self.root = folder / "cgroup"
+        self.write("proc/meminfo", "MemTotal: 8388608 kB\nSwapTotal: 2097152 kB\nHugePages: 0\n")
+        self.write(
+            "proc/self/status",
+            "Name:\tpython\nRssAnon:\t  100 kB\nRssFile:\t  200 kB\nVmSwap:\t  7 kB\n",
+        )
+        self.write("proc/self/cgroup", "0::/\n")
+        self.root.mkdir()
+
+    def write(self, name: str, text: str) -> None:
+        path = self.proc.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def memory(self) -> MemoryReading:
+        return read_memory(self.proc, self.root)
+
+    def pressure(self) -> Pressure | None:
+        return read_pressure(self.proc, self.root)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def write_version2(machine: Machine, folder: str = "cgroup", *, limit: str, swap: str) -> None:
+    machine.write(f"{folder}/memory.stat", f"anon {3 * MIB}\nfile {5 * MIB}\nshmem 1\n")
+    machine.write(f"{folder}/memory.max", f"{limit}\n")
+    machine.write(f"{folder}/memory.swap.max", f"{swap}\n")
+    machine.write(f"{folder}/memory.swap.current", f"{MIB}\n")
+
+
+def write_version1(machine: Machine, folder: str, *, limit: int, both: int | None) -> None:
+    lines = [f"rss {MIB}", f"total_rss {3 * MIB}", f"total_cache {5 * MIB}", f"total_swap {MIB}"]
+    lines.append(f"hierarchical_memory_limit {limit}")
+    if both is not None:
+        lines.append(f"hierarchical_memsw_limit {both}")
+    machine.write(f"{folder}/memory.stat", "\n".join(lines))
+
+
+def test_without_a_cgroup_limit_the_process_and_the_machine_are_read(machine: Machine) -> None:
+    assert machine.memory() == MemoryReading(
+        anon=100 * KIB,
+        file=200 * KIB,
+        swap=7 * KIB,
+        limit=8 * GIB,
+        swap_limit=2 * GIB,
+        source="process",
+    )
+
+
+def test_a_process_is_read_by_itself_whatever_limits_it(machine: Machine) -> None:
+    write_version2(machine, limit=str(4 * GIB), swap=str(GIB))
+    assert process_memory(machine.proc) == ProcessMemory(100 * KIB, 200 * KIB, 7 * KIB)
+
+
+def test_version_2_limit_makes_the_cgroup_the_source(machine: Machine) -> None:
+    write_version2(machine, limit=str(4 * GIB), swap=str(GIB))
+    assert machine.memory() == MemoryReading(
+        anon=3 * MIB,
+        file=5 * MIB,
+        swap=MIB,
+        limit=4 * GIB,
+        swap_limit=GIB,
+        source="cgroup v2",
+    )
+
+
+def test_swap_limit_is_never_more_than_the_machine_has(machine: Machine) -> None:
+    write_version2(machine, limit=str(4 * GIB), swap=str(12 * GIB))
+    assert machine.memory().swap_limit == 2 * GIB
+    write_version2(machine, limit=str(4 * GIB), swap="max")
+    assert machine.memory().swap_limit == 2 * GIB
+
+
+def test_version_2_without_swap_accounting_holds_no_swap(machine: Machine) -> None:
+    write_version2(machine, limit=str(4 * GIB), swap="max")
+    (machine.root / "memory.swap.current").unlink()
+    assert machine.memory().swap == 0
+
+
+@pytest.mark.parametrize("limit", ["max", str(64 * GIB)])
+def test_version_2_limit_that_limits_nothing_is_ignored(machine: Machine, limit: str) -> None:
+    write_version2(machine, limit=limit, swap="max")
+    assert machine.memory().source == "process"
+
+
+def test_version_2_limit_of_a_parent_counts(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "0::/pod/api\n")
+    write_version2(machine, "cgroup/pod/api", limit="max", swap="max")
+    machine.write("cgroup/pod/memory.max", f"{2 * GIB}\n")
+    machine.write("cgroup/pod/memory.swap.max", "0\n")
+    reading = machine.memory()
+    assert (reading.limit, reading.swap_limit, reading.source) == (2 * GIB, 0, "cgroup v2")
+
+
+def test_version_2_path_outside_of_the_container_falls_back_to_the_mount(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "0::/../../docker/abc\n")
+    write_version2(machine, limit=str(GIB), swap="0")
+    assert machine.memory().limit == GIB
+
+
+def test_version_1_swap_limit_is_memory_and_swap_less_memory(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "5:cpu,memory:/docker/abc\n1:name=systemd:/\n0::/\n")
+    write_version1(machine, "cgroup/memory/docker/abc", limit=4 * GIB, both=5 * GIB)
+    assert machine.memory() == MemoryReading(
+        anon=3 * MIB,
+        file=5 * MIB,
+        swap=MIB,
+        limit=4 * GIB,
+        swap_limit=GIB,
+        source="cgroup v1",
+    )
+
+
+def test_version_1_inside_a_container_is_read_at_the_mount(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "5:memory:/docker/abc\n")
+    write_version1(machine, "cgroup/memory", limit=GIB, both=None)
+    reading = machine.memory()
+    assert (reading.limit, reading.swap_limit) == (GIB, 2 * GIB)
+
+
+def test_version_1_without_a_limit_is_ignored(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "5:memory:/\n")
+    write_version1(machine, "cgroup/memory", limit=2**63 - 4096, both=2**63 - 4096)
+    assert machine.memory().source == "process"
+
+
+def test_procfs_without_kinds_of_memory_is_read_from_statm(machine: Machine) -> None:
+    machine.write("proc/self/status", "Name:\tpython\nVmRSS:\t 4 kB\n")
+    machine.write("proc/self/statm", "500 30 10 1 0 20 0\n")
+    reading = machine.memory()
+    assert (reading.anon, reading.file) == (20 * mmap.PAGESIZE, 10 * mmap.PAGESIZE)
+    assert reading.swap == 0
+
+
+PSI = "some avg10=0.00 avg60=1.50 avg300=0.10 total=2500000\nfull avg10=0.00 total=1500000\n"
+
+
+def test_pressure_is_the_cgroups_where_it_has_its_own(machine: Machine) -> None:
+    machine.write("proc/pressure/memory", PSI.replace("2500000", "9900000"))
+    write_version2(machine, limit="max", swap="max")
+    machine.write("cgroup/memory.pressure", PSI)
+    assert machine.pressure() == Pressure(some=2.5, full=1.5)
+
+
+def test_pressure_is_otherwise_the_machines(machine: Machine) -> None:
+    machine.write("proc/pressure/memory", PSI)
+    assert machine.pressure() == Pressure(some=2.5, full=1.5)
+
+
+def test_kernel_without_pressure_figures_is_said(machine: Machine) -> None:
+    assert machine.pressure() is None
+
+
+def test_this_machine_is_read_and_touched_memory_is_seen() -> None:
+    before = read_memory()
+    held = bytearray(64 * MIB)  # zeroed by the allocator without touching it ...
+    held[:: mmap.PAGESIZE] = b"x" * len(held[:: mmap.PAGESIZE])  # ... so touch every page
+    after = read_memory()
+    assert after.anon - before.anon > 48 * MIB
+    assert 0 < after.anon < after.limit
+
+
+def test_room_for_files_is_the_limit_without_anonymous_memory(machine: Machine) -> None:
+    write_version2(machine, limit=str(GIB), swap="max")
+    assert page_cache_room(machine.proc, machine.root) == GIB - 3 * MIB
+
+
+def test_there_is_no_more_room_for_files_than_the_machine_has_available(machine: Machine) -> None:
+    assert page_cache_room(machine.proc, machine.root) == 8 * GIB - 100 * KIB
+    machine.write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 7 kB\nSwapTotal: 0 kB\n")
+    assert page_cache_room(machine.proc, machine.root) == 7 * KIB
+
+
+def test_there_is_no_room_where_anonymous_memory_has_reached_the_limit(machine: Machine) -> None:
+    write_version2(machine, limit=str(MIB), swap="max")
+    assert page_cache_room(machine.proc, machine.root) == 0
+
+
+def test_a_real_cap_is_read_from_inside_it() -> None:
+    code = (
+        "from specops.system.memory import *; r = read_memory(); print(r.limit, r.source, r.anon)"
+    )
+    command = [sys.executable, "-c", code]
+    try:
+        with cgroup(f"specops-test-{os.getpid()}", memory=512 * MIB) as group:
+            done = subprocess.run(
+                group.enclosed(command), capture_output=True, text=True, check=True
+            )
+            limit, *source, anon = done.stdout.split()
+            assert int(limit) == 512 * MIB
+            assert source == ["cgroup", f"v{group.version}"]
+            assert 0 < int(anon) < 512 * MIB
+            assert group.oom_kills() == 0
+    except CgroupError as error:
+        pytest.skip(str(error))
+
+
+def test_what_exceeds_a_real_cap_is_killed_and_counted() -> None:
+    try:
+        with cgroup(f"specops-test-{os.getpid()}", memory=64 * MIB) as group:
+            command = [sys.executable, "-c", "print(len(bytearray(256 << 20)))"]
+            done = subprocess.run(group.enclosed(command), capture_output=True, check=False)
+            assert done.returncode == -9
+            assert group.oom_kills() == 1
+    except CgroupError as error:
+        pytest.skip(str(error))

@@ -1,0 +1,52 @@
+"""What is read ahead is in the page cache, what is forgotten is not."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from specops.system.page_cache import forget, read_ahead
+from tests.system.page_cache import cached
+
+SIZE = 3 * mmap.PAGESIZE + 100
+
+
+@pytest.fixture
+def forgotten(tmp_path: Path) -> Path:
+    path = tmp_path / "weights"
+    path.write_bytes(os.urandom(SIZE))
+    assert cached(path, 0)
+    forget(path)
+    if cached(path, 0):
+        pytest.skip("files of this file system live in memory")
+    return path
+
+
+def test_what_is_read_ahead_is_there(forgotten: Path) -> None:
+    with forgotten.open("rb") as file:
+        read_ahead(file.fileno(), mmap.PAGESIZE, SIZE)
+    assert all(cached(forgotten, page) for page in (1, 2, 3))
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 0), (0, -5), (1 << 20, 4096)])
+def test_nothing_is_read_where_nothing_is(forgotten: Path, start: int, size: int) -> None:
+    with forgotten.open("rb") as file:
+        read_ahead(file.fileno(), start, size)
+    assert not cached(forgotten, 0)
+
+
+def test_a_file_that_cannot_be_mapped_is_left_alone() -> None:
+    reader, writer = os.pipe()
+    try:
+        read_ahead(reader, 0, 4096)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_file_that_is_gone_cannot_be_forgotten(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        forget(tmp_path / "weights")

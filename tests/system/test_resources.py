@@ -1,0 +1,58 @@
+"""Resources: both cgroup versions are read, and a machine without either has zeros."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+from specops.system.resources import Throttling, read_faults, read_oom_kills, read_throttling
+
+QUOTA = "nr_periods 40\nnr_throttled 10\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("cpu.stat", "usage_usec 5\nthrottled_usec 2500000\n"),
+        ("cpu/cpu.stat", "throttled_time 2500000000\n"),
+    ],
+    ids=["v2", "v1"],
+)
+def test_throttling_is_read(name: str, last: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(QUOTA + last)
+    assert read_throttling(tmp_path) == Throttling(40, 10, 2.5)
+
+
+def test_no_quota_is_no_throttling(tmp_path: Path) -> None:
+    assert read_throttling(tmp_path) == Throttling(0, 0, 0.0)
+    (tmp_path / "cpu.stat").write_text("usage_usec 5\n")
+    assert read_throttling(tmp_path) == Throttling(0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("memory.events", "low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\n"),
+        ("memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+    ],
+    ids=["v2", "v1"],
+)
+def test_kills_for_memory_are_read(name: str, text: str, tmp_path: Path) -> None:
+    assert read_oom_kills(tmp_path) == 0
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    assert read_oom_kills(tmp_path) == 2
+
+
+def test_touching_new_memory_is_a_minor_fault() -> None:
+    pages = 64
+    with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:  # the allocator would give old pages
+        before = read_faults()
+        for page in range(pages):
+            memory[page * mmap.PAGESIZE] = 1
+        assert read_faults().minor > before.minor

@@ -1,0 +1,150 @@
+"""Chat templates say what they say in transformers, and can do no more than that."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from specops.text.chat_template import ChatTemplate, ChatTemplateError
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief & <kind>."},
+    {"role": "user", "content": "Größe?\nZwei Zeilen"},
+    {"role": "assistant", "content": "42"},
+    {"role": "user", "content": "  why \"that\"? "},
+]  # fmt: skip
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+# As published ones are written: loops, namespaces, filters, white space, special tokens, refusals.
+TEMPLATES = {
+    "chatml": """{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}""",
+    "zephyr": """{% for message in messages %}
+{% if message['role'] == 'user' %}
+{{ '<|user|>
+' + message['content'] + eos_token }}
+{% elif message['role'] == 'system' %}
+{{ '<|system|>
+' + message['content'] + eos_token }}
+{% elif message['role'] == 'assistant' %}
+{{ '<|assistant|>
+'  + message['content'] + eos_token }}
+{% endif %}
+{% if loop.last and add_generation_prompt %}
+{{ '<|assistant|>' }}
+{% endif %}
+{% endfor %}""",
+    "llama": """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}
+{% set system = messages[0]['content'] %}{% else %}{% set rest = messages %}{% endif %}
+{% for message in rest %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('roles must alternate') }}{% endif %}
+{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'].strip() + ' [/INST]' }}
+{% else %}{{ ' ' + message['content'] | trim + ' ' + eos_token }}{% endif %}{% endfor %}""",
+    "namespace": """{% set ns = namespace(count=0, seen=dict(a=1)) %}{% for m in messages %}
+{% if m.role == 'assistant' %}{% continue %}{% endif %}
+{% set ns.count = ns.count + 1 %}{% endfor %}
+{{ ns.count }}{{ ns.seen | tojson }}{{ messages | tojson(indent=2) }}""",
+    "generation": """{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}
+{% endgeneration %}{{ eos_token }}{% endfor %}""",
+    "date": "{{ strftime_now('%Y') }} {{ tools is none }} {{ unknown is defined }}",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_are_those_of_transformers(name: str) -> None:
+    (theirs,), _ = render_jinja_template(
+        [MESSAGES], chat_template=TEMPLATES[name], add_generation_prompt=True, **TOKENS
+    )
+    assert ChatTemplate(TEMPLATES[name], TOKENS).render(MESSAGES) == theirs
+
+
+def test_today_is_today() -> None:
+    year = datetime.now().strftime("%Y")
+    assert ChatTemplate(TEMPLATES["date"], {}).render(MESSAGES).startswith(year)
+
+
+def test_a_templates_own_refusal_is_told() -> None:
+    wrong = [{"role": "assistant", "content": "me first"}]
+    with pytest.raises(ChatTemplateError, match="roles must alternate"):
+        ChatTemplate(TEMPLATES["llama"], TOKENS).render(wrong)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages[0].__init__.__globals__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ namespace(__class__=1) }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ dict.__mro__ }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0].content.missing.deeper }}",
+        "{% include 'other' %}",
+    ],
+)
+def test_a_template_cannot_reach_out_of_its_sandbox(source: str) -> None:
+    try:
+        text = ChatTemplate(source, {}).render(MESSAGES)
+    except ChatTemplateError:
+        return
+    assert text == ""  # Jinja's undefined: nothing was there to see
+
+
+def test_what_is_no_jinja_is_refused() -> None:
+    with pytest.raises(ChatTemplateError, match="cannot be read"):
+        ChatTemplate("{% for %}", {})
+
+
+def write(folder: Path, config: Any = None, file: str | None = None) -> Path:
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if file is not None:
+        (folder / "chat_template.jinja").write_text(file)
+    return folder
+
+
+def test_a_folder_without_a_template_has_none(tmp_path: Path) -> None:
+    assert ChatTemplate.load(tmp_path) is None
+    assert ChatTemplate.load(write(tmp_path, {"bos_token": "<s>"})) is None
+
+
+def test_a_template_is_in_its_file_or_in_the_configuration(tmp_path: Path) -> None:
+    tokens = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}
+    config = {"chat_template": "config {{ bos_token }}{{ eos_token }}", **tokens}
+    loaded = ChatTemplate.load(write(tmp_path, config))
+    assert loaded is not None
+    assert loaded.render(MESSAGES) == "config <s></s>"
+    loaded = ChatTemplate.load(write(tmp_path, config, "file {{ eos_token }}"))
+    assert loaded is not None
+    assert loaded.render(MESSAGES) == "file </s>"
+
+
+def test_of_several_templates_the_default_one_is_taken(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    loaded = ChatTemplate.load(write(tmp_path, {"chat_template": several}))
+    assert loaded is not None
+    assert loaded.render(MESSAGES) == "plain"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+def test_a_configuration_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ChatTemplateError, match="cannot be read"):
+        ChatTemplate.load(tmp_path)
+
+
+def test_the_demo_models_template_puts_messages_on_lines() -> None:
+    folder = Path(__file__).parents[2] / "api/models/demo/target/onnx/int8-128"
+    loaded = ChatTemplate.load(folder)
+    assert loaded is not None
+    assert loaded.render(MESSAGES[:2]) == "Be brief & <kind>.\nGröße?\nZwei Zeilen\n"

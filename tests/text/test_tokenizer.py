@@ -1,0 +1,135 @@
+"""Text survives the way through tokens, in one piece and token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from specops.text.detokenizer import IncrementalDetokenizer
+from specops.text.tokenizer import Tokenizer, TokenizerError
+
+
+def byte_level() -> Tokenizer:
+    """All 256 bytes as tokens of their own: every multi-byte character is split."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = FastTokenizer(
+        models.BPE(vocab=dict(zip(alphabet, range(256), strict=True)), merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return Tokenizer(tokenizer)
+
+
+def straddling() -> Tokenizer:
+    """The byte-level one with one more token: the last byte of an é and the first of another."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = FastTokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate([*alphabet, "©Ã"])}, merges=[])
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return Tokenizer(tokenizer)
+
+
+def sentencepiece() -> Tokenizer:
+    """Llama's kind: a marker for spaces, byte tokens for what the vocabulary lacks."""
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ö", "▁a"]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    tokenizer = FastTokenizer(
+        models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return Tokenizer(tokenizer)
+
+
+KINDS = {"byte-level": byte_level(), "sentencepiece": sentencepiece()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=st.text(max_size=40), prompt=st.text(st.sampled_from("ab ö"), min_size=1, max_size=9))
+def test_text_token_by_token_is_the_whole_text(kind: str, text: str, prompt: str) -> None:
+    tokenizer = KINDS[kind]
+    prompt_tokens = tokenizer.encode(prompt)
+    tokens = tokenizer.encode(prompt + text)
+    if tokens[: len(prompt_tokens)] != prompt_tokens:
+        return  # the text changed how the prompt's end is cut into tokens
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt_tokens)
+    parts = [detokenizer.push(token) for token in tokens[len(prompt_tokens) :]]
+    parts.append(detokenizer.flush())
+    assert tokenizer.decode(prompt_tokens) + "".join(parts) == tokenizer.decode(tokens)
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in part for part in parts)
+
+
+def test_a_character_comes_whole_with_its_last_byte() -> None:
+    tokenizer = KINDS["byte-level"]
+    detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("x"))
+    seen = []
+    for token in tokenizer.encode("é🙂"):
+        seen.append((detokenizer.push(token), detokenizer.incomplete))
+    assert seen == [("", True), ("é", False), ("", True), ("", True), ("", True), ("🙂", False)]
+
+
+def test_a_token_may_end_one_character_and_begin_the_next() -> None:
+    tokenizer = straddling()
+    vocabulary = tokenizer.vocabulary()
+    first, both, last = (vocabulary[token] for token in ("Ã", "©Ã", "©"))
+    detokenizer = IncrementalDetokenizer(tokenizer, (vocabulary["x"],))
+    seen = [(detokenizer.push(token), detokenizer.incomplete) for token in (first, *[both] * 20)]
+    assert seen == [("", True), *[("é", True)] * 20]
+    assert (detokenizer.push(last), detokenizer.incomplete) == ("é", False)
+    assert detokenizer.flush() == ""
+
+
+def test_a_run_of_byte_tokens_in_the_prompt_is_not_cut_inside_a_character() -> None:
+    """Byte fallback spells a run of bytes as one: a broken start would break all that follows."""
+    tokenizer = KINDS["sentencepiece"]
+    detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("🙂🙂"))
+    assert "".join(map(detokenizer.push, tokenizer.encode("🙂")[1:])) == "🙂"
+
+
+def test_a_space_after_special_tokens_is_not_lost() -> None:
+    tokenizer = KINDS["sentencepiece"]
+    a, unknown = tokenizer.vocabulary()["▁a"], 10_000  # an id without an entry spells nothing
+    detokenizer = IncrementalDetokenizer(tokenizer, (a, *[unknown] * 20))
+    text = [detokenizer.push(token) for token in (a, *[unknown] * 40, a)]
+    assert (text[0], text[-1]) == (" a", " a")
+
+
+def test_an_unfinished_character_is_shown_at_the_end() -> None:
+    tokenizer = KINDS["byte-level"]
+    detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("x"))
+    for token in tokenizer.encode("🙂")[:3]:
+        assert detokenizer.push(token) == ""
+    assert detokenizer.flush() == "\ufffd"
+
+
+def test_broken_bytes_do_not_hold_the_text_back_forever() -> None:
+    tokenizer = KINDS["byte-level"]
+    detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("x"))
+    lone = tokenizer.encode("🙂")[1]
+    text = "".join(detokenizer.push(lone) for _ in range(12))
+    assert set(text) == {"\ufffd"}
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError, match="cannot be read"):
+        Tokenizer.load(tmp_path)
