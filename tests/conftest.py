@@ -8,11 +8,18 @@ import pytest
 
 from specops.config import Settings
 from specops.models.convert import Quantization, export_checkpoint
+from specops.runtime.session import share_threads
 from tests.checkpoints import make_llama_checkpoint
 
 THREADS = 2
 SLOTS = 3
 CONTEXT = 128
+
+
+@pytest.fixture(scope="session", autouse=True)
+def threads_of_the_process() -> None:
+    """ONNX Runtime has one pool of threads for a process, if its first session asks for one."""
+    share_threads(THREADS)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ import pytest
 from specops.models import download
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LARGE = (".safetensors", ".bin", ".onnx", ".data")  # kept apart, with a sha256
+LARGE = (".safetensors", ".bin", ".onnx", ".data", ".gguf")  # kept apart, with a sha256
 _API = re.compile(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)")
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 

@@ -73,9 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     generate.set_defaults(command=_generate)
 
     export = commands.add_parser("export", help="convert a checkpoint for the engine")
-    export.add_argument("source", type=Path, help="folder with config.json and safetensors")
+    export.add_argument(
+        "source", type=Path, help="folder with config.json and safetensors, or a GGUF"
+    )
     export.add_argument("destination", type=Path, help="folder to write")
-    export.add_argument("--quant", default="int4-128", help="default: %(default)s")
+    export.add_argument("--quant", help="default: int4-128, and for a GGUF its own weights")
     export.set_defaults(command=_export)
 
     info = commands.add_parser("info", help="show the model, its size and this machine's limits")
@@ -231,13 +233,17 @@ def figures(stats: GenerationStats) -> str:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from specops.models.convert import ExportError, Quantization, export_checkpoint  # noqa: PLC0415
+    from specops.models.convert import (  # noqa: PLC0415
+        ExportError,
+        export_checkpoint,
+        quantization_for,
+    )
 
     try:
         model = export_checkpoint(
             options.source,
             options.destination,
-            quantization=Quantization.parse(options.quant),
+            quantization=quantization_for(options.source, options.quant),
             progress=_progress if sys.stderr.isatty() else None,
         )
     except (ExportError, ValueError) as error:

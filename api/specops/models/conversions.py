@@ -32,7 +32,7 @@ _CODE = (
     *("models/layout.py", "models/state_dict.py", "models/sentencepiece.py"),
 )
 _SOURCES = "sources.json"
-_NAME = re.compile(r".+-(?P<key>[0-9a-f]{16})-(?:fp32|int[48]-.+)")
+_NAME = re.compile(r".+-(?P<key>[0-9a-f]{16})-(?:fp32|int[48]-.+|gguf)")
 _PIECE = 4 << 20
 _REPORT_SECONDS = 5.0
 
@@ -186,6 +186,6 @@ def _digest(path: Path, parts: Parts, report: Report) -> str:
                 if time.monotonic() - told >= _REPORT_SECONDS:
                     told = time.monotonic()
                     report(f"reading {path}: {100 * done // total} %")
-        name = "" if file in parts.state_dicts else file.name  # their names mean nothing
+        name = "" if file in parts.freely_named else file.name
         whole.update(f"{name}\0".encode() + digest.digest())
     return f"sha256:{whole.hexdigest()}"

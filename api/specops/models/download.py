@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -34,7 +33,8 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 
 from specops.models.folder import GENAI_CONFIG, TOKENIZER_ADVICE, ModelError
-from specops.models.hub import MANIFEST, HubModel, Progress
+from specops.models.hub import GGUF, MANIFEST, HubModel, Progress
+from specops.models.hub_files import choose_files, has_tokenizer
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -45,17 +45,6 @@ _WAIT_SECONDS = 1.0  # before the second attempt; doubles each time
 _TIMEOUT = httpx.Timeout(30.0)
 _PROGRESS_SECONDS = 0.5
 _LOG_SECONDS = 15.0
-
-_CONFIGS = ("config.json", "generation_config.json")
-_TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "chat_template.jinja"),
-)
-_SENTENCEPIECE = "tokenizer.model"  # fetched where there is no other
-_TOKENIZERS = ({"tokenizer.json"}, {"vocab.json", "merges.txt"})  # each all that is needed
-_SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
-_STATE_DICTS = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
-_ONNX = re.compile(r".+\.onnx([._]data)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,27 +92,6 @@ def snapshot(model: HubModel, folder: Path, progress: Progress) -> None:
         raise ModelError(_disk_trouble(folder, error)) from error
 
 
-def choose_files(names: set[str]) -> list[str]:
-    """The names that are needed to load a model, of all that lie beside each other.
-
-    Raises:
-        ValueError: no form of weights that can be used is among them.
-    """
-    common = [name for name in (*_CONFIGS, *_TOKENIZER) if name in names]
-    if _SENTENCEPIECE in names and not any(needed <= names for needed in _TOKENIZERS):
-        common.append(_SENTENCEPIECE)
-    if GENAI_CONFIG in names:
-        return [*common, GENAI_CONFIG, *sorted(filter(_ONNX.fullmatch, names))]
-    for kind in (_SAFETENSORS, _STATE_DICTS):
-        weights = sorted(filter(kind.fullmatch, names))
-        index = [name for name in weights if name.endswith(".index.json")]
-        single = [name for name in weights if "-of-" not in name and name not in index]
-        chosen = single or ([name for name in weights if name not in single] if index else [])
-        if chosen and "config.json" in names:
-            return [*common, *chosen]
-    raise ValueError("neither safetensors nor PyTorch weights with a config.json")
-
-
 # -- what there is -------------------------------------------------------------------------------
 
 
@@ -133,17 +101,17 @@ def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
     info = _patiently(
         lambda: api.model_info(model.repo, revision=model.revision, files_metadata=True)
     )
-    folder = PurePosixPath(model.subfolder)
+    folder = PurePosixPath(model.place)
     beside = {
         path.name: item
         for item in info.siblings or []
         if (path := PurePosixPath(item.rfilename)).parent == folder
     }
     try:
-        names = choose_files(set(beside))
+        names = choose_files(set(beside), model.gguf)
     except ValueError as error:
         raise ModelError(_nothing_usable(model, str(error), info.siblings or [])) from error
-    if not any(needed <= set(names) for needed in (*_TOKENIZERS, {_SENTENCEPIECE})):
+    if not (model.gguf or has_tokenizer(set(names))):
         raise ModelError(f"{model} has no tokenizer: {TOKENIZER_ADVICE}")
     files = []
     for name in names:
@@ -158,12 +126,14 @@ def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
 def _nothing_usable(model: HubModel, reason: str, siblings: list[Any]) -> str:
     paths = [PurePosixPath(item.rfilename) for item in siblings]
     graphs = sorted({str(path.parent) for path in paths if path.name == GENAI_CONFIG})
-    advice = (
-        f"choose one of its folders, as in {model.repo}@{model.revision}:{graphs[0]}; there are "
-        + ", ".join(graphs)
-        if graphs
-        else "choose a repository with safetensors"
-    )
+    files = sorted(str(path) for path in paths if path.suffix == GGUF)
+    start = f"{model.repo}@{model.revision}"
+    advice = "choose a repository with safetensors"
+    if graphs:
+        advice = f"choose one of its folders, as in {start}:{graphs[0]}; there are "
+        advice += ", ".join(graphs)
+    elif files:
+        advice = f"choose one of its files, as in {start}:{files[0]}; there are {', '.join(files)}"
     return f"{model} holds {reason}: {advice}"
 
 
@@ -186,7 +156,7 @@ def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _M
     url = hf_hub_url(
         model.repo,
         file.name,
-        subfolder=model.subfolder or None,
+        subfolder=model.place or None,
         revision=commit,
         endpoint=_endpoint(),
     )

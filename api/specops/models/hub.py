@@ -14,11 +14,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from specops.models.folder import ModelError
 
 MANIFEST = "download.json"
+GGUF = ".gguf"
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _REFERENCE = re.compile(
     rf"(?P<repo>{_NAME}/{_NAME})(?:@(?P<revision>[\w./-]+))?(?::(?P<subfolder>[\w./-]+))?", re.ASCII
@@ -32,7 +33,8 @@ Progress = Callable[[int, int], None]
 class HubModel:
     """A model on the hub, written `org/name`, `org/name@revision` or `org/name@revision:folder`.
 
-    `revision` is a commit, a tag or a branch; `subfolder` is where in the repository it lies.
+    `revision` is a commit, a tag or a branch; `subfolder` is where in the repository it lies, or
+    the path of a GGUF there, or of one of its shards.
     """
 
     repo: str
@@ -53,6 +55,19 @@ class HubModel:
     def name(self) -> str:
         """The repository's name, without whose it is."""
         return self.repo.partition("/")[2]
+
+    @property
+    def gguf(self) -> str:
+        """The name of the GGUF that it is; empty where it is a folder."""
+        path = PurePosixPath(self.subfolder)
+        return path.name if path.suffix == GGUF else ""
+
+    @property
+    def place(self) -> str:
+        """Where in the repository its files lie; empty for its root."""
+        if not self.gguf:
+            return self.subfolder
+        return self.subfolder.removesuffix(self.gguf).rstrip("/")
 
     def folder(self, cache_dir: Path) -> Path:
         """Where its files are kept below `cache_dir`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import sys
 from collections import deque
@@ -26,6 +27,7 @@ from specops.models.sentencepiece import make_tokenizer
 from specops.models.state_dict import StateDictError, Tensor, read_state_dict
 
 _SUFFIXES = (".pt", ".pth", ".bin")
+_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _HUB_WEIGHTS = "pytorch_model.bin"
 _SAFETENSORS = "model*.safetensors*"
 _TOKENIZER = "tokenizer.json"
@@ -55,21 +57,32 @@ class LayoutError(Exception):
 class Parts:
     """What a checkpoint is made of.
 
-    `state_dicts` is empty where the weights are safetensors already.
+    `state_dicts` is empty where the weights are safetensors already. `shards` are a GGUF's files,
+    one or more, which hold all there is.
     """
 
     folder: Path
     config: Path
     state_dicts: tuple[Path, ...]
+    shards: tuple[Path, ...] = ()
 
     @property
     def in_order(self) -> bool:
-        """The converter can read the folder as it is."""
+        """The converter can read the checkpoint as it is."""
+        if self.shards:
+            return True
         return not self.state_dicts and (self.folder / _TOKENIZER).is_file()
+
+    @property
+    def freely_named(self) -> tuple[Path, ...]:
+        """The files whose names say nothing of what is in them."""
+        return self.shards or self.state_dicts
 
     @property
     def files(self) -> tuple[Path, ...]:
         """Everything that the converted model follows from, in a fixed order."""
+        if self.shards:
+            return self.shards
         weights = self.state_dicts or self.folder.glob(_SAFETENSORS)
         texts = (file for file in self.folder.iterdir() if file.suffix in _COPIED)
         found = {self.config, self.folder / _SENTENCEPIECE, *weights, *texts}
@@ -81,12 +94,14 @@ def parts_of(source: Path) -> Parts:
     """Find weights, configuration and tokenizer.
 
     Args:
-        source: a checkpoint's folder, or a file that torch saved; `name.pt` goes with `name.json`
-            or `config.json`.
+        source: a checkpoint's folder, a file that torch saved (`name.pt` goes with `name.json` or
+            `config.json`), or a GGUF or one of its shards.
 
     Raises:
         LayoutError: something is missing or ambiguous.
     """
+    if is_gguf(source):
+        return Parts(source.parent, source, (), _shards(source))
     if source.is_file() and source.suffix in _SUFFIXES:
         found = Parts(source.parent, _config_of(source), (source,))
     elif any(source.glob(_SAFETENSORS)):
@@ -100,6 +115,28 @@ def parts_of(source: Path) -> Parts:
     here = {path.name for path in folder.iterdir()}
     if not any(needed <= here for needed in ({_TOKENIZER}, _VOCABULARY, {_SENTENCEPIECE})):
         raise LayoutError(f"{folder} has no tokenizer: {TOKENIZER_ADVICE}")
+    return found
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF's, going by its name."""
+    return path.suffix == hub.GGUF and not path.is_dir()
+
+
+def shards_of(name: str) -> list[str]:
+    """The names of a GGUF's files in order, of which one is known."""
+    found = _SHARD.fullmatch(name)
+    if found is None:
+        return [name]
+    count = found["count"]
+    return [f"{found['stem']}-{one:05d}-of-{count}{hub.GGUF}" for one in range(1, int(count) + 1)]
+
+
+def _shards(file: Path) -> tuple[Path, ...]:
+    found = tuple(file.with_name(name) for name in shards_of(file.name))
+    for path in found:
+        if not path.is_file():
+            raise LayoutError(f"{path} is missing")
     return found
 
 

@@ -21,18 +21,19 @@ from specops.config import ConfigError, Settings
 from specops.models.conversions import Conversion, Conversions
 from specops.models.folder import GENAI_CONFIG, MANIFEST, ModelError, ModelFolder
 from specops.models.hub import HubModel, fetch
-from specops.models.layout import LayoutError, Parts, parts_of
+from specops.models.layout import LayoutError, Parts, is_gguf, parts_of
 from specops.presets import presets
 
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
+_OWN_WEIGHTS = "gguf"  # the quantization of a GGUF, whichever its blocks are
 _DEFAULT_BLOCK = "-128"
 _DEFAULT_METHOD = "-search"
 _REPORT_SECONDS = 5.0
 _BUNDLED = "./"  # how presets.toml begins the name of a folder below SPECOPS_MODELS_DIR
 
 Source = Path | HubModel
-"""A checkpoint or an exported model: a folder or a file of torch here, or a model on the hub."""
+"""A checkpoint or an exported model: a folder, or a file of torch or llama.cpp, or on the hub."""
 
 Downloading = Callable[[str, int, int], None]
 """Told what is downloaded, the bytes that are here and the bytes in all."""
@@ -53,7 +54,8 @@ def choose(settings: Settings) -> ModelChoice:
     """Apply the settings' overrides to their preset.
 
     Raises:
-        ConfigError: there is no such preset, or it has no target and none is given.
+        ConfigError: there is no such preset, or it has no target and none is given, or weights are
+            asked for of a GGUF, which has its own.
     """
     preset = presets().get(settings.model)
     if preset is None:
@@ -61,17 +63,19 @@ def choose(settings: Settings) -> ModelChoice:
         raise ConfigError(f"SPECOPS_MODEL takes one of {names}, not {settings.model}")
     if not (settings.target or preset.target):
         raise ConfigError(
-            f"SPECOPS_TARGET takes a folder, a .pt file or org/name; {settings.model} needs one"
+            "SPECOPS_TARGET takes a folder, a .pt or .gguf file or org/name; "
+            f"{settings.model} needs one"
         )
     # A preset's draft fits the preset's target; another target needs to be given its own.
     draft = settings.draft or ("none" if settings.target else preset.draft)
     target = _source(settings.target, preset.target, settings.models_dir)
+    small = None if draft == "none" else _source(settings.draft, draft, settings.models_dir)
     return ModelChoice(
         name=_name(target) if settings.target else settings.model,
         target=target,
-        target_quant=_with_block(settings.quant or preset.quant),
-        draft=None if draft == "none" else _source(settings.draft, draft, settings.models_dir),
-        draft_quant=_with_block(settings.draft_quant or preset.draft_quant),
+        target_quant=_quant(target, settings.quant, preset.quant, "SPECOPS_QUANT"),
+        draft=small,
+        draft_quant=_quant(small, settings.draft_quant, preset.draft_quant, "SPECOPS_DRAFT_QUANT"),
     )
 
 
@@ -89,8 +93,10 @@ def prepare(
     Args:
         source: an exported folder, one in onnxruntime-genai's layout, a checkpoint in the Hugging
             Face layout (which may carry exports in `onnx/<quant>`), a state dict that torch saved
-            with its configuration, or a model on the hub that is one of these.
-        quant: the weights wanted, such as `int8-128`; an exported folder keeps its own.
+            with its configuration, a GGUF or one of its shards, or a model on the hub that is one
+            of these.
+        quant: the weights wanted, such as `int8-128`; an exported folder keeps its own, and a GGUF
+            too, whose quantization is `gguf`.
         name: the model's name in messages and metrics.
         cache_dir: where downloads and conversions are kept.
         report: told when a conversion begins, and how far it is.
@@ -100,7 +106,7 @@ def prepare(
         ModelError: the model is missing, cannot be downloaded or cannot be converted.
     """
     if isinstance(source, HubModel):
-        path = fetch(source, cache_dir, _progress(source, downloading))
+        path = fetch(source, cache_dir, _progress(source, downloading)) / source.gguf
     else:
         path = source
     if (path / MANIFEST).is_file():
@@ -167,6 +173,22 @@ def _name(source: Source) -> str:
     if isinstance(source, HubModel):
         return source.name
     return source.stem if source.is_file() else source.resolve().name
+
+
+def _quant(source: Source | None, given: str, preset: str, variable: str) -> str:
+    """The full name of the weights wanted of a source; of a GGUF, its own."""
+    if source is None or not _is_gguf(source):
+        return _with_block(given or preset)
+    if given:
+        raise ConfigError(
+            f"{variable} is {given}, but {source} is a GGUF, which keeps the weights that it has: "
+            f"leave {variable} empty"
+        )
+    return _OWN_WEIGHTS
+
+
+def _is_gguf(source: Source) -> bool:
+    return bool(source.gguf) if isinstance(source, HubModel) else is_gguf(source)
 
 
 def _with_block(quant: str) -> str:

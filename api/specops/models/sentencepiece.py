@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 _MARK = "\u2581"
 _BPE = 2  # trainer_spec.model_type
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # kinds of pieces; 1 is an ordinary one, 6 a byte
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # kinds of pieces; 1: ordinary, 6: a byte
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+
+
+Piece = tuple[str, float, int]
+"""Its text, its score and its kind."""
 
 
 class SentencePieceError(Exception):
@@ -40,33 +44,10 @@ def make_tokenizer(folder: Path) -> Tokenizer:
         raise SentencePieceError(f"{file} is damaged ({error}): download it again") from error
     if trainer.get(3, 1) != _BPE:
         raise SentencePieceError(f"{file} is no byte-pair encoding: its kind cannot be read")
-    vocab = {text: index for index, (text, _, _) in enumerate(pieces)}
-    unknown, bos = trainer.get(40, 0), trainer.get(41, 1)
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab,
-            _merges(pieces, vocab),
-            unk_token=pieces[unknown][0],
-            fuse_unk=True,
-            byte_fallback=bool(trainer.get(35, 0)),
-        )
+    tokenizer = bpe_tokenizer(
+        pieces, unknown=trainer.get(40, 0), byte_fallback=bool(trainer.get(35, 0))
     )
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend(_MARK), normalizers.Replace(" ", _MARK)]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace(_MARK, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    for text, _, kind in pieces:
-        if kind in (_UNKNOWN, _CONTROL):
-            tokenizer.add_special_tokens([AddedToken(text, normalized=False)])
-        elif kind == _USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(text, normalized=False)])
+    bos = trainer.get(41, 1)
     if _adds_bos(folder) and bos < len(pieces):
         begin = pieces[bos][0]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -75,11 +56,49 @@ def make_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _merges(pieces: list[tuple[str, float, int]], vocab: dict[str, int]) -> list[tuple[str, str]]:
+def bpe_tokenizer(
+    pieces: Sequence[Piece], *, unknown: int, byte_fallback: bool, space_first: bool = True
+) -> Tokenizer:
+    """The tokenizer of SentencePiece's pieces; it puts nothing before a text but a space.
+
+    Args:
+        pieces: in the order of their ids.
+        unknown: the id of the piece for what no other one spells.
+        byte_fallback: bytes spell it instead, pieces of their own.
+        space_first: whether a text gets a space before it.
+    """
+    vocab = {text: index for index, (text, _, _) in enumerate(pieces)}
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab,
+            _merges(pieces, vocab),
+            unk_token=pieces[unknown][0],
+            fuse_unk=True,
+            byte_fallback=byte_fallback,
+        )
+    )
+    spelled = [decoders.Replace(_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if space_first:
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend(_MARK), normalizers.Replace(" ", _MARK)]
+        )
+        spelled.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = normalizers.Replace(" ", _MARK)
+    tokenizer.decoder = decoders.Sequence(spelled)
+    for text, _, kind in pieces:
+        if kind in (_UNKNOWN, _CONTROL):
+            tokenizer.add_special_tokens([AddedToken(text, normalized=False)])
+        elif kind == _USER_DEFINED:
+            tokenizer.add_tokens([AddedToken(text, normalized=False)])
+    return tokenizer
+
+
+def _merges(pieces: Sequence[Piece], vocab: dict[str, int]) -> list[tuple[str, str]]:
     """The pairs that make a piece, in the order in which they are to be merged."""
     found = []
     for text, score, kind in pieces:
-        if kind not in (_UNKNOWN, _CONTROL):
+        if kind not in (_UNKNOWN, _CONTROL, _UNUSED):
             pairs = [(text[:at], text[at:]) for at in range(1, len(text))]
             pairs = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
             pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
@@ -95,7 +114,7 @@ def _adds_bos(folder: Path) -> bool:
     return bool(settings.get("add_bos_token", True))
 
 
-def _read(data: bytes) -> tuple[list[tuple[str, float, int]], dict[int, Any]]:
+def _read(data: bytes) -> tuple[list[Piece], dict[int, Any]]:
     """Pieces as (text, score, kind), and the trainer's settings by their field numbers."""
     pieces, trainer = [], dict[int, Any]()
     for number, value in _fields(data):

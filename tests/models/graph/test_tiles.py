@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from specops.models.convert import Quantization, export_checkpoint
-from specops.models.graph.tiles import unpack
+from specops.models.graph.tiles import ZeroPoints, unpack
 from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import pack, unpacked
@@ -37,24 +37,29 @@ def foreign(graph: Path) -> list[str]:
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("block", [32, 128, 256])
-@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize("points", list(ZeroPoints))
 @pytest.mark.parametrize(("columns", "depth"), [(16, 256), (5, 40), (40, 700)])
 def test_tiles_give_back_what_was_packed(
-    bits: int, block: int, points: bool, columns: int, depth: int
+    bits: int, block: int, points: ZeroPoints, columns: int, depth: int
 ) -> None:
     rng = np.random.default_rng(bits * block + columns)
     blocks = -(-depth // block)
     codes = rng.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8)
     scales = rng.standard_normal((columns, blocks)).astype(np.float32)
     wide = -(-blocks * bits // 8)
-    zero_points = rng.integers(0, 256, (columns, wide), np.uint8) if points else None
+    zero_points = {
+        ZeroPoints.MIDDLE: None,
+        ZeroPoints.CODES: rng.integers(0, 256, (columns, wide), np.uint8),
+        ZeroPoints.FRACTIONS: rng.standard_normal((columns, blocks)).astype(np.float32),
+    }[points]
     tiles = pack(codes, scales, zero_points, bits=bits, block=block)
     found = unpack(tiles, columns, depth, bits=bits, block=block, points=points)
     np.testing.assert_array_equal(found.codes, unpacked(codes, bits))
     np.testing.assert_array_equal(found.scales, scales)
     assert (found.zero_points is None) == (zero_points is None)
     if found.zero_points is not None and zero_points is not None:
-        expected = unpacked(zero_points, bits)[:, :blocks]
+        codes_of_points = points is ZeroPoints.CODES
+        expected = unpacked(zero_points, bits)[:, :blocks] if codes_of_points else zero_points
         np.testing.assert_array_equal(found.zero_points, expected)
 
 

@@ -14,6 +14,7 @@ from specops.runtime.kernels.packing import pack
 from tests.runtime.kernels.attention import opened
 
 ROWS = 19  # more than two groups of any kernel, and a rest
+MIDDLE, CODES, FRACTIONS = range(3)  # where zero points are, as the operator's attribute has it
 
 
 class Weights(NamedTuple):
@@ -29,6 +30,12 @@ class Weights(NamedTuple):
     bias: np.ndarray | None
 
     @property
+    def points(self) -> int:
+        if self.zero_points is None:
+            return MIDDLE
+        return FRACTIONS if self.zero_points.dtype == np.float32 else CODES
+
+    @property
     def attributes(self) -> dict[str, int]:
         return {"N": self.columns, "K": self.depth, "bits": self.bits, "block_size": self.block}
 
@@ -38,7 +45,8 @@ class Weights(NamedTuple):
         codes = halves(self.codes) if self.bits == 4 else self.codes
         points = np.full((self.columns, blocks), 1 << (self.bits - 1))
         if self.zero_points is not None:
-            points = halves(self.zero_points) if self.bits == 4 else self.zero_points
+            packed = self.points == CODES and self.bits == 4
+            points = halves(self.zero_points) if packed else self.zero_points.astype(np.float64)
         shifted = codes.astype(np.float64) - points[:, :blocks, None]
         return (shifted * self.scales[..., None]).reshape(self.columns, -1)[:, : self.depth]
 
@@ -48,11 +56,16 @@ def halves(packed: np.ndarray) -> np.ndarray:
 
 
 def random_weights(
-    columns: int, depth: int, bits: int, block: int, *, zero_points: bool, bias: bool
+    columns: int, depth: int, bits: int, block: int, *, zero_points: int, bias: bool
 ) -> Weights:
     random = np.random.default_rng(columns + depth + bits + block)
     blocks = -(-depth // block)
     width = -(-blocks // 2) if bits == 4 else blocks
+    points = {
+        MIDDLE: None,
+        CODES: random.integers(0, 256, (columns, width), np.uint8),
+        FRACTIONS: random.normal(1 << (bits - 1), 1 << bits, (columns, blocks)).astype(np.float32),
+    }
     return Weights(
         columns,
         depth,
@@ -60,7 +73,7 @@ def random_weights(
         block,
         codes=random.integers(0, 256, (columns, blocks, block * bits // 8), np.uint8),
         scales=random.normal(0, 0.01, (columns, blocks)).astype(np.float32),
-        zero_points=random.integers(0, 256, (columns, width), np.uint8) if zero_points else None,
+        zero_points=points[zero_points],
         bias=random.normal(0, 0.1, columns).astype(np.float32) if bias else None,
     )
 
@@ -99,7 +112,7 @@ def product(
         ["y"],
         domain=kernels.DOMAIN,
         **weights.attributes,
-        zero_points=int(weights.zero_points is not None),
+        zero_points=weights.points,
         bias=int(weights.bias is not None),
     )
     made = session(node, weights.depth, weights.columns, tiles=tiles, bias=weights.bias)
@@ -127,12 +140,12 @@ def _kernel(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("zero_points", [MIDDLE, CODES, FRACTIONS])
 @pytest.mark.parametrize("block", [32, 64, 128, 256])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("columns", "depth"), [(17, 33), (40, 200), (256, 1024)])
 def test_a_product(
-    *, columns: int, depth: int, bits: int, block: int, zero_points: bool, bias: bool
+    *, columns: int, depth: int, bits: int, block: int, zero_points: int, bias: bool
 ) -> None:
     weights = random_weights(columns, depth, bits, block, zero_points=zero_points, bias=bias)
     multiply = product(weights)
@@ -150,10 +163,10 @@ def test_a_product(
     assert np.array_equal(multiply(x[None, 5:6])[0], found[5:6])
 
 
-@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("zero_points", [MIDDLE, CODES, FRACTIONS])
 @pytest.mark.parametrize("block", [32, 128, 256])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_processors_agree_to_the_bit(bits: int, block: int, *, zero_points: bool) -> None:
+def test_processors_agree_to_the_bit(bits: int, block: int, zero_points: int) -> None:
     weights = random_weights(90, 700, bits, block, zero_points=zero_points, bias=True)
     x = np.random.default_rng(2).normal(size=(1, ROWS, 700)).astype(np.float32)
     x[0, 3] *= 1e30
@@ -168,28 +181,35 @@ def test_processors_agree_to_the_bit(bits: int, block: int, *, zero_points: bool
         kernels.force(None)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_what_onnxruntime_computes_is_near(bits: int) -> None:
-    weights = random_weights(256, 1024, bits, 128, zero_points=False, bias=False)
+@pytest.mark.parametrize(("bits", "zero_points"), [(4, MIDDLE), (8, MIDDLE), (4, FRACTIONS)])
+def test_what_onnxruntime_computes_is_near(bits: int, zero_points: int) -> None:
+    weights = random_weights(256, 1024, bits, 128, zero_points=zero_points, bias=False)
+    stored = {"codes": weights.codes, "scales": weights.scales}
+    if weights.zero_points is not None:
+        stored["zero_points"] = weights.zero_points
     node = helper.make_node(
         "MatMulNBits",
-        ["x", "codes", "scales"],
+        ["x", *stored],
         ["y"],
         domain="com.microsoft",
         **weights.attributes,
         accuracy_level=4,
     )
-    other = session(node, 1024, 256, codes=weights.codes, scales=weights.scales)
+    other = session(node, 1024, 256, **stored)
     x = np.random.default_rng(3).normal(size=(1, ROWS, 1024)).astype(np.float32)
     expected = other.run(["y"], {"x": x})[0]
-    assert np.abs(product(weights)(x) - expected).max() < 2e-3 * expected.std()
+    error = product(weights)(x) - expected
+    if zero_points == MIDDLE:
+        assert np.abs(error).max() < 2e-3 * expected.std()
+    else:  # with fractions it does not round activations
+        assert error.std() < 0.01 * expected.std()
 
 
 @pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 31, 32, 99])
 def test_nothing_infinite_gets_lost(odd: float, place: int) -> None:
-    weights = random_weights(32, 100, 4, 32, zero_points=False, bias=False)
+    weights = random_weights(32, 100, 4, 32, zero_points=MIDDLE, bias=False)
     x = np.random.default_rng(4).normal(size=(1, 3, 100)).astype(np.float32)
     expected = product(weights)(x)
     x[0, 1, place] = odd
@@ -201,18 +221,33 @@ def test_nothing_infinite_gets_lost(odd: float, place: int) -> None:
 @pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("small", [0.0, 1e-44, 1e-38, 1e-31])
 def test_activations_next_to_nothing_are_nothing(small: float) -> None:
-    weights = random_weights(32, 64, 8, 32, zero_points=True, bias=False)
+    weights = random_weights(32, 64, 8, 32, zero_points=CODES, bias=False)
     x = np.full((1, 2, 64), small, np.float32)
     assert not product(weights)(x).any()
 
 
+@pytest.mark.usefixtures("_kernel")
+def test_zero_points_that_are_fractions_take_steps_in_one_order() -> None:
+    """(dot - zero point * sum) * (scale * scale of the activations), each step rounded."""
+    f = np.float32
+    weights = random_weights(16, 32, 4, 32, zero_points=FRACTIONS, bias=False)
+    assert weights.zero_points is not None
+    x = np.random.default_rng(6).normal(size=32).astype(f)
+    most = np.abs(x).max()
+    codes = np.rint(x * (f(127) / most)).astype(np.int32)
+    dots = (halves(weights.codes)[:, 0].astype(np.int32) @ codes).astype(f)
+    shifted = dots - weights.zero_points[:, 0] * f(codes.sum())
+    expected = shifted * (weights.scales[:, 0] * (most / f(127)))
+    assert np.array_equal(product(weights)(x[None, None])[0, 0], expected)
+
+
 def test_no_rows() -> None:
-    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    weights = random_weights(32, 64, 4, 32, zero_points=MIDDLE, bias=False)
     assert product(weights)(np.zeros((0, 3, 64), np.float32)).shape == (0, 3, 32)
 
 
 def test_weights_of_another_size_are_refused() -> None:
-    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    weights = random_weights(32, 64, 4, 32, zero_points=MIDDLE, bias=False)
     tiles = pack(weights.codes, weights.scales, None, bits=4, block=32)
     multiply = product(weights, tiles[:-64])
     with pytest.raises(Exception, match="another size"):
@@ -220,14 +255,14 @@ def test_weights_of_another_size_are_refused() -> None:
 
 
 def test_blocks_that_no_kernel_knows_are_refused() -> None:
-    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    weights = random_weights(32, 64, 4, 32, zero_points=MIDDLE, bias=False)
     tiles = pack(weights.codes, weights.scales, None, bits=4, block=32)
     with pytest.raises(Exception, match="multiples of 32"):
         product(weights._replace(block=48), tiles)
 
 
 def test_a_bias_that_is_not_there_is_refused() -> None:
-    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    weights = random_weights(32, 64, 4, 32, zero_points=MIDDLE, bias=False)
     with pytest.raises(Exception, match="bias is missing"):
         refused(weights, bias=1)(np.zeros((1, 1, 64), np.float32))
 
@@ -242,19 +277,28 @@ def test_a_bias_that_is_not_there_is_refused() -> None:
         ({"bits": 3}, "4 or 8 bits"),
         ({"block_size": 0}, "multiples of 32"),
         ({"block_size": 512}, "multiples of 32"),
-        ({"zero_points": 2}, "0 or 1"),
+        ({"zero_points": 3}, "0, 1 or 2"),
+        ({"zero_points": -1}, "0, 1 or 2"),
         ({"bias": -1}, "0 or 1"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(changed: dict[str, int], message: str) -> None:
-    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    weights = random_weights(32, 64, 4, 32, zero_points=MIDDLE, bias=False)
     with pytest.raises(Exception, match=message):
         refused(weights, **changed)
 
 
-@pytest.mark.parametrize("changed", [{"N": 1 << 24, "K": 1 << 24}, {"N": 33}, {"zero_points": 1}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"N": 1 << 24, "K": 1 << 24},
+        {"N": 33},
+        {"zero_points": CODES},
+        {"zero_points": FRACTIONS},
+    ],
+)
 def test_a_shape_that_the_weights_do_not_have_is_refused(changed: dict[str, int]) -> None:
-    weights = random_weights(32, 64, 4, 32, zero_points=False, bias=False)
+    weights = random_weights(32, 64, 4, 32, zero_points=MIDDLE, bias=False)
     x = np.zeros((1, 1, changed.get("K", 64)), np.float32)
     with pytest.raises(Exception, match="another size"):
         refused(weights, **changed)(x)

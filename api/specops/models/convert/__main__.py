@@ -1,4 +1,7 @@
-"""`python -m specops.models.convert SOURCE DEST --quant int4-128`: a checkpoint becomes a graph."""
+"""`python -m specops.models.convert SOURCE DEST --quant int4-128`: a checkpoint becomes a graph.
+
+A GGUF keeps its own weights: its quantization is `gguf`, or not given.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from specops.models.convert import ExportError, Quantization, export_checkpoint
+from specops.models.convert import ExportError, export_checkpoint, quantization_for
 
 
 class _Percents:
@@ -30,13 +33,15 @@ class _Percents:
 def main(arguments: list[str] | None = None) -> int:
     """Exports and prints where to; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m specops.models.convert", description=__doc__)
-    parser.add_argument("source", type=Path, help="Hugging Face checkpoint folder")
+    parser.add_argument("source", type=Path, help="Hugging Face checkpoint folder, or GGUF")
     parser.add_argument("destination", type=Path, help="folder to write the ONNX model to")
-    parser.add_argument("--quant", default="int4", help="fp32, int8[-BLOCK], int4[-BLOCK][-METHOD]")
+    parser.add_argument(
+        "--quant", help="fp32, int8[-BLOCK], int4[-BLOCK][-METHOD]; int4 unless it is a GGUF: gguf"
+    )
     parser.add_argument("--source-digest", help="taken of the checkpoint before: not again")
     options = parser.parse_args(arguments)
     try:
-        quantization = Quantization.parse(options.quant)
+        quantization = quantization_for(options.source, options.quant)
         model = export_checkpoint(
             options.source,
             options.destination,
@@ -48,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"specops.models.convert: {error}", file=sys.stderr)
         return 1
     size = sum(file.stat().st_size for file in model.path.iterdir())
-    print(f"{model.path}: {model.family} {quantization.name}, {size / 1e6:.1f} MB")
+    print(f"{model.path}: {model.family} {model.quantization.name}, {size / 1e6:.1f} MB")
     return 0
 
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from specops.models.convert.errors import ExportError
+from specops.models.convert.quantization import BlockFormat, FileQuantization
+from specops.models.convert.quantize import Method, QuantizedWeight
 
 Float = NDArray[np.float32]
 
@@ -29,6 +32,14 @@ _DTYPES = {
 }
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_OWN_BLOCK = 32  # weights with one scale where a file has blocks
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 _LONGEST_HEADER = 100_000_000  # bytes; the limit that the safetensors library sets
 
 
@@ -49,15 +60,30 @@ class StoredTensor:
         return math.prod(self.shape)
 
 
+class OwnBlocks(Protocol):
+    """A matrix [N, K] that comes in blocks of its own; slices of it are such, and arrays of it.
+
+    `bits` are the fewest that hold its codes; with offsets, zero points have to be fractions.
+    `has_codes`: its numbers are codes in blocks of any size, exactly.
+    """
+
+    bits: int
+    has_offsets: bool
+    has_codes: bool
+
+    def quantized(self, bits: int, *, fractions: bool) -> QuantizedWeight:
+        """Its blocks as MatMulNBits has them; ValueError on NaN or infinity."""
+
+
 @dataclass(frozen=True)
 class Matrix:
     """One weight [N, K], possibly several stored ones on top of each other (q, k, v).
 
-    The parts stay memory-mapped; `columns` copies out float32.
+    The parts stay memory-mapped, arrays or `OwnBlocks`; `columns` copies out float32.
     """
 
     name: str
-    parts: tuple[NDArray[Any], ...]
+    parts: tuple[Any, ...]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,7 +95,24 @@ class Matrix:
         """Bytes in the checkpoint."""
         return sum(part.nbytes for part in self.parts)
 
-    def rows(self, step: int) -> Iterator[NDArray[Any]]:
+    @property
+    def has_codes(self) -> bool:
+        """Whether its numbers are codes in blocks, which `codes` of its rows gives."""
+        return not isinstance(self.parts[0], np.ndarray) and self.parts[0].has_codes
+
+    @property
+    def own_format(self) -> BlockFormat | None:
+        """The format that keeps what all parts have in blocks; None for a matrix of arrays."""
+        if isinstance(self.parts[0], np.ndarray):
+            return None
+        return BlockFormat(
+            bits=max(part.bits for part in self.parts),
+            block=_OWN_BLOCK,
+            method=Method.ROUND,
+            fractions=any(part.has_offsets for part in self.parts),
+        )
+
+    def rows(self, step: int) -> Iterator[Any]:
         """The matrix in order as it is stored, at most `step` rows at a time."""
         for part in self.parts:
             for start in range(0, len(part), step):
@@ -81,14 +124,21 @@ class Matrix:
 
 
 class Checkpoint:
-    """A folder with config.json and safetensors, single or sharded with an index."""
+    """A folder with config.json and safetensors, single or sharded with an index.
+
+    `config_file` is what errors in `config` name. `quantization` is what the weights are stored
+    with where the checkpoint does not leave that to anybody.
+    """
+
+    quantization: FileQuantization | None = None
 
     def __init__(self, path: Path) -> None:
         """Reads config.json and every safetensors header; raises ExportError naming the file."""
         self.path = path
         if not path.is_dir():
             raise ExportError(f"{path} is not a folder; give the checkpoint's folder")
-        self.config: dict[str, Any] = read_json(path / "config.json")
+        self.config_file = path / "config.json"
+        self.config: dict[str, Any] = read_json(self.config_file)
         self.files = _weight_files(path)
         self.tensors: dict[str, StoredTensor] = {}
         for file in self.files:
@@ -140,13 +190,31 @@ class Checkpoint:
         """Rows [start, stop) of a tensor [N, K], where one tensor holds what is drawn apart."""
         return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
 
+    def special_tokens(self) -> tuple[int | None, tuple[int, ...]]:
+        """bos and eos ids; generation_config.json, which knows all end tokens, goes first."""
+        file = self.path / "generation_config.json"
+        generation = read_json(file) if file.is_file() else {}
+        found = {**self.config, **{k: v for k, v in generation.items() if v is not None}}
+        bos, eos = found.get("bos_token_id"), found.get("eos_token_id")
+        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        for key, ids in (("bos_token_id", [] if bos is None else [bos]), ("eos_token_id", ends)):
+            if not all(isinstance(token, int) for token in ids):
+                raise ExportError(f"{self.path}: key '{key}' must be token ids, is {ids}")
+        return bos, tuple(ends)
+
+    def write_texts(self, folder: Path) -> None:
+        """Puts the tokenizer and what else is no weight into `folder`."""
+        for name in _COPIED:
+            if (self.path / name).is_file():
+                shutil.copyfile(self.path / name, folder / name)
+
     def digest(self) -> str:
-        """`sha256:` over config.json and the weight files: equal digests, equal models.
+        """`sha256:` over configuration and weight files: equal digests, equal models.
 
         Reads every byte: a fine-tune has the names, shapes and sizes of its base model.
         """
         total = hashlib.sha256()
-        for file in (self.path / "config.json", *self.files):
+        for file in dict.fromkeys((self.config_file, *self.files)):
             with file.open("rb") as stream:
                 total.update(hashlib.file_digest(stream, "sha256").digest())
         return f"sha256:{total.hexdigest()}"

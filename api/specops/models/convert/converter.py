@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,26 +10,19 @@ from typing import Any
 
 import onnx
 
-from specops.models.convert.checkpoint import Checkpoint, read_json
+from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.errors import ExportError
 from specops.models.convert.families import family_of
+from specops.models.convert.gguf import GgufCheckpoint, is_gguf
 from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig, ModelShape
-from specops.models.convert.quantization import Quantization
+from specops.models.convert.quantization import OWN_WEIGHTS, Quantization
 from specops.models.convert.weights import WeightStore
 from specops.models.convert.writer import MANIFEST, WeightFile, folder_at_once
 
 FORMAT_VERSION = 3  # 2: weights of queries were scaled, and logits cut at an input logits_start
 _GRAPH_FILE = "model.onnx"
 _WEIGHT_FILE = "model.onnx.data"
-_COPIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
-
 Progress = Callable[[int, int], None]
 
 
@@ -68,28 +60,45 @@ class ExportedModel:
         }
 
 
+def quantization_for(source: Path, text: str | None) -> Quantization | None:
+    """What `export_checkpoint` is to be given for a quantization's name; None for a GGUF's own.
+
+    No name stands for int4, and for a GGUF's own weights. Raises ValueError for a name that is
+    unknown, and ExportError for one that a GGUF does not take.
+    """
+    if not is_gguf(source):
+        return Quantization.parse(text or "int4")
+    if text not in (None, OWN_WEIGHTS):
+        raise ExportError(
+            f"{source} keeps the weights that it has: it takes {OWN_WEIGHTS}, not {text}"
+        )
+    return None
+
+
 def export_checkpoint(
     source: Path,
     destination: Path,
     *,
-    quantization: Quantization,
+    quantization: Quantization | None,
     progress: Progress | None = None,
     source_digest: str | None = None,
 ) -> ExportedModel:
-    """Exports the Hugging Face folder `source` to an ONNX folder at `destination`.
+    """Exports the Hugging Face folder or the GGUF `source` to an ONNX folder at `destination`.
 
-    `progress` is called with the bytes of the checkpoint done so far and in all. `source_digest`
-    goes into the manifest; without one, every byte of the checkpoint is read to take it. Raises
-    ExportError for a checkpoint that cannot be exported faithfully; then, as after any other
-    failure, `destination` is as it was before. An earlier export there is replaced.
+    `quantization` must be None for a GGUF, which has its own, and for nothing else. `progress` is
+    called with the bytes of the checkpoint done so far and in all. `source_digest` goes into the
+    manifest; without one, every byte of the checkpoint is read to take it. Raises ExportError for
+    a checkpoint that cannot be exported faithfully; then, as after any other failure,
+    `destination` is as it was before. An earlier export there is replaced.
     """
-    checkpoint = Checkpoint(source)
-    config = ModelConfig(checkpoint.config, source / "config.json")
+    checkpoint = GgufCheckpoint(source) if is_gguf(source) else Checkpoint(source)
+    quantization = _agreed(quantization, checkpoint)
+    config = ModelConfig(checkpoint.config, checkpoint.config_file)
     family = family_of(config)
     shapes = family.tensors()
     checkpoint.expect(shapes, family.ignored_tensors)
     stored = [checkpoint.tensors[name] for name in shapes]
-    bos_token_id, eos_token_ids = _special_tokens(checkpoint)
+    bos_token_id, eos_token_ids = checkpoint.special_tokens()
     model = ExportedModel(
         path=destination,
         family=family.name,
@@ -107,12 +116,23 @@ def export_checkpoint(
             family.draw(graph, checkpoint)
         onnx.save(graph.finish(family.name), folder / _GRAPH_FILE)
         counter.finish()
-        for name in _COPIED:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
+        checkpoint.write_texts(folder)
         manifest = json.dumps(model.manifest(), indent=2) + "\n"
         (folder / MANIFEST).write_text(manifest, encoding="utf-8")
     return model
+
+
+def _agreed(asked: Quantization | None, checkpoint: Checkpoint) -> Quantization:
+    """What is asked for, or what the checkpoint has: never both."""
+    if checkpoint.quantization is None:
+        if asked is None:
+            raise ExportError(f"{checkpoint.path} has no quantization of its own: name one")
+        return asked
+    if asked is not None:
+        raise ExportError(
+            f"{checkpoint.path} keeps the weights that it has: {asked.name} cannot be asked for"
+        )
+    return checkpoint.quantization
 
 
 class _ProgressCounter:
@@ -130,16 +150,3 @@ class _ProgressCounter:
 
     def finish(self) -> None:
         self.add(self._total - self._done)
-
-
-def _special_tokens(checkpoint: Checkpoint) -> tuple[int | None, tuple[int, ...]]:
-    """bos and eos ids; generation_config.json, which knows all end tokens, goes first."""
-    file = checkpoint.path / "generation_config.json"
-    generation = read_json(file) if file.is_file() else {}
-    found = {**checkpoint.config, **{k: v for k, v in generation.items() if v is not None}}
-    bos, eos = found.get("bos_token_id"), found.get("eos_token_id")
-    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    for key, ids in (("bos_token_id", [] if bos is None else [bos]), ("eos_token_id", ends)):
-        if not all(isinstance(token, int) for token in ids):
-            raise ExportError(f"{checkpoint.path}: key '{key}' must be token ids, is {ids}")
-    return bos, tuple(ends)

@@ -62,7 +62,9 @@ class DecoderGraph:
 
     def embedding(self, matrix: Matrix) -> str:
         """The rows of `matrix` [vocab, hidden] at `input_ids`: [batch, sequence, hidden]."""
-        if self.quantization.bits == 32:
+        if matrix.has_codes:
+            return self._embedding_of_codes(matrix)
+        if self.quantization.embedding_bits == 32:
             table = self._weights.dense_table("embedding.weight", matrix)
             return self._node("Gather", [table, "input_ids"], "embedding", axis=0)
         stored = self.quantization.blocks(self.quantization.embedding_bits)
@@ -224,6 +226,30 @@ class DecoderGraph:
         width = self._node("Gather", [size, last], "mask_width", axis=0)
         self._node("Cast", [width], "total_length", to=TensorProto.INT32)
 
+    def _embedding_of_codes(self, matrix: Matrix) -> str:
+        """The same numbers that a table in float32 would have, in a third of its bytes."""
+        codes, scales, offsets, zero, blocks = self._weights.code_table("embedding", matrix)
+        in_blocks = self._weights.constant("in_blocks", np.array([0, 0, -1, 1], np.int64))
+        like_scales = self._node("Gather", [scales, "input_ids"], "embedding.scales.rows", axis=0)
+        factors = self._node("Reshape", [like_scales, in_blocks], "embedding.factors")
+        rows = self._node("Gather", [codes, "input_ids"], "embedding.rows", axis=0)
+        x = self._node("Cast", [rows], "embedding.numbers", to=TensorProto.FLOAT)
+        if zero:
+            middle = self._weights.constant("embedding.zero", np.array(zero, np.float32))
+            x = self._node("Sub", [x, middle], "embedding.centred")
+        shape = np.array([0, 0, blocks, matrix.shape[1] // blocks], np.int64)
+        shape_of_codes = self._weights.constant("embedding.blocks", shape)
+        x = self._node("Reshape", [x, shape_of_codes], "embedding.codes.blocks")
+        x = self._node("Mul", [x, factors], "embedding.scaled")
+        if offsets:
+            rows = self._node("Gather", [offsets, "input_ids"], "embedding.offsets.rows", axis=0)
+            added = self._node("Reshape", [rows, in_blocks], "embedding.added")
+            x = self._node("Add", [x, added], "embedding.shifted")
+        whole = self._weights.constant(
+            "embedding.width", np.array([0, 0, matrix.shape[1]], np.int64)
+        )
+        return self._node("Reshape", [x, whole], "embedding")
+
     def _linear(self, name: str, x: str, matrix: Matrix, bits: int, bias: str | None = None) -> str:
         if bits == 32:
             weight = self._weights.dense_transposed(f"{name}.weight", matrix)
@@ -232,7 +258,7 @@ class DecoderGraph:
             product = self._node("MatMul", [x, weight], f"{name}.product")
             return self._node("Add", [product, bias], name)
         features, inputs = matrix.shape
-        stored = self.quantization.blocks(bits)
+        stored = matrix.own_format or self.quantization.blocks(bits)
         operands = [x, *self._weights.matmul_blocks(name, matrix, stored), "", bias or ""]
         while not operands[-1]:  # an absent input at the end is left out
             operands.pop()
@@ -243,7 +269,7 @@ class DecoderGraph:
             domain=_MICROSOFT,
             K=inputs,
             N=features,
-            bits=bits,
+            bits=stored.bits,
             block_size=stored.block,
             accuracy_level=_INT8_ACTIVATIONS,
         )

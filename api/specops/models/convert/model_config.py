@@ -52,6 +52,16 @@ class ModelConfig:
             raise self.error(key, f"must be a positive number, is {value!r}")
         return float(value)
 
+    def numbers(self, key: str, count: int) -> list[float]:
+        """`count` positive numbers."""
+        values = self._get(key, None)
+        positive = isinstance(values, list) and all(
+            isinstance(value, float) and value > 0 for value in values
+        )
+        if not positive or len(values) != count:
+            raise self.error(key, f"must be {count} positive numbers")
+        return list(values)
+
     def text(self, key: str, default: str | None = None) -> str:
         """A string; `default` where the key is absent or null."""
         value = self._get(key, default)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from specops.models.convert.quantize import Method
 
+OWN_WEIGHTS = "gguf"  # the quantization of files that have their own
 _DEFAULT_BLOCK = 128
 _DEFAULT_METHOD = Method.SEARCH
 _BLOCKS = (16, 32, 64, 128, 256)
@@ -27,11 +28,15 @@ _BITS = (4, 8)
 
 
 class BlockFormat(NamedTuple):
-    """How one weight is stored: bits per weight, weights per scale, and how scales are found."""
+    """How one weight is stored: bits per weight, weights per scale, and how scales are found.
+
+    `fractions`: it comes with blocks of its own, whose zero points are fractions.
+    """
 
     bits: int
     block: int
     method: Method
+    fractions: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,3 +100,25 @@ class Quantization:
     def blocks(self, bits: int) -> BlockFormat:
         """The format of a weight of `bits`: that of the layers, of the head, of the embedding."""
         return BlockFormat(bits, self.block, self.method)
+
+
+@dataclass(frozen=True)
+class FileQuantization(Quantization):
+    """The weights of a file that has them in blocks: `kind` is what it calls that.
+
+    A matrix that comes in blocks keeps them. All others take 8 bits in blocks of 32; the embedding,
+    which is looked up, float32.
+    """
+
+    bits: int = 8
+    block: int = 32
+    embedding_bits: int = 32
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        """Its formats are its own."""
+
+    @property
+    def name(self) -> str:
+        """What the weights are called where those of an export are called `int8-32`."""
+        return f"{OWN_WEIGHTS}-{self.kind}"

@@ -38,12 +38,13 @@ class QuantizedWeight(NamedTuple):
     """packed [N, K/block, block*bits/8] uint8, scales [N, K/block] float32, zero points.
 
     K is rounded up to whole blocks. `zero_points` [N, K/block/2] uint8, rounded up, hold two
-    blocks to a byte; None where all are the middle of the range.
+    blocks to a byte; or are fractions, [N, K/block] float32; None where all are the middle of the
+    range.
     """
 
     packed: NDArray[np.uint8]
     scales: Float
-    zero_points: NDArray[np.uint8] | None
+    zero_points: NDArray[np.uint8] | Float | None
 
 
 def quantize_blockwise(
@@ -79,15 +80,18 @@ def quantize_blockwise(
     stored = None
     if bits == 4 and method is Method.ZERO_POINT:
         stored = _pack_zero_points(zero_points[..., 0].astype(np.uint8))
-    return QuantizedWeight(_pack(codes.astype(np.uint8), bits), scales[..., 0], stored)
+    return QuantizedWeight(packed_codes(codes.astype(np.uint8), bits), scales[..., 0], stored)
 
 
 def dequantize_blockwise(quantized: QuantizedWeight, bits: int, columns: int) -> Float:
     """The weight [N, columns] that MatMulNBits computes with; `columns` is the unpadded K."""
     codes = _unpack(quantized.packed, bits).astype(np.float32)
     zero_points: Float = np.full_like(quantized.scales, 2 ** (bits - 1))
-    if quantized.zero_points is not None:
-        unpacked = _unpack(quantized.zero_points, bits).astype(np.float32)
+    stored = quantized.zero_points
+    if stored is not None and stored.dtype == np.float32:
+        zero_points = stored.astype(np.float32, copy=False)
+    elif stored is not None:
+        unpacked = _unpack(stored.astype(np.uint8, copy=False), bits).astype(np.float32)
         zero_points = unpacked[:, : zero_points.shape[1]]  # without the filling of an odd number
     values = (codes - zero_points[..., None]) * quantized.scales[..., None]
     return values.reshape(len(codes), -1)[:, :columns]
@@ -165,11 +169,14 @@ def _least_squares_grids(
 
 def _pack_zero_points(zero_points: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """[N, blocks] as 4-bit codes, two to a byte; an odd last one beside a zero."""
-    return _pack(np.pad(zero_points, ((0, 0), (0, zero_points.shape[1] % 2))), 4)
+    return packed_codes(np.pad(zero_points, ((0, 0), (0, zero_points.shape[1] % 2))), 4)
 
 
-def _pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Two 4-bit codes to a byte, the earlier one in the low half."""
+def packed_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Codes [..., n], a byte each, as they are stored: [..., n * bits / 8].
+
+    Two 4-bit codes to a byte, the earlier one in the low half.
+    """
     if bits == 8:
         return codes
     return codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))

@@ -64,6 +64,9 @@ def _scaled(frequencies: Float, scaling: ModelConfig, config: ModelConfig) -> Fl
         return frequencies / np.float32(scaling.number("factor"))
     if kind == "llama3":
         return _llama3(frequencies, scaling)
+    if kind == "factors":  # of a GGUF: each frequency's own divisor
+        factors = scaling.numbers("factors", len(frequencies))
+        return np.divide(frequencies, np.array(factors, np.float32), dtype=np.float32)
     raise scaling.error(
         "rope_type", f"is {kind!r}; only default, linear and llama3 scaling can be exported"
     )

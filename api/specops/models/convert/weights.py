@@ -34,6 +34,19 @@ class BlockNames(NamedTuple):
     zero_points: str
 
 
+class CodeTable(NamedTuple):
+    """A table [N, K] of codes uint8 [N, K]: `scale * (code - zero)`, plus offsets if any.
+
+    Scales and offsets are float32 [N, blocks]; `offsets` is empty where there are none.
+    """
+
+    codes: str
+    scales: str
+    offsets: str
+    zero: int
+    blocks: int
+
+
 class _Written(NamedTuple):
     codes: Extent
     scales: Extent
@@ -77,6 +90,35 @@ class WeightStore:
         extent = self._file.write(np.asarray(slab, np.float32) for slab in rows)
         return self._point(name, TensorProto.FLOAT, matrix.shape, extent)
 
+    def code_table(self, name: str, matrix: Matrix) -> CodeTable:
+        """`matrix` [N, K], which has codes, as they are: a byte each."""
+        scales: list[NDArray[np.float32]] = []
+        offsets: list[NDArray[np.float32]] = []
+        zero = 0
+
+        def codes() -> Iterator[NDArray[np.uint8]]:
+            nonlocal zero
+            for slab in self._slabs(matrix, _SLAB_WEIGHTS):
+                found = slab.codes()
+                zero = found.zero
+                scales.append(found.scales)
+                if found.offsets is not None:
+                    offsets.append(found.offsets)
+                yield found.codes.reshape(len(found.codes), -1)
+
+        try:
+            written = self._file.write(codes())
+        except ValueError as error:
+            raise _damaged(matrix, error) from None
+        rows, columns = matrix.shape
+        blocks = (rows, scales[0].shape[1])
+        names = [self._point(f"{name}.codes", TensorProto.UINT8, (rows, columns), written)]
+        for kind, values in (("scales", scales), ("offsets", offsets)):
+            if values:
+                extent = self._file.write(values)
+                names.append(self._point(f"{name}.{kind}", TensorProto.FLOAT, blocks, extent))
+        return CodeTable(names[0], names[1], names[2] if offsets else "", zero, blocks[1])
+
     def dense_transposed(self, name: str, matrix: Matrix) -> str:
         """`matrix` [N, K] in float32 as MatMul reads it: [K, N]."""
         features, inputs = matrix.shape
@@ -89,7 +131,7 @@ class WeightStore:
         blocks = -(-inputs // stored.block)
         written = self._quantized(matrix, stored, pad=True)
         shape = (features, blocks, stored.block * stored.bits // 8)
-        return self._point_blocks(name, written, shape, blocks)
+        return self._point_blocks(name, written, shape, blocks, stored)
 
     def table_blocks(self, name: str, matrix: Matrix, stored: BlockFormat) -> BlockNames:
         """`matrix` [N, K] as GatherBlockQuantized reads it: codes [N, bytes of a row].
@@ -100,7 +142,7 @@ class WeightStore:
         features, inputs = matrix.shape
         written = self._quantized(matrix, stored, pad=inputs % stored.block == 0)
         shape = (features, inputs * stored.bits // 8)
-        return self._point_blocks(name, written, shape, -(-inputs // stored.block))
+        return self._point_blocks(name, written, shape, -(-inputs // stored.block), stored)
 
     # -----------------------------------------------------------------------------------------
 
@@ -108,7 +150,7 @@ class WeightStore:
         key = (matrix.name, stored, pad)
         if key not in self._written:
             scales: list[NDArray[np.float32]] = []
-            zero_points: list[NDArray[np.uint8]] = []
+            zero_points: list[NDArray[Any]] = []
             row_bytes = None if pad else matrix.shape[1] * stored.bits // 8
 
             def codes() -> Iterator[NDArray[np.uint8]]:
@@ -128,10 +170,15 @@ class WeightStore:
     def _quantize(self, matrix: Matrix, stored: BlockFormat) -> Iterator[QuantizedWeight]:
         """Quantized slabs in order, as many at a time as there are processors."""
 
-        def work(slab: NDArray[Any]) -> QuantizedWeight:
-            return quantize_blockwise(np.asarray(slab, np.float32), *stored)
+        def work(slab: Any) -> QuantizedWeight:
+            if matrix.own_format is not None:
+                kept: QuantizedWeight = slab.quantized(stored.bits, fractions=stored.fractions)
+                return kept
+            return quantize_blockwise(
+                np.asarray(slab, np.float32), stored.bits, stored.block, stored.method
+            )
 
-        pending: list[NDArray[Any]] = []
+        pending: list[Any] = []
         slabs = self._slabs(matrix, _SLAB_WEIGHTS)
         try:
             for slab in slabs:
@@ -141,11 +188,9 @@ class WeightStore:
                     pending.clear()
             yield from self._pool.map(work, pending)
         except ValueError as error:
-            raise ExportError(
-                f"tensor {matrix.name}: {error}; the checkpoint is damaged, download it again"
-            ) from None
+            raise _damaged(matrix, error) from None
 
-    def _slabs(self, matrix: Matrix, weights: int) -> Iterator[NDArray[Any]]:
+    def _slabs(self, matrix: Matrix, weights: int) -> Iterator[Any]:
         for slab in matrix.rows(max(1, weights // matrix.shape[1])):
             yield slab
             self._on_read(matrix.nbytes * len(slab) // matrix.shape[0])
@@ -159,17 +204,23 @@ class WeightStore:
             self._on_read(matrix.nbytes * slab.shape[1] // inputs)
 
     def _point_blocks(
-        self, name: str, written: _Written, codes_shape: tuple[int, ...], blocks: int
+        self,
+        name: str,
+        written: _Written,
+        codes_shape: tuple[int, ...],
+        blocks: int,
+        stored: BlockFormat,
     ) -> BlockNames:
         codes = self._point(f"{name}.codes", TensorProto.UINT8, codes_shape, written.codes)
         scales_shape = (codes_shape[0], blocks)
         scales = self._point(f"{name}.scales", TensorProto.FLOAT, scales_shape, written.scales)
         zero_points = ""
         if written.zero_points is not None:
-            shape = (codes_shape[0], -(-blocks // 2))
-            zero_points = self._point(
-                f"{name}.zero_points", TensorProto.UINT8, shape, written.zero_points
-            )
+            kind, width = TensorProto.UINT8, -(-blocks // 2)
+            if stored.fractions:
+                kind, width = TensorProto.FLOAT, blocks
+            shape = (codes_shape[0], width)
+            zero_points = self._point(f"{name}.zero_points", kind, shape, written.zero_points)
         return BlockNames(codes, scales, zero_points)
 
     def _point(self, name: str, kind: int, shape: tuple[int, ...], extent: Extent) -> str:
@@ -181,3 +232,9 @@ class WeightStore:
             tensor.external_data.add(key=key, value=str(value))
         self.initializers.append(tensor)
         return name
+
+
+def _damaged(matrix: Matrix, error: ValueError) -> ExportError:
+    return ExportError(
+        f"tensor {matrix.name}: {error}; the checkpoint is damaged, download it again"
+    )

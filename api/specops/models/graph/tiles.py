@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -27,17 +28,32 @@ _LINE = 64  # bytes
 _ANY_ACTIVATIONS, _INT8_ACTIVATIONS = 0, 4  # accuracy_level: unset, and what the kernels do
 _BLOCK, _LARGEST_BLOCK = 32, 256  # blocks are multiples of the first
 _OPERANDS = ("x", "codes", "scales", "zero_points", "order", "bias")
-_TYPES = {"codes": TensorProto.UINT8, "scales": TensorProto.FLOAT, "zero_points": TensorProto.UINT8}
+_TYPES = {
+    "codes": (TensorProto.UINT8,),
+    "scales": (TensorProto.FLOAT,),
+    "zero_points": (TensorProto.UINT8, TensorProto.FLOAT),
+}
 
 Bytes = NDArray[np.uint8]
 
 
+class ZeroPoints(IntEnum):
+    """Where a product's zero points are, by the value of its operator's attribute."""
+
+    MIDDLE = 0  # nowhere: all are the middle of the range
+    CODES = 1  # behind a tile, as codes
+    FRACTIONS = 2  # behind a block's scales, in float32
+
+
 class Weights(NamedTuple):
-    """Quantized weights, a byte for each code: [N, blocks, block], [N, blocks], [N, blocks]."""
+    """Quantized weights, a byte for each code: [N, blocks, block], [N, blocks], [N, blocks].
+
+    Zero points are codes too, a byte each, or fractions in float32.
+    """
 
     codes: Bytes
     scales: NDArray[np.float32]
-    zero_points: Bytes | None
+    zero_points: Bytes | NDArray[np.float32] | None
 
 
 def write_tiles(
@@ -70,7 +86,8 @@ def write_tiles(
         }
         name = f"{node.name or node.output[0]}.tiles"
         written.append(_write(name, arrays, _attributes(node), location, target))
-        graph.node[index].CopyFrom(_replaced(node, operands, name))
+        points = _kind_of(arrays.get("zero_points"))
+        graph.node[index].CopyFrom(_replaced(node, operands, name, points))
     used = {name for node in graph.node for name in node.input}
     for name in tensors.keys() - used:
         graph.initializer.remove(tensors[name])
@@ -78,7 +95,7 @@ def write_tiles(
 
 
 def unpack(
-    tiles: Bytes, columns: int, depth: int, *, bits: int, block: int, points: bool
+    tiles: Bytes, columns: int, depth: int, *, bits: int, block: int, points: ZeroPoints
 ) -> Weights:
     """The weights that tiles hold: what `specops.runtime.kernels.packing.pack` was given.
 
@@ -88,26 +105,29 @@ def unpack(
         depth: K.
         bits: of a code, 4 or 8.
         block: weights with one scale.
-        points: zero points follow each tile.
+        points: where zero points are, if anywhere.
     """
     blocks = math.ceil(depth / block)
     count = math.ceil(columns / TILE)
     code_bytes = TILE * block * bits // 8
     whole = tiles.reshape(count, -1)
-    lines = whole[:, : blocks * (code_bytes + _LINE)].reshape(count, blocks, -1)
-    scales = np.ascontiguousarray(lines[:, :, code_bytes:]).view(np.float32)
+    block_bytes = code_bytes + _LINE * (2 if points is ZeroPoints.FRACTIONS else 1)
+    lines = whole[:, : blocks * block_bytes].reshape(count, blocks, -1)
+    floats = np.ascontiguousarray(lines[:, :, code_bytes:]).view(np.float32)
     words = lines[:, :, :code_bytes]
     if bits == 4:  # a byte holds a code and the one four further on
         words = words.reshape(count, blocks, -1, 1, TILE, 4)
         words = np.concatenate([words & np.uint8(15), words >> np.uint8(4)], axis=3)
     codes = words.reshape(count, blocks, block // 4, TILE, 4).transpose(0, 3, 1, 2, 4)
     zero_points = None
-    if points:
-        flat = whole[:, blocks * (code_bytes + _LINE) :][:, : blocks * TILE]
+    if points is ZeroPoints.CODES:
+        flat = whole[:, blocks * block_bytes :][:, : blocks * TILE]
         zero_points = _by_column(flat.reshape(count, blocks, TILE), columns)
+    elif points is ZeroPoints.FRACTIONS:
+        zero_points = _by_column(floats[:, :, TILE:], columns)
     return Weights(
         codes.reshape(count * TILE, blocks, block)[:columns],
-        _by_column(scales, columns),
+        _by_column(floats[:, :, :TILE], columns),
         zero_points,
     )
 
@@ -161,8 +181,8 @@ def _computable(
         and attributes["block_size"] <= _LARGEST_BLOCK
         and "order" not in operands
         and all(
-            operands[key] in tensors and tensors[operands[key]].data_type == kind
-            for key, kind in _TYPES.items()
+            operands[key] in tensors and tensors[operands[key]].data_type in kinds
+            for key, kinds in _TYPES.items()
             if key in operands
         )
     )
@@ -188,14 +208,11 @@ def _write(
         part = slice(start, start + _COLUMNS)
         some = None if points is None else points[part]
         tiles = pack(codes[part], scales[part], some, bits=bits, block=block)
-        wanted = Weights(
-            unpacked(codes[part], bits),
-            scales[part],
-            None if some is None else unpacked(some, bits)[:, :blocks],
-        )
-        found = unpack(
-            tiles, len(wanted.codes), depth, bits=bits, block=block, points=some is not None
-        )
+        kind = _kind_of(some)
+        if some is not None and kind is ZeroPoints.CODES:
+            some = unpacked(some, bits)[:, :blocks]
+        wanted = Weights(unpacked(codes[part], bits), scales[part], some)
+        found = unpack(tiles, len(wanted.codes), depth, bits=bits, block=block, points=kind)
         if not _equal(found, wanted):
             raise ModelError(f"{name} do not hold the weights that the graph has")
         target.write(tiles.data)
@@ -204,6 +221,12 @@ def _write(
     return external(
         name, TensorProto.UINT8, [length], location=location, offset=offset, length=length
     )
+
+
+def _kind_of(zero_points: NDArray[Any] | None) -> ZeroPoints:
+    if zero_points is None:
+        return ZeroPoints.MIDDLE
+    return ZeroPoints.FRACTIONS if zero_points.dtype == np.float32 else ZeroPoints.CODES
 
 
 def _equal(found: Weights, wanted: Weights) -> bool:
@@ -225,7 +248,9 @@ def _bits(values: NDArray[Any]) -> Bytes:
     return np.ascontiguousarray(values).view(np.uint8)
 
 
-def _replaced(node: onnx.NodeProto, operands: Mapping[str, str], tiles: str) -> onnx.NodeProto:
+def _replaced(
+    node: onnx.NodeProto, operands: Mapping[str, str], tiles: str, points: ZeroPoints
+) -> onnx.NodeProto:
     """The same product, computed by the kernels."""
     inputs = [operands["x"], tiles]
     if "bias" in operands:
@@ -238,6 +263,6 @@ def _replaced(node: onnx.NodeProto, operands: Mapping[str, str], tiles: str) -> 
         name=node.name or node.output[0],
         domain=kernels.DOMAIN,
         **{key: attributes[key] for key in ("N", "K", "bits", "block_size")},
-        zero_points=int("zero_points" in operands),
+        zero_points=int(points),
         bias=int("bias" in operands),
     )

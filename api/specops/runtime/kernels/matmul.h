@@ -12,8 +12,13 @@
 //   codes   lines of 64 bytes, 4 for each column: four codes of 8 bits, k to k + 3; or eight of
 //           4 bits, k to k + 3 in the low halves and k + 4 to k + 7 in the high ones
 //   scales  16 float32
-// and behind the last block, where there are any, the zero points of all: 16 uint8 a block, filled
+//   zero points, where they are fractions: 16 float32
+// and behind the last block, where zero points are codes, those of all: 16 uint8 a block, filled
 // up to whole lines. Columns and K that fill the last tile and the last block are zeros.
+//
+// Fractions come from formats that store scale * code + offset: zero point -offset / scale. With
+// them a block's product is (dot - zero_point * sum) * (scale[n] * scale[m]), each step rounded to
+// float32; dot and sum, of products and of activations' codes, are integers that float32 holds.
 
 #ifndef SPECOPS_MATMUL_H
 #define SPECOPS_MATMUL_H
@@ -24,13 +29,14 @@
 #include "threads.h"
 
 enum { TILE = 16, LINE = 64, AHEAD = 4096, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
+enum { MIDDLE = 0, CODES = 1, FRACTIONS = 2 };  // zero points: the middle of the range, or stored
 #define TINY 1e-30f  // below it 127 / x overflows: such a block is zeros
 
 typedef struct {
     int64_t columns, depth;  // N and K
     int64_t block;           // of K; a multiple of 32, so small that float32 holds its sums
     int bits;                // 4 or 8
-    int zero_points;         // 0: all are the middle of the range
+    int zero_points;         // MIDDLE, CODES or FRACTIONS
 } Shape;
 
 // `rows` rows of activations in 8 bits, K filled up to whole blocks with zeros. Rows come in
@@ -70,9 +76,13 @@ static inline int64_t code_bytes(const Shape *shape) {
     return shape->block * shape->bits / 8 * TILE;
 }
 
+static inline int64_t bytes_of_block(const Shape *shape) {
+    return code_bytes(shape) + LINE + (shape->zero_points == FRACTIONS ? LINE : 0);
+}
+
 static inline int64_t tile_bytes(const Shape *shape) {
-    const int64_t zero_points = shape->zero_points ? blocks_of(shape) * TILE : 0;
-    return blocks_of(shape) * (code_bytes(shape) + LINE) + (zero_points + LINE - 1) / LINE * LINE;
+    const int64_t zero_points = shape->zero_points == CODES ? blocks_of(shape) * TILE : 0;
+    return blocks_of(shape) * bytes_of_block(shape) + (zero_points + LINE - 1) / LINE * LINE;
 }
 
 static inline int64_t tiles_of(const Shape *shape) { return (shape->columns + TILE - 1) / TILE; }
@@ -83,7 +93,8 @@ static inline void no_codes(int8_t *codes, int64_t block, int64_t stride) {
     for (int64_t k = 0; k < block; k += 4) memset(codes + k / 4 * stride, 0, 4);
 }
 
-// What a tile's kernel reads of activations and zero points, from the first block on.
+// What a tile's kernel reads of activations and of zero points that are codes, from the first
+// block on.
 typedef struct {
     const int8_t *codes;
     const float *scales;
@@ -95,7 +106,7 @@ static inline Operands operands_of(const Shape *shape, const uint8_t *weights,
                                    const Activations *x, int64_t first) {
     const int64_t blocks = blocks_of(shape);
     return (Operands){x->codes + first * blocks * shape->block, x->scales + first * blocks,
-                      x->sums + first * blocks, weights + blocks * (code_bytes(shape) + LINE)};
+                      x->sums + first * blocks, weights + blocks * bytes_of_block(shape)};
 }
 
 // A case for each number of rows, so that a compiler knows it: `group` is every kernel's own.

@@ -114,22 +114,39 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                     }
                 }
         }
-        for (int half = 0; half < HALVES; half++) {
-            const __m256 scale = _mm256_loadu_ps((const float *)weights + half * HALF);
-            __m256i zero = middle;
-            if (shape->zero_points)
-                zero = _mm256_cvtepu8_epi32(
-                    _mm_loadl_epi64((const __m128i *)(at.zero_points + half * HALF)));
-            for (int row = 0; row < count; row++) {
-                const __m256i shift = _mm256_mullo_epi32(zero, _mm256_set1_epi32(at.sums[row]));
-                const __m256i sum = _mm256_sub_epi32(dots[row][half], shift);
-                const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(at.scales[row]));
-                totals[row][half] = _mm256_add_ps(
-                    _mm256_mul_ps(_mm256_cvtepi32_ps(sum), factor), totals[row][half]);
-            }
-        }
+        const float *scales = (const float *)weights;
         weights += LINE;
-        at.zero_points += TILE;
+        if (shape->zero_points == FRACTIONS) {
+            for (int half = 0; half < HALVES; half++) {
+                const __m256 scale = _mm256_loadu_ps(scales + half * HALF);
+                const __m256 zero = _mm256_loadu_ps((const float *)weights + half * HALF);
+                for (int row = 0; row < count; row++) {
+                    const __m256 sum = _mm256_set1_ps((float)at.sums[row]);
+                    const __m256 shifted = _mm256_sub_ps(_mm256_cvtepi32_ps(dots[row][half]),
+                                                         _mm256_mul_ps(zero, sum));
+                    const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(at.scales[row]));
+                    totals[row][half] =
+                        _mm256_add_ps(_mm256_mul_ps(shifted, factor), totals[row][half]);
+                }
+            }
+            weights += LINE;
+        } else {
+            for (int half = 0; half < HALVES; half++) {
+                const __m256 scale = _mm256_loadu_ps(scales + half * HALF);
+                __m256i zero = middle;
+                if (shape->zero_points == CODES)
+                    zero = _mm256_cvtepu8_epi32(
+                        _mm_loadl_epi64((const __m128i *)(at.zero_points + half * HALF)));
+                for (int row = 0; row < count; row++) {
+                    const __m256i shift = _mm256_mullo_epi32(zero, _mm256_set1_epi32(at.sums[row]));
+                    const __m256i sum = _mm256_sub_epi32(dots[row][half], shift);
+                    const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(at.scales[row]));
+                    totals[row][half] = _mm256_add_ps(
+                        _mm256_mul_ps(_mm256_cvtepi32_ps(sum), factor), totals[row][half]);
+                }
+            }
+            at.zero_points += TILE;
+        }
         at.scales += count;
         at.sums += count;
     }

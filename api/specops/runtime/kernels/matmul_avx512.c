@@ -86,8 +86,22 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
         }
         const __m512 scale = _mm512_loadu_ps(weights);
         weights += LINE;
+        if (shape->zero_points == FRACTIONS) {
+            const __m512 zero = _mm512_loadu_ps(weights);
+            weights += LINE;
+            for (int row = 0; row < count; row++) {
+                __m512i dot = sum[row][0];
+                for (int chain = 1; chain < chains; chain++)
+                    dot = _mm512_add_epi32(dot, sum[row][chain]);
+                const __m512 shift = _mm512_mul_ps(zero, _mm512_set1_ps((float)*at.sums++));
+                const __m512 shifted = _mm512_sub_ps(_mm512_cvtepi32_ps(dot), shift);
+                const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(*at.scales++));
+                totals[row] = _mm512_add_ps(_mm512_mul_ps(shifted, factor), totals[row]);
+            }
+            continue;
+        }
         __m512i zero = middle;
-        if (shape->zero_points) {
+        if (shape->zero_points == CODES) {
             zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at.zero_points));
             at.zero_points += TILE;
         }

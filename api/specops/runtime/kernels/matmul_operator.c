@@ -2,7 +2,7 @@
 //
 //   specops.QuantizedMatMul(x float32 [..., K], weights uint8 [bytes], bias float32 [N], optional)
 //       -> float32 [..., N]
-//   attributes: N, K, bits, block_size, zero_points and bias (0 or 1), see matmul.h
+//   attributes: N, K, bits, block_size, zero_points (0 to 2), bias (0 or 1), see matmul.h
 
 #include "matmul.h"
 #include "operators.h"
@@ -23,7 +23,9 @@ static const char *check_shape(const Shape *shape, int64_t bits, int64_t zero_po
     if (shape->block % 32 || shape->block <= 0 || shape->block > MOST_BLOCK)
         return "QuantizedMatMul: blocks are multiples of 32, up to 256";
     if (bits != 4 && bits != 8) return "QuantizedMatMul: codes have 4 or 8 bits";
-    if (zero_points >> 1 || bias >> 1) return "QuantizedMatMul: zero_points and bias are 0 or 1";
+    if (zero_points < MIDDLE || zero_points > FRACTIONS)
+        return "QuantizedMatMul: zero_points is 0, 1 or 2";
+    if (bias >> 1) return "QuantizedMatMul: bias is 0 or 1";
     if (shape->columns < 1 || shape->depth < 1) return "QuantizedMatMul: N and K are at least 1";
     if (shape->columns > MOST_SIDE || shape->depth > MOST_SIDE)
         return "QuantizedMatMul: N and K are at most 16777216";

@@ -80,15 +80,25 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
             }
         }
         const Floats scale = load((const float *)weights);
-        Ints zero = (Ints){0} + (1 << (bits - 1));
-        if (shape->zero_points)
-            zero = __builtin_convertvector(*(const BytesAt *)at.zero_points, Ints);
-        for (int row = 0; row < count; row++) {
-            const Floats dot = __builtin_convertvector(dots[row] - zero * at.sums[row], Floats);
-            totals[row] = dot * (scale * at.scales[row]) + totals[row];
-        }
         weights += LINE;
-        at.zero_points += TILE;
+        if (shape->zero_points == FRACTIONS) {
+            const Floats zero = load((const float *)weights);
+            weights += LINE;
+            for (int row = 0; row < count; row++) {
+                const Floats dot = __builtin_convertvector(dots[row], Floats);
+                const Floats shifted = dot - zero * (float)at.sums[row];
+                totals[row] = shifted * (scale * at.scales[row]) + totals[row];
+            }
+        } else {
+            Ints zero = (Ints){0} + (1 << (bits - 1));
+            if (shape->zero_points == CODES)
+                zero = __builtin_convertvector(*(const BytesAt *)at.zero_points, Ints);
+            for (int row = 0; row < count; row++) {
+                const Floats dot = __builtin_convertvector(dots[row] - zero * at.sums[row], Floats);
+                totals[row] = dot * (scale * at.scales[row]) + totals[row];
+            }
+            at.zero_points += TILE;
+        }
         at.scales += count;
         at.sums += count;
     }

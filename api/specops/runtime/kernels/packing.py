@@ -14,7 +14,12 @@ Bytes = NDArray[np.uint8]
 
 
 def pack(
-    codes: Bytes, scales: NDArray[np.float32], zero_points: Bytes | None, *, bits: int, block: int
+    codes: Bytes,
+    scales: NDArray[np.float32],
+    zero_points: Bytes | NDArray[np.float32] | None,
+    *,
+    bits: int,
+    block: int,
 ) -> Bytes:
     """Put weights as MatMulNBits has them into tiles.
 
@@ -22,7 +27,7 @@ def pack(
         codes: [N, blocks, block * bits / 8].
         scales: [N, blocks].
         zero_points: as bytes of two 4-bit ones, [N, blocks / 2 rounded up], or of one of 8,
-            [N, blocks]; None if all are the middle of the range.
+            [N, blocks]; as fractions, float32 [N, blocks]; None if all are the middle of the range.
         bits: of a code, 4 or 8.
         block: weights with one scale.
 
@@ -37,16 +42,16 @@ def pack(
     if bits == 4:
         words = words[:, :, 0::2] | (words[:, :, 1::2] << np.uint8(4))
     lines = words.reshape(tiles, blocks, -1)
-    per_block = _filled(scales.astype(np.float32, copy=False), tiles)
-    per_block = per_block.reshape(tiles, TILE, blocks).transpose(0, 2, 1)
-    floats = np.ascontiguousarray(per_block).view(np.uint8)  # [tiles, blocks, 64]
-    parts = [np.concatenate([lines, floats], axis=2).reshape(tiles, -1)]
-    if zero_points is not None:
-        points = _filled(unpacked(zero_points, bits)[:, :blocks], tiles).reshape(
-            tiles, TILE, blocks
-        )
-        flat = points.transpose(0, 2, 1).reshape(tiles, -1)
-        parts.append(np.pad(flat, ((0, 0), (0, -flat.shape[1] % _LINE))))
+    in_blocks = [lines, _lines_of_floats(scales, tiles)]
+    behind = []
+    if zero_points is not None and zero_points.dtype == np.float32:
+        in_blocks.append(_lines_of_floats(zero_points, tiles))
+    elif zero_points is not None:
+        points = unpacked(zero_points.astype(np.uint8, copy=False), bits)[:, :blocks]
+        filled = _filled(points, tiles).reshape(tiles, TILE, blocks)
+        flat = filled.transpose(0, 2, 1).reshape(tiles, -1)
+        behind.append(np.pad(flat, ((0, 0), (0, -flat.shape[1] % _LINE))))
+    parts = [np.concatenate(in_blocks, axis=2).reshape(tiles, -1), *behind]
     return np.concatenate(parts, axis=1).reshape(-1)
 
 
@@ -57,6 +62,13 @@ def unpacked(packed: Bytes, bits: int) -> Bytes:
     return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(
         *packed.shape[:-1], -1
     )
+
+
+def _lines_of_floats(values: NDArray[Any], tiles: int) -> Bytes:
+    """[N, blocks] as the bytes of 16 float32 for each tile and block: [tiles, blocks, 64]."""
+    blocks = values.shape[1]
+    filled = _filled(values.astype(np.float32, copy=False), tiles).reshape(tiles, TILE, blocks)
+    return np.ascontiguousarray(filled.transpose(0, 2, 1)).view(np.uint8)
 
 
 def _filled(array: NDArray[Any], tiles: int) -> NDArray[Any]:

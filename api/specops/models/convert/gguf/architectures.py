@@ -1,0 +1,217 @@
+"""What llama.cpp's architectures are in transformers' words: a config.json and tensors' names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from specops.models.convert.errors import ExportError
+from specops.models.convert.gguf.header import GgufTensor
+from specops.models.convert.gguf.metadata import Metadata
+
+_GATED = {
+    "token_embd": "model.embed_tokens",  # nosec B105: no password
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": ".input_layernorm",
+    "ffn_norm": ".post_attention_layernorm",
+    "attn_output": ".self_attn.o_proj",
+    "ffn_down": ".mlp.down_proj",
+}
+_SPLIT = {
+    **_GATED,
+    "attn_q": ".self_attn.q_proj",
+    "attn_k": ".self_attn.k_proj",
+    "attn_v": ".self_attn.v_proj",
+    "ffn_gate": ".mlp.gate_proj",
+    "ffn_up": ".mlp.up_proj",
+}
+_NAMES = {  # what begins with a dot stands in a layer
+    "llama": _SPLIT,
+    "qwen2": _SPLIT,
+    "phi3": {**_GATED, "attn_qkv": ".self_attn.qkv_proj", "ffn_up": ".mlp.gate_up_proj"},
+    "gpt2": {
+        "token_embd": "transformer.wte",  # nosec B105: no password
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+        "output": "lm_head",
+        "attn_norm": ".ln_1",
+        "attn_qkv": ".attn.c_attn",
+        "attn_output": ".attn.c_proj",
+        "ffn_norm": ".ln_2",
+        "ffn_up": ".mlp.c_fc",
+        "ffn_down": ".mlp.c_proj",
+    },
+}
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+_LAYERS = {"gpt2": "transformer.h"}
+_NAME = re.compile(r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
+# Keys of settings that no drawing here covers, and what they may say all the same.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "{arch}.expert_count": (0,),
+    "{arch}.logit_scale": (0, 1),
+    "{arch}.embedding_scale": (0, 1),
+    "{arch}.residual_scale": (0, 1),
+    "{arch}.attention.scale": (0,),
+    "{arch}.attention.clamp_kqv": (0,),
+    "{arch}.attention.max_alibi_bias": (0,),
+    "{arch}.attn_logit_softcapping": (0,),
+    "{arch}.final_logit_softcapping": (0,),
+    "{arch}.attention.causal": (True,),
+    "{arch}.use_parallel_residual": (False,),
+    "{arch}.pooling_type": (0,),
+}
+_MOST_LAYERS = 1 << 12
+_MOST_POSITIONS = 1 << 20
+_MOST_ANGLES = 1 << 27  # of a table: positions times a head's values
+_FREQUENCIES = "rope_freqs.weight"
+_LONG_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def check_architecture(metadata: Metadata) -> None:
+    """Refuses an architecture, and settings, that no family draws; ExportError names them."""
+    if metadata.architecture not in _NAMES:
+        raise metadata.error(
+            "general.architecture",
+            f"is {metadata.architecture}, which cannot be exported; known are {', '.join(_NAMES)}",
+        )
+    for key, allowed in _NEUTRAL.items():
+        if key in metadata and (value := metadata.raw(key)) not in allowed:
+            raise metadata.error(key, f"is {value}; this cannot be exported")
+
+
+def transformers_name(architecture: str, name: str) -> str | None:
+    """What transformers calls a tensor; None for one that has no place in the architecture."""
+    found = _NAME.fullmatch(name)
+    if found is None or found["part"] not in _NAMES[architecture]:
+        return None
+    part, layer = _NAMES[architecture][found["part"]], found["layer"]
+    if part.startswith(".") != (layer is not None):
+        return None
+    layers = _LAYERS.get(architecture, "model.layers")
+    where = "" if layer is None else f"{layers}.{int(layer)}"
+    return f"{where}{part}.{found['kind']}"
+
+
+def rotated_heads(architecture: str, part: str, metadata: Metadata) -> int:
+    """The heads of a tensor whose rows the file has interleaved; 0 for all others."""
+    if architecture != "llama" or part not in ("attn_q", "attn_k"):
+        return 0
+    heads = metadata.integer("{arch}.attention.head_count")
+    if part == "attn_q":
+        return heads
+    return metadata.integer("{arch}.attention.head_count_kv", heads)
+
+
+def is_read_apart(name: str) -> bool:
+    """Whether a tensor is no weight of a product or a norm: factors of the rotation."""
+    return name == _FREQUENCIES
+
+
+def config_of(
+    metadata: Metadata, tensors: Mapping[str, GgufTensor], factors: list[float] | None
+) -> dict[str, Any]:
+    """A config.json as transformers would have it, of checked metadata.
+
+    Args:
+        metadata: of the file, or of the first of several.
+        tensors: all there are, by llama.cpp's names.
+        factors: what the rotation's frequencies are divided by, where the file says it.
+
+    Raises:
+        ExportError: a key is missing, odd, or says what no family draws.
+    """
+    table = tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise metadata.error("general.architecture", "comes without a table token_embd.weight")
+    for name in _LONG_FACTORS:
+        if name in tensors:
+            raise ExportError(
+                f"{table.file}: tensor {name} takes other frequencies for long prompts than for "
+                "short ones, which cannot be exported; use the model with a 4k context"
+            )
+    config: dict[str, Any] = {
+        "architectures": [_CLASSES[metadata.architecture]],
+        "vocab_size": table.shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+    if metadata.integer("{arch}.block_count") > min(_MOST_LAYERS, len(tensors)):
+        raise metadata.error("{arch}.block_count", f"is too large for {len(tensors)} tensors")
+    if metadata.integer("{arch}.context_length") > _MOST_POSITIONS:
+        raise metadata.error("{arch}.context_length", f"is above {_MOST_POSITIONS}")
+    if metadata.architecture == "gpt2":
+        return config | _gpt2(metadata)
+    return config | _gated(metadata, tensors, factors)
+
+
+def _gpt2(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "n_embd": metadata.integer("{arch}.embedding_length"),
+        "n_layer": metadata.integer("{arch}.block_count"),
+        "n_head": metadata.integer("{arch}.attention.head_count"),
+        "n_positions": metadata.integer("{arch}.context_length"),
+        "n_inner": metadata.integer("{arch}.feed_forward_length"),
+        "layer_norm_epsilon": metadata.number("{arch}.attention.layer_norm_epsilon"),
+    }
+
+
+def _gated(
+    metadata: Metadata, tensors: Mapping[str, GgufTensor], factors: list[float] | None
+) -> dict[str, Any]:
+    hidden = metadata.integer("{arch}.embedding_length")
+    heads = metadata.integer("{arch}.attention.head_count")
+    if not heads:
+        raise metadata.error("{arch}.attention.head_count", "must not be 0")
+    head_dim = metadata.integer("{arch}.attention.key_length", hidden // heads)
+    if metadata.integer("{arch}.attention.value_length", head_dim) != head_dim:
+        raise metadata.error("{arch}.attention.value_length", f"must be the keys', {head_dim}")
+    context = metadata.integer("{arch}.context_length")
+    if context * head_dim > _MOST_ANGLES:
+        raise metadata.error("{arch}.attention.key_length", f"is {head_dim}, too large")
+    config: dict[str, Any] = {
+        "hidden_size": hidden,
+        "num_hidden_layers": metadata.integer("{arch}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.integer("{arch}.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+        "intermediate_size": metadata.integer("{arch}.feed_forward_length"),
+        "rms_norm_eps": metadata.number("{arch}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number("{arch}.rope.freq_base", 10_000.0),
+        "rope_scaling": _scaling(metadata, factors),
+    }
+    window = metadata.optional_integer("{arch}.attention.sliding_window")
+    if metadata.architecture == "phi3":
+        config["sliding_window"] = window or None
+    elif window:
+        raise metadata.error("{arch}.attention.sliding_window", f"is {window}; it must be absent")
+    if metadata.architecture == "llama":
+        config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    rotated = metadata.integer("{arch}.rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        config["partial_rotary_factor"] = rotated / head_dim if head_dim else 0
+    return config
+
+
+def _scaling(metadata: Metadata, factors: list[float] | None) -> dict[str, Any] | None:
+    """What transformers calls rope_scaling."""
+    kind = metadata.text("{arch}.rope.scaling.type", "none")
+    if kind == "linear":
+        if factors is not None:
+            raise metadata.error("{arch}.rope.scaling.type", "is linear beside rope_freqs.weight")
+        return {"rope_type": "linear", "factor": metadata.number("{arch}.rope.scaling.factor")}
+    if kind != "none":
+        raise metadata.error(
+            "{arch}.rope.scaling.type", f"is {kind}; only none and linear can be exported"
+        )
+    if "{arch}.rope.scale_linear" in metadata:  # of files before there were types
+        factor = metadata.number("{arch}.rope.scale_linear")
+        return None if factor == 1 else {"rope_type": "linear", "factor": factor}
+    return None if factors is None else {"rope_type": "factors", "factors": factors}

@@ -1,0 +1,263 @@
+"""GGUF's types of blocks: which there are, and what their bytes stand for.
+
+Blocks of 32 weights `scale * code + offset` come out as they are: that is what a product reads.
+All other types come out as numbers. Layouts follow ggml's `ggml-common.h`; `d`, `m` and `dmin` are
+float16, and a product of one with a sub-block's 6 bits is exact in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+BLOCK = 32  # weights with one scale, as products read them
+_SUPER = 256  # weights of a K type's block
+_NON_LINEAR = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16
+)
+_LOW = np.uint8(15)
+
+
+class Codes(NamedTuple):
+    """Weights [N, K] in blocks: codes [N, blocks, block], a byte each, scales [N, blocks].
+
+    A weight is `scale * (code - zero)`, or, with offsets [N, blocks], `scale * code + offset`.
+    """
+
+    codes: Bytes
+    scales: Float
+    offsets: Float | None
+    zero: int
+
+
+class BlockType(NamedTuple):
+    """A type: so many weights in so many bytes, in which order only `codes` or `values` knows.
+
+    Both take whole rows as bytes [N, bytes of a row]. A type with `bits` has codes of as many in
+    blocks of 32, as products read them; one with neither `codes` nor `values` cannot be read.
+    """
+
+    name: str
+    weights: int
+    bytes: int
+    bits: int = 0
+    has_offsets: bool = False
+    codes: Callable[[Bytes], Codes] | None = None
+    values: Callable[[Bytes], Float] | None = None
+
+    @property
+    def readable(self) -> bool:
+        """Whether its weights can be had."""
+        return self.codes is not None or self.values is not None
+
+
+def block_type(number: int) -> BlockType | None:
+    """The type of a number in a file; None where no type is known by it."""
+    return _TYPES.get(number)
+
+
+def readable_types() -> list[str]:
+    """The names of all types that can be read."""
+    return [kind.name for kind in _TYPES.values() if kind.readable]
+
+
+# -- blocks of 32 ----------------------------------------------------------------------------------
+
+
+def _blocks(raw: Bytes, size: int) -> Bytes:
+    """Rows' bytes as [N, blocks, size]."""
+    return raw.reshape(len(raw), -1, size)
+
+
+def _half(blocks: Bytes, at: int) -> Float:
+    """The float16 at a byte of each block: [N, blocks]."""
+    found = np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
+    return found.astype(np.float32)
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """[..., n] as [..., 2n]: all low halves, then all high ones."""
+    return np.concatenate([packed & _LOW, packed >> np.uint8(4)], axis=-1)
+
+
+def _fifth_bits(packed: Bytes) -> Bytes:
+    """The 32 bits of 4 bytes, the lowest first, as the fifth of a code: [..., 32] of 0 and 16."""
+    return np.unpackbits(packed, axis=-1, bitorder="little") << np.uint8(4)
+
+
+def _q4_0(raw: Bytes) -> Codes:
+    blocks = _blocks(raw, 18)
+    return Codes(_nibbles(blocks[..., 2:]), _half(blocks, 0), None, 8)
+
+
+def _q4_1(raw: Bytes) -> Codes:
+    blocks = _blocks(raw, 20)
+    return Codes(_nibbles(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2), 0)
+
+
+def _q5_0(raw: Bytes) -> Codes:
+    blocks = _blocks(raw, 22)
+    codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
+    return Codes(codes, _half(blocks, 0), None, 16)
+
+
+def _q5_1(raw: Bytes) -> Codes:
+    blocks = _blocks(raw, 24)
+    codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
+    return Codes(codes, _half(blocks, 0), _half(blocks, 2), 0)
+
+
+def _q8_0(raw: Bytes) -> Codes:
+    blocks = _blocks(raw, 34)
+    return Codes(blocks[..., 2:] ^ np.uint8(128), _half(blocks, 0), None, 128)
+
+
+def _non_linear(packed: Bytes) -> Bytes:
+    return (_NON_LINEAR + 128).astype(np.uint8)[_nibbles(packed)]
+
+
+def _iq4_nl(raw: Bytes) -> Codes:
+    blocks = _blocks(raw, 18)
+    return Codes(_non_linear(blocks[..., 2:]), _half(blocks, 0), None, 128)
+
+
+def _iq4_xs(raw: Bytes) -> Codes:
+    blocks = _blocks(raw, 136)  # d, 16 high bits of scales, 8 halves of a byte of low ones, codes
+    high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2").astype(np.int32)
+    high = high >> (2 * np.arange(8, dtype=np.int32)) & 3
+    low = np.stack([blocks[..., 4:8] & _LOW, blocks[..., 4:8] >> np.uint8(4)], axis=-1)
+    scales = (low.reshape(*high.shape) | high << 4) - 32
+    scaled = _half(blocks, 0)[..., None] * scales.astype(np.float32)
+    packed = blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16)
+    return Codes(*_in_rows(_non_linear(packed), scaled), None, 128)
+
+
+def _in_rows(codes: Bytes, scales: Float) -> tuple[Bytes, Float]:
+    """[N, blocks, 8, 32] and [N, blocks, 8] as [N, 8 * blocks, 32] and [N, 8 * blocks]."""
+    return codes.reshape(len(codes), -1, BLOCK), scales.reshape(len(scales), -1)
+
+
+def _sub_blocks(blocks: Bytes) -> tuple[Float, Float]:
+    """Scales and offsets of a K type's eight sub-blocks: [N, blocks, 8] both."""
+    d, m, x = (blocks[..., start : start + 4] for start in (4, 8, 12))
+    six, two, four = np.uint8(63), np.uint8(48), np.uint8(4)
+    scales = np.concatenate([d & six, x & _LOW | d >> np.uint8(2) & two], axis=-1)
+    mins = np.concatenate([m & six, x >> four | m >> np.uint8(2) & two], axis=-1)
+    return (
+        _half(blocks, 0)[..., None] * scales.astype(np.float32),
+        -_half(blocks, 2)[..., None] * mins.astype(np.float32),
+    )
+
+
+def _q4_k(raw: Bytes) -> Codes:
+    blocks = _blocks(raw, 144)
+    scales, offsets = _sub_blocks(blocks)
+    codes = _nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, BLOCK))
+    return Codes(*_in_rows(codes, scales), offsets.reshape(len(raw), -1), 0)
+
+
+def _q5_k(raw: Bytes) -> Codes:
+    blocks = _blocks(raw, 176)
+    scales, offsets = _sub_blocks(blocks)
+    codes = _nibbles(blocks[..., 48:].reshape(*blocks.shape[:2], 4, BLOCK))
+    fifth = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
+    codes = codes.reshape(*fifth.shape) | fifth << np.uint8(4)
+    return Codes(*_in_rows(codes, scales), offsets.reshape(len(raw), -1), 0)
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def _float32(raw: Bytes) -> Float:
+    return np.ascontiguousarray(raw).view("<f4")
+
+
+def _float16(raw: Bytes) -> Float:
+    return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
+
+
+def _bfloat16(raw: Bytes) -> Float:
+    values: Float = np.ascontiguousarray(raw).view(ml_dtypes.bfloat16).astype(np.float32)
+    return values
+
+
+def _q6_k(raw: Bytes) -> Codes:
+    blocks = _blocks(raw, 210)  # 128 bytes of low halves, 64 of two high bits, scales of 16, d
+    low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64))
+    low = low.reshape(*blocks.shape[:2], 2, 4, BLOCK)
+    high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, BLOCK)
+    high = high >> (2 * np.arange(4, dtype=np.uint8))[:, None] & np.uint8(3)
+    codes = (low | high << np.uint8(4)).reshape(len(raw), -1, 16)
+    scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).astype(np.float32)
+    scaled = _half(blocks, 208)[..., None] * scales
+    return Codes(codes, scaled.reshape(len(raw), -1), None, 32)
+
+
+def _plain(name: str, item: int, values: Callable[[Bytes], Float] | None = None) -> BlockType:
+    return BlockType(name, 1, item, values=values)
+
+
+def _coded(
+    name: str,
+    bits: int,
+    size: int,
+    codes: Callable[[Bytes], Codes],
+    *,
+    weights: int = BLOCK,
+    offsets: bool = False,
+) -> BlockType:
+    return BlockType(name, weights, size, bits, offsets, codes)
+
+
+_TYPES: dict[int, BlockType] = {
+    0: _plain("F32", 4, _float32),
+    1: _plain("F16", 2, _float16),
+    2: _coded("Q4_0", 4, 18, _q4_0),
+    3: _coded("Q4_1", 4, 20, _q4_1, offsets=True),
+    6: _coded("Q5_0", 8, 22, _q5_0),
+    7: _coded("Q5_1", 8, 24, _q5_1, offsets=True),
+    8: _coded("Q8_0", 8, 34, _q8_0),
+    10: BlockType("Q2_K", _SUPER, 84),
+    11: BlockType("Q3_K", _SUPER, 110),
+    12: _coded("Q4_K", 4, 144, _q4_k, weights=_SUPER, offsets=True),
+    13: _coded("Q5_K", 8, 176, _q5_k, weights=_SUPER, offsets=True),
+    14: BlockType("Q6_K", _SUPER, 210, codes=_q6_k),  # blocks of 16
+    16: BlockType("IQ2_XXS", _SUPER, 66),
+    17: BlockType("IQ2_XS", _SUPER, 74),
+    18: BlockType("IQ3_XXS", _SUPER, 98),
+    19: BlockType("IQ1_S", _SUPER, 50),
+    20: _coded("IQ4_NL", 8, 18, _iq4_nl),
+    21: BlockType("IQ3_S", _SUPER, 110),
+    22: BlockType("IQ2_S", _SUPER, 82),
+    23: _coded("IQ4_XS", 8, 136, _iq4_xs, weights=_SUPER),
+    24: _plain("I8", 1),
+    25: _plain("I16", 2),
+    26: _plain("I32", 4),
+    27: _plain("I64", 8),
+    28: _plain("F64", 8),
+    29: BlockType("IQ1_M", _SUPER, 56),
+    30: _plain("BF16", 2, _bfloat16),
+    34: BlockType("TQ1_0", _SUPER, 54),
+    35: BlockType("TQ2_0", _SUPER, 66),
+    39: BlockType("MXFP4", BLOCK, 17),
+}
+
+
+def values_of(kind: BlockType, raw: Bytes) -> Any:
+    """Rows [N, K] of any readable type in float32, from their bytes."""
+    if kind.values is not None:
+        return kind.values(raw)
+    if kind.codes is None:
+        raise ValueError(f"{kind.name} cannot be read")
+    codes, scales, offsets, zero = kind.codes(raw)
+    values = (codes.astype(np.float32) - np.float32(zero)) * scales[..., None]
+    if offsets is not None:
+        values += offsets[..., None]
+    return values.reshape(len(raw), -1)

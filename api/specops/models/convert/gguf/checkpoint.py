@@ -1,0 +1,225 @@
+"""A GGUF as a checkpoint: what a family draws from, under transformers' names."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specops.models.convert.checkpoint import Checkpoint, Matrix, StoredTensor
+from specops.models.convert.errors import ExportError
+from specops.models.convert.gguf.architectures import (
+    check_architecture,
+    config_of,
+    is_read_apart,
+    rotated_heads,
+    transformers_name,
+)
+from specops.models.convert.gguf.block_types import readable_types, values_of
+from specops.models.convert.gguf.header import GgufTensor, Header, read_header
+from specops.models.convert.gguf.metadata import Metadata
+from specops.models.convert.gguf.rows import GgufRows, interleaved_halves
+from specops.models.convert.gguf.tokenizer import tokenizer_files
+from specops.models.convert.quantization import FileQuantization
+
+Float = NDArray[np.float32]
+
+_SUFFIX = ".gguf"
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_MOST_FACTORS = 1 << 12
+_FILE_TYPES = {  # general.file_type
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"},
+    **{14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
+    **{25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16"},
+}
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF's, going by its name."""
+    return path.suffix == _SUFFIX
+
+
+class GgufCheckpoint(Checkpoint):
+    """A GGUF, single or in shards."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads and checks all headers and makes the tokenizer's files.
+
+        Args:
+            path: the file, or any of its shards.
+
+        Raises:
+            ExportError: it is damaged, or no model that can be exported.
+        """
+        self.path = path
+        headers = [read_header(file) for file in shards_of(path)]
+        self.files = [header.file for header in headers]
+        self.config_file = self.files[0]
+        metadata = Metadata(headers[0])
+        check_architecture(metadata)
+        self._metadata = metadata
+        self._stored = _joined(headers, metadata)
+        self._texts = tokenizer_files(metadata)
+        factors = self._factors()
+        self.config = config_of(metadata, self._stored, factors)
+        if self._texts.count > self.config["vocab_size"]:
+            raise metadata.error(
+                "tokenizer.ggml.tokens",
+                f"has {self._texts.count} tokens for a table of {self.config['vocab_size']}",
+            )
+        self.config |= {"bos_token_id": self._texts.bos, "eos_token_id": self._texts.ends}
+        self.quantization = FileQuantization(kind=self._kind())
+        self.tensors: dict[str, StoredTensor] = {}
+        self._names: dict[str, str] = {}  # llama.cpp's by transformers'
+        for tensor in self._stored.values():
+            self._name(tensor)
+
+    def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
+        """Checks the tensors against `shapes`, both ways, before any work is done.
+
+        Files have no tensor to ignore.
+        """
+        del ignored
+        for name, shape in shapes.items():
+            if name not in self.tensors:
+                raise ExportError(f"{self.path}: the tensor for {name} is missing")
+            stored = self.tensors[name]
+            wanted = shape[::-1] if self._is_transposed(name) else shape
+            if stored.shape != wanted:
+                raise ExportError(
+                    f"{stored.file}: tensor {self._names[name]} has shape {list(stored.shape)}, "
+                    f"the metadata ask for {list(wanted)}"
+                )
+        for name in self.tensors.keys() - shapes.keys():
+            raise ExportError(
+                f"{self.tensors[name].file}: tensor {self._names[name]} has no place in this "
+                "architecture; exporting without it would give a wrong model"
+            )
+
+    def vector(self, name: str) -> Float:
+        """A one-dimensional tensor as float32; in the order of transformers."""
+        tensor = self._stored[self._names[name]]
+        raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (1, tensor.nbytes))
+        values: Float = values_of(tensor.type, raw)[0]
+        order = self._order(tensor)
+        return values if order is None else values[order]
+
+    def matrix(self, *names: str, transposed: bool = False) -> Matrix:
+        """Tensors stacked to one [sum N_i, K]; a file has none transposed."""
+        del transposed
+        return Matrix(" + ".join(names), tuple(self._rows(name) for name in names))
+
+    def matrix_rows(self, name: str, start: int, stop: int | None = None) -> Matrix:
+        """Rows [start, stop) of a tensor [N, K]."""
+        return Matrix(f"{name}[{start}:{stop}]", (self._rows(name)[start:stop],))
+
+    def special_tokens(self) -> tuple[int | None, tuple[int, ...]]:
+        """bos and all tokens that end a text or a turn."""
+        return self._texts.bos, tuple(self._texts.ends)
+
+    def write_texts(self, folder: Path) -> None:
+        """Writes the tokenizer's files, as checkpoints have them."""
+        for name, content in self._texts.files.items():
+            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+            (folder / name).write_text(text, encoding="utf-8")
+
+    # -----------------------------------------------------------------------------------------
+
+    def _name(self, tensor: GgufTensor) -> None:
+        """Enters a tensor under transformers' name."""
+        if is_read_apart(tensor.name):
+            return
+        if not tensor.type.readable:
+            raise ExportError(
+                f"{tensor.file}: tensor {tensor.name} has type {tensor.type.name}; those that can "
+                f"be read are {', '.join(readable_types())}"
+            )
+        name = transformers_name(self._metadata.architecture, tensor.name)
+        if name is None or name in self.tensors:
+            raise ExportError(
+                f"{tensor.file}: tensor {tensor.name} has no place in the architecture "
+                f"{self._metadata.architecture}; exporting without it would give a wrong model"
+            )
+        self._names[name] = tensor.name
+        self.tensors[name] = StoredTensor(
+            name=name,
+            file=tensor.file,
+            dtype=tensor.type.name,
+            shape=tensor.shape,
+            offset=tensor.offset,
+            nbytes=tensor.nbytes,
+        )
+
+    def _rows(self, name: str) -> GgufRows:
+        tensor = self._stored[self._names[name]]
+        return GgufRows(tensor, self._order(tensor))
+
+    def _order(self, tensor: GgufTensor) -> NDArray[np.int64] | None:
+        """Where transformers' rows lie in the file, where they lie elsewhere."""
+        part = tensor.name.split(".")[-2]
+        heads = rotated_heads(self._metadata.architecture, part, self._metadata)
+        return interleaved_halves(heads, tensor.shape[0]) if heads else None
+
+    def _is_transposed(self, name: str) -> bool:
+        """Whether transformers stores a tensor with its dimensions swapped: GPT-2's products."""
+        layered = name.startswith("transformer.h.") and name.endswith(".weight")
+        return layered and len(self.tensors[name].shape) == 2
+
+    def _factors(self) -> list[float] | None:
+        """What the rotation's frequencies are divided by."""
+        for tensor in self._stored.values():
+            if is_read_apart(tensor.name):
+                if tensor.type.name != "F32" or math.prod(tensor.shape) > _MOST_FACTORS:
+                    raise ExportError(f"{tensor.file}: tensor {tensor.name} must be a few F32")
+                raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (1, tensor.nbytes))
+                factors: list[float] = values_of(tensor.type, raw)[0].tolist()
+                return factors
+        return None
+
+    def _kind(self) -> str:
+        """What most weights are, or what the file calls its mixture."""
+        told = self._metadata.optional_integer("general.file_type")
+        if told in _FILE_TYPES:
+            return _FILE_TYPES[told]
+        counts: Counter[str] = Counter()
+        for tensor in self._stored.values():
+            counts[tensor.type.name] += math.prod(tensor.shape)
+        return counts.most_common(1)[0][0]
+
+
+def shards_of(path: Path) -> list[Path]:
+    """All files of a model, in order, going by the name of one; ExportError if one is missing."""
+    found = _SHARD.fullmatch(path.name)
+    if found is None:
+        return [path]
+    count = int(found["count"])
+    files = [
+        path.with_name(f"{found['stem']}-{number:05d}-of-{count:05d}{_SUFFIX}")
+        for number in range(1, count + 1)
+    ]
+    for file in files:
+        if not file.is_file():
+            raise ExportError(f"{file} is missing: all {count} shards must lie beside each other")
+    return files
+
+
+def _joined(headers: list[Header], metadata: Metadata) -> dict[str, GgufTensor]:
+    """The tensors of all shards."""
+    if metadata.integer("split.count", 1) not in (0, len(headers)):
+        raise metadata.error("split.count", f"does not say {len(headers)}, as the name does")
+    tensors: dict[str, GgufTensor] = {}
+    for number, header in enumerate(headers):
+        if header.metadata.get("split.no", number) != number:
+            raise ExportError(f"{header.file}: key 'split.no' is not {number}, as the name says")
+        for name, tensor in header.tensors.items():
+            if name in tensors:
+                raise ExportError(f"{header.file}: tensor {name} is in {tensors[name].file} too")
+            tensors[name] = tensor
+    if metadata.integer("split.tensors.count", len(tensors)) != len(tensors):
+        raise metadata.error("split.tensors.count", f"does not say {len(tensors)}, the tensors")
+    return tensors

@@ -1,0 +1,217 @@
+"""Reads a GGUF's header: metadata and where each tensor lies, every number checked before use.
+
+The layout, little-endian: `GGUF`, version (u32), tensors (u64), entries of metadata (u64); the
+entries: key, type (u32), value; the tensors: name, dimensions (u32 and as many u64, the innermost
+first), type (u32), offset (u64) from the beginning of the data; then the data at the next multiple
+of the alignment. Strings are a length (u64) and UTF-8; arrays a type (u32), a length (u64) and the
+values. A file is hostile until all of that has been seen to hold.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from specops.models.convert.errors import ExportError
+from specops.models.convert.gguf.block_types import BlockType, block_type
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_HEAD = struct.Struct("<4sIQQ")
+_DEFAULT_ALIGNMENT = 32
+_MOST_ALIGNMENT = 1 << 20
+_MOST_ENTRIES = 1 << 16  # of metadata, and tensors
+_LONGEST_KEY = (1 << 16) - 1
+_LONGEST_NAME = 255
+_LONGEST_TEXT = 1 << 24  # a chat template is a few thousand characters
+_MOST_TEXTS = 1 << 22  # of an array; vocabularies have some hundred thousand
+_MOST_DIMENSIONS = 4
+_MOST_WEIGHTS = 1 << 40
+_MOST_DEPTH = 2  # arrays of arrays
+_LEAST_ENTRY = 8 + 4 + 1  # bytes of metadata: an empty key, a type, a byte
+_LEAST_TENSOR = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension, a type, an offset
+_TEXT, _ARRAY = 8, 9
+_NUMBERS = {
+    **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?"},
+    **{10: "<u8", 11: "<i8", 12: "<f8"},
+}
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor in a file; `shape` has the innermost dimension last, `offset` is from its start."""
+
+    name: str
+    file: Path
+    type: BlockType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself; numbers are Python's, arrays of numbers lists."""
+
+    file: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+
+def read_header(file: Path) -> Header:
+    """Reads and checks a file's header.
+
+    Raises:
+        ExportError: it is no GGUF, or damaged, or has tensors that cannot be read; the message
+            names the file and what is wrong.
+        OSError: it cannot be read.
+    """
+    if file.stat().st_size < _HEAD.size:
+        raise ExportError(f"{file} is no GGUF: it is shorter than one's header")
+    with (
+        file.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        return _Reader(file, data).header()
+
+
+class _Reader:
+    """A place in a mapped file that moves on with what is read."""
+
+    def __init__(self, file: Path, data: mmap.mmap) -> None:
+        self._file = file
+        self._data = data
+        self._size = len(data)
+        self._at = 0
+
+    def header(self) -> Header:
+        magic, version, tensors, entries = _HEAD.unpack_from(self._data)
+        self._at = _HEAD.size
+        if magic != _MAGIC:
+            raise ExportError(f"{self._file} is no GGUF: it begins with {magic!r}")
+        if version not in _VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
+            why = "it was written big-endian" if swapped else "versions 2 and 3 can be read"
+            self._refuse(f"has version {version}; {why}")
+        for what, count, least in (
+            ("entries of metadata", entries, _LEAST_ENTRY),
+            ("tensors", tensors, _LEAST_TENSOR),
+        ):
+            if count > _MOST_ENTRIES or count * least > self._size:
+                self._refuse(f"claims {count} {what}")
+        metadata: dict[str, Any] = {}
+        for _ in range(entries):
+            key = self._text("a key", _LONGEST_KEY)
+            if not key or key in metadata:
+                self._refuse(f"has the key {key!r} twice" if key else "has a key without a name")
+            metadata[key] = self._value(self._number("<I"), key)
+        described = [self._tensor() for _ in range(tensors)]
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if (
+            not isinstance(alignment, int)
+            or not 1 <= alignment <= _MOST_ALIGNMENT
+            or alignment & (alignment - 1)
+        ):
+            self._refuse(f"has an alignment of {alignment!r}, which is no power of 2")
+        return Header(self._file, metadata, self._placed(described, alignment))
+
+    def _placed(
+        self, described: list[tuple[str, BlockType, tuple[int, ...], int]], alignment: int
+    ) -> dict[str, GgufTensor]:
+        """The tensors by name, none beyond the file's end or within another."""
+        start = self._at + -self._at % alignment
+        found: dict[str, GgufTensor] = {}
+        for name, kind, shape, offset in described:
+            weights = 1
+            for size in shape:
+                weights *= size
+            nbytes = weights // kind.weights * kind.bytes
+            if name in found:
+                self._refuse(f"has the tensor {name!r} twice")
+            if weights > _MOST_WEIGHTS or shape[-1] % kind.weights:
+                self._refuse(
+                    f"has the tensor {name!r} of shape {list(shape)}, whose rows are no whole "
+                    f"blocks of {kind.name}, {kind.weights} weights each"
+                )
+            if offset % alignment or start + offset + nbytes > self._size:
+                self._refuse(
+                    f"is damaged or cut short: the tensor {name!r} takes {nbytes} bytes from "
+                    f"{start + offset} on, and the file has {self._size}"
+                )
+            found[name] = GgufTensor(name, self._file, kind, shape, start + offset, nbytes)
+        in_order = sorted(found.values(), key=lambda tensor: tensor.offset)
+        for one, other in pairwise(in_order):
+            if one.offset + one.nbytes > other.offset:
+                self._refuse(f"has the tensors {one.name!r} and {other.name!r} in one place")
+        return found
+
+    def _tensor(self) -> tuple[str, BlockType, tuple[int, ...], int]:
+        """Name, type, shape and offset in the data of the next tensor."""
+        name = self._text("a tensor's name", _LONGEST_NAME)
+        count = self._number("<I")
+        if not name or not 1 <= count <= _MOST_DIMENSIONS:
+            self._refuse(f"has the tensor {name!r} of {count} dimensions")
+        shape = tuple(self._number("<Q") for _ in range(count))[::-1]
+        if not all(1 <= size <= _MOST_WEIGHTS for size in shape):
+            self._refuse(f"has the tensor {name!r} of shape {list(shape)}")
+        number, offset = self._number("<I"), self._number("<Q")
+        kind = block_type(number)
+        if kind is None:
+            self._refuse(f"has the tensor {name!r} of an unknown type, number {number}")
+        return name, kind, shape, offset
+
+    def _value(self, kind: int, key: str, depth: int = 0) -> Any:
+        if kind == _TEXT:
+            return self._text(key, _LONGEST_TEXT)
+        if kind == _ARRAY:
+            inner, count = self._number("<I"), self._number("<Q")
+            if inner in _NUMBERS:
+                return self._numbers(inner, count, key)
+            if inner not in (_TEXT, _ARRAY) or depth >= _MOST_DEPTH or count > _MOST_TEXTS:
+                self._refuse(f"has a key {key!r} with an array of {count} of type {inner}")
+            return [self._value(inner, key, depth + 1) for _ in range(count)]
+        if kind not in _NUMBERS:
+            self._refuse(f"has a key {key!r} of an unknown type, number {kind}")
+        return self._numbers(kind, 1, key)[0]
+
+    def _numbers(self, kind: int, count: int, key: str) -> list[Any]:
+        dtype = np.dtype(_NUMBERS[kind])
+        self._need(count * dtype.itemsize, key)
+        raw = self._data[self._at : self._at + count * dtype.itemsize]
+        self._at += len(raw)
+        if dtype == np.bool_:
+            return [byte != 0 for byte in raw]
+        values: list[Any] = np.frombuffer(raw, dtype).tolist()
+        return values
+
+    def _text(self, what: str, longest: int) -> str:
+        length = self._number("<Q")
+        if length > longest:
+            self._refuse(f"has {what!r} of {length} bytes")
+        self._need(length, what)
+        raw = self._data[self._at : self._at + length]
+        self._at += length
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            self._refuse(f"has {what!r} that is not UTF-8")
+
+    def _number(self, form: str) -> int:
+        size = struct.calcsize(form)
+        self._need(size, "a number")
+        (value,) = struct.unpack_from(form, self._data, self._at)
+        self._at += size
+        return int(value)
+
+    def _need(self, count: int, what: str) -> None:
+        if count > self._size - self._at:
+            self._refuse(f"is damaged or cut short: {what!r} reaches beyond its end")
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise ExportError(f"{self._file} {problem}: download it again")

@@ -1,0 +1,216 @@
+"""Writes checkpoints as llama.cpp's converter does, with its own library: tests compare with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter, TokenType
+
+from specops.models.convert.checkpoint import Checkpoint
+from tests.random_weights import write_safetensors
+
+Array = np.ndarray[Any, Any]
+KindOf = Callable[[str], Kind]
+
+SIZES = {"hidden": 256, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 512, "context": 128}
+WRITTEN = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.BF16, Kind.F16, Kind.F32)
+"""Types that the library can quantize to."""
+DRAWN = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS)
+"""Types whose blocks are drawn."""
+EXACT = (*WRITTEN[:5], Kind.Q4_K, Kind.Q5_K, Kind.IQ4_NL, Kind.IQ4_XS)
+_STEPS = {Kind.Q4_K: 4e-4, Kind.Q5_K: 2e-4, Kind.Q6_K: 4e-5, Kind.IQ4_NL: 1e-3}
+_STEPS[Kind.IQ4_XS] = 5e-5
+_ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "gpt2": gguf.MODEL_ARCH.GPT2,
+}
+
+
+def stored_tensors(folder: Path) -> dict[str, Array]:
+    """Every tensor of a checkpoint's folder, in float32."""
+    checkpoint = Checkpoint(folder)
+    return {name: np.asarray(checkpoint._view(name), np.float32) for name in checkpoint.tensors}
+
+
+def packed(kind: Kind, values: Array) -> Array:
+    """A matrix in blocks; of a type that the library only reads, random ones of that size."""
+    if kind not in DRAWN:
+        return gguf.quantize(values, kind)
+    weights, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(values.size + kind)
+    rows, columns = values.shape
+    blocks = random.integers(0, 256, (rows, columns // weights, size), np.uint8)
+    step = random.uniform(0.7, 1.3, (rows, columns // weights, 1)) * _STEPS[kind]
+    place = 208 if kind == Kind.Q6_K else 0
+    blocks[..., place : place + 2] = step.astype(np.float16).view(np.uint8)
+    if kind in (Kind.Q4_K, Kind.Q5_K):  # the mean of a block's weights is about 0
+        middle = 8 if kind == Kind.Q4_K else 16
+        blocks[..., 2:4] = (step * middle).astype(np.float16).view(np.uint8)
+        blocks[..., 8:12] = blocks[..., 4:8] ^ random.integers(0, 2, blocks[..., 4:8].shape)
+        blocks[..., 12:16] = (blocks[..., 12:16] & 15) * 17
+    return blocks.reshape(rows, -1)
+
+
+def interleaved(weights: Array, heads: int) -> Array:
+    """What llama.cpp's converter does to the rows of q and k."""
+    shape = weights.shape
+    halves = weights.reshape(heads, 2, shape[0] // heads // 2, *shape[1:])
+    return halves.swapaxes(1, 2).reshape(shape)
+
+
+def straight(weights: Array, heads: int) -> Array:
+    """The opposite of `interleaved`."""
+    shape = weights.shape
+    pairs = weights.reshape(heads, shape[0] // heads // 2, 2, *shape[1:])
+    return pairs.swapaxes(1, 2).reshape(shape)
+
+
+def heads_of(config: dict[str, Any], name: str) -> int:
+    """Heads whose rows a file interleaves; 0 where it does not."""
+    if config["model_type"] != "llama":
+        return 0
+    part = name.split(".")[-2]
+    return {
+        "q_proj": int(config["num_attention_heads"]),
+        "k_proj": int(config.get("num_key_value_heads", 0)),
+    }.get(part, 0)
+
+
+def write_gguf(
+    folder: Path,
+    file: Path,
+    kind_of: KindOf,
+    *,
+    split: int = 0,
+    change: Callable[[GGUFWriter], None] | None = None,
+    dequantized: Path | None = None,
+) -> Path:
+    """Writes a checkpoint's folder as `file`, or as shards of `split` tensors; returns the first.
+
+    `kind_of` says a matrix's type by its name in transformers. `change` may add to the metadata.
+    The folder `dequantized` becomes the same checkpoint with the weights that the file has.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    architecture = config["model_type"]
+    tensors = stored_tensors(folder)
+    layers = config.get("num_hidden_layers") or config["n_layer"]
+    names = gguf.get_tensor_name_map(_ARCHITECTURES[architecture], layers)
+    writer = GGUFWriter(file, architecture, split_max_tensors=split)
+    _write_sizes(writer, config)
+    write_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()))
+    if change is not None:
+        change(writer)
+    kept: dict[str, Array] = {}
+    for name, values in tensors.items():
+        called = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if called is None or name.endswith((".attn.bias", ".attn.masked_bias")):
+            continue
+        stored, heads = values, heads_of(config, name)
+        turned = architecture == "gpt2" and ".h." in f".{name}" and values.ndim == 2
+        if turned:
+            stored = values.T
+        if heads:
+            stored = interleaved(stored, heads)
+        if values.ndim == 1:
+            writer.add_tensor(called, np.ascontiguousarray(stored))
+            kept[name] = values
+            continue
+        kind = kind_of(name)
+        data = packed(kind, np.ascontiguousarray(stored))
+        writer.add_tensor(called, data, raw_dtype=kind)
+        numbers = gguf.dequantize(data, kind)
+        numbers = straight(numbers, heads) if heads else numbers
+        kept[name] = numbers.T if turned else numbers
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if dequantized is not None:
+        shutil.copytree(folder, dequantized)
+        shapes = {name: values.shape for name, values in kept.items()}
+        values = (np.ascontiguousarray(item, np.float32) for item in kept.values())
+        write_safetensors(dequantized / "model.safetensors", shapes, "float32", values)
+    return file if file.exists() else sorted(file.parent.glob(f"{file.stem}-*.gguf"))[0]
+
+
+def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    if config["model_type"] == "gpt2":
+        writer.add_context_length(config["n_positions"])
+        writer.add_embedding_length(config["n_embd"])
+        writer.add_block_count(config["n_layer"])
+        writer.add_feed_forward_length(4 * config["n_embd"])
+        writer.add_head_count(config["n_head"])
+        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+        return
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    head = config["hidden_size"] // config["num_attention_heads"]
+    writer.add_rope_dimension_count(int(head * config.get("partial_rotary_factor", 1)))
+    if config["model_type"] == "phi3" and config["sliding_window"]:
+        writer.add_sliding_window(config["sliding_window"])
+
+
+def write_tokenizer(
+    writer: GGUFWriter, made: dict[str, Any], *, pre: str = "gpt-2", bos: int = 0
+) -> None:
+    """What a tokenizer.json of bytes as letters becomes."""
+    ids, types = _tokens(made)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(ids)
+    writer.add_token_types(types)
+    merges = made["model"]["merges"]
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    writer.add_bos_token_id(bos)
+    writer.add_eos_token_id(0)
+
+
+def write_pieces(writer: GGUFWriter, made: dict[str, Any]) -> None:
+    """What a tokenizer.json of SentencePiece's becomes: scores, and a type for each byte."""
+    ids, types = _tokens(made)
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(made["model"]["merges"]):
+        ranks.setdefault("".join(pair), rank)
+    scores = [-float(ranks.get(text, len(ranks) + place)) for place, text in enumerate(ids)]
+    for place, text in enumerate(ids):
+        if text.startswith("<0x") and types[place] == TokenType.NORMAL:
+            types[place] = TokenType.BYTE
+    types[0] = TokenType.UNKNOWN
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(ids)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def _tokens(made: dict[str, Any]) -> tuple[list[str], list[int]]:
+    """Every entry by its id, and the types."""
+    added = {token["id"]: token for token in made["added_tokens"]}
+    by_id = {index: text for text, index in made["model"]["vocab"].items()}
+    by_id |= {index: token["content"] for index, token in added.items()}
+    ids, types = [], []
+    for index in range(max(by_id) + 1):
+        ids.append(by_id.get(index, f"[PAD{index}]"))
+        kind = TokenType.NORMAL if index in by_id else TokenType.UNUSED
+        if index in added:
+            special = added[index]["special"]
+            kind = TokenType.CONTROL if special else TokenType.USER_DEFINED
+        types.append(kind)
+    return ids, types

@@ -1,0 +1,273 @@
+"""Whatever a file says, it is read or refused by name: never a crash, never memory without end."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
+
+from specops.models.convert import ExportError, export_checkpoint
+from specops.models.convert.families import family_of
+from specops.models.convert.gguf import GgufCheckpoint
+from specops.models.convert.gguf.header import read_header
+from specops.models.convert.model_config import ModelConfig
+from tests.checkpoints import make_llama_checkpoint
+from tests.models.convert.gguf.files import SIZES, write_gguf
+
+U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
+FLIPS, CUTS = 600, 200
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A whole file."""
+    folder = tmp_path_factory.mktemp("gguf")
+    source = make_llama_checkpoint(folder / "source", **{**SIZES, "layers": 1})
+    return write_gguf(source, folder / "m.gguf", lambda name: Kind.Q4_1).read_bytes()
+
+
+def text(value: str) -> bytes:
+    return U64.pack(len(value)) + value.encode()
+
+
+def entry(key: str, kind: int, value: bytes) -> bytes:
+    return text(key) + U32.pack(kind) + value
+
+
+def tensor(name: str, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
+    sizes = b"".join(U64.pack(size) for size in shape)
+    return text(name) + U32.pack(len(shape)) + sizes + U32.pack(kind) + U64.pack(offset)
+
+
+def file_of(
+    *parts: bytes, tensors: int = 0, entries: int = 0, version: int = 3, magic: bytes = b"GGUF"
+) -> bytes:
+    head = magic + U32.pack(version) + U64.pack(tensors) + U64.pack(entries)
+    made = head + b"".join(parts)
+    return made + bytes(-len(made) % 32 + 4096)
+
+
+HOSTILE = {
+    "not GGUF": (file_of(magic=b"GGML"), "is no GGUF: it begins with b'GGML'"),
+    "version 1": (file_of(version=1), "has version 1; versions 2 and 3"),
+    "big-endian": (file_of(version=3 << 24), "it was written big-endian"),
+    "too short": (b"GGUF\3\0\0\0", "shorter than one's header"),
+    "empty": (b"", "shorter than one's header"),
+    "many tensors": (file_of(tensors=1 << 62), "claims 4611686018427387904 tensors"),
+    "many entries": (file_of(entries=60_000), "claims 60000 entries of metadata"),
+    "a long key": (file_of(U64.pack(1 << 63), entries=1), "'a key' of 9223372036854775808 bytes"),
+    "a key beyond the end": (file_of(U64.pack(60_000), entries=1), "'a key' reaches beyond"),
+    "a key without a name": (file_of(entry("", 0, b"\1"), entries=1), "a key without a name"),
+    "a key twice": (file_of(entry("a", 0, b"\1") * 2, entries=2), "has the key 'a' twice"),
+    "no text": (file_of(U64.pack(2), b"\xff\xfe", entries=1), "not UTF-8"),
+    "an unknown type": (file_of(entry("a", 77, b""), entries=1), "of an unknown type, number 77"),
+    "a long text": (file_of(entry("a", 8, U64.pack(1 << 40)), entries=1), "of 1099511627776 bytes"),
+    "a long array": (
+        file_of(entry("a", 9, U32.pack(6) + U64.pack(1 << 61)), entries=1),
+        "'a' reaches beyond its end",
+    ),
+    "many texts": (
+        file_of(entry("a", 9, U32.pack(8) + U64.pack(1 << 40)), entries=1),
+        "an array of 1099511627776 of type 8",
+    ),
+    "arrays in arrays": (
+        file_of(entry("a", 9, (U32.pack(9) + U64.pack(1)) * 9), entries=1),
+        "with an array of 1 of type 9",
+    ),
+    "an odd alignment": (
+        file_of(entry("general.alignment", 4, U32.pack(24)), entries=1),
+        "an alignment of 24",
+    ),
+    "no alignment": (
+        file_of(entry("general.alignment", 8, text("x")), entries=1),
+        "an alignment of 'x'",
+    ),
+    "no dimensions": (file_of(tensor("w", (), 0, 0), tensors=1), "the tensor 'w' of 0 dimensions"),
+    "five dimensions": (file_of(tensor("w", (1,) * 5, 0, 0), tensors=1), "of 5 dimensions"),
+    "a side of 0": (file_of(tensor("w", (0, 4), 0, 0), tensors=1), r"of shape \[4, 0\]"),
+    "sizes that overflow": (
+        file_of(tensor("w", (1 << 32, 1 << 32), 0, 0), tensors=1),
+        "has the tensor 'w' of shape",
+    ),
+    "no whole blocks": (file_of(tensor("w", (40, 2), 2, 0), tensors=1), "no whole blocks of Q4_0"),
+    "a type of the future": (file_of(tensor("w", (32,), 99, 0), tensors=1), "number 99"),
+    "beyond the end": (file_of(tensor("w", (32, 999), 0, 0), tensors=1), "damaged or cut short"),
+    "an offset beyond": (file_of(tensor("w", (32,), 0, 1 << 62), tensors=1), "cut short"),
+    "an odd offset": (file_of(tensor("w", (32,), 0, 8), tensors=1), "damaged or cut short"),
+    "a tensor twice": (
+        file_of(tensor("w", (32,), 0, 0), tensor("w", (32,), 0, 128), tensors=2),
+        "has the tensor 'w' twice",
+    ),
+    "one place": (
+        file_of(tensor("v", (32,), 0, 0), tensor("w", (32,), 0, 96), tensors=2),
+        "'v' and 'w' in one place",
+    ),
+    "a long name": (file_of(tensor("w" * 999, (32,), 0, 0), tensors=1), 'name" of 999 bytes'),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_refused_by_name(case: str, tmp_path: Path) -> None:
+    content, message = HOSTILE[case]
+    file = tmp_path / "hostile.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ExportError, match=f"hostile.gguf .*{message}"):
+        read_header(file)
+
+
+def tried(content: bytes, file: Path) -> None:
+    """Reads a damaged file as an export does, up to the weights."""
+    file.write_bytes(content)
+    said = str(file)
+    try:
+        checkpoint = GgufCheckpoint(file)
+        family = family_of(ModelConfig(checkpoint.config, checkpoint.config_file))
+        checkpoint.expect(family.tensors(), family.ignored_tensors)
+    except ExportError as error:
+        said = str(error)
+    assert str(file) in said
+
+
+def test_flipped_bits_are_refused_or_read(written: bytes, tmp_path: Path) -> None:
+    chance = random.Random(1)
+    header = written.index(b"tokenizer.ggml.tokens") + 400
+    tensors = written.rindex(b"output_norm") + 100
+    for _ in range(FLIPS):
+        damaged = bytearray(written)
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            start, stop = chance.choice(((0, header), (tensors - 1500, tensors)))
+            damaged[chance.randrange(start, stop)] ^= 1 << chance.randrange(8)
+        tried(bytes(damaged), tmp_path / "m.gguf")
+
+
+def test_large_numbers_are_refused_or_read(written: bytes, tmp_path: Path) -> None:
+    chance = random.Random(2)
+    tensors = written.rindex(b"output_norm") + 100
+    for _ in range(FLIPS):
+        damaged = bytearray(written)
+        start, stop = chance.choice(((4, 1200), (tensors - 1500, tensors)))
+        place = chance.randrange(start, stop)
+        number = chance.choice((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1))
+        size = chance.choice((4, 8))
+        damaged[place : place + size] = (number % (1 << 8 * size)).to_bytes(size, "little")
+        tried(bytes(damaged), tmp_path / "m.gguf")
+
+
+def test_cut_files_are_refused(written: bytes, tmp_path: Path) -> None:
+    chance = random.Random(3)
+    file = tmp_path / "m.gguf"
+    for _ in range(CUTS):
+        file.write_bytes(written[: chance.randrange(len(written) - 64)])
+        with pytest.raises(ExportError, match=r"m\.gguf"):
+            GgufCheckpoint(file)
+
+
+def test_a_claim_takes_no_memory(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(file_of(entry("a", 9, U32.pack(8) + U64.pack(1 << 22)), entries=1))
+    tracemalloc.start()
+    with pytest.raises(ExportError, match="beyond its end"):
+        read_header(file)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+# -- files that are whole, and cannot be exported ---------------------------------------------
+
+
+def refusal(folder: Path, key: str, add: str, value: object, *, architecture: str = "llama") -> str:
+    """What an export says to a file with an entry of metadata more."""
+    source = make_llama_checkpoint(folder / "source", **{**SIZES, "layers": 1})
+
+    def change(writer: GGUFWriter) -> None:
+        getattr(writer, f"add_{add}")(key, value)
+
+    file = write_gguf(source, folder / "m.gguf", lambda name: Kind.Q4_0, change=change)
+    if architecture != "llama":
+        content = file.read_bytes()
+        swapped = content.replace(text("llama"), text(architecture), 1)
+        file.write_bytes(swapped)
+    with pytest.raises(ExportError) as caught:
+        export_checkpoint(file, folder / "onnx", quantization=None)
+    assert not (folder / "onnx").exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "add", "value", "message"),
+    [
+        ("llama.expert_count", "uint32", 8, "is 8; this cannot be exported"),
+        ("llama.rope.scaling.type", "string", "yarn", "is yarn; only none and linear"),
+        ("llama.attention.sliding_window", "uint32", 64, "is 64; it must be absent"),
+        ("llama.attention.key_length", "uint32", 1 << 30, "too large"),
+        ("llama.attention.value_length", "uint32", 32, "must be the keys', 64"),
+        ("llama.logit_scale", "float32", 8.0, "is 8.0; this cannot be exported"),
+    ],
+)
+def test_settings_that_cannot_be_drawn(
+    key: str, add: str, value: object, message: str, tmp_path: Path
+) -> None:
+    assert f"m.gguf: key '{key}' " in (said := refusal(tmp_path, key, add, value))
+    assert message in said
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "general.name", "string", "x", architecture="mamba")
+    assert "is mamba, which cannot be exported; known are llama, qwen2, phi3, gpt2" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blk.0.attn_q.scale", "has no place in the architecture llama"),
+        ("blk.7.attn_q.weight", "has no place in this architecture"),
+        ("rope_factors_long.weight", "use the model with a 4k context"),
+    ],
+)
+def test_tensors_without_a_place_are_named(name: str, message: str, tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
+
+    def change(writer: GGUFWriter) -> None:
+        writer.add_tensor(name, np.ones(64, np.float32))
+
+    file = write_gguf(source, tmp_path / "m.gguf", lambda kind: Kind.Q4_0, change=change)
+    with pytest.raises(ExportError, match=f"{name} .*{message}"):
+        export_checkpoint(file, tmp_path / "onnx", quantization=None)
+
+
+def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
+    made = json.loads((source / "tokenizer.json").read_text())
+    extra = {"id": 320, "content": "<more>", "special": True}
+    (source / "tokenizer.json").write_text(
+        json.dumps({**made, "added_tokens": [*made["added_tokens"], extra]})
+    )
+    file = write_gguf(source, tmp_path / "m.gguf", lambda name: Kind.Q4_0)
+    with pytest.raises(ExportError, match="has 321 tokens for a table of 320"):
+        GgufCheckpoint(file)
+
+
+def test_a_type_that_cannot_be_read_is_named(tmp_path: Path, written: bytes) -> None:
+    place = written.index(text("blk.0.ffn_down.weight")) + 8 + 21 + 4 + 16
+    damaged = bytearray(written)
+    damaged[place : place + 4] = U32.pack(Kind.Q2_K)
+    file = tmp_path / "m.gguf"
+    file.write_bytes(damaged)
+    with pytest.raises(ExportError, match=r"ffn_down.weight has type Q2_K; those that can be read"):
+        GgufCheckpoint(file)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
+    first = write_gguf(source, tmp_path / "m.gguf", lambda name: Kind.Q4_0, split=5)
+    first.with_name(first.name.replace("00001-of", "00002-of")).unlink()
+    with pytest.raises(ExportError, match=r"00002-of-\d+\.gguf is missing"):
+        GgufCheckpoint(first)

@@ -1,0 +1,215 @@
+"""A GGUF's graph computes what the same weights give in float32, up to the activations' rounding.
+
+Activations have 8 bits in every product of the kernels; weights in the file's own blocks add
+nothing to that, so the error is that of the same numbers stored in 8 bits anew, or below it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
+from onnx import TensorProto, helper, numpy_helper
+
+from specops.models.convert import ExportedModel, Quantization, export_checkpoint
+from specops.runtime import kernels
+from tests.checkpoints import (
+    make_gpt2_checkpoint,
+    make_llama_checkpoint,
+    make_phi3_checkpoint,
+    make_qwen2_checkpoint,
+)
+from tests.models.convert.gguf.files import (
+    DRAWN,
+    SIZES,
+    WRITTEN,
+    KindOf,
+    stored_tensors,
+    write_gguf,
+)
+from tests.models.convert.runner import open_model
+from tests.passes import Passes, prepared
+
+TOKENS = np.random.default_rng(7).integers(1, 320, 24).tolist()
+MIXED = {"v_proj": Kind.Q6_K, "down_proj": Kind.Q6_K, "embed_tokens": Kind.Q6_K}
+HALF = {"q_proj": Kind.Q5_0, "k_proj": Kind.Q4_0, "v_proj": Kind.Q8_0, "embed_tokens": Kind.F16}
+
+
+def by_part(parts: dict[str, Kind], other: Kind) -> KindOf:
+    """Types by the part of a name, as in a file of a mixture."""
+    return lambda name: next((kind for part, kind in parts.items() if part in name), other)
+
+
+def converted(
+    folder: Path, source: Path, kind_of: KindOf, **options: Any
+) -> tuple[ExportedModel, ExportedModel]:
+    """The exports of a file, and of its weights in float32."""
+    file = write_gguf(source, folder / "m.gguf", kind_of, dequantized=folder / "plain", **options)
+    model = export_checkpoint(file, folder / "own", quantization=None)
+    plain = export_checkpoint(
+        folder / "plain", folder / "fp32", quantization=Quantization.parse("fp32")
+    )
+    return model, plain
+
+
+def error(folder: Path, model: ExportedModel, plain: ExportedModel) -> float:
+    """Of the logits, relative."""
+    found, expected = (
+        Passes(prepared(graph.graph_file, folder / name)).step(0, TOKENS)
+        for name, graph in (("a", model), ("b", plain))
+    )
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def angles(model: ExportedModel) -> np.ndarray:
+    """The table of the rotation's cosines."""
+    tensors = onnx.load(model.graph_file).graph.initializer
+    (table,) = (tensor for tensor in tensors if tensor.name == "cos_cache")
+    return numpy_helper.to_array(table)
+
+
+def products(graph: Path) -> list[dict[str, int]]:
+    """The attributes of the kernels' products."""
+    nodes = onnx.load(graph, load_external_data=False).graph.node
+    assert Counter(node.op_type for node in nodes)["MatMulNBits"] == 0
+    return [
+        {item.name: item.i for item in node.attribute}
+        for node in nodes
+        if node.op_type == kernels.MATMUL
+    ]
+
+
+@pytest.mark.parametrize("kind", [*WRITTEN, *DRAWN], ids=lambda kind: kind.name)
+def test_llama_of_one_type(kind: Kind, tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", **SIZES)
+    model, plain = converted(tmp_path, source, lambda name: kind)
+    assert model.quantization.name.startswith("gguf-")
+    assert error(tmp_path, model, plain) < 0.03
+    found = products(prepared(model.graph_file, tmp_path / "a"))
+    offsets = kind in (Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K)
+    bits = 4 if kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K) else 8
+    assert len(found) == 2 * 5 + 1
+    for product in found:
+        assert (product["bits"], product["block_size"]) == (bits, 32)
+        assert product["zero_points"] == (2 if offsets else 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind_of"),
+    [
+        (make_llama_checkpoint, by_part(MIXED, Kind.Q4_K)),
+        (make_llama_checkpoint, by_part(HALF, Kind.Q4_1)),
+        (make_qwen2_checkpoint, by_part(MIXED, Kind.Q4_K)),
+        (make_phi3_checkpoint, by_part({}, Kind.Q4_1)),
+        (make_gpt2_checkpoint, by_part({}, Kind.Q5_K)),
+        (make_gpt2_checkpoint, by_part({"c_attn": Kind.Q8_0}, Kind.IQ4_NL)),
+    ],
+)
+def test_families_and_mixtures(make: Callable[..., Path], kind_of: KindOf, tmp_path: Path) -> None:
+    sizes = dict(SIZES)
+    if make is make_gpt2_checkpoint:
+        sizes = {key: sizes[key] for key in ("hidden", "layers", "heads", "context")}
+    elif make is make_phi3_checkpoint:
+        sizes["kv_heads"] = 4
+    model, plain = converted(tmp_path, make(tmp_path / "source", **sizes), kind_of)
+    assert error(tmp_path, model, plain) < 0.03
+    for key in ("shape", "family", "num_parameters"):
+        assert getattr(model, key) == getattr(plain, key)
+
+
+@pytest.mark.parametrize("kind", [*WRITTEN, *DRAWN], ids=lambda kind: kind.name)
+def test_tokens_are_looked_up_exactly(kind: Kind, tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
+    file = write_gguf(
+        source,
+        tmp_path / "m.gguf",
+        by_part({"embed_tokens": kind}, Kind.Q4_0),
+        dequantized=tmp_path / "plain",
+    )
+    model = export_checkpoint(file, tmp_path / "own", quantization=None)
+    graph = onnx.load(model.graph_file)
+    (last,) = (place for place, node in enumerate(graph.graph.node) if "embedding" in node.output)
+    nodes = [node for node in graph.graph.node[: last + 1] if "mask" not in str(node.input)]
+    read = {name for node in nodes for name in node.input}
+    weights = [tensor for tensor in graph.graph.initializer if tensor.name in read]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "tokens"])
+    found = helper.make_tensor_value_info("embedding", TensorProto.FLOAT, None)
+    lookup = helper.make_model(
+        helper.make_graph(nodes, "lookup", [ids], [found], weights),
+        opset_imports=graph.opset_import,
+        ir_version=graph.ir_version,
+    )
+    session = open_model(lookup.SerializeToString())
+    (rows,) = session.run(["embedding"], {"input_ids": np.arange(320).reshape(1, -1)})
+    table = stored_tensors(tmp_path / "plain")["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(rows[0], table)
+    codes = kind not in (Kind.F32, Kind.F16, Kind.BF16)
+    (stored,) = (
+        tensor.data_type
+        for tensor in weights
+        if tensor.name in ("embedding.codes", "embedding.weight")
+    )
+    assert stored == (TensorProto.UINT8 if codes else TensorProto.FLOAT)
+
+
+def test_a_tied_head_shares_nothing_but_its_numbers(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", tie=True, **SIZES)
+    model, plain = converted(tmp_path, source, by_part({"embed": Kind.Q8_0}, Kind.Q4_1))
+    assert error(tmp_path, model, plain) < 0.03
+    *_, head = products(prepared(model.graph_file, tmp_path / "a"))
+    assert (head["N"], head["bits"], head["zero_points"]) == (320, 8, 0)
+
+
+def test_factors_of_the_rotation_are_llama3s(tmp_path: Path) -> None:
+    """A file holds what the frequencies are divided by, a checkpoint how to compute it."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    source = make_llama_checkpoint(tmp_path / "source", **SIZES, config={"rope_scaling": scaling})
+    wavelengths = 2 * np.pi * 10_000.0 ** (np.arange(0, 64, 2) / 64)
+    blend = np.clip((64 / wavelengths - 1.0) / 3.0, 0, 1)
+    factors = (1 / (blend + (1 - blend) / 8)).astype(np.float32)
+
+    def change(writer: GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", factors)
+
+    model, plain = converted(tmp_path, source, lambda name: Kind.Q8_0, change=change)
+    np.testing.assert_allclose(angles(model), angles(plain), atol=1e-5)
+
+
+def test_a_linear_scaling_is_kept(tmp_path: Path) -> None:
+    scaling = {"type": "linear", "factor": 4.0}
+    source = make_llama_checkpoint(tmp_path / "source", **SIZES, config={"rope_scaling": scaling})
+
+    def change(writer: GGUFWriter) -> None:
+        writer.add_string("llama.rope.scaling.type", "linear")
+        writer.add_float32("llama.rope.scaling.factor", 4.0)
+
+    model, plain = converted(tmp_path, source, lambda name: Kind.Q8_0, change=change)
+    np.testing.assert_allclose(angles(model), angles(plain), atol=1e-5)
+
+
+def test_shards_are_one_model(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", **SIZES)
+    whole = write_gguf(source, tmp_path / "whole.gguf", lambda name: Kind.Q4_1)
+    first = write_gguf(source, tmp_path / "parts.gguf", lambda name: Kind.Q4_1, split=5)
+    assert first.name == "parts-00001-of-00005.gguf"
+    (tmp_path / "exports").mkdir()
+    exports = [
+        export_checkpoint(file, tmp_path / "exports" / str(index), quantization=None)
+        for index, file in enumerate((whole, first, first.with_name("parts-00003-of-00005.gguf")))
+    ]
+    weights = [model.path / "model.onnx.data" for model in exports]
+    assert weights[0].read_bytes() == weights[1].read_bytes() == weights[2].read_bytes()
+    assert exports[1].source_digest == exports[2].source_digest

@@ -1,0 +1,166 @@
+"""A GGUF's tokenizer gives every text the tokens of the tokenizer.json that it was made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers, processors
+
+from specops.models.convert import ExportError, export_checkpoint
+from specops.models.convert.gguf import header as reading
+from specops.models.convert.gguf.metadata import Metadata
+from specops.models.convert.gguf.tokenizer import TokenizerFiles, tokenizer_files
+from specops.models.folder import ModelFolder
+from specops.text.chat_template import ChatTemplate
+from tests.checkpoints import make_llama_checkpoint
+from tests.models.convert.gguf.files import SIZES, write_gguf, write_pieces, write_tokenizer
+from tests.text import published_tokenizers as published
+from tests.text.test_tokenizer_kinds import TEXTS
+
+CONVERSATIONS = [
+    "<|im_start|>user\nWhat's 1234 + 5678?<|im_end|>\n<|im_start|>assistant\n",
+    "  <|endoftext|> <|end|>  \n\n x <s>I'LL</s>",
+    "de\u0301ja\u0300 vu, \uff26\uff55\uff4c\uff11\uff12, \u00a0\u3000 spaces\t\ttabs \r\n\r\n",
+]
+_LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def llama3(size: int = 3000) -> Tokenizer:
+    """Llama 3: words by an expression, whole words first, `<|begin_of_text|>` before a text."""
+    made = json.loads(published.smollm2(size).to_str())
+    made["model"]["ignore_merges"] = True
+    made["added_tokens"] = []
+    tokenizer = Tokenizer.from_str(json.dumps(made))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    special = ("<|begin_of_text|>", "<|eot_id|>")
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
+    begin = tokenizer.token_to_id(special[0])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{special[0]} $A", special_tokens=[(special[0], begin)]
+    )
+    return tokenizer
+
+
+def header(file: Path, architecture: str, write: Callable[[GGUFWriter], None]) -> Metadata:
+    """The metadata of a file without weights."""
+    writer = GGUFWriter(file, architecture)
+    write(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Metadata(reading.read_header(file))
+
+
+def made_of(file: Path, architecture: str, write: Callable[[GGUFWriter], None]) -> TokenizerFiles:
+    return tokenizer_files(header(file, architecture, write))
+
+
+def same(files: TokenizerFiles, expected: Tokenizer) -> None:
+    """Both give texts the same tokens, and tokens the same texts."""
+    found = Tokenizer.from_str(json.dumps(files.files["tokenizer.json"]))
+    assert found.get_vocab_size() >= expected.get_vocab_size()
+    for text in [*TEXTS[:300], *CONVERSATIONS]:
+        for special in (True, False):
+            ids = expected.encode(text, add_special_tokens=special).ids
+            assert found.encode(text, add_special_tokens=special).ids == ids, text
+            assert found.decode(ids) == expected.decode(ids)
+            assert found.decode(ids, skip_special_tokens=False) == expected.decode(
+                ids, skip_special_tokens=False
+            )
+
+
+@pytest.mark.parametrize(
+    ("pre", "make"),
+    [
+        ("gpt-2", lambda: published.gpt2(3000)),
+        ("smollm", lambda: published.smollm2(3000)),
+        ("qwen2", lambda: published.qwen2(3000)),
+        ("llama-bpe", llama3),
+    ],
+    ids=["gpt-2", "smollm", "qwen2", "llama-bpe"],
+)
+def test_bytes_as_letters(pre: str, make: Callable[[], Tokenizer], tmp_path: Path) -> None:
+    expected = make()
+
+    bos = expected.token_to_id("<|begin_of_text|>") or 0
+
+    def write(writer: GGUFWriter) -> None:
+        write_tokenizer(writer, json.loads(expected.to_str()), pre=pre, bos=bos)
+
+    same(made_of(tmp_path / "t.gguf", "llama", write), expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_pieces(architecture: str, tmp_path: Path) -> None:
+    expected = published.phi3(3000) if architecture == "phi3" else published.llama(3000)
+
+    def write(writer: GGUFWriter) -> None:
+        write_pieces(writer, json.loads(expected.to_str()))
+        if architecture == "phi3":
+            writer.add_add_bos_token(False)
+
+    # As it is published: in memory, `</s>` stays special although it was added as not so.
+    loaded = Tokenizer.from_str(expected.to_str())
+    same(made_of(tmp_path / "t.gguf", architecture, write), loaded)
+
+
+def test_what_goes_with_a_tokenizer(tmp_path: Path) -> None:
+    """Templates, end tokens and the text of special tokens are where other models have them."""
+    source = make_llama_checkpoint(tmp_path / "source", **SIZES)
+    template = "{% for m in messages %}{{ bos_token + m.content + eos_token }}{% endfor %}"
+
+    def change(writer: GGUFWriter) -> None:
+        writer.add_chat_template(template)
+        writer.add_eot_token_id(7)
+
+    file = write_gguf(source, tmp_path / "m.gguf", lambda name: Kind.Q4_0, change=change)
+    model = export_checkpoint(file, tmp_path / "onnx", quantization=None)
+    assert (model.bos_token_id, model.eos_token_ids) == (0, (0, 7))
+    loaded = ModelFolder.read(model.path, "m")
+    assert (loaded.bos_token, loaded.end_tokens) == (0, {0, 7})
+    assert loaded.quant == "gguf-Q4_0"
+    chat = ChatTemplate.load(model.path)
+    assert chat is not None
+    rendered = chat.render([{"role": "user", "content": "Hi"}])
+    assert rendered == "<|endoftext|>Hi<|endoftext|>"
+    found = Tokenizer.from_file(str(model.path / "tokenizer.json"))
+    expected = Tokenizer.from_file(str(source / "tokenizer.json"))
+    for text in TEXTS[:50]:
+        assert found.encode(text).ids == expected.encode(text).ids
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tokenizer.ggml.model", "rwkv", "is rwkv; gpt2 .* and llama"),
+        ("tokenizer.ggml.pre", "kimi-k2", "is kimi-k2, a way to cut words .* known are default"),
+        ("tokenizer.ggml.tokens", ["a", "a"], "has a token twice"),
+        ("tokenizer.ggml.token_type", [1, 1], "has 2 entries for 600 tokens"),
+        ("tokenizer.ggml.tokens", 3, "must be a list of str"),
+        ("tokenizer.ggml.merges", ["a zz"], "'a zz', which are or make no tokens"),
+        ("tokenizer.ggml.bos_token_id", 9999, "is 9999, and there are"),
+        ("tokenizer.ggml.eos_token_id", "0", "must be an integer"),
+        ("tokenizer.ggml.add_bos_token", 1, "must be true or false"),
+    ],
+)
+def test_refusals(key: str, value: Any, message: str, tmp_path: Path) -> None:
+    made = json.loads(published.gpt2(600).to_str())
+    metadata = header(tmp_path / "t.gguf", "llama", lambda writer: write_tokenizer(writer, made))
+    metadata._values[key] = value
+    with pytest.raises(ExportError, match=f"t.gguf: key '{key}' .*{message}"):
+        tokenizer_files(metadata)

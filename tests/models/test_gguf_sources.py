@@ -1,0 +1,133 @@
+"""A GGUF is a source as a folder is: here or on the hub, one file or shards, converted once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from specops.config import ConfigError, Settings
+from specops.engine.engine import Engine
+from specops.models.hub import HubModel, fetch
+from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
+from specops.request import GenerationRequest
+from tests.checkpoints import make_llama_checkpoint
+from tests.models.convert.gguf.files import SIZES, write_gguf
+from tests.models.hub_server import Hub
+from tests.models.tiny_repo import ignore, names
+
+REPO = "someone/tiny-GGUF"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One model as a file and as shards."""
+    place = tmp_path_factory.mktemp("gguf")
+    source = make_llama_checkpoint(place / "source", **SIZES)
+    write_gguf(source, place / "m.gguf", lambda name: Kind.Q4_1)
+    write_gguf(source, place / "parts.gguf", lambda name: Kind.Q4_1, split=9)
+    return place
+
+
+def get(source: Source, cache: Path, said: list[str] | None = None) -> ModelFolder:
+    report = (said if said is not None else []).append
+    return prepare(source, "gguf", name="x", cache_dir=cache, report=report)
+
+
+def test_a_file_is_converted_once(folder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    first = get(folder / "m.gguf", tmp_path, said)
+    assert said == [f"converting {folder / 'm.gguf'} to gguf"]
+    assert (first.quant, first.vocab_size, first.end_tokens) == ("gguf-Q4_1", 320, {0})
+    said.clear()
+    assert get(folder / "m.gguf", tmp_path, said) == first
+    copy = tmp_path / "another name.gguf"
+    copy.write_bytes((folder / "m.gguf").read_bytes())
+    assert get(copy, tmp_path, said) == first
+    assert said == []
+
+
+def test_shards_are_converted_by_the_name_of_any(folder: Path, tmp_path: Path) -> None:
+    shards = sorted(folder.glob("parts-*.gguf"))
+    assert len(shards) == 3
+    found = [get(shard, tmp_path) for shard in shards]
+    assert found[0] == found[1] == found[2]
+    lonely = tmp_path / "alone" / shards[0].name
+    lonely.parent.mkdir()
+    lonely.write_bytes(shards[0].read_bytes())
+    with pytest.raises(ModelError, match=r"00002-of-00003\.gguf is missing"):
+        get(lonely, tmp_path)
+
+
+def test_a_damaged_file_is_refused(folder: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "m.gguf"
+    damaged.write_bytes((folder / "m.gguf").read_bytes()[:-5000])
+    with pytest.raises(ModelError, match=r"m\.gguf cannot be converted: .*cut short"):
+        get(damaged, tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "converted").glob("*-gguf"))
+
+
+def test_a_pair_of_files_generates(folder: Path, tiny_settings: Settings) -> None:
+    file = str(folder / "m.gguf")
+    settings = replace(tiny_settings, target=file, draft=file, quant="", draft_quant="")
+    assert choose(settings).target_quant == choose(settings).draft_quant == "gguf"
+    engine = Engine.load(settings)
+    assert (engine.info.quant, engine.info.draft_quant) == ("gguf-Q4_1", "gguf-Q4_1")
+    assert engine.info.batch_invariant
+    request = GenerationRequest(
+        request_id="x",
+        prompt_tokens=(5, 6, 7),
+        max_new_tokens=12,
+        ignore_eos=True,
+        drafter="draft",
+        k_draft=4,
+    )
+    *_, last = engine.generate(request)
+    assert last.stats is not None
+    assert last.stats.generated_tokens == 12
+    assert last.stats.accepted_tokens == last.stats.draft_tokens > 0  # it is its own draft
+
+
+@pytest.mark.parametrize("source", ["m.gguf", "someone/tiny-GGUF@main:q4/m.gguf"])
+def test_weights_cannot_be_asked_for(source: str, tmp_path: Path) -> None:
+    settings = Settings(models_dir=tmp_path, target=source)
+    (tmp_path / "m.gguf").touch()
+    assert choose(settings).target_quant == "gguf"
+    with pytest.raises(ConfigError, match=r"SPECOPS_QUANT is int8, but .*m\.gguf is a GGUF"):
+        choose(replace(settings, quant="int8"))
+    pair = replace(settings, target="a/b", draft=source, draft_quant="int4")
+    with pytest.raises(
+        ConfigError, match=r"SPECOPS_DRAFT_QUANT is int4.*leave SPECOPS_DRAFT_QUANT"
+    ):
+        choose(pair)
+
+
+# -- on the hub ------------------------------------------------------------------------------------
+
+
+def test_of_a_repository_the_file_alone_is_downloaded(
+    hub: Hub, folder: Path, tmp_path: Path
+) -> None:
+    shards = {f"q4/{path.name}": path for path in folder.glob("parts-*.gguf")}
+    hub.repos[REPO] = {"m.gguf": folder / "m.gguf", "README.md": b"#", **shards}
+    whole = HubModel.parse(f"{REPO}@main:m.gguf")
+    assert whole is not None
+    assert (whole.gguf, whole.place) == ("m.gguf", "")
+    assert names(fetch(whole, tmp_path, ignore)) == {"m.gguf", "download.json"}
+    found = get(whole, tmp_path)
+    some = HubModel.parse(f"{REPO}:q4/parts-00002-of-00003.gguf")
+    assert some is not None
+    assert (some.gguf, some.place) == ("parts-00002-of-00003.gguf", "q4")
+    assert get(some, tmp_path).quant == found.quant
+    here = names(fetch(some, tmp_path, ignore))
+    assert here == {*(path.name for path in folder.glob("parts-*.gguf")), "download.json"}
+
+
+def test_the_files_of_a_repository_are_listed(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    hub.repos[REPO] = {"m.gguf": folder / "m.gguf", "other.gguf": b"x"}
+    with pytest.raises(ModelError, match=rf"as in {REPO}@main:m.gguf; there are m.gguf, other"):
+        fetch(HubModel(REPO), tmp_path, ignore)
+    with pytest.raises(ModelError, match=r"holds no missing\.gguf: choose one of its files"):
+        fetch(HubModel(REPO, "main", "missing.gguf"), tmp_path, ignore)
