@@ -112,11 +112,15 @@ class Settings:
 
     model: str = _knob("demo", _text, "preset that names target, draft and weights")
     target: str = _knob(
-        "", _text, "target: a folder, a `.pt` file or `org/name@revision`; empty: the preset's"
+        "",
+        _text,
+        "target: a folder, a `.pt` or `.gguf` file, or `org/name@revision`; empty: the preset's",
     )
     draft: str = _knob("", _text, "draft, likewise; empty: the preset's; `none`: no draft")
     quant: str = _knob(
-        "", _weights, "weights of the target, such as `int4-128`; empty: the preset's"
+        "",
+        _weights,
+        "weights of the target, such as `int4-128`; empty: the preset's, or a GGUF's own",
     )
     draft_quant: str = _knob("", _weights, "weights of the draft, likewise; empty: the preset's")
     models_dir: Path = _knob(_MODELS_DIR, Path, "folder of bundled models")

@@ -22,6 +22,7 @@ from tests.test_imports import LAYERS, modules, part
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 API = (ROOT / "docs" / "api.md").read_text()
+BODIES = {"/generate": GenerateRequest, "/v1/chat/completions": ChatRequest}
 OTHERS = {"SPECOPS_EXACT"}  # accepted, and no setting
 
 
@@ -55,8 +56,10 @@ def test_every_subcommand_exists(page: Path) -> None:
 
 @every_page
 def test_every_request_is_one_that_the_api_takes(page: Path) -> None:
-    for body in re.findall(r"-d '(\{.*?\})'", page.read_text(), flags=re.DOTALL):
-        GenerateRequest.model_validate_json(body)
+    requests = re.findall(r":8000(/\S+)[^{]*?-d '(\{.*?\})'", page.read_text(), flags=re.DOTALL)
+    assert len(requests) == page.read_text().count("-d '{")
+    for path, body in requests:
+        BODIES[path].model_validate_json(body)
 
 
 @every_page

@@ -11,7 +11,7 @@ from specops.models.convert.gguf.header import GgufTensor
 from specops.models.convert.gguf.metadata import Metadata
 
 _GATED = {
-    "token_embd": "model.embed_tokens",  # nosec B105: no password
+    "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
     "attn_norm": ".input_layernorm",
@@ -32,7 +32,7 @@ _NAMES = {  # what begins with a dot stands in a layer
     "qwen2": _SPLIT,
     "phi3": {**_GATED, "attn_qkv": ".self_attn.qkv_proj", "ffn_up": ".mlp.gate_up_proj"},
     "gpt2": {
-        "token_embd": "transformer.wte",  # nosec B105: no password
+        "token_embd": "transformer.wte",
         "position_embd": "transformer.wpe",
         "output_norm": "transformer.ln_f",
         "output": "lm_head",

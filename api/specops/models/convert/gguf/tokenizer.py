@@ -152,7 +152,7 @@ def _letters(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer) -
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": None,  # nosec B105: no password
+            "unk_token": None,
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": False,
