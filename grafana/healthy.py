@@ -86,7 +86,7 @@ def _glance(made: Dashboard) -> None:
     )
     made.with_panel(
         big_number(
-            "RequestQueue",
+            "Waiting",
             "Requests that wait for a slot, as a share of the queue. It returns to 0 when load "
             "does; if it stays up, ask for less, or add slots (SPECOPS_SLOTS) if memory allows. "
             "Full, the queue sheds load with 429.",
