@@ -14,8 +14,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.model_runner import ModelRunner, cache_shape
-from specops.runtime.session import open_session, share_threads
-from tests.conftest import THREADS
+from specops.runtime.session import open_session
 
 Float = NDArray[np.float32]
 
@@ -33,7 +32,6 @@ class Passes:
         self, graph: Path, *, slots: int = 3, context: int = 256, dtype: str = "fp32"
     ) -> None:
         """`graph` is a prepared one; all logits of a pass are wanted unless it says otherwise."""
-        share_threads(THREADS)
         session = open_session(graph)
         blocks = slots * math.ceil(context / BLOCK_TOKENS)
         self.cache = KvCache(

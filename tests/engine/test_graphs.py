@@ -7,12 +7,9 @@ from pathlib import Path
 from specops.config import Settings
 from specops.engine.graphs import Graph, load_graph
 from specops.models.folder import ModelFolder
-from specops.runtime.session import share_threads
-from tests.conftest import THREADS
 
 
 def loaded(tiny_pair: Path, cache_dir: Path, quant: str, said: list[str]) -> Graph:
-    share_threads(THREADS)
     folder = ModelFolder.read(tiny_pair / "target" / "onnx" / quant, "tiny")
     return load_graph(folder, Settings(cache_dir=cache_dir), said.append)
 

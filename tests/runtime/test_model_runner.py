@@ -12,8 +12,7 @@ from onnx import TensorProto, helper
 from specops.runtime.batch import Batch
 from specops.runtime.kv_cache import CacheShape, KvCache
 from specops.runtime.model_runner import ModelRunner, cache_shape
-from specops.runtime.session import ModelLoadError, plain_options, share_threads
-from tests.conftest import THREADS
+from specops.runtime.session import ModelLoadError, plain_options
 
 SLOTS, CONTEXT, MAX_TOKENS = 3, 130, 16
 SEEN = SLOTS * 3 + SLOTS * 3 + 4  # spans, block tables and the cache's descriptor
@@ -71,7 +70,6 @@ def make_session(
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     helper.set_model_props(model, METADATA if metadata is None else metadata)
-    share_threads(THREADS)
     options = plain_options()
     options.use_per_session_threads = False  # one pool for all tests of a process
     return ort.InferenceSession(model.SerializeToString(), options)

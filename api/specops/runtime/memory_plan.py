@@ -156,13 +156,12 @@ def plan_memory(
     longest = min(context or demand.context, demand.context)
     wanted = _in_blocks(kv_tokens)
     least = longest if context else min(longest, wanted or _LEAST_CONTEXT, _LEAST_CONTEXT)
-    most = _tokens_that_fit(supply, demand, 0)
 
     def plan(tokens: int) -> MemoryPlan:
         return MemoryPlan(supply, demand, slots, min(longest, tokens), tokens)
 
     if kv_tokens:
-        found = wanted if wanted <= most else 0
+        found = wanted if wanted <= _tokens_that_fit(supply, demand, 0) else 0
     else:
         wanted = _in_blocks(least)
         found = _chosen(supply, demand, slots * _in_blocks(longest), longest, least)

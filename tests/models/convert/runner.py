@@ -10,8 +10,6 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from specops.models.convert import ExportedModel
-from specops.runtime.session import share_threads
-from tests.conftest import THREADS
 
 Float = NDArray[np.float32]
 
@@ -70,7 +68,6 @@ class Runner:
 
 def open_model(model: str | bytes) -> onnxruntime.InferenceSession:
     """A session for a graph's path or content, on the one pool of threads of this process."""
-    share_threads(THREADS)
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads = False
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -16,7 +16,6 @@ from specops.request import SamplingParams
 from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.sampling import filtered_probs
-from specops.runtime.session import share_threads
 from specops.speculation.drafters import draft_model
 from specops.speculation.drafters.base import NO_DRAFT
 from specops.speculation.drafters.draft_model import DraftModelDrafter
@@ -418,7 +417,6 @@ def test_through_the_scheduler_it_changes_no_output() -> None:
 def demo_draft(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     """The demo pair's draft model."""
     settings = Settings(cache_dir=tmp_path_factory.mktemp("cache"), threads=2)
-    share_threads(2)
     choice = choose(settings)
     assert choice.draft is not None
     folder = prepare(

@@ -127,7 +127,7 @@ class Checkpoint:
     """A folder with config.json and safetensors, single or sharded with an index.
 
     `config_file` is what errors in `config` name. `quantization` is what the weights are stored
-    with where the checkpoint does not leave that to anybody.
+    with where the checkpoint, not the dial of an export, decides that.
     """
 
     quantization: FileQuantization | None = None

@@ -241,20 +241,4 @@ static int optional(const OrtCustomOp *op, size_t index) {
     return (void)op, index == KEY || index == VALUE || index > CACHE;
 }
 
-const OrtCustomOp ATTENTION_OPERATOR = {
-    .version = ORT_VERSION,
-    .GetName = name,
-    .GetExecutionProviderType = cpu_provider,
-    .GetInputType = input,
-    .GetInputTypeCount = inputs,
-    .GetOutputType = float_output,
-    .GetOutputTypeCount = one_output,
-    .KernelDestroy = free,
-    .GetInputCharacteristic = optional,
-    .GetOutputCharacteristic = is_required,
-    .GetInputMemoryType = is_required,
-    .CreateKernelV2 = create,
-    .KernelComputeV2 = compute,
-    .GetStartVersion = first_version,
-    .GetEndVersion = last_version,
-};
+const OrtCustomOp ATTENTION_OPERATOR = OPERATOR;

@@ -109,6 +109,13 @@ static inline Operands operands_of(const Shape *shape, const uint8_t *weights,
                       x->sums + first * blocks, weights + blocks * bytes_of_block(shape)};
 }
 
+// A row of a tile, of whose columns the first `columns` are there, with their bias if there is one.
+static inline void put_row(float *values, const float *bias, float *y, int columns) {
+    if (bias)
+        for (int column = 0; column < columns; column++) values[column] += bias[column];
+    memcpy(y, values, columns * sizeof(float));
+}
+
 // A case for each number of rows, so that a compiler knows it: `group` is every kernel's own.
 #define GROUP(COUNT)                                                                      \
     case COUNT:                                                                           \

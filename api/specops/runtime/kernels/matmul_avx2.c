@@ -116,6 +116,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
         }
         const float *scales = (const float *)weights;
         weights += LINE;
+        // Two loops, as for AVX-512: in one, passes of 4 tokens and more take 1.03 of the time.
         if (shape->zero_points == FRACTIONS) {
             for (int half = 0; half < HALVES; half++) {
                 const __m256 scale = _mm256_loadu_ps(scales + half * HALF);
@@ -154,9 +155,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
         float values[TILE];
         for (int half = 0; half < HALVES; half++)
             _mm256_storeu_ps(values + half * HALF, totals[row][half]);
-        if (bias)
-            for (int column = 0; column < columns; column++) values[column] += bias[column];
-        memcpy(y + row * shape->columns, values, columns * sizeof(float));
+        put_row(values, bias, y + row * shape->columns, columns);
     }
 }
 

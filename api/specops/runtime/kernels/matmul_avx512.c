@@ -86,6 +86,8 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
         }
         const __m512 scale = _mm512_loadu_ps(weights);
         weights += LINE;
+        // Two loops: in one the compiler keeps the sums of 8 rows in memory, and 8 tokens of the demo
+        // pair take 1.6 times as long.
         if (shape->zero_points == FRACTIONS) {
             const __m512 zero = _mm512_loadu_ps(weights);
             weights += LINE;

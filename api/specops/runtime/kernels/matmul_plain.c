@@ -81,23 +81,24 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
         }
         const Floats scale = load((const float *)weights);
         weights += LINE;
+        Ints zero = (Ints){0} + (1 << (bits - 1));
+        Floats fraction = {0};
         if (shape->zero_points == FRACTIONS) {
-            const Floats zero = load((const float *)weights);
+            fraction = load((const float *)weights);
             weights += LINE;
-            for (int row = 0; row < count; row++) {
-                const Floats dot = __builtin_convertvector(dots[row], Floats);
-                const Floats shifted = dot - zero * (float)at.sums[row];
-                totals[row] = shifted * (scale * at.scales[row]) + totals[row];
-            }
-        } else {
-            Ints zero = (Ints){0} + (1 << (bits - 1));
-            if (shape->zero_points == CODES)
-                zero = __builtin_convertvector(*(const BytesAt *)at.zero_points, Ints);
-            for (int row = 0; row < count; row++) {
-                const Floats dot = __builtin_convertvector(dots[row] - zero * at.sums[row], Floats);
-                totals[row] = dot * (scale * at.scales[row]) + totals[row];
-            }
+        } else if (shape->zero_points == CODES) {
+            zero = __builtin_convertvector(*(const BytesAt *)at.zero_points, Ints);
             at.zero_points += TILE;
+        }
+        for (int row = 0; row < count; row++) {
+            Floats shifted;
+            if (shape->zero_points == FRACTIONS) {
+                const Floats dot = __builtin_convertvector(dots[row], Floats);
+                shifted = dot - fraction * (float)at.sums[row];
+            } else {
+                shifted = __builtin_convertvector(dots[row] - zero * at.sums[row], Floats);
+            }
+            totals[row] = shifted * (scale * at.scales[row]) + totals[row];
         }
         at.scales += count;
         at.sums += count;
@@ -105,9 +106,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
     for (int row = 0; row < count; row++) {
         float values[TILE];
         store(values, totals[row]);
-        if (bias)
-            for (int column = 0; column < columns; column++) values[column] += bias[column];
-        memcpy(y + row * shape->columns, values, columns * sizeof(float));
+        put_row(values, bias, y + row * shape->columns, columns);
     }
 }
 

@@ -40,12 +40,30 @@ typedef struct {
 
 Threads threads_of(Call *call);
 
-// Members that the operators' tables share.
+// What both operators say of themselves.
 const char *cpu_provider(const OrtCustomOp *op);
 int float_output(const OrtCustomOp *op, size_t index);
 size_t one_output(const OrtCustomOp *op);
 int is_required(const OrtCustomOp *op, size_t index);
 int first_version(const OrtCustomOp *op);
 int last_version(const OrtCustomOp *op);
+
+// An operator's table: the above, and what each file of an operator calls by these names.
+#define OPERATOR                                                                          \
+    {.version = ORT_VERSION,                                                              \
+     .GetName = name,                                                                     \
+     .GetExecutionProviderType = cpu_provider,                                            \
+     .GetInputType = input,                                                               \
+     .GetInputTypeCount = inputs,                                                         \
+     .GetOutputType = float_output,                                                       \
+     .GetOutputTypeCount = one_output,                                                    \
+     .KernelDestroy = free,                                                               \
+     .GetInputCharacteristic = optional,                                                  \
+     .GetOutputCharacteristic = is_required,                                              \
+     .GetInputMemoryType = is_required,                                                   \
+     .CreateKernelV2 = create,                                                            \
+     .KernelComputeV2 = compute,                                                          \
+     .GetStartVersion = first_version,                                                    \
+     .GetEndVersion = last_version}
 
 #endif

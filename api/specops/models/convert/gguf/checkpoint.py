@@ -104,8 +104,7 @@ class GgufCheckpoint(Checkpoint):
     def vector(self, name: str) -> Float:
         """A one-dimensional tensor as float32; in the order of transformers."""
         tensor = self._stored[self._names[name]]
-        raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (1, tensor.nbytes))
-        values: Float = values_of(tensor.type, raw)[0]
+        values = _numbers(tensor)
         order = self._order(tensor)
         return values if order is None else values[order]
 
@@ -176,8 +175,7 @@ class GgufCheckpoint(Checkpoint):
             if is_read_apart(tensor.name):
                 if tensor.type.name != "F32" or math.prod(tensor.shape) > _MOST_FACTORS:
                     raise ExportError(f"{tensor.file}: tensor {tensor.name} must be a few F32")
-                raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (1, tensor.nbytes))
-                factors: list[float] = values_of(tensor.type, raw)[0].tolist()
+                factors: list[float] = _numbers(tensor).tolist()
                 return factors
         return None
 
@@ -190,6 +188,13 @@ class GgufCheckpoint(Checkpoint):
         for tensor in self._stored.values():
             counts[tensor.type.name] += math.prod(tensor.shape)
         return counts.most_common(1)[0][0]
+
+
+def _numbers(tensor: GgufTensor) -> Float:
+    """All of a small tensor, as one row in the order of the file."""
+    raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (1, tensor.nbytes))
+    values: Float = values_of(tensor.type, raw)[0]
+    return values
 
 
 def shards_of(path: Path) -> list[Path]:
