@@ -1,5 +1,5 @@
 # One line a target; the work is in scripts/. ARGS is passed on: make load SHAPE=ramp ARGS="--drafter none"
-.PHONY: up down test lint load bench check train clean
+.PHONY: up down test lint load bench check fuzz train clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -10,5 +10,6 @@ lint: ; @scripts/lint
 load: ; @scripts/load $(if $(SHAPE),--shape $(SHAPE)) $(ARGS)
 bench: ; @scripts/venv dev load && .venv/bin/python -m bench $(ARGS)
 check: ; @scripts/check
+fuzz: ; @scripts/venv dev && .venv/bin/python -m tests.fuzz $(ARGS)
 train: ; @scripts/venv train && .venv/bin/python -m training.train $(ARGS)
 clean: ; @scripts/clean

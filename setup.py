@@ -24,7 +24,7 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
 AVX2 = ("-mavx2", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 COMMON = ("operators", "processor", "matmul_operator", "attention_operator")
-COMMON += ("matmul", "attention", "sampling")
+COMMON += ("matmul", "attention", "sampling", "suffixes")
 
 
 def objects() -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -85,13 +85,14 @@ def call(*arguments: str) -> None:
         ) from error
 
 
-setup(
-    cmdclass={"build_ext": Compile},
-    ext_modules=[
-        Extension(
-            "specops.runtime.kernels._native",
-            [str(path) for path in sorted(KERNELS.glob("*.c"))],
-            depends=[str(path) for path in sorted(KERNELS.glob("*.h"))],
-        )
-    ],
-)
+if __name__ == "__main__":
+    setup(
+        cmdclass={"build_ext": Compile},
+        ext_modules=[
+            Extension(
+                "specops.runtime.kernels._native",
+                [str(path) for path in sorted(KERNELS.glob("*.c"))],
+                depends=[str(path) for path in sorted(KERNELS.glob("*.h"))],
+            )
+        ],
+    )

@@ -60,8 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measure what speculation gains, where time and memory go, and other engines.",
-        epilog="The model is the one that the service would serve: SPECOPS_MODEL, "
-        "SPECOPS_TARGET and the other settings apply.",
+        epilog="The model is the demo pair, unless SPECOPS_MODEL or SPECOPS_TARGET name another; "
+        "the other settings apply, too.",
     )
     parser.add_argument(
         "benchmark",
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         default="all",
         help=f"{listed}; report: one HTML page of all results; all (default): {' and '.join(ALL)}",
     )
+    parser.add_argument("model", nargs="?", type=Path, help="quality: a GGUF, or a checkpoint")
     parser.add_argument("--quick", action="store_true", help="show that it works, in seconds")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="folder to write to (default: %(default)s)"

@@ -11,14 +11,17 @@ from bench.engine import scheduling
 from bench.memory import caps
 from bench.models import CACHE, TINYLLAMA_VOCAB, BenchModel, Progress, configured, tinyllama
 from bench.peers import compare as peers
+from bench.peers import quality
 from bench.peers.environment import install
 from bench.peers.models import peer_models
 from bench.prompts import CATEGORIES, CODE, CREATIVE, Prompt, by_category, code, from_file
 from bench.runtime import before, kernels, kv
 from bench.serving import at_once
-from bench.speculation import compare, concurrency, equality, simulated
+from bench.speculation import chat, compare, concurrency, equality, simulated
+from bench.structured import structured
 from bench.tools.report import Outcome
 from specops.config import ConfigError
+from specops.presets import CHAT
 
 _THREADS = 2  # of each side against peers
 _AGAINST = {"threads": _THREADS, "vocab": TINYLLAMA_VOCAB}
@@ -37,6 +40,12 @@ def _concurrency(options: argparse.Namespace, progress: Progress) -> Outcome:
     return concurrency.run(configured(), prompts, plan, progress)
 
 
+def _chat(options: argparse.Namespace, progress: Progress) -> Outcome:
+    plan = chat.QUICK if options.quick else chat.FULL
+    plan = plan if options.each is None else replace(plan, each=options.each)
+    return chat.run(configured(CHAT), plan, progress, choosing=options.choosing)
+
+
 def _simulated(options: argparse.Namespace, progress: Progress) -> Outcome:
     plan = simulated.QUICK if options.quick else simulated.FULL
     return simulated.run(
@@ -50,6 +59,11 @@ def _equality(options: argparse.Namespace, progress: Progress) -> Outcome:
     checkpoint = options.results / "equality.checkpoint.json"
     prompts = _own(options) or code(plan.prompts)
     return equality.run(configured(), prompts, plan, checkpoint, progress)
+
+
+def _structured(options: argparse.Namespace, progress: Progress) -> Outcome:
+    plan = structured.QUICK if options.quick else structured.FULL
+    return structured.run(configured(), plan, progress)
 
 
 def _before(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -94,6 +108,15 @@ def _peers(options: argparse.Namespace, progress: Progress) -> Outcome:
     return peers.outcome(model.title, peers.measure(sides, plan, progress=progress, **_AGAINST))
 
 
+def _quality(options: argparse.Namespace, progress: Progress) -> Outcome:
+    if options.model is None:
+        raise ConfigError(
+            "quality takes a model: python -m bench quality MODEL, a GGUF or a folder"
+        )
+    plan = quality.QUICK if options.quick else quality.FULL
+    return quality.run(options.model, plan, progress, options.cache)
+
+
 def _serving(options: argparse.Namespace, progress: Progress) -> Outcome:
     python = install(progress)
     files, model = peer_models(python, progress), tinyllama(progress)
@@ -116,14 +139,17 @@ ALL = ("compare", "concurrency")  # what `all` runs: minutes, no network, no oth
 BENCHMARKS: dict[str, tuple[Callable[[argparse.Namespace, Progress], Outcome], str]] = {
     "compare": (_compare, "what each drafter gains by kind of text"),
     "concurrency": (_concurrency, "what speculation gains with several requests at once"),
+    "chat": (_chat, "what speculation gains on ordinary questions, by their kind"),
     "simulated": (_simulated, "speculation at TinyLlama's size, at set levels of acceptance"),
     "equality": (_equality, "whether output is always that of plain decoding alone"),
+    "structured": (_structured, "what a grammar costs and saves, and whether answers fit it"),
     "kernels": (_kernels, "the operators of a pass"),
     "kv": (_kv, "quality and size of the KV cache's elements"),
     "before": (_before, "against another checkout"),
     "scheduling": (_scheduling, "what requests cost each other"),
     "caps": (_caps, "the service under memory caps (root)"),
     "peers": (_peers, "single passes against llama.cpp and OpenVINO, which it installs first"),
+    "quality": (_quality, "what each kind of weights costs, in quality and in time, beside peers"),
     "serving": (_serving, "whole requests at once against the same"),
 }
 
@@ -140,6 +166,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="compare, concurrency, simulated, equality: prompts of your own, JSON lines with the "
         "field `prompt`",
     )
+    parser.add_argument("--each", type=int, help="chat: questions of each kind at most")
+    flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
     flag("--skip-tinyllama", "kernels, simulated, before: the configured model only, not 1.1 B")
     parser.add_argument(
         "--seconds",

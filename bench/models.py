@@ -7,6 +7,7 @@ how long a pass takes depends on the shapes, not on what the weights say.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from specops.engine.graphs import Graph, load_graph
 from specops.models import convert as export
 from specops.models.folder import ModelFolder
 from specops.models.prepare import choose, prepare
+from specops.presets import DEMO
 from tests import checkpoints, random_weights
 from tests.checkpoints import make_llama_checkpoint
 from tests.models_e2e.repositories import REPOSITORIES
@@ -29,7 +31,7 @@ from training.corpus import load_corpus
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
 TINYLLAMA_VOCAB = 32_000
-_TINYLLAMA_QUANT = "int4-128"
+_TINYLLAMA_QUANT = "int4-128-rtn"  # random weights have nothing to look at
 _CONTEXT = 512  # of the random model: enough for a benchmark, and a small KV cache
 
 Progress = Callable[[str], None]
@@ -58,14 +60,15 @@ class BenchModel:
         return load_graph(self.folder(), self.settings, lambda text: None)
 
 
-def _settings() -> Settings:
-    """The environment's; every prompt is computed, however often a benchmark asks the same."""
-    return replace(Settings.from_env(), prefix_cache="off")
+def _settings(default: str = DEMO) -> Settings:
+    """The environment's, by default the demo pair; every prompt is computed however often asked."""
+    named = {"SPECOPS_MODEL": os.environ.get("SPECOPS_MODEL") or default}
+    return replace(Settings.from_env({**os.environ, **named}), prefix_cache="off")
 
 
-def configured() -> BenchModel:
-    """The model that the service would serve: the demo pair, unless `SPECOPS_*` say otherwise."""
-    settings = _settings()
+def configured(default: str = DEMO) -> BenchModel:
+    """The model that `SPECOPS_*` name, else the preset `default`."""
+    settings = _settings(default)
     name = choose(settings).name
     return BenchModel(name, f"{name} model", settings)
 
@@ -100,13 +103,15 @@ def tinyllama_pair(progress: Progress, quant: str, cache: Path = CACHE) -> tuple
     return target, draft
 
 
-def phi3(progress: Progress, quant: str, cache: Path = CACHE) -> Path:
-    """Phi-3 Mini's architecture in `quant`, random weights; the folder of the export.
+def published(progress: Progress, repository: str, quant: str, cache: Path = CACHE) -> Path:
+    """A published architecture in `quant`, random weights; the folder of the export.
 
-    Kept in `cache`; the first call for a `quant` takes about two minutes and 12 GB of disk.
+    Kept in `cache`; for Phi-3 Mini the first call for a `quant` takes about two minutes and 12 GB
+    of disk.
     """
-    folder = cache / f"phi3-{_exporter_digest()}" / f"phi3-{quant}"
-    write = REPOSITORIES["microsoft/Phi-3-mini-4k-instruct"].write
+    name = repository.rpartition("/")[2]
+    folder = cache / f"{name}-{_exporter_digest()}" / f"{name}-{quant}"
+    write = REPOSITORIES[repository].write
     _build(folder, lambda path: write(path, None), quant, progress)
     return folder
 

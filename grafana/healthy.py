@@ -10,7 +10,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from board import board
-from panels import TOKENS_PER_SECOND, big_number, curves, label_now
+from panels import PER_SECOND, TOKENS_PER_SECOND, big_number, curves, label_now
 from promql import now, now_by, part, quantile, quantiles, rate, rate_by, ratio, series
 
 READY, FAILED, BETWEEN = 'state="ready"', 'state="failed"', 'state!~"ready|failed"'
@@ -203,7 +203,7 @@ def _speed(made: Dashboard) -> None:
     )
     made.with_panel(
         curves(
-            "Tokens per jump over time",
+            "Tokens per pass over time",
             "Tokens that a request gets from one pass of the target, from the counters and as the "
             "service itself reports it. 1 is plain decoding. Falling while the load is the same: "
             "the text has become harder to foresee, see `Does speculation pay?`.",
@@ -294,6 +294,19 @@ def _load(made: Dashboard) -> None:
             "reqps",
             {"{{reason}}": rate_by("reason", "specops_requests_rejected_total")},
             stacked=True,
+        )
+    )
+    made.with_panel(
+        curves(
+            "Connections closed per second, by reason",
+            "`idle` is daily life. `slow_headers`, `slow_body` and `unread`: clients that sent or "
+            "read too slowly; many of them are an attack, or a network that loses packets. `full`: "
+            "too many connections at once; put a proxy in front, or find who opens them. "
+            "`malformed`: what came was no HTTP, such as TLS on this port.",
+            PER_SECOND,
+            {"{{reason}}": rate_by("reason", "specops_connections_closed_total")},
+            stacked=True,
+            width=24,
         )
     )
 

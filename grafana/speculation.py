@@ -86,7 +86,7 @@ def _glance(made: Dashboard) -> None:
         big_number(
             "Time spent drafting",
             "Share of the engine's working time that goes into drafting. Above a third: the draft "
-            "model is too large for its target; take a smaller one or `ngram`, which is nearly "
+            "model is too large for its target; take a smaller one or `suffix`, which is nearly "
             "free.",
             "percentunit",
             f"{_sum_rate('specops_draft_seconds_total')} / (({_sum_rate(STEP_SECONDS)} "
@@ -118,7 +118,7 @@ def _worth(made: Dashboard) -> None:
     )
     made.with_panel(
         curves(
-            "Both definitions of the jump",
+            "Two counts of tokens per pass",
             "Tokens per jump counts every pass; mean acceptance length leaves out passes without "
             "a draft. A wide gap between them: the drafter often has nothing to say, so `cascade` "
             "may do better than one alone.",
@@ -155,7 +155,7 @@ def _drafts(made: Dashboard) -> None:
         curves(
             "Draft tokens accepted, by drafter",
             "Share of draft tokens that the target agreed with. Low for `draft`: the draft model "
-            "does not suit this text. Low for `ngram`: the text does not repeat itself. Sampling "
+            "does not suit this text. Low for `suffix`: the text does not repeat itself. Sampling "
             "at a high temperature lowers both.",
             "percentunit",
             {
@@ -164,6 +164,39 @@ def _drafts(made: Dashboard) -> None:
                 )
             },
             maximum=1,
+        )
+    )
+    promises = "specops_draft_promises_total"
+    made.with_panel(
+        curves(
+            "What drafters promise, and what they keep",
+            "The mean probability to be accepted that draft tokens come with, and the share that "
+            "was. Side by side: the drafter knows what it knows. Accepted far below promised for "
+            "long: drafts are longer than they are good, though the service corrects for it.",
+            "percentunit",
+            {
+                "{{drafter}} promised": ratio_by(
+                    "drafter", "specops_draft_promised_total", promises
+                ),
+                "{{drafter}} accepted": ratio_by(
+                    "drafter", "specops_draft_promises_kept_total", promises
+                ),
+            },
+            maximum=1,
+        )
+    )
+    made.with_panel(
+        bars(
+            "Accepted, by what was promised",
+            "Share of draft tokens that were accepted, by the tenth of the probability that was "
+            "promised, in the last 5 minutes. Calibrated: 0 stands near 5 %, 9 near 95 %, and "
+            "those between rise evenly.",
+            "percentunit",
+            {
+                "{{tenth}}": "sum by (tenth) (rate("
+                f"{series('specops_draft_promises_kept_total')}[5m])) / (sum by (tenth) "
+                f"(rate({series(promises)}[5m])) > 0) or 0 * sum by (tenth) ({series(promises)})"
+            },
         )
     )
     position = "specops_accepted_tokens_per_position_total"
@@ -218,7 +251,7 @@ def _lengths(made: Dashboard) -> None:
         curves(
             "Hits and misses",
             "Drafts per second, and passes per second for which a drafter was asked and had "
-            "nothing. Many misses: the n-gram drafter finds no repetition, which costs little; all "
+            "nothing. Many misses: the suffix drafter finds no repetition, which costs little; all "
             "drafts at 0 under load: speculation is off because it does not pay.",
             PER_SECOND,
             {

@@ -31,14 +31,15 @@ from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
 import slo
-from protocols import PROTOCOLS
+from protocols import CHAT, PROTOCOLS, Prompt
 from record import Recorder, Tally, write
 from shapes import SHAPES, stage_at
 
 PROMPTS = [
-    json.loads(line) for line in Path(__file__).with_name("prompts.jsonl").read_text().splitlines()
+    Prompt(row["category"], row["prompt"])
+    for row in map(json.loads, Path(__file__).with_name("prompts.jsonl").read_text().splitlines())
 ]
-CATEGORIES = sorted({prompt["category"] for prompt in PROMPTS})
+CATEGORIES = sorted({prompt.category for prompt in PROMPTS})
 REQUEST_TIMEOUT = 330  # a little more than the API's own deadline: it should be the one to say no
 MAX_RETRY_AFTER = 10.0  # a closed-loop user does not wait longer, whatever the server asks for
 MAX_IN_FLIGHT = 64  # of one open-loop user
@@ -55,7 +56,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     option("--time-scale", type=float, default=1.0, env_var="LOAD_TIME_SCALE", help="on stages")
     option("--rate-scale", type=float, default=1.0, env_var="LOAD_RATE_SCALE", help="on arrivals")
     option("--api", choices=sorted(PROTOCOLS), default="generate", env_var="LOAD_API", help="API")
-    option("--category", choices=["all", *CATEGORIES], default="all", env_var="LOAD_CATEGORY")
+    option(
+        "--category",
+        choices=["all", *CATEGORIES],
+        default="all",
+        env_var="LOAD_CATEGORY",
+        help="kind of prompt; all: every one, questions only if the server has a chat model",
+    )
     option(
         "--max-new-tokens",
         type=int,
@@ -65,7 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     option(
         "--drafter",
-        choices=["", "draft", "ngram", "ngram_cache", "cascade", "none"],
+        choices=["", "draft", "suffix", "head", "cascade", "none"],
         default="",
         env_var="LOAD_DRAFTER",
         help="where guesses come from; empty: the server's default, none: plain decoding",
@@ -140,10 +147,12 @@ class ApiUser(HttpUser):
         options = self.environment.parsed_options
         self.client.headers["X-Load-Test"] = options.shape
         self.protocol = PROTOCOLS[options.api]
-        self.model = ""
-        if self.protocol.needs_model:
-            self.model = self.client.get("/v1/models").json()["data"][0]["id"]
-        self.prompts = [p["prompt"] for p in PROMPTS if options.category in {"all", p["category"]}]
+        served = self.client.get("/v1/models").json()["data"][0]
+        self.model = served["id"]
+        wanted = {options.category}
+        if options.category == "all":
+            wanted = set(CATEGORIES) if served["chat"] else {*CATEGORIES} - {CHAT}
+        self.prompts = [prompt for prompt in PROMPTS if prompt.category in wanted]
 
     def tally(self, sent: float) -> Tally:
         """Where a request that was sent then is counted."""

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+CHAT = "chat"  # the category of questions
+SYSTEM = "You are a helpful assistant."
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -19,14 +22,26 @@ class Progress:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is asked: a text to continue, or, in the category `chat`, a question."""
+
+    category: str
+    text: str
+
+    @property
+    def is_question(self) -> bool:
+        """It is to be answered, not continued."""
+        return self.category == CHAT
+
+
 class ApiProtocol(Protocol):
     """One way to ask."""
 
     path: str
-    needs_model: bool  # whether a request has to name the model
 
     def body(
-        self, prompt: str, tokens: int, drafter: str, model: str, *, stream: bool
+        self, prompt: Prompt, tokens: int, drafter: str, model: str, *, stream: bool
     ) -> dict[str, Any]:
         """The request for at most `tokens` tokens."""
 
@@ -41,13 +56,14 @@ class Generate:
     """`POST /generate`: every event lists its tokens."""
 
     path = "/generate"
-    needs_model = False
 
     def body(
-        self, prompt: str, tokens: int, drafter: str, model: str, *, stream: bool
+        self, prompt: Prompt, tokens: int, drafter: str, model: str, *, stream: bool
     ) -> dict[str, Any]:
         """The request for at most `tokens` tokens."""
-        asked: dict[str, Any] = {"prompt": prompt, "max_new_tokens": tokens}
+        asked: dict[str, Any] = {"prompt": prompt.text, "max_new_tokens": tokens}
+        if prompt.is_question:
+            asked["system"] = SYSTEM
         if drafter:
             asked["drafter"] = drafter
         return asked | {"stream": True} if stream else asked
@@ -69,10 +85,9 @@ class Completions:
     """`POST /v1/completions`, with the usage at the end of a stream."""
 
     path = "/v1/completions"
-    needs_model = True
 
     def body(
-        self, prompt: str, tokens: int, drafter: str, model: str, *, stream: bool
+        self, prompt: Prompt, tokens: int, drafter: str, model: str, *, stream: bool
     ) -> dict[str, Any]:
         """The request for at most `tokens` tokens; the drafter is the server's choice."""
         asked: dict[str, Any] = {"model": model, "max_tokens": tokens, "temperature": 0}
@@ -81,9 +96,9 @@ class Completions:
             asked |= {"stream": True, "stream_options": {"include_usage": True}}
         return asked
 
-    def asked(self, prompt: str) -> dict[str, Any]:
+    def asked(self, prompt: Prompt) -> dict[str, Any]:
         """The part of a request that holds the prompt."""
-        return {"prompt": prompt}
+        return {"prompt": prompt.text}
 
     def text(self, choice: Mapping[str, Any]) -> str:
         """What a choice in a stream adds to its answer; empty where it says something else."""
@@ -106,13 +121,14 @@ class Completions:
 
 
 class Chats(Completions):
-    """`POST /v1/chat/completions`: the prompt as the only message of a chat."""
+    """`POST /v1/chat/completions`: the prompt as the user's only message."""
 
     path = "/v1/chat/completions"
 
-    def asked(self, prompt: str) -> dict[str, Any]:
+    def asked(self, prompt: Prompt) -> dict[str, Any]:
         """The part of a request that holds the prompt."""
-        return {"messages": [{"role": "user", "content": prompt}]}
+        told = [{"role": "system", "content": SYSTEM}] if prompt.is_question else []
+        return {"messages": [*told, {"role": "user", "content": prompt.text}]}
 
     def text(self, choice: Mapping[str, Any]) -> str:
         """What a choice in a stream adds to its answer; empty where it says something else."""

@@ -2,8 +2,7 @@
 
     python scripts/console_picture.py [--url URL] [--output PNG] [--dark]
 
-Needs playwright and a Chromium. A few answers come first, so that the charts have something to
-draw.
+Needs playwright, a Chromium, and a chat model behind the API.
 """
 
 from __future__ import annotations
@@ -19,32 +18,37 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 from scripts.browser import launched
 
 ROOT = Path(__file__).resolve().parents[1]
-ANSWERS = 12
-TOKENS = 400
-SHOWN_TOKENS = 150  # of the last answer, when the picture is taken
+SCHEMA = """{"type": "object", "properties": {
+  "name": {"type": "string"}, "capital": {"type": "string"}, "languages": {"type": "array",
+  "items": {"type": "string"}, "maxItems": 3}}, "required": ["name", "capital", "languages"]}"""
+QUESTIONS = (
+    "Tell me about Switzerland: its name, its capital and its languages.",
+    "Describe the Alps in three paragraphs, with a short heading above each.",
+)
+SHOWN_CHARACTERS = 200  # of the last answer, when the picture is taken
 
 
-def ask(page: Page, drafter: str) -> None:
-    """Send the prompt on the page."""
-    page.evaluate(
-        """([tokens, drafter]) => {
-            document.getElementById('max_new_tokens').value = tokens;
-            document.getElementById('drafter').value = drafter;
-        }""",
-        [TOKENS, drafter],
-    )
-    page.get_by_role("button", name="Generate").click()
+def say(page: Page, text: str) -> None:
+    """Send a message."""
+    page.locator("#message").fill(text)
+    page.get_by_role("button", name="Send").click()
 
 
 def take(page: Page, output: Path) -> None:
-    """Some answers to the end, then one more, and the picture while it streams."""
+    """An answer that follows a schema, then one that does not, and the picture while it streams."""
     page.wait_for_selector("#state.ready")
-    for number in range(ANSWERS):
-        ask(page, ("ngram", "none", "draft")[number * 3 // ANSWERS])
-        page.wait_for_selector("#send:not([disabled])")
-        page.wait_for_timeout(500)
-    ask(page, "cascade")
-    page.wait_for_selector(f"#answer span:nth-of-type({SHOWN_TOKENS})", state="attached")
+    page.get_by_role("tab", name="Chat").click()
+    page.evaluate("(schema) => { document.getElementById('schema').value = schema; }", SCHEMA)
+    say(page, QUESTIONS[0])
+    page.wait_for_selector(".send:not([disabled])")
+    page.wait_for_timeout(3000)  # so that the charts have something to draw
+    page.evaluate("document.getElementById('schema').value = ''")
+    say(page, QUESTIONS[1])
+    shown = "document.querySelector('#turns > li:last-child').innerText.length"
+    complete = "!document.querySelector('.send').disabled"
+    # The page forbids playwright's own way to wait for an expression.
+    while not page.evaluate(f"{complete} || {shown} > {SHOWN_CHARACTERS}"):
+        page.wait_for_timeout(50)
     page.screenshot(path=output)
 
 
@@ -57,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     with launched() as browser:
         page = browser.new_page(
-            viewport={"width": 1280, "height": 1130},
+            viewport={"width": 1280, "height": 930},
             color_scheme="dark" if options.dark else "light",
         )
         page.goto(options.url)

@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 from scripts.browser import BrowserError, launched
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Response
 
 ROOT = Path(__file__).resolve().parents[1]
 DASHBOARDS = ROOT / "grafana" / "dashboards"
@@ -61,13 +62,32 @@ def undrawn(page: Page, names: list[str], patience: float) -> dict[str, str]:
         page.wait_for_timeout(POLL_MS)  # between two looks at the condition
 
 
+def unopened(page: Page, url: str) -> str | None:
+    """Go to a page; what is wrong where there is none."""
+    from playwright.sync_api import Error  # noqa: PLC0415 - not every machine has it
+
+    answers: list[Response] = []
+
+    def keep(answer: Response) -> None:
+        answers.append(answer)
+
+    page.on("response", keep)
+    try:
+        page.goto(url)
+    except Error as failed:  # as for an answer without a page, too
+        if not answers:
+            return f"does not answer: {failed.message.splitlines()[0]}"
+    finally:
+        page.remove_listener("response", keep)
+    return None if answers[0].status < HTTPStatus.BAD_REQUEST else f"answers {answers[0].status}"
+
+
 def take(page: Page, url: str, board: dict[str, Any], output: Path, patience: float) -> list[str]:
     """Save a picture of one dashboard; what is wrong with it, a line for each panel."""
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     page.set_viewport_size({"width": WIDTH, "height": rows * ROW_PIXELS + FRAME_PIXELS})
-    answer = page.goto(url)
-    if answer is None or not answer.ok:
-        return [f"{board['title']} {url} answers {answer and answer.status}"]
+    if problem := unopened(page, url):
+        return [f"{board['title']} {url} {problem}"]
     wrong = undrawn(page, titles(board), patience)
     page.screenshot(path=output)
     return [f"{board['title']} / {title} {state}" for title, state in wrong.items()]

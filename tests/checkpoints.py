@@ -105,6 +105,68 @@ def make_phi3_checkpoint(
     return write_checkpoint(path, settings, phi3_shapes(settings), seed=seed, shards=shards)
 
 
+def make_relative_checkpoint(
+    path: Path,
+    *,
+    kind: str,
+    seed: int = 0,
+    dtype: str = "float32",
+    config: Config | None = None,
+    **sizes: int,
+) -> Path:
+    """Writes a checkpoint of one of `RELATIVES`, named as in `model_type`."""
+    architecture, own = RELATIVES[kind]
+    settings = {**_gated_settings(kind, architecture, dtype, sizes), **own, **(config or {})}
+    return write_checkpoint(path, settings, relative_shapes(settings), seed=seed)
+
+
+_RELATED: Config = {
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+RELATIVES: dict[str, tuple[str, Config]] = {
+    "mistral": (
+        "MistralForCausalLM",
+        {**_RELATED, "tie_word_embeddings": False, "sliding_window": 40},
+    ),
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        {**_RELATED, "head_dim": 32, "rope_theta": 1e6, "use_sliding_window": False},
+    ),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        {**_RELATED, "rope_theta": 5e6, "no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            **_RELATED,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.0625,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "olmo2": ("Olmo2ForCausalLM", {**_RELATED, "tie_word_embeddings": False}),
+    "gemma3_text": (
+        "Gemma3ForCausalLM",
+        {
+            **_RELATED,
+            "head_dim": 24,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 40,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "sliding_window": 40,
+            "sliding_window_pattern": 2,
+        },
+    ),
+}
+"""Architecture and keys of Llama's relatives that have a table of their own."""
+
+
 def make_opt_checkpoint(
     path: Path,
     *,
@@ -250,6 +312,28 @@ def phi3_shapes(settings: Config) -> Shapes:
             shapes[name.replace("gate_proj", "gate_up_proj")] = (2 * rows[0], columns)
         elif not name.endswith(("k_proj.weight", "v_proj.weight", "up_proj.weight")):
             shapes[name] = (*rows, columns)
+    return shapes
+
+
+def relative_shapes(settings: Config) -> Shapes:
+    """Llama's, with the norms of one of `RELATIVES`."""
+    kind, hidden = settings["model_type"], settings["hidden_size"]
+    heads, kv_heads = settings["num_attention_heads"], settings["num_key_value_heads"]
+    head = settings.get("head_dim") or hidden // heads
+    sizes = {"q": head, "k": head} if kind != "olmo2" else {"q": heads * head, "k": kv_heads * head}
+    shapes: Shapes = {}
+    for name, shape in llama_shapes(settings).items():
+        if kind == "olmo2" and name.endswith("input_layernorm.weight"):
+            continue
+        shapes[name] = shape
+        layer, part, _ = name.partition(".post_attention_layernorm.")
+        if part and kind in ("gemma3_text", "olmo2"):
+            shapes[f"{layer}.post_feedforward_layernorm.weight"] = (hidden,)
+        if part and kind == "gemma3_text":
+            shapes[f"{layer}.pre_feedforward_layernorm.weight"] = (hidden,)
+        if part and kind in ("gemma3_text", "olmo2", "qwen3"):
+            for which, size in sizes.items():
+                shapes[f"{layer}.self_attn.{which}_norm.weight"] = (size,)
     return shapes
 
 

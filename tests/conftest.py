@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from specops.config import Settings
 from specops.models.convert import Quantization, export_checkpoint
+from specops.runtime import calibration
 from specops.runtime.session import share_threads
 from tests.checkpoints import make_llama_checkpoint
 
-THREADS = 2
+THREADS = 1  # each worker of pytest has a core; tests of threads start processes of their own
 SLOTS = 3
 CONTEXT = 128
 
@@ -20,6 +22,19 @@ CONTEXT = 128
 def threads_of_the_process() -> None:
     """ONNX Runtime has one pool of threads for a process, if its first session asks for one."""
     share_threads(THREADS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_calibration() -> Iterator[None]:
+    """Three rounds and no more: tests compare tokens, and those follow from no measured time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "_ENOUGH_SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +46,7 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The draft is the target's bottom: related, so that some draft tokens are right and some wrong.
     make_llama_checkpoint(folder / "draft", hidden=128, layers=1, ffn=256, seed=1, **shape)
     for model in ("target", "draft"):
-        for quant in ("fp32", "int8-128", "int4-128", "int4-32"):
+        for quant in ("fp32", "int8-128", "int4-128-rtn", "int4-32-rtn"):
             export_checkpoint(
                 folder / model,
                 folder / model / "onnx" / quant,

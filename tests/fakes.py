@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from specops.engine.engine import ModelInfo, ModelState
 from specops.request import (
@@ -20,6 +21,8 @@ from specops.serving.async_engine import NotReady
 from specops.serving.queue_tracker import QueuePosition
 from specops.serving.request_handle import RequestHandle
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
+from specops.text.tools.formats import Tool
+from tests.simulated_target import grammars
 
 INFO = ModelInfo(
     name="fake",
@@ -27,7 +30,7 @@ INFO = ModelInfo(
     parameters=8_000_000,
     draft_parameters=800_000,
     draft_quant="int8-128",
-    drafters=("draft", "ngram", "none"),
+    drafters=("draft", "suffix", "none"),
     default_drafter="draft",
     vocab_size=256,
     context=64,
@@ -38,6 +41,7 @@ INFO = ModelInfo(
     threads=1,
     kernels="plain C",
     foreign_products=(),
+    chat=False,
 )
 STATS = GenerationStats(
     prompt_tokens=3,
@@ -101,6 +105,12 @@ class FakeHandle(RequestHandle):
 class FakeTokenizer:
     """A token per byte."""
 
+    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        return tuple(text.encode())
+
+    def token(self, text: str) -> int | None:
+        return None
+
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(tokens).decode(errors="replace")
 
@@ -114,16 +124,22 @@ class FakeEngine:
     def __init__(self) -> None:
         self.info = INFO
         self.tokenizer = FakeTokenizer()
+        self.grammars = grammars()
         source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
         self.chat_template: ChatTemplate | None = ChatTemplate(source, {})
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(text.encode())
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
+    def render_chat(
+        self, messages: list[Any], tools: Sequence[Tool] = (), options: Any = None
+    ) -> str:
         if self.chat_template is None:
             raise ChatTemplateError("there is no template")
-        return self.encode(self.chat_template.render(messages))
+        return self.chat_template.render(messages, tools, options)
+
+    def encode_chat(self, prompt: str) -> tuple[int, ...]:
+        return self.encode(prompt)
 
 
 class FakeAdmission:
@@ -136,8 +152,8 @@ class FakeAdmission:
         if isinstance(self._refusal, QueueFull):
             raise self._refusal
 
-    def reserve(self) -> Callable[[], None]:
-        self.check(1)
+    def reserve(self, count: int = 1) -> Callable[[], None]:
+        self.check(count)
         return lambda: None
 
 

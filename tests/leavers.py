@@ -149,7 +149,6 @@ def _take(tally: Tally, clients: dict[str, Client], output: Output) -> None:
     if output.finish is None:
         return
     del clients[output.request_id]
-    assert output.stats is not None
     tally.cached_tokens += output.stats.cached_prompt_tokens
     tally.preemptions += output.stats.preemptions
     if output.finish is FinishReason.CANCELLED:
@@ -169,7 +168,10 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=0, help="0: what memory allows")
     options = parser.parse_args()
     settings = Settings(
-        slots=options.slots, kv_tokens=options.kv_tokens, max_inter_token_latency=0.05
+        model="demo",
+        slots=options.slots,
+        kv_tokens=options.kv_tokens,
+        max_inter_token_latency=0.05,
     )
     engine = Engine.load(settings)
     lines = (settings.models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-HOST = "127.0.0.1"
+from tests.loopback import HOST, free_port
+
 START_SECONDS = 120.0
 PROMPT = "def __enter__(self):\n    return self\n\ndef __exit__(self, *args):"
 ENDPOINTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -53,12 +53,13 @@ class End:
 
 
 @contextmanager
-def serving(folder: Path, **variables: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def serving(
+    folder: Path, port: int | None = None, **variables: str
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """Serve the demo pair in a process of its own; its port and the process, once it is ready."""
-    with socket.create_server((HOST, 0)) as probe:
-        port = probe.getsockname()[1]
+    port = port or free_port()
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("SPECOPS_")}
-    variables = {"SPECOPS_CACHE_DIR": str(folder / "cache"), **variables}
+    variables = {"SPECOPS_MODEL": "demo", "SPECOPS_CACHE_DIR": str(folder / "cache"), **variables}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "specops", "serve", "--port", str(port)],

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specops.models.graph.weight_cache import prepacked_graph
+from specops.models.graph.prepack import prepack
+from specops.models.graph.weight_cache import graph_key
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache, PrefixCache
@@ -20,9 +21,12 @@ Float = NDArray[np.float32]
 
 
 def prepared(graph: Path, cache_dir: Path) -> Path:
-    """The form of an exported graph that the engine runs."""
-    # A name of its own: of one name only a few are kept.
-    return prepacked_graph(graph, "-".join(graph.parts[-4:-1]), cache_dir, lambda _: None)
+    """The form of an exported graph that the engine runs, made in this process."""
+    made = cache_dir / f"{'-'.join(graph.parts[-4:-1])}-{graph_key(graph)}" / graph.name
+    if not made.exists():
+        made.parent.mkdir(parents=True)
+        prepack(graph, made)
+    return made
 
 
 class Passes:

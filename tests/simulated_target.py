@@ -20,7 +20,14 @@ from specops.config import Settings
 from specops.engine.request_queue import RequestQueue
 from specops.engine.scheduler import Scheduler
 from specops.engine.sequence import Sequence as Running
-from specops.request import FinishReason, GenerationRequest, Output, SamplingParams, StepResult
+from specops.request import (
+    FinishReason,
+    GenerationRequest,
+    GenerationStats,
+    Output,
+    SamplingParams,
+    StepResult,
+)
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kernels import BLOCK_TOKENS
@@ -28,6 +35,7 @@ from specops.runtime.kv_cache import CacheShape, KvCache, PrefixCache
 from specops.runtime.sampling import Floats, next_token
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter
+from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
 
 VOCAB = 64  # of the demo pair's tokens: one printable ASCII character each, but for token 0
@@ -180,6 +188,9 @@ class SimulatedTarget:
             self._logits[: len(states)] = self.text.logits(states, last)
         return self._logits[: len(states)]
 
+    def keep_hidden(self, slot: int, row: int, length: int, chosen: int) -> None:
+        """There is nothing that a draft head could read."""
+
     @property
     def computed(self) -> int:
         """Tokens of all passes so far."""
@@ -222,6 +233,12 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.load(Settings().models_dir / "demo" / "target")
 
 
+@cache
+def grammars() -> Grammars:
+    """Of its vocabulary, token 0 being the end."""
+    return Grammars(tokenizer(), max(tokenizer().vocabulary().values()) + 1, frozenset({0}))
+
+
 def make_request(
     prompt: int | Sequence[int] = 8, output: int = 16, **fields: object
 ) -> GenerationRequest:
@@ -240,7 +257,7 @@ def make_request(
 
 def make_sequence(request: GenerationRequest) -> Running:
     """A request as the scheduler holds it."""
-    return Running(request, tokenizer(), end_tokens=frozenset(), clock=Clock())
+    return Running(request, tokenizer(), end_tokens=frozenset(), clock=Clock(), grammars=grammars())
 
 
 def make_scheduler(
@@ -292,6 +309,12 @@ class Served:
         """What a request got so far."""
         outputs = self.outputs.get(request.request_id, [])
         return [piece.token for output in outputs for piece in output.pieces]
+
+    def stats(self, request: GenerationRequest) -> GenerationStats:
+        """What it took, once it has ended."""
+        stats = self.outputs[request.request_id][-1].stats
+        assert stats is not None
+        return stats
 
     def finish(self, request: GenerationRequest) -> FinishReason | None:
         """Why it has ended."""

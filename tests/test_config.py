@@ -11,7 +11,7 @@ import pytest
 from specops.config import PREFIX, ConfigError, Settings
 from specops.models.convert import Quantization
 from specops.models.prepare import choose
-from specops.presets import presets
+from specops.presets import chat_model, presets
 
 CHANGED = {
     "model": ("demo2", "demo2"),
@@ -21,8 +21,7 @@ CHANGED = {
     "draft_quant": ("fp32", "fp32"),
     "models_dir": ("/models", Path("/models")),
     "cache_dir": ("/cache", Path("/cache")),
-    "shared_ngrams": ("65536", 65536),
-    "drafter": ("ngram", "ngram"),
+    "drafter": ("ngram", "suffix"),
     "max_k_draft": ("16", 16),
     "slots": ("16", 16),
     "context": ("4096", 4096),
@@ -40,14 +39,23 @@ CHANGED = {
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 - a value, nothing listens
     "port": ("9000", 9000),
     "api_keys": ("first, second", "first,second"),
-    "log_prompts": ("1", True),
-    "log_level": ("debug", "debug"),
+    "unknown_fields": ("refuse", "refuse"),
+    "log_level": ("debug+prompts", "debug+prompts"),
 }
 
 
-def test_empty_environment_gives_the_defaults() -> None:
+def test_empty_environment_gives_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path))  # the environment that is installed in
     own = presets()["demo"].settings
     assert Settings.from_env({}) == Settings(**own)  # type: ignore[arg-type]
+    assert Settings.from_env({}).preset == "demo"
+    chat_model().parent.mkdir(parents=True)
+    chat_model().touch()
+    assert Settings.from_env({}) == Settings()
+    assert Settings.from_env({}).preset == "smollm2"
+    assert Settings.from_env({"SPECOPS_MODEL": "phi3"}).preset == "phi3"
 
 
 def test_another_target_gets_none_of_the_presets_settings() -> None:
@@ -80,7 +88,8 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
         ("SPECOPS_REQUEST_TIMEOUT", "inf"),
         ("SPECOPS_REQUEST_TIMEOUT", "0"),
         ("SPECOPS_REQUEST_TIMEOUT", "soon"),
-        ("SPECOPS_LOG_PROMPTS", "maybe"),
+        ("SPECOPS_LOG_LEVEL", "info+"),
+        ("SPECOPS_UNKNOWN_FIELDS", "forbid"),
         ("SPECOPS_DRAFTER", "oracle"),
         ("SPECOPS_QUANT", "int2"),
         ("SPECOPS_LOG_LEVEL", "loud"),
@@ -154,14 +163,9 @@ def test_empty_variable_is_as_good_as_none() -> None:
     assert Settings.from_env({"SPECOPS_PORT": "", "SPECOPS_THREADS": ""}) == Settings.from_env({})
 
 
-@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
-def test_flag_is_set_by_the_usual_words(text: str) -> None:
-    assert Settings.from_env({"SPECOPS_LOG_PROMPTS": text}).log_prompts
-
-
-@pytest.mark.parametrize("text", ["0", "false", "No", "off"])
-def test_flag_is_cleared_by_the_usual_words(text: str) -> None:
-    assert not Settings.from_env({"SPECOPS_LOG_PROMPTS": text}).log_prompts
+@pytest.mark.parametrize(("text", "shown"), [("info", False), ("warning+prompts", True)])
+def test_prompts_are_logged_where_the_level_says_so(text: str, shown: bool) -> None:
+    assert Settings.from_env({"SPECOPS_LOG_LEVEL": text}).log_prompts is shown
 
 
 def test_exact_is_accepted_and_changes_nothing() -> None:
@@ -200,5 +204,5 @@ def test_the_converter_knows_exactly_the_weights_that_settings_take(
     settable = known(lambda text: Settings.from_env({"SPECOPS_QUANT": text}))
     assert settable == known(Quantization.parse)
     if settable:
-        chosen = choose(Settings(quant=text, draft_quant=text))
+        chosen = choose(Settings(model="demo", quant=text, draft_quant=text))
         assert chosen.target_quant == chosen.draft_quant == Quantization.parse(text).name

@@ -13,22 +13,27 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from specops.presets import presets
+from specops.presets import CHAT, DEMO, default_preset, presets
+from specops.request import DRAFTERS, FORMER_DRAFTERS
 
 PREFIX = "SPECOPS_"
 _IGNORED = {"EXACT"}  # output always is exact: compose files that ask for it keep working
 _FORMER = {  # what to do instead of settings that there were
     "LONGEST_PAUSE": "is called SPECOPS_MAX_INTER_TOKEN_LATENCY now",
     "ADAPTIVE": "is gone: a request asks for a fixed number with `adaptive: false` and `k_draft`",
+    "LOG_PROMPTS": "is gone: SPECOPS_LOG_LEVEL=info+prompts writes prompts and answers",
     "K_DRAFT": "is gone: a request asks for a fixed number with `adaptive: false` and `k_draft`",
     "MEMORY_FIT": "is gone: without SPECOPS_KV_TOKENS and SPECOPS_CONTEXT it takes what fits",
     "QUEUE_TIMEOUT": "is gone: SPECOPS_REQUEST_TIMEOUT counts the wait for a slot, too",
     "ROWS": "is called SPECOPS_SLOTS now",
+    "SHARED_NGRAMS": "is gone: SPECOPS_PREFIX_CACHE says whose requests may draw on whose",
     "PREFILL_CHUNK": "is called SPECOPS_MAX_BATCHED_TOKENS now",
 }
 _MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
 _BLOCK = "(-(16|32|64|128|256))?"
-_WEIGHTS = re.compile(rf"(fp32|int8{_BLOCK}|int4{_BLOCK}(-(rtn|search|zp))?)?")
+_WEIGHTS = re.compile(rf"(fp32|int8{_BLOCK}|int4{_BLOCK}(-rtn)?)?")
+PROMPTS = "+prompts"  # after a log level
+_LEVELS = ("debug", "info", "warning", "error")
 _CACHE_DIR = Path.home() / ".cache" / "specops"
 
 
@@ -62,15 +67,6 @@ def _seconds(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
-def _flag(text: str) -> bool:
-    match text.strip().lower():
-        case "1" | "true" | "yes" | "on":
-            return True
-        case "0" | "false" | "no" | "off":
-            return False
-    raise ConfigError(f"takes 1 or 0, not {text!r}")
-
-
 def _choice(*allowed: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in allowed:
@@ -80,11 +76,21 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _log_level(text: str) -> str:
+    if text.removesuffix(PROMPTS) not in _LEVELS:
+        raise ConfigError(f"takes one of {', '.join(_LEVELS)}, {PROMPTS} after it, not {text!r}")
+    return text
+
+
+def _drafter(text: str) -> str:
+    return _choice("", *DRAFTERS, "none")(FORMER_DRAFTERS.get(text, text))
+
+
 def _weights(text: str) -> str:
     if not _WEIGHTS.fullmatch(text):
         raise ConfigError(
-            "takes fp32, int8 or int4, the last two with a block such as int8-32, int4 with a "
-            f"method after it such as int4-32-zp; not {text!r}"
+            "takes fp32, int8 or int4, the last two with a block such as int8-32, int4 with "
+            f"-rtn after it to round each weight to the nearest; not {text!r}"
         )
     return text
 
@@ -110,7 +116,12 @@ def _knob(
 class Settings:
     """The service's settings; field `x` is read from `SPECOPS_X`."""
 
-    model: str = _knob("demo", _text, "preset that names target, draft and weights")
+    model: str = _knob(
+        "",
+        _text,
+        "preset that names target, draft and weights; empty: "
+        f"`{CHAT}` where `make up` has fetched it, else `{DEMO}`",
+    )
     target: str = _knob(
         "",
         _text,
@@ -127,14 +138,8 @@ class Settings:
     cache_dir: Path = _knob(_CACHE_DIR, Path, "folder for downloaded and converted models")
     drafter: str = _knob(
         "",
-        _choice("", "draft", "ngram", "ngram_cache", "cascade", "none"),
+        _drafter,
         "default source of draft tokens; empty: the best there is",
-    )
-    shared_ngrams: int = _knob(
-        0,
-        _integer(0, 1_000_000),
-        "n-grams that requests share through `ngram_cache`, 0.25 KB each; 0: none, for how fast an "
-        "answer comes tells what others said",
     )
     max_k_draft: int = _knob(8, _integer(0, 16), "most draft tokens of a request per step")
     slots: int = _knob(
@@ -167,7 +172,7 @@ class Settings:
     prefix_cache: str = _knob(
         "client",
         _choice("client", "all", "off"),
-        "whose prompts may begin with what an earlier request has computed",
+        "whose requests may draw on earlier ones: on what prompts begin with, and on what was said",
     )
     queue_order: str = _knob(
         "arrival",
@@ -192,10 +197,28 @@ class Settings:
         "no key is needed; /health and /metrics never need one",
         secret=True,
     )
-    log_prompts: bool = _knob(False, _flag, "write prompts and answers to the log")
-    log_level: str = _knob(
-        "info", _choice("debug", "info", "warning", "error"), "least severe log line shown"
+    unknown_fields: str = _knob(
+        "ignore",
+        _choice("ignore", "refuse"),
+        "fields of requests that there are not: ignored, and named in the answer's headers, or "
+        "refused",
     )
+    log_level: str = _knob(
+        "info",
+        _log_level,
+        "least severe log line shown: debug, info, warning or error; with `+prompts` after it the "
+        "log has prompts and answers, too",
+    )
+
+    @property
+    def log_prompts(self) -> bool:
+        """The log has prompts and answers."""
+        return self.log_level.endswith(PROMPTS)
+
+    @property
+    def preset(self) -> str:
+        """The preset's name: the one that was asked for, or the default."""
+        return self.model or default_preset()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -211,7 +234,7 @@ class Settings:
         environ = os.environ if environ is None else environ
         known = {PREFIX + item.name.upper(): item for item in fields(cls)}
         # A preset's own defaults are for its own target: a context that fits, for example.
-        preset = presets().get(environ.get(f"{PREFIX}MODEL") or cls().model)
+        preset = presets().get(environ.get(f"{PREFIX}MODEL") or default_preset())
         theirs = not environ.get(f"{PREFIX}TARGET")
         values: dict[str, Any] = dict(preset.settings) if preset and theirs else {}
         for name, text in environ.items():

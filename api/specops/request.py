@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal, get_args
+
+DrafterName = Literal["draft", "head", "suffix", "cascade", "none"]
+DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # those that draft
+GRAMMAR = "grammar"  # the origin of draft tokens that the grammar left no choice about
+SOURCES = (*DRAFTERS, GRAMMAR)  # all that draft tokens come from
+FORMER_DRAFTERS = {"ngram": "suffix", "ngram_cache": "suffix"}  # names that are still taken
 
 FIXED_K_DRAFT = 3  # draft tokens per step where their number is to be fixed and none is given
 
@@ -28,6 +35,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_new_tokens reached
     CANCELLED = "cancelled"  # the client left
     TIMEOUT = "timeout"  # the request's deadline passed
+    GRAMMAR = "grammar"  # its grammar was too complex to be followed further
     ERROR = "error"  # the engine failed
 
 
@@ -40,6 +48,24 @@ class StepKind(StrEnum):
     MIXED = "mixed"  # prompts beside requests that decode
 
 
+class GrammarKind(StrEnum):
+    """What a grammar's text is."""
+
+    JSON_OBJECT = "json_object"  # a JSON schema that allows every object
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"  # a JSON list of strings
+    LARK = "lark"  # in llguidance's dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer may consist of. Equal text is the same grammar, and compiled once."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is drawn from the target's logits; temperature 0 is greedy."""
@@ -48,11 +74,33 @@ class SamplingParams:
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0
     seed: int | None = None
+    grammar: Grammar | None = None  # that the whole answer follows; None: any text
+    min_p: float = 0.0  # least probability, as a share of the likeliest token's
+    typical_p: float = 1.0  # mass of the tokens whose surprise is nearest to the expected one
+    top_n_sigma: float = 0.0  # standard deviations below the largest logit that stay; 0: all
+    presence_penalty: float = 0.0  # for tokens that the answer has
+    frequency_penalty: float = 0.0  # for each time that it has them
+    repetition_penalty: float = 1.0  # divides the logits of tokens of prompt and answer
+    logit_bias: tuple[tuple[int, float], ...] = ()  # added to tokens' logits
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the answer has not
+
+    @property
+    def penalizes(self) -> bool:
+        """Tokens count less for having been said."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def adjusts(self) -> bool:
+        """Tokens are chosen by other logits than the target's."""
+        return bool(self.penalizes or self.logit_bias or self.bad_words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One prompt to continue. Times are seconds of `time.monotonic()`."""
+    """One prompt to continue. Times are seconds of `time.monotonic()`.
+
+    `request_id` is the engine's; what comes before a slash in it is the client's.
+    """
 
     request_id: str
     prompt_tokens: tuple[int, ...]
@@ -63,6 +111,8 @@ class GenerationRequest:
     adaptive: bool = False  # fewer of them, or none, where that is faster
     logprobs: int | None = None  # likeliest tokens told beside each; None: no probabilities
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # that end the answer as well
+    min_tokens: int = 0  # before which no end token comes
     ignore_eos: bool = False
     client: str = ""  # that asks: shares of the machine and of the prefix cache go by it
     stream: bool = True  # each step's output is wanted at once, not only the last one's
@@ -73,6 +123,11 @@ class GenerationRequest:
     def tokens(self) -> int:
         """Most tokens of KV cache that it takes: the prompt and the longest answer."""
         return len(self.prompt_tokens) + self.max_new_tokens
+
+    @property
+    def client_id(self) -> str:
+        """What the client knows it by."""
+        return self.request_id.partition("/")[0]
 
 
 TARGET = "target"  # the origin of a token that no drafter proposed
@@ -94,7 +149,8 @@ class Piece:
     """One generated token and the text it completed.
 
     `text` is empty while a UTF-8 character is incomplete; the token that completes it carries
-    the whole character. `origin` is `target`, or the drafter's name for an accepted draft token.
+    the whole character. `origin` is `target`, the drafter's name for an accepted draft token, or
+    `grammar` where that left no choice.
     """
 
     token: int
@@ -108,8 +164,8 @@ class GenerationStats:
     """What one request cost. Seconds of wall time; steps are the target's forward passes.
 
     The first token comes out of the prompt's own pass, so `generated_tokens - 1` tokens were
-    decoded, in `sequence_steps` steps. `acceptance` is the controller's estimate, per drafter and
-    kind of draft, that the draft token at a position is accepted where those before it were.
+    decoded, in `sequence_steps` steps. `acceptance` is the controller's estimate, per drafter,
+    that the draft token at a position is accepted where those before it were.
     """
 
     prompt_tokens: int = 0
@@ -165,6 +221,7 @@ class Output:
     finish: FinishReason | None = None
     stats: GenerationStats | None = None
     error: str | None = None
+    stop: str | None = None  # the stop string that ended it
     urgent: bool = True
 
     @property
@@ -175,11 +232,16 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class DraftStats:
-    """One verified draft of one request."""
+    """One verified draft of one request.
+
+    `promised` are the probabilities to be accepted that its tokens came with, up to the first that
+    was rejected: the others were not judged.
+    """
 
     drafter: str
     draft_tokens: int
     accepted: int
+    promised: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """One service under a memory cap: started in a cgroup made by hand, loaded and watched.
 
-The models are TinyLlama's shape with a draft of 160 M parameters and Phi-3 Mini's shape, with
-random weights: what memory does depends on sizes, not on what the weights say. Everything that is
+The models are TinyLlama's shape with a draft of 160 M parameters and published shapes, with random
+weights: what memory does depends on sizes, not on what the weights say. Everything that is
 made once per machine (graphs, their tiles, the costs of passes) is made before, without a cap: it
 lies in a volume that outlives containers.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.memory.cgroup import Cgroup, cgroup
 from bench.memory.page_cache import evict
-from bench.models import Progress, phi3, tinyllama_pair
+from bench.models import Progress, published, tinyllama_pair
 from bench.serving.server import Client, RefusedError, ServerError, serving
 from bench.tools.quiet import watched
 from specops.config import Settings
@@ -38,12 +38,21 @@ _GENERATED = "specops_generated_tokens_total"
 _TOLD: dict[int, str] = {HTTPStatus.TOO_MANY_REQUESTS: "shed", HTTPStatus.GATEWAY_TIMEOUT: "late"}
 _WORDS = ("class", "def", "return", "import", "value", "self", "raise", "yield", "while", "path")
 
+# Random weights: rounding has nothing to look at.
+_WEIGHTS = {"int4": "int4-128-rtn", "int8": "int8-128"}
+
+PUBLISHED = {
+    "phi3": "microsoft/Phi-3-mini-4k-instruct",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "gemma-3-1b": "google/gemma-3-1b-it",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """What is served, and under what."""
 
-    model: str  # tinyllama, with its draft, or phi3
+    model: str  # tinyllama, with its draft, or one of PUBLISHED
     quant: str  # int4 or int8, blocks of 128
     cap_gb: float
     swap: bool
@@ -142,10 +151,11 @@ def _told(error: Exception) -> str:
 
 def prepared(case: Case, cache: Path, progress: Progress) -> Settings:
     """The case's settings, with all made that is made once per machine."""
-    if case.model == "phi3":
-        target, draft = phi3(progress, f"{case.quant}-128", cache), None
+    if case.model in PUBLISHED:
+        repository = PUBLISHED[case.model]
+        target, draft = published(progress, repository, _WEIGHTS[case.quant], cache), None
     else:
-        target, draft = tinyllama_pair(progress, f"{case.quant}-128", cache)
+        target, draft = tinyllama_pair(progress, _WEIGHTS[case.quant], cache)
     settings = Settings(
         target=str(target),
         draft=str(draft) if draft else NO_DRAFTER,

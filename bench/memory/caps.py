@@ -1,6 +1,6 @@
 """The service under memory caps, in cgroups made by hand (root).
 
-TinyLlama's shape with a draft of 160 M parameters under caps from 4 GB down, Phi-3 Mini's under
+TinyLlama's shape with a draft of 160 M parameters under caps from 4 GB down, published shapes under
 4 GB; without swap and, where the machine has some, with it. A new run of a case replaces it in the
 results. A soak is ten minutes of load with a time series; `at-once` has four clients send prompts
 of 200 tokens for answers of 64 and fails where fewer than four requests run at the same time or the
@@ -25,8 +25,15 @@ CAPS_GB = {
     ("tinyllama", "int4"): (4.0, 1.5, 1.0, 0.7),
     ("tinyllama", "int8"): (4.0, 1.5, 1.0),
     ("phi3", "int4"): (4.0,),
+    ("qwen3-4b", "int4"): (4.0,),
+    ("gemma-3-1b", "int4"): (4.0,),
 }
-TITLES = {"tinyllama": "TinyLlama-1.1B shape, 160 M draft", "phi3": "Phi-3 Mini shape (3.8 B)"}
+TITLES = {
+    "tinyllama": "TinyLlama-1.1B shape, 160 M draft",
+    "phi3": "Phi-3 Mini shape (3.8 B)",
+    "qwen3-4b": "Qwen3 4B shape",
+    "gemma-3-1b": "Gemma 3 1B shape",
+}
 AT_ONCE = 4  # requests that are to run at the same time
 QUICK_SECONDS = 5.0
 _LONG = {"seconds": 600.0, "sample_every": 5.0}
@@ -104,13 +111,13 @@ def table(entries: Sequence[Entry], load: Load) -> Table:
         *("peak anonymous MB", "peak swap MB", "major faults/s", "OOM kills", "others' cores"),
     )
     notes = (
-        f"tinyllama: {TITLES['tinyllama']}; phi3: {TITLES['phi3']}; random weights, of whose "
-        "draft tokens none stand: what is shown is plain decoding",
-        f"{load.clients} clients, prompts of {_span(load.prompt_words)} words (a token each, "
-        f"five for phi3), {_span(load.new_tokens)} new tokens; everything is put out "
-        "of the page cache before; slots, context and KV tokens by default, as the memory plan "
-        "chose them; first: an answer of 8 tokens, alone, before the load; most at once: "
-        "requests that held a slot at the same time",
+        "; ".join(f"{name}: {title}" for name, title in TITLES.items())
+        + "; random weights, of whose draft tokens none stand: what is shown is plain decoding",
+        f"{load.clients} clients, prompts of {_span(load.prompt_words)} words (a token each "
+        f"for tinyllama, up to five for others), {_span(load.new_tokens)} new tokens; everything "
+        "is put out of the page cache before; slots, context and KV tokens by default, as the "
+        "memory plan chose them; first: an answer of 8 tokens, alone, before the load; most at "
+        "once: requests that held a slot at the same time",
         "major faults: pages of files or swap that had to be read from the disk; "
         "others' cores: CPU time that the rest of the machine took meanwhile",
     )

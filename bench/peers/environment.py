@@ -22,6 +22,7 @@ PINNED = (
     "openvino-genai==2026.4.1.0",
     "safetensors==0.8.0",
 )
+QUALITY = ("nncf==3.4.0", "numpy==2.4.6", "openvino==2026.4.1", "safetensors==0.8.0")
 # Tools and the vision library are left out of the build; the kernels are as by default.
 _BUILD = (
     "-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF "

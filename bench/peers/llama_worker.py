@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
 
 from bench.peers.protocol import Pass, prompt, serve
 
@@ -66,6 +67,13 @@ class LlamaSide:
     def prefill(self, prompt: Sequence[int]) -> Pass:
         """See `protocol.Side`."""
         return self._prepare([(0, prompt)], every=False)
+
+    def score(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """See `protocol.Scoring`."""
+        self.hold(1, 0)
+        self._prepare([(0, tokens)], every=True)()
+        rows = (llama_cpp.llama_get_logits_ith(self._context, row) for row in range(len(tokens)))
+        return np.stack([np.ctypeslib.as_array(row, (self._vocab,)).copy() for row in rows])
 
     def logits(self) -> list[float]:
         """See `protocol.Side`."""

@@ -40,7 +40,7 @@ def peer_models(
         write_checkpoint(checkpoint)
     for peer, (writer, file) in _WRITERS.items():
         progress(f"making {peer}'s model of it")
-        _run([str(python), "-m", f"bench.peers.{writer}", str(checkpoint), str(part / file)])
+        run_module(python, writer, checkpoint, part / file)
     shutil.rmtree(checkpoint)
     part.rename(home)
     return files
@@ -54,7 +54,9 @@ def _digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def _run(command: list[str]) -> None:
+def run_module(python: Path, module: str, *files: Path) -> None:
+    """Run a module beside this one in an environment; BuildError says what it said last."""
+    command = [str(python), "-m", f"bench.peers.{module}", *map(str, files)]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{command[2]} failed: {done.stderr.strip()[-500:]}")

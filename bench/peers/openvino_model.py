@@ -81,7 +81,7 @@ def _int8(weight: Array) -> Node:
     return ops.convert(ops.multiply(shifted, ops.constant(scales)), np.float32)
 
 
-class _Llama:
+class Llama:
     """Draws the graph, layer by layer."""
 
     def __init__(self, config: dict[str, Any], read: Callable[[str], Array]) -> None:
@@ -98,18 +98,19 @@ class _Llama:
         self._sinks: list[Node] = []
 
     def model(self) -> ov.Model:
+        """The whole graph."""
         shape = ops.shape_of(self._ids)
         self._batch, self._width = (
             ops.gather(shape, _whole([place]), _whole(0)) for place in (0, 1)
         )
-        table = _int8(self._read("model.embed_tokens.weight"))
+        table = self.table("model.embed_tokens.weight")
         hidden = ops.gather(table, ops.convert(self._ids, np.int32), _whole(0))
         visible, rotation = self._visible(), self._rotation()
         for layer in range(self._layers):
             hidden = self._layer(f"model.layers.{layer}", layer, hidden, visible, rotation)
         hidden = ops.gather(hidden, self._wanted, _whole(1))
         hidden = self._norm("model.norm", hidden)
-        logits = ops.matmul(hidden, _int8(self._read("lm_head.weight")), False, True)
+        logits = ops.matmul(hidden, self.table("lm_head.weight"), False, True)
         result = ops.result(logits, name="logits")
         result.output(0).get_tensor().set_names({"logits"})
         inputs = [self._ids, self._mask, self._positions, self._beam, self._wanted]
@@ -149,7 +150,15 @@ class _Llama:
         return ops.multiply(ops.constant(weight), scaled)
 
     def _linear(self, name: str, hidden: Node) -> Node:
-        return ops.matmul(hidden, _int4(self._read(f"{name}.weight")), False, True)
+        return ops.matmul(hidden, self.product_weights(f"{name}.weight"), False, True)
+
+    def table(self, name: str) -> Node:
+        """The embedding, or the head."""
+        return _int8(self._read(name))
+
+    def product_weights(self, name: str) -> Node:
+        """The weights of a linear layer."""
+        return _int4(self._read(name))
 
     def _layer(
         self, name: str, layer: int, hidden: Node, visible: Node, rotation: tuple[Node, Node]
@@ -213,7 +222,7 @@ def main(checkpoint: Path, destination: Path) -> None:
     """Write the model's two files."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     with safe_open(checkpoint / "model.safetensors", framework="np") as tensors:
-        ov.save_model(_Llama(config, tensors.get_tensor).model(), destination)
+        ov.save_model(Llama(config, tensors.get_tensor).model(), destination)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,12 @@ class OpenVinoSide:
         """See `protocol.Side`."""
         return self._prepare(np.array([prompt], np.int64), np.array([len(prompt) - 1], np.int64))
 
+    def score(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """See `protocol.Scoring`."""
+        self.hold(1, 0)
+        self._prepare(np.array([tokens], np.int64), np.arange(len(tokens), dtype=np.int64))()
+        return np.array(self._request.get_tensor("logits").data[0], np.float32)
+
     def logits(self) -> list[float]:
         """See `protocol.Side`."""
         return [float(value) for value in self._request.get_tensor("logits").data[0, -1]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+import numpy as np
 import onnxruntime
 
 from bench.peers.protocol import Pass, prompt, serve
@@ -67,6 +68,19 @@ class OurSide:
             self._compute(0, prompt)
 
         return run
+
+    def score(self, tokens: Sequence[int]) -> np.ndarray:
+        """See `protocol.Scoring`."""
+        self._truncate(0, 0)
+        parts, most = [], self._runner.max_tokens
+        for first in range(0, len(tokens), most):
+            part = tokens[first : first + most]
+            self._cache.reserve(0, first + len(part))
+            batch = Batch()
+            batch.add(0, first, part, len(part))
+            parts.append(self._runner.forward(batch).copy())
+            self._grow(0, part)
+        return np.concatenate(parts)
 
     def logits(self) -> list[float]:
         """See `protocol.Side`."""

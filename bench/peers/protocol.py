@@ -46,6 +46,17 @@ class Serving(Protocol):
         """Generate `output` tokens, the likeliest each time, for prompts that arrive at once."""
 
 
+@runtime_checkable
+class Scoring(Protocol):
+    """A side that shows what it makes of every token of a text."""
+
+    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
+        """See `Side`."""
+
+    def score(self, tokens: Sequence[int]) -> Any:
+        """Logits of a text's tokens, an array [S, V] of float32."""
+
+
 def prompt(tokens: int, vocab: int) -> list[int]:
     """Token ids without a pattern, the same on every side."""
     return [1 + index * 7919 % (vocab - 1) for index in range(tokens)]
@@ -76,7 +87,7 @@ def _timed(run: Pass) -> float:
     return time.perf_counter() - start
 
 
-def answer(side: Side | Serving, request: dict[str, Any]) -> dict[str, Any]:
+def answer(side: Side | Serving | Scoring, request: dict[str, Any]) -> dict[str, Any]:
     """Do what a request asks for."""
     values = dict(request)
     match values.pop("do", None):
@@ -94,10 +105,15 @@ def answer(side: Side | Serving, request: dict[str, Any]) -> dict[str, Any]:
             start = time.perf_counter()
             tokens = side.complete(**values)
             return {"seconds": time.perf_counter() - start, "tokens": tokens}
+        case "score" if isinstance(side, Scoring):
+            with open(values["file"], "wb") as file:
+                for tokens, first in values["texts"]:
+                    file.write(memoryview(side.score(tokens)[first:]).cast("B"))
+            return {}
         case unknown:
             raise ValueError(f"{unknown!r} is nothing that can be done")
 
 
-def serve(side: Side | Serving) -> None:
+def serve(side: Side | Serving | Scoring) -> None:
     """Answer the requests on standard input until it ends."""
     serve_with(lambda request: answer(side, request))

@@ -112,7 +112,6 @@ def _graph(model: BenchModel) -> Path:
 
 def _open(graph: Path, profile: Path | None = None) -> ort.InferenceSession:
     options = session.plain_options()
-    options.use_per_session_threads = False
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if profile is not None:
         options.enable_profiling = True

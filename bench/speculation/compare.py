@@ -1,4 +1,4 @@
-"""Which drafter for which text: plain, n-gram, draft model, cascade and adaptive, per category."""
+"""Which drafter for which text: plain, suffixes, draft, cascade and adaptive, per category."""
 
 from __future__ import annotations
 

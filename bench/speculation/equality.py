@@ -30,7 +30,6 @@ from specops.config import Settings
 from specops.runtime import kernels
 from specops.runtime.kernels import BLOCK_TOKENS
 
-_SHARED_NGRAMS = 65_536
 _SLOWEST = kernels.NAMES[-1]
 _PASS_TOKENS = (16, 17, 24, 33, 48, 64, 96, 130, 256)
 _PREFIX_CACHES = ("off", "client", "all")
@@ -117,8 +116,7 @@ def run(
     model: BenchModel, prompts: Sequence[Prompt], plan: Plan, checkpoint: Path, progress: Progress
 ) -> Outcome:
     """Go on from the checkpoint for as long as the plan allows; it goes when all are done."""
-    # The drafter that shares n-grams between requests is off by default; here it takes part.
-    settings = replace(model.settings, shared_ngrams=_SHARED_NGRAMS, slots=max(plan.loads))
+    settings = replace(model.settings, slots=max(plan.loads))
     runner = Runner.load(replace(model, settings=settings))
     prompts = prompts[: plan.prompts]
     cases = list(_cases(len(prompts), plan, runner.engine.info.threads))

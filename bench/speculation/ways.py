@@ -18,6 +18,7 @@ from bench.tools.stats import Summary, ratios, rotated
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, GenerationStats
 from specops.speculation.controller import Controller
+from specops.text.chat_template import question
 
 FIXED = 3  # draft tokens a step, where their number is not adaptive
 _WARM_UP = 16  # tokens
@@ -71,17 +72,25 @@ class Run:
 
 
 class Runner:
-    """Runs single requests on one engine; its controller learns from each configuration apart."""
+    """Runs single requests on one engine; its controller learns from each configuration apart.
 
-    def __init__(self, engine: Engine, max_k: int) -> None:
+    Args:
+        engine: that runs them.
+        max_k: most draft tokens.
+        chat: prompts are questions, and answers end where the model ends them; else prompts are
+            continued, all by the same number of tokens.
+    """
+
+    def __init__(self, engine: Engine, max_k: int, *, chat: bool = False) -> None:
         self.engine = engine
         self._max_k = max_k
+        self._chat = chat
         self._controllers: dict[Config, Controller] = {}
 
     @classmethod
-    def load(cls, model: BenchModel) -> Runner:
+    def load(cls, model: BenchModel, *, chat: bool = False) -> Runner:
         """Load a model's engine."""
-        return cls(Engine.load(model.settings), model.settings.max_k_draft)
+        return cls(Engine.load(model.settings), model.settings.max_k_draft, chat=chat)
 
     def ways(self, *lengths: int) -> list[Config]:
         """All drafters, each with fixed lengths and adaptively."""
@@ -102,15 +111,20 @@ class Runner:
 
     def request(self, prompt: Prompt, config: Config, new_tokens: int) -> GenerationRequest:
         """The request; every configuration decodes the same number of tokens."""
+        engine, text = self.engine, prompt.text
+        if self._chat:
+            tokens = engine.encode_chat(engine.render_chat(question(text)))
+        else:
+            tokens = engine.encode(text)
         return GenerationRequest(
             request_id="bench",
-            prompt_tokens=self.engine.encode(prompt.text),
+            prompt_tokens=tokens,
             max_new_tokens=new_tokens,
             sampling=prompt.sampling,
             drafter=config.drafter,
             k_draft=config.k,
             adaptive=config.adaptive,
-            ignore_eos=True,
+            ignore_eos=not self._chat,
         )
 
     def run(self, prompt: Prompt, config: Config, new_tokens: int) -> Run:

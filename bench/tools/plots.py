@@ -35,12 +35,15 @@ def figure(charts: Sequence[Chart]) -> Figure:
             _lines(axes, chart)
         elif chart.kind == "bars":
             _bars(axes, chart)
+        elif chart.kind == "points":
+            _points(axes, chart)
         else:
             raise ValueError(f"{chart.title}: no chart is of the kind {chart.kind!r}")
         if chart.level is not None:
             axes.axhline(chart.level, color="#888888", linewidth=1, linestyle="--", zorder=1)
         named = [place for place, name in enumerate(chart.places) if name]
-        axes.set_xticks(named, [chart.places[place] for place in named])
+        if named:
+            axes.set_xticks(named, [chart.places[place] for place in named])
         axes.set_xlabel(chart.across)
         axes.set_ylabel(chart.up)
         axes.set_title(chart.title, fontsize="medium")
@@ -107,3 +110,15 @@ def _bars(axes: Axes, chart: Chart) -> None:
             color=_COLOURS[number % len(_COLOURS)],
             error_kw={"elinewidth": 0.8, "capsize": 2},
         )
+
+
+def _points(axes: Axes, chart: Chart) -> None:
+    for number, series in enumerate(chart.series):
+        axes.plot(
+            series.across,
+            _numbers(series.values),
+            _MARKS[number % len(_MARKS)],
+            label=series.name,
+            color=_COLOURS[number % len(_COLOURS)],
+        )
+    axes.set_xlim(left=0)

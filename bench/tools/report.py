@@ -57,13 +57,14 @@ class Table:
 class Series:
     """Values over the places of a chart; None where there is none.
 
-    `low` and `high` are the quartiles, or empty.
+    `low` and `high` are the quartiles, or empty. `across` is where the points of a chart lie.
     """
 
     name: str
     values: Sequence[float | None]
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
+    across: Sequence[float] = ()
 
 
 def series(name: str, summaries: Sequence[Summary]) -> Series:
@@ -76,7 +77,7 @@ def series(name: str, summaries: Sequence[Summary]) -> Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture as data: `kind` is `lines` or `bars`.
+    """A picture as data: `kind` is `lines`, `bars` or `points`.
 
     Attributes:
         places: what stands below the horizontal axis, in order.

@@ -53,7 +53,7 @@ def test_speculation_is_compared_and_all_results_become_a_page(model: Path, tmp_
     assert done.returncode == 0, done.stderr
     result = kept(tmp_path, "compare")
     ways = [(item["drafter"], item["adaptive"]) for item in result["categories"]["own"]]
-    assert ways == [("none", False), ("ngram", False), ("ngram", True)]
+    assert ways == [("none", False), ("suffix", False), ("suffix", True)]
     assert (tmp_path / "compare.png").is_file()
     done = bench(model, tmp_path, "report")
     assert done.returncode == 0, done.stderr

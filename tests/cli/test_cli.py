@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,11 +20,13 @@ from typing import Any
 
 import pytest
 
-from specops.cli.main import figures, main
+from specops.cli.main import main
+from specops.cli.terminal import figures
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, GenerationStats, Piece
 from specops.system.memory import read_memory
+from tests.loopback import free_port
 
 PROMPT = "def add(a, b):"
 TOKENS = 24
@@ -135,6 +136,27 @@ def test_generate_reads_the_prompt_from_standard_input(
     assert capsys.readouterr().out == "".join(piece.text for piece in pieces) + "\n"
 
 
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def test_generate_asks_a_chat_model_and_continues_a_text(
+    environment: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = shutil.copytree(environment["SPECOPS_TARGET"], tmp_path / "target")
+    for folder in (target, target / "onnx" / environment["SPECOPS_QUANT"]):
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    monkeypatch.setenv("SPECOPS_TARGET", str(target))
+    asked = "system: Be brief.\nuser: Who?\nassistant:"
+    texts = []
+    for arguments in (["Who?", "--system", "Be brief."], [asked, "--raw"], ["Who?", "--raw"]):
+        assert main(["generate", *arguments, *GENERATE[2:]]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
 @pytest.mark.usefixtures("environment")
 def test_too_long_prompt_is_refused_with_both_lengths(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "word " * 1000, "--context", "64"]) == 1
@@ -197,7 +219,7 @@ def test_info_tells_model_and_machine(tiny_pair: Path, capsys: pytest.CaptureFix
     assert str(tiny_pair / "target" / "onnx" / "int8-128") in lines["target"]
     size = sum(path.stat().st_size for path in (tiny_pair / "draft/onnx/int8-128").iterdir())
     assert f"{size / 1e6:,.1f} MB" in lines["draft"]
-    assert lines["drafters"] == "draft, ngram, cascade, none (default: draft)"
+    assert lines["drafters"] == "draft, suffix, cascade, none (default: draft)"
     assert lines["context"] == "100 tokens; at most 8 requests at the same time"
     assert re.fullmatch(r"cache +\d+ tokens in int8; [\d.,]+ MB", lines["kv"])
     assert lines["batch"] == "invariant  yes"
@@ -223,8 +245,8 @@ def test_export_writes_a_folder_that_generates(
         tiny_pair / "target", tmp_path / "source", ignore=shutil.ignore_patterns("onnx")
     )
     destination = tmp_path / "exported"
-    assert main(["export", str(source), str(destination), "--quant", "int4-32"]) == 0
-    assert "int4-32" in capsys.readouterr().out
+    assert main(["export", str(source), str(destination), "--quant", "int4-32-rtn"]) == 0
+    assert "int4-32-rtn" in capsys.readouterr().out
     assert main(["generate", "a", "--target", str(destination), "--draft", "none"]) == 0
 
 
@@ -235,6 +257,18 @@ def test_export_of_no_checkpoint_says_so(
     assert capsys.readouterr().err.startswith("specops: ")
     assert main(["export", str(tmp_path), str(tmp_path / "out"), "--quant", "int3"]) == 1
     assert "int3" in capsys.readouterr().err
+
+
+def test_making_a_head_needs_torch_and_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["draft", "make", "--out", str(tmp_path / "head")]
+    assert main([*arguments, "--minutes", "0"]) == 2
+    assert "--minutes takes a number above 0" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(arguments) == 1
+    assert "pip install 'specops[train]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_help_answers_without_loading_the_engine() -> None:
@@ -294,8 +328,7 @@ class Server:
 
 @contextmanager
 def serving(**variables: str) -> Iterator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "specops", "serve", "--port", str(port)],
         env={**os.environ, **variables},
@@ -314,7 +347,8 @@ def serving(**variables: str) -> Iterator[Server]:
 def test_serve_answers_counts_and_ends_with_0() -> None:
     with serving() as server:
         assert server.wait_for("ready")["model"] == "target"
-        body = {"prompt": PROMPT, "max_new_tokens": TOKENS, "ignore_eos": True}
+        # Not adaptive: what pays may differ between two requests, and the figure is of both.
+        body = {"prompt": PROMPT, "max_new_tokens": TOKENS, "ignore_eos": True, "adaptive": False}
         status, text = server.get("/generate", body)
         answer = json.loads(text)
         assert (status, answer["generated_tokens"], answer["finish_reason"]) == (
@@ -332,7 +366,6 @@ def test_serve_answers_counts_and_ends_with_0() -> None:
         assert f"specops_generated_tokens_total {2 * TOKENS}.0" in page
         assert 'specops_requests_total{outcome="length"} 2.0' in page
         jump = re.search(r"^specops_avg_jump (.*)$", page, re.MULTILINE)
-        assert jump is not None
         assert float(jump[1]) == pytest.approx(answer["avg_tokens_per_jump"])
         status, text = server.get("/generate", body | {"prompt": "word " * 500})
         assert (status, json.loads(text)["error"]["code"]) == (400, "context_length_exceeded")

@@ -15,6 +15,7 @@ from specops.cli.load_bench import LoadRun
 from specops.cli.main import main
 from specops.engine.engine import ModelState
 from specops.engine.open_models import WARM_UP
+from tests.conftest import THREADS
 
 SLOTS, KV_TOKENS = 2, 256
 
@@ -24,7 +25,7 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("SPECOPS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SPECOPS_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("SPECOPS_THREADS", "2")
+    monkeypatch.setenv("SPECOPS_THREADS", str(THREADS))
     monkeypatch.setenv("SPECOPS_SLOTS", str(SLOTS))
     monkeypatch.setenv("SPECOPS_KV_TOKENS", str(KV_TOKENS))
     monkeypatch.setenv("SPECOPS_KV_DTYPE", "fp32")
@@ -39,7 +40,7 @@ def measured(model: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_times_add_up_and_memory_holds_the_cache(
     tiny_pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = measured(tiny_pair / "target" / "onnx" / "int4-128", capsys)
+    found = measured(tiny_pair / "target" / "onnx" / "int4-128-rtn", capsys)
     assert len(found["runs"]) == 2
     for run in found["runs"]:
         assert run["ready_seconds"] == pytest.approx(sum(seconds for _, seconds in run["steps"]))
@@ -65,18 +66,19 @@ def test_what_the_first_start_makes_is_not_counted(
 def test_a_draft_is_not_loaded_beside_it(
     tiny_pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = measured(tiny_pair / "target" / "onnx" / "int4-128", capsys)
-    monkeypatch.setenv("SPECOPS_DRAFT", str(tiny_pair / "draft" / "onnx" / "int4-128"))
-    beside = measured(tiny_pair / "target" / "onnx" / "int4-128", capsys)
+    alone = measured(tiny_pair / "target" / "onnx" / "int4-128-rtn", capsys)
+    monkeypatch.setenv("SPECOPS_DRAFT", str(tiny_pair / "draft" / "onnx" / "int4-128-rtn"))
+    beside = measured(tiny_pair / "target" / "onnx" / "int4-128-rtn", capsys)
     assert beside["kv_cache_bytes"] == alone["kv_cache_bytes"]
 
 
 def test_the_table_shows_the_steps(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tiny_pair / "target" / "onnx" / "int4-128"
+    model = tiny_pair / "target" / "onnx" / "int4-128-rtn"
     assert main(["bench", "load", "--model", str(model), "--runs", "1"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(
-        "int4-128, int4-128, 2 slots, 256 tokens of KV cache in fp32, 2 threads, 1 warm starts"
+        "int4-128-rtn, int4-128-rtn, 2 slots, 256 tokens of KV cache in fp32, 1 threads, "
+        "1 warm starts"
     )
     for line in ("load, until the first pass ran", f"  {WARM_UP}", "  of it KV cache", "ready"):
         assert f"\n{line}" in shown
@@ -101,7 +103,7 @@ def test_reports_that_differ_in_their_percentage_alone_are_one_step() -> None:
 
 def test_what_is_swapped_counts_as_held() -> None:
     run = LoadRun(
-        "m", "int4-128", 1, 8, 64, "fp16", 2, 0.1, 0.2, 0.3, 0.1, [("preparing", 0.3)],
+        "m", "int4-128-rtn", 1, 8, 64, "fp16", 2, 0.1, 0.2, 0.3, 0.1, [("preparing", 0.3)],
         at_start=5, anonymous=100, file_backed=70, swapped=20, kv_cache=30,
     )  # fmt: skip
     assert run.beyond_kv == 90

@@ -118,6 +118,7 @@ def running_stack(engine: Engine, folder: Path) -> Iterator[Stack]:
     # Empty means default. Where the models are may be said.
     settings = re.findall(r"^#?(\w+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE)
     env = {**dict.fromkeys(settings, ""), **engine.env, **_free_ports()}
+    env["SPECOPS_MODEL"] = "demo"  # small and quick, whether the chat model can be had or not
     env["SPECOPS_MODELS_DIR"] = os.environ.get("SPECOPS_MODELS_DIR", "")
     changes: dict[str, Any] = {
         service: {"image": f"{stand_ins.PREFIX}/{service}"}

@@ -21,7 +21,7 @@ from specops.runtime.memory_plan import MemoryPlanError
 def test_the_engine_tells_what_it_loaded(tiny_settings: Settings) -> None:
     info = Engine.load(tiny_settings).info
     assert (info.name, info.quant, info.draft_quant) == ("target", "int8-128", "int8-128")
-    assert info.drafters == ("draft", "ngram", "cascade", "none")
+    assert info.drafters == ("draft", "suffix", "cascade", "none")
     assert info.default_drafter == "draft"
     assert (info.context, info.slots, info.vocab_size) == (128, 3, 320)
     assert (info.kv_tokens, info.kv_dtype) == (3 * 128, "fp16")
@@ -31,10 +31,10 @@ def test_the_engine_tells_what_it_loaded(tiny_settings: Settings) -> None:
     assert info.kernels in kernels.NAMES
 
 
-def test_without_a_draft_there_are_ngrams(tiny_settings: Settings) -> None:
+def test_without_a_draft_suffixes_are_looked_up(tiny_settings: Settings) -> None:
     info = Engine.load(replace(tiny_settings, draft="none")).info
-    assert info.drafters == ("ngram", "none")
-    assert info.default_drafter == "ngram"
+    assert info.drafters == ("suffix", "none")
+    assert info.default_drafter == "suffix"
 
 
 def test_the_context_can_be_made_shorter_but_not_longer(tiny_settings: Settings) -> None:
@@ -74,9 +74,19 @@ def test_an_unknown_preset_is_refused() -> None:
         choose(Settings(model="nothing"))
 
 
+def test_without_a_chat_model_the_log_says_what_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path))  # an environment without it
+    with pytest.raises(ModelError, match="demo"):
+        Engine.load(Settings(models_dir=tmp_path))
+    assert "there is no chat model" in caplog.text
+    assert "serving the demo pair" in caplog.text
+
+
 def test_another_target_does_not_get_the_presets_draft(tiny_settings: Settings) -> None:
     assert choose(replace(tiny_settings, draft="")).draft is None
-    assert choose(Settings()).draft is not None
+    assert choose(Settings(model="demo")).draft is not None
 
 
 def test_a_draft_of_another_vocabulary_is_refused(tiny_settings: Settings, tmp_path: Path) -> None:
@@ -97,9 +107,9 @@ def test_a_checkpoint_is_converted_once(tiny_pair: Path, tmp_path: Path) -> None
 
     def convert() -> Path:
         folder = prepare(
-            source, "int4-32", name="mine", cache_dir=tmp_path / "cache", report=said.append
+            source, "int4-32-rtn", name="mine", cache_dir=tmp_path / "cache", report=said.append
         )
-        assert folder.quant == "int4-32"
+        assert folder.quant == "int4-32-rtn"
         return folder.path
 
     assert convert() == convert()
@@ -164,19 +174,8 @@ def test_leaving_early_leaves_nothing_behind(tiny_settings: Settings) -> None:
     assert engine.scheduler.target.cache.used_blocks == 0
 
 
-@pytest.mark.parametrize(
-    ("drafter", "names"),
-    [("ngram_cache", "SPECOPS_SHARED_NGRAMS"), ("cascade", "SPECOPS_DRAFT$")],
-)
 def test_a_default_drafter_that_lacks_its_means_names_the_setting(
-    tiny_settings: Settings, drafter: str, names: str
+    tiny_settings: Settings,
 ) -> None:
-    with pytest.raises(ConfigError, match=f"SPECOPS_DRAFTER is {drafter}, but .*{names}"):
-        Engine.load(replace(tiny_settings, draft="none", drafter=drafter))
-
-
-def test_nothing_is_shared_unless_it_is_set(tiny_settings: Settings) -> None:
-    assert "ngram_cache" not in Engine.load(tiny_settings).info.drafters
-    shared = Engine.load(replace(tiny_settings, shared_ngrams=10))
-    assert "ngram_cache" in shared.info.drafters
-    assert shared.info.default_drafter == "draft"
+    with pytest.raises(ConfigError, match=r"SPECOPS_DRAFTER is cascade, but .*SPECOPS_DRAFT$"):
+        Engine.load(replace(tiny_settings, draft="none", drafter="cascade"))

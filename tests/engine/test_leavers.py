@@ -10,9 +10,10 @@ import pytest
 
 from specops.config import Settings
 from specops.engine.engine import Engine
+from tests.conftest import THREADS
 from tests.leavers import kinds, play
 
-SETTINGS = Settings(threads=2)
+SETTINGS = Settings(model="demo", threads=THREADS)
 PROMPTS = [
     json.loads(line)["prompt"]
     for line in (SETTINGS.models_dir / "demo" / "heldout.jsonl").read_text("utf-8").splitlines()

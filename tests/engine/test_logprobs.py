@@ -48,7 +48,6 @@ def test_of_equally_likely_tokens_the_first_come_first() -> None:
 @pytest.mark.parametrize("top", [0, 1, 320])
 def test_as_many_are_told_as_were_asked_for(engine: Engine, top: int) -> None:
     for piece in generated(engine, replace(REQUEST, logprobs=top)):
-        assert piece.logprob is not None
         assert len(piece.logprob.top) == top
 
 
@@ -58,7 +57,6 @@ def test_nothing_is_told_unasked(engine: Engine) -> None:
 
 def test_greedy_takes_the_likeliest_and_says_so(engine: Engine) -> None:
     for piece in generated(engine, REQUEST):
-        assert piece.logprob is not None
         assert piece.logprob.top[0] == (piece.token, piece.logprob.chosen)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specops.request import GenerationRequest, GenerationStats, SamplingParams
+from specops.request import SamplingParams
 from specops.runtime.kv_cache import PrefixCache
 from tests.simulated_target import (
     VOCAB,
-    Served,
     SimulatedTarget,
     expected,
     make_request,
@@ -19,12 +18,6 @@ from tests.simulated_target import (
 from tests.speculation.drafters.scripted import Scripted
 
 SYSTEM = tuple(np.random.default_rng(5).integers(1, VOCAB, 141).tolist())
-
-
-def stats_of(served: Served, request: GenerationRequest) -> GenerationStats:
-    stats = served.outputs[request.request_id][-1].stats
-    assert stats is not None
-    return stats
 
 
 @pytest.mark.parametrize("drafter", ["none", "half"])
@@ -44,7 +37,7 @@ def test_a_conversation_is_the_same_and_only_its_new_part_is_computed(
         served = serve(scheduler, request)
         answer = expected(target.text, request)
         assert served.tokens(request) == answer
-        assert stats_of(served, request).cached_prompt_tokens == held
+        assert served.stats(request).cached_prompt_tokens == held
         held = len(prompt) + len(answer) - 1  # the last token was never computed
         prompt += (*answer, *rng.integers(1, VOCAB, int(rng.integers(1, 8))).tolist())
 
@@ -57,7 +50,7 @@ def test_a_beginning_of_any_length_gives_the_same_text(kept: int) -> None:
     request = make_request(SYSTEM, 30)
     served = serve(scheduler, request)
     assert served.tokens(request) == expected(target.text, request)
-    found = stats_of(served, request).cached_prompt_tokens
+    found = served.stats(request).cached_prompt_tokens
     whole, part = divmod(kept, 64)
     assert found == 64 * whole + (part if part >= 8 else 0)
 
@@ -70,7 +63,6 @@ def test_a_prompt_that_is_there_already_is_computed_from_its_last_token() -> Non
         served = serve(scheduler, request)
         assert served.tokens(request) == expected(target.text, request)
     stats = served.results[0].stats
-    assert stats is not None
     assert (stats.prompt_tokens, stats.cached_tokens, stats.prefix_hits) == (1, 127, 1)
 
 
@@ -85,7 +77,7 @@ def test_clients_share_as_they_are_meant_to(reuse: PrefixCache, clients: tuple[s
     served = serve(scheduler, second)
     assert served.tokens(second) == expected(target.text, second)
     shares = reuse is PrefixCache.ALL or (reuse is PrefixCache.CLIENT and clients[0] == clients[1])
-    assert (stats_of(served, second).cached_prompt_tokens > 0) == shares
+    assert (served.stats(second).cached_prompt_tokens > 0) == shares
     assert target.computed - before == (1 if shares else len(SYSTEM)) + 4
 
 
@@ -115,7 +107,7 @@ def test_what_is_kept_is_told_and_given_up_for_those_who_run() -> None:
     served = serve(scheduler, request)
     assert served.tokens(request) == expected(target.text, request)
     assert max(result.used_blocks for result in served.results) == 5
-    assert stats_of(served, request).preemptions == 0
+    assert served.stats(request).preemptions == 0
 
 
 def test_nothing_is_kept_where_it_is_turned_off() -> None:
@@ -138,4 +130,4 @@ def test_rejected_draft_tokens_are_not_kept() -> None:
     following = make_request((*SYSTEM, *answer, 1, 2, 3), 40)
     served = serve(scheduler, following)
     assert served.tokens(following) == expected(target.text, following)
-    assert stats_of(served, following).cached_prompt_tokens == len(SYSTEM) + 99
+    assert served.stats(following).cached_prompt_tokens == len(SYSTEM) + 99

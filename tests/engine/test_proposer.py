@@ -91,7 +91,7 @@ class CrampedReader(Reader):
 class Silent(LookupDrafter):
     """Never finds anything."""
 
-    name = "ngram"
+    name = "suffix"
 
     def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
         return NO_DRAFT
@@ -112,7 +112,7 @@ def propose(
         for drafter in drafters:
             drafter.begin(slot, sequence.tokens, "")
     named = {drafter.name: drafter for drafter in drafters}
-    proposer = Proposer(named, controller, Clock())  # type: ignore[arg-type]
+    proposer = Proposer(named, controller, Clock(), max_tokens=96)  # type: ignore[arg-type]
     proposals, seconds = proposer.propose(sequences, 0)
     assert seconds == 0.0
     return proposals
@@ -124,6 +124,16 @@ def test_what_was_looked_up_is_cut_to_what_pays() -> None:
     sequence = proposal.sequence
     assert list(proposal.draft.tokens) == Text().continuation(sequence.tokens, 2)
     assert (proposal.drafter, proposal.missed, proposal.declined) == ("lookup", None, None)
+
+
+def test_promises_are_cut_with_the_tokens_that_they_are_of() -> None:
+    class Promising(Silent):
+        def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+            return Draft((7, 8, 9), promised=(0.9, 0.8, 0.7))
+
+    (proposal,) = propose([Promising()], FixedLengths(2), decoding("suffix"))
+    assert proposal.candidate.promised == (0.9, 0.8, 0.7)
+    assert proposal.draft == Draft((7, 8), promised=(0.9, 0.8))
 
 
 def test_a_draft_model_is_asked_for_as_many_as_pay_and_for_all_at_once() -> None:
@@ -147,7 +157,7 @@ def test_what_does_not_pay_is_declined_and_nobody_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "missed"), [("ngram", "ngram"), ("none", None), ("unknown", None)]
+    ("drafter", "missed"), [("suffix", "suffix"), ("none", None), ("unknown", None)]
 )
 def test_a_drafter_that_has_nothing_has_missed(drafter: str, missed: str | None) -> None:
     (proposal,) = propose([Silent()], FixedLengths(8), decoding(drafter))
@@ -173,21 +183,21 @@ def test_a_cascade_asks_its_model_where_a_lookup_has_nothing() -> None:
     model = Scripted(Text(), 1.0, name="draft", model=True)
     (proposal,) = propose(cascade(Silent(), model), FixedLengths(3), decoding("cascade"))
     assert (proposal.drafter, len(proposal.draft.tokens)) == ("draft", 3)
-    lookup = Scripted(Text(), 1.0, name="ngram")
+    lookup = Scripted(Text(), 1.0, name="suffix")
     (proposal,) = propose(cascade(lookup, model), FixedLengths(3), decoding("cascade"))
-    assert (proposal.drafter, len(proposal.draft.tokens)) == ("ngram", 3)
+    assert (proposal.drafter, len(proposal.draft.tokens)) == ("suffix", 3)
     assert model.asked == [1]
 
 
 def test_it_is_told_whose_tokens_were_declined() -> None:
     """The lookup's where it had some; else those that the model would have been asked for."""
     model, lookup = (
-        Scripted(Text(), 1.0, name=name, model=name == "draft") for name in ("draft", "ngram")
+        Scripted(Text(), 1.0, name=name, model=name == "draft") for name in ("draft", "suffix")
     )
     (proposal,) = propose(cascade(Silent(), model), FixedLengths(0), decoding("cascade"))
     assert proposal.declined == "cascade"
     (proposal,) = propose(cascade(lookup, model), FixedLengths(0), decoding("cascade"))
-    assert proposal.declined == "ngram"
+    assert proposal.declined == "suffix"
     assert model.asked == []
 
 
@@ -251,12 +261,10 @@ def test_a_prompt_is_taken_in_piece_by_piece_while_plain_tokens_come(
     while not served.tokens(request):
         served.step(scheduler)
     stats = served.step(scheduler).stats
-    assert stats is not None
     assert reader.read == {0: PIECE}
     assert stats.emitted_tokens == 1
     assert stats.missed_drafters == stats.declined_drafters == stats.drafts == ()  # not asked
     stats = served.step(scheduler).stats
-    assert stats is not None
     assert reader.calls == ["take_in", "take_in", "propose"]
     assert len(stats.drafts) == 1
     while scheduler.busy:
@@ -293,24 +301,23 @@ def test_a_full_draft_cache_keeps_nobody_else_from_catching_up(
         served.step(scheduler)
     drafts = []
     for request in requests:
-        stats = served.outputs[request.request_id][-1].stats
-        assert stats is not None
+        stats = served.stats(request)
         drafts.append(stats.drafts)
         assert served.tokens(request) == expected(Text(), request)
     assert drafts[0] == 0 < drafts[1]
 
 
-def test_who_is_behind_is_told_one_by_one() -> None:
-    """All whose draft model has more to take in than goes with a draft token, in their order."""
-    reader = Reader()
+@pytest.mark.parametrize(("reader", "reads"), [(Reader(), 0), (CrampedReader(), 3)])
+def test_the_first_that_a_draft_model_can_read_of_is_read(reader: Reader, reads: int) -> None:
+    """Of those with more to take in than goes with a draft token."""
     sequences = [decoding(name, output=200) for name in ("draft", "none", "draft", "draft")]
     for slot, (sequence, length) in enumerate(zip(sequences, (100, 100, 20, 100), strict=True)):
         sequence.slot, sequence.tokens = slot, [1] * length
         reader.begin(slot, sequence.tokens, "")
-    proposer = Proposer({"draft": reader}, FixedLengths(2), Clock())
-    behind = proposer.behind(sequences)
-    assert next(behind) == (reader, sequences[0])
-    assert [sequence for _, sequence in behind] == [sequences[3]]
+    proposer = Proposer({"draft": reader}, FixedLengths(2), Clock(), max_tokens=96)
+    proposer.let_one_read(sequences, lambda computed: computed - 13)
+    assert [slot for slot, taken in reader.read.items() if taken] == [reads]
+    assert reader.read[reads] == 7
 
 
 @pytest.mark.parametrize(("temperature", "sampled"), [(0.0, False), (0.7, True)])
@@ -360,7 +367,7 @@ def test_a_draft_model_that_is_far_behind_catches_up_at_once_where_it_came_to_pa
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize(("drafter", "missed"), [("draft", []), ("cascade", ["ngram"])])
+@pytest.mark.parametrize(("drafter", "missed"), [("draft", []), ("cascade", ["suffix"])])
 def test_a_draft_model_that_still_reads_misses_nothing(
     monkeypatch: pytest.MonkeyPatch, drafter: str, missed: list[str], adaptive: bool
 ) -> None:
@@ -370,8 +377,7 @@ def test_a_draft_model_that_still_reads_misses_nothing(
     served = serve(scheduler, request)
     assert [name for step in steps(served) for name in step.missed_drafters] == missed
     assert [name for step in steps(served) for name in step.declined_drafters] == []
-    stats = served.outputs[request.request_id][-1].stats
-    assert stats is not None
+    stats = served.stats(request)
     assert stats.draft_misses == len(missed)
     # One step before it had read enough; the last of all may have had no room for a draft token.
     assert stats.sequence_steps - 2 <= stats.drafts <= stats.sequence_steps - 1

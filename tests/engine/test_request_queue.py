@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specops.engine.request_queue import FairShares, FirstComeFirstServed, RequestQueue
 from specops.engine.sequence import Sequence
-from tests.simulated_target import make_request, make_sequence
+from specops.request import FinishReason
+from tests.simulated_target import (
+    Served,
+    SimulatedTarget,
+    make_request,
+    make_scheduler,
+    make_sequence,
+    serve,
+)
 
 ORDERS = (FirstComeFirstServed, FairShares)
 _arrivals = count()
@@ -35,13 +44,12 @@ def test_one_client_is_served_in_the_order_of_its_coming(order: type[RequestQueu
     items = [waiting("ann", 3) for _ in range(5)]
     for item in items:
         queue.add(item)
-    queue.remove(items[2])
+    assert queue.remove(items[2])
     assert set(queue) == {items[0], items[1], items[3], items[4]}
     assert [queue.next() for _ in range(len(queue))] == [items[0], items[1], items[3], items[4]]
     with pytest.raises(IndexError):
         queue.next()
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever a queue says of it
-        queue.remove(items[0])
+    assert not queue.remove(items[0])
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), requests)))
@@ -84,6 +92,7 @@ def test_waiting_saves_nothing_up() -> None:
     assert abs(served["busy"] - served["late"]) <= 1
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from("abcd"), requests), min_size=1, max_size=60),
@@ -133,6 +142,7 @@ def test_nobody_starves_and_shares_are_equal(
     assert served == len(items)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5))
 def test_accounts_do_not_pile_up(clients: int) -> None:
     queue = FairShares()
@@ -142,3 +152,37 @@ def test_accounts_do_not_pile_up(clients: int) -> None:
         for _ in range(clients):
             queue.generated(queue.next().request.client, 5)
     assert len(queue._accounts) <= 3 * clients + 1
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_step_looks_at_all_that_wait(order: type[RequestQueue]) -> None:
+    """Not when requests come, go, are cancelled or pass their deadline, nor the client's others."""
+
+    class Closed(order):  # type: ignore[misc, valid-type]
+        def __iter__(self) -> Iterator[Sequence]:
+            raise AssertionError("a step looks at the whole queue")
+
+    target = SimulatedTarget(num_slots=2)
+    scheduler = make_scheduler(target, waiting=Closed())
+    deadlines = {0: 0.5, 1: 1e9}
+    requests = [make_request(5, 3, deadline=deadlines[index % 2]) for index in range(60)]
+    for request in requests:
+        scheduler.add(request)
+    for request in requests[41::2]:
+        scheduler.cancel(request.request_id)
+    served = Served()
+    while scheduler.busy:
+        target.clock.now += 0.05
+        served.step(scheduler)
+    ends = Counter(served.finish(request) for request in requests)
+    assert ends[FinishReason.CANCELLED] == 10
+    assert ends[FinishReason.LENGTH] >= 20
+    assert ends.total() == ends[FinishReason.TIMEOUT] + ends[FinishReason.LENGTH] + 10
+
+
+def test_deadlines_of_requests_that_have_ended_do_not_pile_up() -> None:
+    scheduler = make_scheduler(SimulatedTarget())
+    for _ in range(100):
+        served = serve(scheduler, *(make_request(3, 1, deadline=1e9) for _ in range(5)))
+        assert len(served.outputs) == 5
+    assert len(scheduler._deadlines) < 100

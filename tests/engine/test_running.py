@@ -102,13 +102,15 @@ def test_who_was_admitted_last_is_preempted_and_comes_back_first() -> None:
     assert running.preemptions == 2
     assert [item.preemptions for item in (first, second, third)] == [0, 1, 1]
     assert second.num_computed == third.num_computed == 0
-    assert list(running.all()) == [first, second, third]
+    assert running.in_line == 2
+    assert list(running) == [first]
     assert sorted(drafter.released) == [1, 2]
     first.finish = "stop"  # type: ignore[assignment]
     running.remove_finished()
     running.admit(waiting)
     assert list(running) == [second, third]
-    assert list(running.all()) == [second, third, behind]
+    assert running.in_line == 1
+    assert not behind.started
 
 
 def test_a_preempted_request_continues_from_what_it_left() -> None:
@@ -119,8 +121,7 @@ def test_a_preempted_request_continues_from_what_it_left() -> None:
     served = serve(scheduler, first, second)
     for request in (first, second):
         assert served.tokens(request) == expected(target.text, request)
-    stats = served.outputs[second.request_id][-1].stats
-    assert stats is not None
+    stats = served.stats(second)
     assert stats.preemptions >= 1
     assert sum(result.stats.preempted for result in served.results if result.stats) >= 1
     again = target.computed - (120 + 150 - 1) - (60 + 100 - 1)
@@ -154,8 +155,7 @@ def test_a_prompt_that_is_preempted_while_a_batch_is_filled_is_left_out() -> Non
     while not scheduler.running or scheduler.running[0].missing:
         scheduler.step()
     served = serve(scheduler, long, short)
-    stats = served.outputs[short.request_id][-1].stats
-    assert stats is not None
+    stats = served.stats(short)
     assert stats.preemptions == 1
     for request in (long, short):
         assert served.tokens(request) == expected(target.text, request)

@@ -13,7 +13,7 @@ from specops.engine.scheduler import Scheduler
 from specops.request import TARGET, FinishReason, SamplingParams, StepKind, StepStats
 from specops.runtime.kv_cache import PrefixCache
 from specops.speculation.drafters.base import Drafter
-from specops.speculation.drafters.ngram import NgramDrafter
+from specops.speculation.drafters.suffix import SuffixDrafter
 from tests.simulated_target import (
     VOCAB,
     Served,
@@ -27,7 +27,7 @@ from tests.simulated_target import (
 from tests.speculation.drafters.scripted import Scripted
 
 SEEDED = SamplingParams(1.5, top_k=8, top_p=0.95, seed=5)
-DRAFTERS = ("none", "right", "wrong", "half", "model", "ngram")
+DRAFTERS = ("none", "right", "wrong", "half", "model", "suffix")
 
 
 def drafters(text: Text) -> Mapping[str, Drafter]:
@@ -37,7 +37,7 @@ def drafters(text: Text) -> Mapping[str, Drafter]:
         "wrong": Scripted(text, 0.0, name="wrong"),
         "half": Scripted(text, 0.6, name="half", silent=0.2),
         "model": Scripted(text, 0.8, name="model", model=True),
-        "ngram": NgramDrafter(),
+        "suffix": SuffixDrafter(),
     }
 
 
@@ -74,7 +74,6 @@ def test_decoding_and_verifying_come_first_and_prompts_fill_the_pass() -> None:
     result = served.step(scheduler)
     spans = target.passes[-1].spans
     assert [(len(span.tokens), span.num_logits) for span in spans] == [(5, 5), (1, 1), (90, 0)]
-    assert result.stats is not None
     assert result.stats.kind is StepKind.MIXED
     assert result.stats.budget_tokens == result.stats.prompt_tokens == 90
     assert result.stats.decoding == 2
@@ -89,7 +88,6 @@ def test_prompts_share_a_pass_and_each_of_them_gets_its_first_token() -> None:
     first = served.step(scheduler)
     assert [len(span.tokens) for span in target.passes[0].spans] == [10, 20, 30, 36]
     assert [span.num_logits for span in target.passes[0].spans] == [1, 1, 1, 0]
-    assert first.stats is not None
     assert (first.stats.kind, first.stats.first_tokens) == (StepKind.PREFILL, 3)
     assert {output.request_id for output in first.outputs} == {
         request.request_id for request in requests[:3]
@@ -140,8 +138,7 @@ def test_speculative_output_is_plain_output(
         request = make_request(20, 60, sampling=sampling, **options)
         served = serve(scheduler, request)
         assert served.tokens(request) == expected(target.text, request)
-        stats = served.outputs[request.request_id][-1].stats
-        assert stats is not None
+        stats = served.stats(request)
         accepted += stats.accepted_tokens
         rejected += stats.draft_tokens - stats.accepted_tokens
     if drafter in ("half", "model"):
@@ -221,7 +218,6 @@ def test_the_outputs_origin_is_told() -> None:
     served = serve(scheduler, request)
     outputs = served.outputs[request.request_id]
     stats = outputs[-1].stats
-    assert stats is not None
     origins = [piece.origin for output in outputs for piece in output.pieces]
     assert origins[0] == TARGET
     assert origins.count("half") == stats.accepted_tokens > 0
@@ -266,8 +262,7 @@ def test_an_end_token_among_accepted_draft_tokens_ends_the_text(drafter: str) ->
     assert served.tokens(request) == plain[:cut]
     assert served.finish(request) is FinishReason.STOP
     assert served.tokens(ignoring) == plain
-    stats = served.outputs[request.request_id][-1].stats
-    assert stats is not None
+    stats = served.stats(request)
     assert stats.accepted_tokens + stats.sequence_steps in (cut - 1, cut)
     assert target.cache.used_blocks == 0
 
@@ -290,7 +285,6 @@ def test_a_stop_string_among_accepted_draft_tokens_ends_the_text(drafter: str) -
     assert found == text[: text.index(stop)]
     assert served.finish(request) is FinishReason.STOP
     stats = served.outputs["stopped"][-1].stats
-    assert stats is not None
     assert stats.generated_tokens == needed
     assert target.cache.used_blocks == 0
 
@@ -336,7 +330,7 @@ def test_the_counts_add_up(drafter: str, adaptive: bool) -> None:
     ]
     served = serve(scheduler, *requests)
     steps = all_stats(served)
-    stats = [served.outputs[request.request_id][-1].stats for request in requests]
+    stats = [served.stats(request) for request in requests]
 
     def passes(name: str) -> int:
         return sum(getattr(step, name) for step in steps)
@@ -357,7 +351,6 @@ def test_the_counts_add_up(drafter: str, adaptive: bool) -> None:
     assert passes("prefix_hits") == sum(item.cached_prompt_tokens > 0 for item in stats if item)
     assert told("sequence_steps") + told("accepted_tokens") == told("generated_tokens") - 7
     for item in stats:
-        assert item is not None
         assert item.accepted_tokens == sum(item.accepted_per_position)
         assert sorted(item.accepted_per_position, reverse=True) == list(item.accepted_per_position)
     tokens = sum(batch.num_tokens for batch in target.passes)
@@ -382,8 +375,7 @@ def test_a_prompt_that_gets_no_room_is_counted_once() -> None:
     steps = all_stats(served)
     assert sum(step.cached_tokens for step in steps) == 128
     assert sum(step.prefix_hits for step in steps) == 1
-    stats = served.outputs[late.request_id][-1].stats
-    assert stats is not None
+    stats = served.stats(late)
     assert stats.cached_prompt_tokens == 128
 
 
@@ -408,9 +400,8 @@ def test_the_times_of_a_request_are_those_of_the_clock() -> None:
         for output in served.step(scheduler).outputs:
             moments.setdefault(output.request_id, []).append(target.clock.now)
     for request in (first, second):
-        stats = served.outputs[request.request_id][-1].stats
+        stats = served.stats(request)
         begun, *_, ended = moments[request.request_id]
-        assert stats is not None
         assert 5.0 + stats.queue_seconds + stats.prefill_seconds == pytest.approx(begun)
         assert stats.decode_seconds == pytest.approx(ended - begun)
     assert stats.queue_seconds == pytest.approx(moments[first.request_id][-1] - 5.0)
@@ -467,8 +458,7 @@ def test_who_waits_for_blocks_can_leave() -> None:
     scheduler.cancel(second.request_id)
     served.step(scheduler)
     assert served.finish(second) is FinishReason.CANCELLED
-    stats = served.outputs[second.request_id][-1].stats
-    assert stats is not None
+    stats = served.stats(second)
     assert stats.preemptions == 1
     while scheduler.busy:
         served.step(scheduler)
@@ -568,7 +558,6 @@ def test_a_long_prompt_does_not_stop_the_others() -> None:
     chunks = 0
     while len(scheduler.running) > 3 or not chunks:
         result = scheduler.step()
-        assert result.stats is not None
         if result.stats.prompt_tokens:
             chunks += 1
             told = {output.request_id for output in result.outputs}

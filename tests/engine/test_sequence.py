@@ -8,7 +8,7 @@ import pytest
 from specops.engine.sequence import Sequence
 from specops.request import TARGET, FinishReason, GenerationRequest
 from specops.runtime.sampling import Floats
-from tests.simulated_target import VOCAB, Clock, make_request, tokenizer
+from tests.simulated_target import VOCAB, Clock, grammars, make_request, tokenizer
 
 A, B, C = 65, 66, 67  # tokens of the demo pair: "a", "b", "c"
 
@@ -16,7 +16,9 @@ A, B, C = 65, 66, 67  # tokens of the demo pair: "a", "b", "c"
 def made(
     request: GenerationRequest, end_tokens: frozenset[int] = frozenset(), clock: Clock | None = None
 ) -> Sequence:
-    return Sequence(request, tokenizer(), end_tokens=end_tokens, clock=clock or Clock())
+    return Sequence(
+        request, tokenizer(), end_tokens=end_tokens, clock=clock or Clock(), grammars=grammars()
+    )
 
 
 def logits(*tokens: int) -> Floats:
@@ -34,7 +36,7 @@ def test_what_is_missing_is_the_prompt_and_then_what_was_given_up() -> None:
     sequence.append([A], 0, None, logits(A))
     assert sequence.missing == 0  # its newest token is computed when it decodes
     assert (sequence.generated, sequence.remaining) == (1, 9)
-    sequence.append([A, B], 1, "ngram", logits(A, B))
+    sequence.append([A, B], 1, "suffix", logits(A, B))
     sequence.num_computed = 7
     assert sequence.missing == 0
     sequence.num_computed = 0  # preempted
@@ -44,11 +46,10 @@ def test_what_is_missing_is_the_prompt_and_then_what_was_given_up() -> None:
 def test_tokens_come_out_with_their_text_and_their_origin() -> None:
     sequence = made(make_request(5, 10))
     assert sequence.output() is None
-    assert sequence.append([A, B, C], 2, "ngram", logits(A, B, C)) == 3
+    assert sequence.append([A, B, C], 2, "suffix", logits(A, B, C)) == 3
     output = sequence.output()
-    assert output is not None
     assert output.text == "abc"
-    assert [piece.origin for piece in output.pieces] == ["ngram", "ngram", TARGET]
+    assert [piece.origin for piece in output.pieces] == ["suffix", "suffix", TARGET]
     assert (output.finish, output.stats) == (None, None)
     assert sequence.output() is None
 
@@ -67,19 +68,16 @@ def test_a_pass_counts_up_to_where_the_request_ends(
     fields: dict[str, object], taken: int, reason: FinishReason | None
 ) -> None:
     sequence = made(make_request(5, **{"output": 10, **fields}), frozenset({B}))  # type: ignore[arg-type]
-    assert sequence.append([A, B, C, A], 3, "ngram", logits(A, B, C, A)) == taken
+    assert sequence.append([A, B, C, A], 3, "suffix", logits(A, B, C, A)) == taken
     assert sequence.finish is reason
     assert sequence.generated == taken
 
 
 def test_probabilities_are_those_of_the_logits_that_a_token_was_chosen_from() -> None:
     sequence = made(make_request(5, 10, logprobs=2))
-    sequence.append([A, B], 1, "ngram", logits(A, C))
+    sequence.append([A, B], 1, "suffix", logits(A, C))
     output = sequence.output()
-    assert output is not None
     first, second = (piece.logprob for piece in output.pieces)
-    assert first is not None
-    assert second is not None
     assert first.top[0] == (A, first.chosen)
     assert second.top[0][0] == C
     assert second.chosen < first.chosen
@@ -92,17 +90,15 @@ def test_counts_of_the_steps_become_the_statistics() -> None:
     clock.now = 12.0
     sequence.start()  # again, after a preemption: the queue was left once
     sequence.append([A], 0, None, logits(A))
-    for drafted, accepted, asked in ((3, 2, True), (0, 0, True), (0, 0, False)):
+    for drafted, accepted, missed in ((3, 2, False), (0, 0, True), (0, 0, False)):
         clock.now += 1.0
         tokens = [A] * (accepted + 1)
-        sequence.append(tokens, accepted, "ngram", logits(*tokens))
-        sequence.count_step(asked=asked, draft_tokens=drafted, accepted=accepted)
+        sequence.append(tokens, accepted, "suffix", logits(*tokens))
+        sequence.count_step(missed=missed, draft_tokens=drafted, accepted=accepted)
     sequence.preemptions = 1
     output = sequence.output()
-    assert output is not None
     assert output.finish is FinishReason.LENGTH
     stats = output.stats
-    assert stats is not None
     assert (stats.queue_seconds, stats.prefill_seconds, stats.decode_seconds) == (3.0, 2.0, 3.0)
     assert (stats.sequence_steps, stats.drafts, stats.draft_misses) == (3, 1, 1)
     assert (stats.draft_tokens, stats.accepted_tokens) == (3, 2)
@@ -117,8 +113,6 @@ def test_who_never_started_has_waited_until_now() -> None:
     assert not sequence.started
     sequence.finish = FinishReason.CANCELLED
     output = sequence.output()
-    assert output is not None
-    assert output.stats is not None
     assert output.stats.queue_seconds == 3.0
     assert output.stats.generated_tokens == 0
 
@@ -129,6 +123,5 @@ def test_only_a_last_output_is_urgent_where_nobody_streams() -> None:
     for _ in range(2):
         sequence.append([A], 0, None, logits(A))
         output = sequence.output()
-        assert output is not None
         urgent.append(output.urgent)
     assert urgent == [False, True]

@@ -108,8 +108,7 @@ def test_who_is_preempted_is_not_charged_again_and_loses_no_place(
     ended = []
     while scheduler.busy:
         ended += [item.request_id for item in served.step(scheduler).outputs if item.finish]
-    stats = served.outputs[second.request_id][-1].stats
-    assert stats is not None
+    stats = served.stats(second)
     assert stats.preemptions > 0
     assert ended[0] == first.request_id
     assert served.tokens(second)

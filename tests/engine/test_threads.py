@@ -36,7 +36,7 @@ print(json.dumps(found))
 def test_another_model_brings_no_other_threads(tiny_pair: Path, tmp_path: Path) -> None:
     models = [
         str(tiny_pair / model / "onnx" / quant)
-        for quant in ("int8-128", "int4-32")
+        for quant in ("int8-128", "int4-32-rtn")
         for model in ("target", "draft")
     ]
     command = [sys.executable, "-c", COUNT, str(tmp_path), *models]

@@ -1,4 +1,4 @@
-"""The API on a fake service, and a client for it: what the tests of OpenAI's endpoints share."""
+"""The API on a fake service, and a client for it: what the tests of endpoints share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from specops.metrics.metrics import Metrics
 from specops.request import FinishReason, GenerationRequest
 from tests.fakes import FakeService, output
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "fake", "prompt": "abc"},
     CHAT: {"model": "fake", "messages": [{"role": "user", "content": "abc"}]},
+    GENERATE: {"prompt": "abc"},
 }
 ANSWER = (
     output("Hel", "lo"),
@@ -42,6 +43,13 @@ class Api:
     async def ask(self, path: str, **body: Any) -> httpx.Response:
         return await self.client.post(path, json=BODIES[path] | body)
 
+    async def generate(self, **body: Any) -> httpx.Response:
+        return await self.ask(GENERATE, **body)
+
+    def rejected(self, reason: str) -> float | None:
+        name = "specops_requests_rejected_total"
+        return self.metrics.registry.get_sample_value(name, {"reason": reason})
+
     @property
     def request(self) -> GenerationRequest:
         """What the engine was asked, once."""
@@ -57,6 +65,7 @@ async def api(service: FakeService | None = None, **changed: Any) -> AsyncIterat
 
 
 def problem(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error object; every response that is not a success has all its fields."""
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -9,11 +9,6 @@ from tests.http.openai_api import CHAT, COMPLETIONS, api, problem
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 # -- keys --------------------------------------------------------------------------------------
 
 KEYS = "first-key,second-key"
@@ -25,7 +20,7 @@ async def test_any_of_the_keys_opens(key: str) -> None:
         here.client.headers["authorization"] = f"Bearer {key}"
         assert (await here.ask(CHAT)).status_code == 200
         assert (await here.client.get("/v1/models")).status_code == 200
-        assert (await here.client.post("/generate", json={"prompt": ""})).status_code == 200
+        assert (await here.generate()).status_code == 200
 
 
 @pytest.mark.parametrize("path", [CHAT, "/generate"])
@@ -33,10 +28,7 @@ async def test_a_key_is_a_client_and_the_engine_is_not_told_which_key(path: str)
     async with api(api_keys=KEYS) as here:
         for key in ("first-key", "second-key", "first-key"):
             here.client.headers["authorization"] = f"Bearer {key}"
-            if path == CHAT:
-                await here.ask(CHAT)
-            else:
-                await here.client.post(path, json={"prompt": "abc"})
+            await here.ask(path)
     first, second, again = (request.client for request in here.service.requests)
     assert first == again != second
     assert not {first, second} & {"", *KEYS.split(",")}
@@ -55,9 +47,7 @@ async def test_without_a_key_it_is_401(value: str | None, path: str) -> None:
         headers = {} if value is None else {"authorization": value.encode()}
         response = await here.client.request("POST", path, headers=headers, content=b"{}")
         error = problem(response, 401)
-        rejected = here.metrics.registry.get_sample_value(
-            "specops_requests_rejected_total", {"reason": "unauthorized"}
-        )
+        rejected = here.rejected("unauthorized")
     assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
     assert response.headers["www-authenticate"] == "Bearer"
     assert response.headers["x-request-id"]
@@ -81,10 +71,10 @@ async def test_the_log_has_figures_and_no_text_unless_asked(
     asked_for: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "specops")
-    async with api(log_prompts=asked_for) as here:
+    async with api(log_level="info+prompts" if asked_for else "info") as here:
         await here.ask(CHAT, n=2)
         await here.ask(COMPLETIONS, stream=True)
-        await here.client.post("/generate", json={"prompt": "abc"})
+        await here.generate()
     lines = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
     assert [line["finish"] for line in lines] == [["stop"] * 2, ["stop"], ["stop"]]
     assert [line["generated_tokens"] for line in lines] == [10, 5, 5]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,66 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specops.config import Settings
 from specops.engine.engine import ModelState
-from specops.http.app import create_app
 from specops.http.middleware import MAX_BODY_BYTES
 from specops.http.schemas.generate import GenerateRequest
-from specops.metrics.metrics import Metrics
 from specops.request import FIXED_K_DRAFT, FinishReason, Output, PromptTooLong
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import NotReady
 from specops.system import logs
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, STATS, FakeService, output
+from tests.http.openai_api import ANSWER, api, problem
 
 pytestmark = pytest.mark.anyio
-ANSWER = (
-    output("Hel", "lo"),
-    output(" wor", origin="draft"),
-    output("ld", finish=FinishReason.STOP),
-)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-class Api:
-    """An application on a fake service, and a client for it."""
-
-    def __init__(self, service: FakeService, configured: Settings) -> None:
-        self.service = service
-        self.metrics = Metrics()
-        self.app = create_app(configured, service, self.metrics)  # type: ignore[arg-type]
-        transport = httpx.ASGITransport(self.app)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
-
-    async def generate(self, **body: Any) -> httpx.Response:
-        return await self.client.post("/generate", json={"prompt": "abc"} | body)
-
-    def rejected(self, reason: str) -> float | None:
-        name = "specops_requests_rejected_total"
-        return self.metrics.registry.get_sample_value(name, {"reason": reason})
-
-
-@asynccontextmanager
-async def api(service: FakeService | None = None, **changed: Any) -> AsyncIterator[Api]:
-    made = Api(service or FakeService(ANSWER), Settings(**changed))
-    async with made.client:
-        yield made
-
-
-def problem(response: httpx.Response) -> dict[str, Any]:
-    """The error object; every response that is not a success has all its fields."""
-    body = response.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    error: dict[str, Any] = body["error"]
-    return error
-
-
 # -- the plain answer --------------------------------------------------------------------------
 
 
@@ -98,7 +48,7 @@ async def test_answer_has_the_promised_fields() -> None:
 
 async def test_details_hold_every_figure_and_both_jumps() -> None:
     async with api() as here:
-        body = (await here.generate(details=True, drafter="ngram", k_draft=4)).json()
+        body = (await here.generate(details=True, drafter="suffix", k_draft=4)).json()
     details = body["details"]
     assert {name: details[name] for name in STATS.__slots__} == {
         name: list(value) if isinstance(value, tuple) else value
@@ -106,7 +56,7 @@ async def test_details_hold_every_figure_and_both_jumps() -> None:
     }
     assert details["tokens_per_jump"] == STATS.tokens_per_jump == 2.0
     assert details["mean_acceptance_length"] == STATS.mean_acceptance_length == 3.0
-    assert (details["drafter"], details["k_draft"], details["adaptive"]) == ("ngram", 4, True)
+    assert (details["drafter"], details["k_draft"], details["adaptive"]) == ("suffix", 4, True)
 
 
 async def test_defaults_come_from_the_settings_and_the_model() -> None:
@@ -135,7 +85,7 @@ async def test_every_field_reaches_the_engine() -> None:
         await here.generate(
             max_new_tokens=7,
             k_draft=8,
-            drafter="ngram",
+            drafter="suffix",
             temperature=0.5,
             top_k=40,
             top_p=0.9,
@@ -146,7 +96,7 @@ async def test_every_field_reaches_the_engine() -> None:
         await here.generate(stop="one")
         await here.generate(drafter="none")
     first, second, third = here.service.requests
-    assert (first.max_new_tokens, first.k_draft, first.drafter) == (7, 8, "ngram")
+    assert (first.max_new_tokens, first.k_draft, first.drafter) == (7, 8, "suffix")
     assert (first.ignore_eos, first.stop) == (True, ("\n\n", "END"))
     sampling = first.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 40, 0.9)
@@ -214,7 +164,6 @@ WRONG_FIELDS = [
     ("stop", 3),
     ("stream", 1),
     ("ignore_eos", None),
-    ("max_new_token", 5),
 ]
 
 
@@ -224,8 +173,7 @@ async def test_wrong_field_is_named(field: str, value: Any) -> None:
         content = json.dumps({"prompt": "abc"} | {field: value})
         headers = {"content-type": "application/json"}
         response = await here.client.post("/generate", content=content, headers=headers)
-    assert response.status_code == 422
-    error = problem(response)
+    error = problem(response, 422)
     assert error["param"] == field
     assert error["message"].startswith(f"{field}: ")
     assert error["type"] == "invalid_request_error"
@@ -234,16 +182,35 @@ async def test_wrong_field_is_named(field: str, value: Any) -> None:
 
 
 async def test_unknown_and_missing_fields_have_codes_of_their_own() -> None:
-    async with api() as here:
-        unknown = problem(await here.generate(max_new_token=5))
-        missing = problem(await here.client.post("/generate", json={}))
+    async with api(unknown_fields="refuse") as here:
+        unknown = problem(await here.generate(max_new_token=5), 422)
+        missing = problem(await here.client.post("/generate", json={}), 422)
     assert (unknown["code"], unknown["param"]) == ("unknown_parameter", "max_new_token")
     assert (missing["code"], missing["param"]) == ("missing_parameter", "prompt")
 
 
+@pytest.mark.parametrize(
+    ("system", "prompt"),
+    [
+        (None, "abc"),
+        ("", "user: abc\nassistant:"),
+        ("Be brief.", "system: Be brief.\nuser: abc\nassistant:"),
+    ],
+)
+async def test_with_a_system_message_the_prompt_is_a_question(
+    system: str | None, prompt: str
+) -> None:
+    async with api() as here:
+        assert (await here.generate(system=system)).status_code == 200
+        assert here.service.requests[0].prompt_tokens == tuple(prompt.encode())
+        here.service.loaded.chat_template = None
+        refused = problem(await here.generate(system="Be brief."), 422)
+    assert (refused["code"], refused["param"]) == ("no_chat_template", "system")
+
+
 async def test_every_wrong_field_is_in_the_message() -> None:
     async with api() as here:
-        error = problem(await here.generate(top_p=7, seed="x"))
+        error = problem(await here.generate(top_p=7, seed="x"), 422)
     assert "top_p: " in error["message"]
     assert "seed: " in error["message"]
 
@@ -269,29 +236,24 @@ async def test_the_model_says_whether_its_output_depends_on_the_batch(
     assert (model["batch_invariant"], model["foreign_products"]) == (not foreign, list(foreign))
 
 
-async def test_a_request_may_stay_out_of_what_is_shared() -> None:
+async def test_former_names_of_drafters_are_taken() -> None:
     service = FakeService(ANSWER)
-    service.info = replace(
-        INFO, drafters=("ngram", "ngram_cache", "none"), default_drafter="ngram_cache"
-    )
     async with api(service) as here:
-        await here.generate()
-        await here.generate(share_ngrams=False)
-        await here.generate(share_ngrams=False, drafter="ngram_cache")
-        await here.generate(share_ngrams=False, drafter="none")
-    asked = [request.drafter for request in service.requests]
-    assert asked == ["ngram_cache", "ngram", "ngram", "none"]
+        for drafter in ("ngram", "ngram_cache", "suffix"):
+            body = (await here.generate(share_ngrams=False, drafter=drafter, details=True)).json()
+            assert body["details"]["drafter"] == "suffix"
+    assert [request.drafter for request in service.requests] == ["suffix"] * 3
 
 
 async def test_drafter_that_the_model_lacks_is_refused() -> None:
     service = FakeService(ANSWER)
     service.info = INFO.__class__(
-        **{name: getattr(INFO, name) for name in INFO.__slots__} | {"drafters": ("ngram", "none")}
+        **{name: getattr(INFO, name) for name in INFO.__slots__} | {"drafters": ("suffix", "none")}
     )
     async with api(service) as here:
-        error = problem(await here.generate(drafter="draft"))
+        error = problem(await here.generate(drafter="draft"), 422)
     assert error["param"] == "drafter"
-    assert "ngram, none" in error["message"]
+    assert "suffix, none" in error["message"]
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"prompt": }'])
@@ -299,8 +261,7 @@ async def test_broken_json_is_400(content: bytes) -> None:
     async with api() as here:
         headers = {"content-type": "application/json"}
         response = await here.client.post("/generate", content=content, headers=headers)
-    assert response.status_code == 400
-    assert problem(response)["type"] == "invalid_request_error"
+    assert problem(response, 400)["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("content", [b"[]", b"3", b'"text"', b""])
@@ -308,8 +269,7 @@ async def test_body_that_is_no_object_is_422(content: bytes) -> None:
     async with api() as here:
         headers = {"content-type": "application/json"}
         response = await here.client.post("/generate", content=content, headers=headers)
-    assert response.status_code == 422
-    problem(response)
+    problem(response, 422)
 
 
 async def test_body_that_does_not_claim_to_be_json_is_415() -> None:
@@ -317,16 +277,15 @@ async def test_body_that_does_not_claim_to_be_json_is_415() -> None:
         headers = {"content-type": "application/x-www-form-urlencoded"}
         content = b'{"prompt": "abc"}'
         response = await here.client.post("/generate", content=content, headers=headers)
-    assert response.status_code == 415
-    assert "Content-Type: application/json" in problem(response)["message"]
+    assert "Content-Type: application/json" in problem(response, 415)["message"]
 
 
 async def test_unknown_path_and_method_are_error_objects() -> None:
     async with api() as here:
         missing = await here.client.get("/generat")
         wrong = await here.client.get("/generate")
-    assert (missing.status_code, problem(missing)["code"]) == (404, "not_found")
-    assert (wrong.status_code, problem(wrong)["code"]) == (405, "method_not_allowed")
+    assert problem(missing, 404)["code"] == "not_found"
+    assert problem(wrong, 405)["code"] == "method_not_allowed"
     assert wrong.headers["allow"] == "POST"
 
 
@@ -379,9 +338,8 @@ def test_no_body_breaks_the_server(body: Any) -> None:
             return await here.client.post("/generate", content=content, headers=headers)
 
     response = asyncio.run(answer())
-    assert response.status_code in {200, 422}
     if response.status_code != 200:
-        problem(response)
+        problem(response, 422)
 
 
 # -- the service says no -----------------------------------------------------------------------
@@ -392,9 +350,8 @@ async def test_full_queue_is_429_with_retry_after() -> None:
     service.refusal = QueueFull(12)
     async with api(service) as here:
         response = await here.generate()
-    assert response.status_code == 429
     assert response.headers["retry-after"] == "12"
-    assert problem(response)["type"] == "rate_limit_error"
+    assert problem(response, 429)["type"] == "rate_limit_error"
 
 
 async def test_too_long_prompt_is_400_with_both_lengths() -> None:
@@ -402,8 +359,7 @@ async def test_too_long_prompt_is_400_with_both_lengths() -> None:
     service.refusal = PromptTooLong(123, 64)
     async with api(service) as here:
         response = await here.generate()
-    assert response.status_code == 400
-    error = problem(response)
+    error = problem(response, 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
     assert "123" in error["message"]
     assert "64" in error["message"]
@@ -414,8 +370,7 @@ async def test_model_that_is_not_loaded_is_503() -> None:
     service.state, service.info = ModelState.LOADING, None
     async with api(service) as here:
         response = await here.generate()
-    assert response.status_code == 503
-    assert problem(response)["code"] == "model_loading"
+    assert problem(response, 503)["code"] == "model_loading"
     assert int(response.headers["retry-after"]) > 0
     assert here.rejected("not_ready") == 1
 
@@ -425,8 +380,7 @@ async def test_model_that_failed_says_why() -> None:
     service.state, service.info, service.error = ModelState.FAILED, None, "no such folder"
     async with api(service) as here:
         response = await here.generate()
-    assert response.status_code == 503
-    assert problem(response)["message"] == "no such folder"
+    assert problem(response, 503)["message"] == "no such folder"
 
 
 async def test_service_that_begins_to_drain_at_the_last_moment_is_503() -> None:
@@ -434,7 +388,7 @@ async def test_service_that_begins_to_drain_at_the_last_moment_is_503() -> None:
     service.refusal = NotReady(ModelState.DRAINING, "the server is shutting down")
     async with api(service) as here:
         response = await here.generate()
-    assert (response.status_code, problem(response)["code"]) == (503, "model_draining")
+    assert problem(response, 503)["code"] == "model_draining"
 
 
 ENDS = [
@@ -451,7 +405,7 @@ async def test_request_that_fails_before_its_first_token_has_a_status(
 ) -> None:
     async with api(FakeService([output(finish=finish)])) as here:
         response = await here.generate(stream=stream)
-    assert (response.status_code, problem(response)["code"]) == (status, code)
+    assert problem(response, status)["code"] == code
 
 
 @pytest.mark.parametrize(("finish", "status", "code"), ENDS)
@@ -460,7 +414,7 @@ async def test_plain_answer_that_fails_halfway_is_no_answer(
 ) -> None:
     async with api(FakeService([output("Hel"), output("lo", finish=finish)])) as here:
         response = await here.generate()
-    assert (response.status_code, problem(response)["code"]) == (status, code)
+    assert problem(response, status)["code"] == code
 
 
 async def test_engines_reason_stays_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -476,8 +430,7 @@ async def test_bug_is_500_with_the_requests_id(caplog: pytest.LogCaptureFixture)
     service.refusal = RuntimeError("unforeseen")
     async with api(service) as here:
         response = await here.generate()
-    assert response.status_code == 500
-    assert problem(response)["type"] == "server_error"
+    assert problem(response, 500)["type"] == "server_error"
     assert response.headers["x-request-id"]
     assert "unforeseen" in caplog.text
     assert "unforeseen" not in response.text

@@ -8,59 +8,39 @@ import hashlib
 import re
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 
-from specops.config import Settings
 from specops.engine.engine import ModelState
-from specops.http.app import create_app
 from specops.http.routes.console import FIGURES
-from specops.metrics.metrics import Metrics
 from tests.asgi import AsgiClient
-from tests.fakes import INFO, FakeService
+from tests.fakes import INFO
+from tests.http.openai_api import Api, api
 
 pytestmark = pytest.mark.anyio
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-class Console:
-    """An application on a fake service."""
-
-    def __init__(self) -> None:
-        self.service = FakeService()
-        self.metrics = Metrics()
-        self.app = create_app(Settings(), self.service, self.metrics)  # type: ignore[arg-type]
-        self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app), base_url="http://test"
-        )
-
-    def follow(self) -> AsgiClient:
-        """Open the stream of figures."""
-        client = AsgiClient(self.app, "/console/figures", method="GET")
-        client.send_body(b"")
-        return client
+def follow(console: Api) -> AsgiClient:
+    """Open the stream of figures."""
+    client = AsgiClient(console.app, "/console/figures", method="GET")
+    client.send_body(b"")
+    return client
 
 
 @pytest.fixture
-async def console() -> AsyncIterator[Console]:
-    made = Console()
-    async with made.client:
+async def console() -> AsyncIterator[Api]:
+    async with api() as made:
         yield made
 
 
-async def test_a_browser_gets_the_page_and_a_program_the_links(console: Console) -> None:
+async def test_a_browser_gets_the_page_and_a_program_the_links(console: Api) -> None:
     page = await console.client.get("/", headers=BROWSER)
     assert page.headers["content-type"].startswith("text/html")
     assert "<textarea" in page.text
     assert (await console.client.get("/")).json()["links"]["generate"] == "/generate"
 
 
-async def test_the_page_takes_nothing_from_anywhere_else(console: Console) -> None:
+async def test_the_page_takes_nothing_from_anywhere_else(console: Api) -> None:
     text = (await console.client.get("/", headers=BROWSER)).text
     assert re.findall(r"\b(?:src|href|action)=\"(?!/|#|data:,)[^\"]*\"", text) == []
     assert "@import" not in text
@@ -68,7 +48,7 @@ async def test_the_page_takes_nothing_from_anywhere_else(console: Console) -> No
     assert "/*script*/" not in text
 
 
-async def test_the_policy_allows_exactly_what_is_in_the_page(console: Console) -> None:
+async def test_the_policy_allows_exactly_what_is_in_the_page(console: Api) -> None:
     page = await console.client.get("/", headers=BROWSER)
     policy = page.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'")
@@ -78,9 +58,9 @@ async def test_the_policy_allows_exactly_what_is_in_the_page(console: Console) -
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-async def test_figures_are_those_of_the_metrics(console: Console) -> None:
+async def test_figures_are_those_of_the_metrics(console: Api) -> None:
     console.metrics.set_queue_size(7)
-    client = console.follow()
+    client = follow(console)
     first = await client.next_event()
     client.leave()
     await client.done
@@ -92,22 +72,22 @@ async def test_figures_are_those_of_the_metrics(console: Console) -> None:
     assert first["figures"]["memory_bytes/anon"] > 0
 
 
-async def test_figures_come_again_and_again(console: Console) -> None:
-    client = console.follow()
+async def test_figures_come_again_and_again(console: Api) -> None:
+    client = follow(console)
     first, second = await client.next_event(), await client.next_event()
     client.leave()
     await client.done
     assert second["seconds"] > first["seconds"]
 
 
-async def test_figures_end_with_the_service(console: Console) -> None:
+async def test_figures_end_with_the_service(console: Api) -> None:
     console.service.state = ModelState.DRAINING
-    client = console.follow()
+    client = follow(console)
     assert (await client.next_event())["state"] == "draining"
     await asyncio.wait_for(client.done, 10)
 
 
-async def test_every_figure_that_the_page_draws_is_sent(console: Console) -> None:
+async def test_every_figure_that_the_page_draws_is_sent(console: Api) -> None:
     text = (await console.client.get("/", headers=BROWSER)).text
     sent = set(console.metrics.read(FIGURES))
     named = set(re.findall(r"figures\.([a-z_]+)", text))
@@ -117,7 +97,7 @@ async def test_every_figure_that_the_page_draws_is_sent(console: Console) -> Non
     assert {f"{kind}_tokens_total/draft" for kind in ("draft", "accepted")} <= sent
 
 
-async def test_requests_of_a_load_test_are_counted(console: Console) -> None:
+async def test_requests_of_a_load_test_are_counted(console: Api) -> None:
     for shape in ("ramp", "ramp", "made up"):
         await console.client.get("/health", headers={"x-load-test": shape})
     await console.client.get("/health")

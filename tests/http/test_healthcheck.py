@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import pytest
 import specops
 from specops.engine.engine import ModelState
 from specops.http import healthcheck
+from tests.loopback import Handler, listening
 
 Health = dict[str, Any] | None
 
@@ -94,27 +92,13 @@ def answering(*answers: Health) -> Iterator[int]:
     """A service on a port, which gives these answers one after another, the last for ever."""
     left = list(answers)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_GET(self) -> None:
             body = left.pop(0) if len(left) > 1 else left[0]
-            text = json.dumps(body).encode()
-            self.send_response(200 if body and body["state"] == "ready" else 503)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+            self.reply(200 if body and body["state"] == "ready" else 503, body)
 
-        def log_message(self, *arguments: object) -> None:
-            """Keep quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(Answers) as port:
+        yield port
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime
 
 import pytest
 
@@ -12,11 +13,6 @@ from tests.fakes import INFO, STATS, FakeService, output
 from tests.http.openai_api import ANSWER, CHAT, COMPLETIONS, api, both, chunks, problem, text_of
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 # -- answers -----------------------------------------------------------------------------------
@@ -98,7 +94,7 @@ async def test_every_field_reaches_the_engine(path: str) -> None:
             stop=["\n", "END"],
             stream=True,
             k_draft=2,
-            drafter="ngram",
+            drafter="suffix",
             adaptive=False,
             top_k=40,
             ignore_eos=True,
@@ -106,7 +102,7 @@ async def test_every_field_reaches_the_engine(path: str) -> None:
         )
     request = here.request
     assert (request.max_new_tokens, request.stop, request.stream) == (7, ("\n", "END"), True)
-    assert (request.drafter, request.k_draft) == ("ngram", 2)
+    assert (request.drafter, request.k_draft) == ("suffix", 2)
     assert (request.adaptive, request.ignore_eos) == (False, True)
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 40)
@@ -285,14 +281,20 @@ async def test_the_loaded_model_is_listed() -> None:
         other = await here.client.get("/v1/models/org/other")
     assert listed["object"] == "list"
     assert listed["data"] == [alone]
-    assert alone.pop("created") > 0
+    assert (listed["first_id"], listed["has_more"]) == ("fake", False)
+    created = datetime.fromisoformat(alone.pop("created_at"))
+    assert alone.pop("created") == created.timestamp() > 0
     assert alone == {
         "id": "fake",
         "object": "model",
+        "type": "model",
+        "display_name": "fake",
+        "max_model_len": 64,
         "owned_by": "specops",
         "context_length": 64,
         "quantization": "int8-128",
-        "drafters": ["draft", "ngram", "none"],
+        "drafters": ["draft", "suffix", "none"],
+        "chat": False,
         "batch_invariant": True,
         "foreign_products": [],
     }
@@ -305,10 +307,7 @@ async def test_models_before_one_is_loaded_are_503_and_no_refusal_is_counted() -
     async with api(service) as here:
         problem(await here.client.get("/v1/models"), 503)
         problem(await here.ask(CHAT), 503)
-    rejected = here.metrics.registry.get_sample_value(
-        "specops_requests_rejected_total", {"reason": "not_ready"}
-    )
-    assert rejected == 1
+    assert here.rejected("not_ready") == 1
 
 
 async def test_the_description_knows_our_errors_alone() -> None:
@@ -317,6 +316,6 @@ async def test_the_description_knows_our_errors_alone() -> None:
     assert "HTTPValidationError" not in text
     paths = json.loads(text)["paths"]
     assert set(paths[CHAT]["post"]["responses"]) == {
-        *("200", "400", "401", "404", "413", "415", "429", "500", "503", "504")
+        *("200", "400", "401", "404", "408", "413", "415", "429", "500", "503", "504")
     }
     assert "422" in paths["/generate"]["post"]["responses"]

@@ -11,14 +11,9 @@ from specops.serving.admission import QueueFull
 from specops.serving.queue_tracker import QueuePosition
 from tests.asgi import AsgiClient
 from tests.fakes import FakeService
-from tests.http.openai_api import ANSWER, BODIES, CHAT, COMPLETIONS, api, both, problem
+from tests.http.openai_api import ANSWER, BODIES, CHAT, COMPLETIONS, GENERATE, api, both, problem
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 # -- refusals ----------------------------------------------------------------------------------
@@ -39,22 +34,70 @@ WRONG: list[tuple[str, str, Any, str]] = [
     (COMPLETIONS, "prompt", [-1], "invalid_value"),
     (COMPLETIONS, "suffix", "x", "unsupported_parameter"),
     (COMPLETIONS, "best_of", 3, "unsupported_parameter"),
-    (COMPLETIONS, "logit_bias", {"5": 1}, "unsupported_parameter"),
-    (COMPLETIONS, "frequency_penalty", 0.5, "unsupported_parameter"),
-    (COMPLETIONS, "presence_penalty", False, "unsupported_parameter"),
-    (COMPLETIONS, "max_token", 5, "unknown_parameter"),
+    (COMPLETIONS, "logit_bias", {"256": 1}, "invalid_value"),
+    (COMPLETIONS, "logit_bias", {"several": 1}, "invalid_value"),
+    (COMPLETIONS, "logit_bias", {"5": 101}, "invalid_value"),
+    (COMPLETIONS, "frequency_penalty", 2.5, "invalid_value"),
+    (COMPLETIONS, "presence_penalty", False, "invalid_value"),
+    (COMPLETIONS, "stop_token_ids", [256], "invalid_value"),
+    (COMPLETIONS, "min_p", 1.5, "invalid_value"),
     (CHAT, "messages", [], "invalid_value"),
     (CHAT, "messages", [{"role": "king", "content": "a"}], "invalid_value"),
     (CHAT, "messages", [{"role": "user"}], "missing_parameter"),
-    (CHAT, "messages", [{"role": "user", "content": [{"type": "image_url"}]}], "invalid_value"),
+    *(
+        (CHAT, "messages", [{"role": "user", "content": [{"type": kind}]}], "unsupported_parameter")
+        for kind in ("image_url", "input_audio", "file")
+    ),
+    (CHAT, "messages", [{"role": "user", "content": [{"type": "text"}]}], "invalid_value"),
+    (CHAT, "messages", [{"role": "tool", "content": "a"}], "missing_parameter"),
     (CHAT, "top_logprobs", 21, "invalid_value"),
-    (CHAT, "response_format", {"type": "json_object"}, "unsupported_parameter"),
-    (CHAT, "tools", [{"type": "function"}], "unsupported_parameter"),
+    (CHAT, "response_format", {"type": "xml"}, "invalid_value"),
+    (CHAT, "response_format", {"type": "json_schema"}, "missing_parameter"),
+    (COMPLETIONS, "guided_choice", [], "invalid_value"),
+    (CHAT, "tools", [{"type": "function", "function": {"name": "two words"}}], "invalid_value"),
+    (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}] * 2, "invalid_value"),
+    (CHAT, "tool_choice", "required", "invalid_value"),
+    (CHAT, "tool_choice", {"type": "function", "function": {"name": "f"}}, "invalid_value"),
     (CHAT, "functions", [{"name": "f"}], "unsupported_parameter"),
-    (CHAT, "prediction", {"type": "content", "content": "a"}, "unsupported_parameter"),
-    (CHAT, "stream_options", {"include_usages": True}, "unknown_parameter"),
-    (CHAT, "prompt", "a", "unknown_parameter"),
 ]
+UNKNOWN: list[tuple[str, str, Any, str]] = [
+    (COMPLETIONS, "max_token", 5, "max_token"),
+    (CHAT, "prompt", "a", "prompt"),
+    (CHAT, "messages", [{"role": "user", "content": "a", "cache": 1}] * 2, "messages.cache"),
+    (CHAT, "chat_id", {"\n": 1}, "chat_id"),
+    (GENERATE, "bad\nname,", 1, "bad?name?"),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "value", "name"), UNKNOWN, ids=str)
+async def test_unknown_fields_are_ignored_and_named(
+    path: str, field: str, value: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "specops")
+    async with api() as here:
+        plain = await here.ask(path, **{field: value})
+        streamed = await here.ask(path, **{field: value, "stream": True})
+        usual = await here.ask(path)
+    assert plain.headers["x-ignored-fields"] == streamed.headers["x-ignored-fields"] == name
+    assert "x-ignored-fields" not in usual.headers
+    lines = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
+    assert [line.get("ignored_fields") for line in lines] == [name, name, None]
+
+
+@pytest.mark.parametrize(("path", "field", "value", "name"), UNKNOWN, ids=str)
+async def test_a_setting_has_them_refused(path: str, field: str, value: Any, name: str) -> None:
+    async with api(unknown_fields="refuse") as here:
+        error = problem(await here.ask(path, **{field: value}), 422 if path == GENERATE else 400)
+        assert (await here.ask(CHAT, user="me", store=True)).status_code == 200
+    assert (error["param"], error["code"]) == (field, "unknown_parameter")
+
+
+async def test_a_header_names_so_many_and_no_more() -> None:
+    async with api() as here:
+        body = BODIES[CHAT] | {f"field-{number}": 1 for number in range(40_000)}
+        response = await here.client.post(CHAT, json=body)
+    assert response.status_code == 200
+    assert len(response.headers["x-ignored-fields"].split(", ")) == 32
 
 
 @pytest.mark.parametrize(("path", "field", "value", "code"), WRONG, ids=str)
@@ -77,6 +120,7 @@ NEUTRAL = {
     "modalities": ["text"],
     "metadata": {"a": "b"},
     "store": True,
+    "prediction": {"type": "content", "content": "a"},
     "service_tier": "auto",
     "parallel_tool_calls": True,
     "reasoning_effort": "low",
@@ -125,7 +169,7 @@ async def test_full_queue_is_429_before_anything_is_computed(path: str) -> None:
     assert response.headers["retry-after"] == "12"
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/generate"])
+@pytest.mark.parametrize("path", BODIES)
 async def test_full_queue_is_429_without_waiting_for_the_body(path: str) -> None:
     service = FakeService()
     service.refusal = QueueFull(12)
@@ -137,13 +181,12 @@ async def test_full_queue_is_429_without_waiting_for_the_body(path: str) -> None
     assert (status, body["error"]["code"], client.received) == (429, "queue_full", 0)
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/generate"])
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_headers_tell_the_place_in_the_queue(path: str, stream: bool) -> None:
     service = FakeService(ANSWER)
     service.queue_position = QueuePosition(3, 1.25)
     async with api(service) as here:
-        body = BODIES.get(path, {"prompt": "abc"}) | {"stream": stream}
-        response = await here.client.post(path, json=body)
+        response = await here.ask(path, stream=stream)
     assert response.headers["x-queue-position"] == "3"
     assert response.headers["x-estimated-wait"] == "1.25"

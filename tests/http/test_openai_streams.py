@@ -16,11 +16,6 @@ from tests.http.openai_api import BODIES, CHAT, COMPLETIONS, api, both, chunks, 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 # -- streams -----------------------------------------------------------------------------------
 
 
@@ -39,6 +34,15 @@ async def test_chat_stream_has_openais_form() -> None:
     assert [event["choices"][0]["finish_reason"] for event in events] == [None] * 4 + ["stop"]
     assert "usage" not in events[0]
     assert events[-1]["timings"]["draft_n_accepted"] == 2
+
+
+async def test_chat_stream_tells_who_made_which_token_where_that_is_asked_for() -> None:
+    async with api() as here:
+        events = chunks(await here.ask(CHAT, stream=True, return_tokens=True))
+    told = [token for event in events for token in event["choices"][0].get("tokens", ())]
+    assert [(token["text"], token["origin"]) for token in told] == [
+        *(("Hel", "target"), ("lo", "target"), (" wor", "draft"), ("ld", "target"))
+    ]
 
 
 @both
@@ -74,7 +78,7 @@ async def test_stream_that_fails_halfway_ends_with_the_error_and_no_finish(path:
     assert not any(choice["finish_reason"] for choice in choices)
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/generate"])
+@pytest.mark.parametrize("path", BODIES)
 async def test_who_waits_long_gets_signs_of_life(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,9 +75,9 @@ def test_promised_fields_of_the_answer_keep_their_names() -> None:
 
 
 def test_stream_event_holds_tokens_of_unfinished_characters() -> None:
-    event = stream_event(output("", "é", origin="ngram"))
+    event = stream_event(output("", "é", origin="suffix"))
     assert event["text"] == "é"
     assert event["tokens"] == [
-        {"id": 0, "text": "", "origin": "ngram"},
-        {"id": 1, "text": "é", "origin": "ngram"},
+        {"id": 0, "text": "", "origin": "suffix"},
+        {"id": 1, "text": "é", "origin": "suffix"},
     ]

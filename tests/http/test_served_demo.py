@@ -9,9 +9,11 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.overload import HOST, PROMPT, crowd, exchange, gauge, serving
@@ -48,7 +50,6 @@ def test_completions_are_the_same_in_one_piece_and_streamed(client: OpenAI) -> N
     text = plain.choices[0].text
     assert text
     assert "".join(chunk.choices[0].text for chunk in stream) == text
-    assert plain.usage is not None
     assert plain.usage.completion_tokens <= 24
 
 
@@ -101,7 +102,6 @@ def test_probabilities_are_those_of_a_greedy_choice(client: OpenAI) -> None:
         top_logprobs=2,
     )
     choice = answer.choices[0]
-    assert choice.logprobs is not None
     assert choice.logprobs.content is not None
     assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
     for token in choice.logprobs.content:
@@ -109,12 +109,55 @@ def test_probabilities_are_those_of_a_greedy_choice(client: OpenAI) -> None:
         assert token.logprob == first.logprob >= second.logprob
 
 
+TOOL = {
+    "type": "object",
+    "properties": {"path": {"enum": ["a.txt", "b.txt"]}, "lines": {"type": "boolean"}},
+    "required": ["path", "lines"],
+    "additionalProperties": False,
+}
+
+
+def test_a_required_call_has_arguments_of_its_schema_in_every_protocol(
+    server: tuple[int, object], client: OpenAI
+) -> None:
+    function = {"name": "read_file", "parameters": TOOL}
+    one = {"parallel_tool_calls": False, "temperature": 0, "tool_choice": "required"}
+    ask: list[Any] = [{"role": "user", "content": PROMPT}]
+    with client.chat.completions.stream(
+        model="demo", messages=ask, tools=[{"type": "function", "function": function}], **one
+    ) as stream:
+        (choice,) = stream.get_final_completion().choices
+    (call,) = choice.message.tool_calls
+    response = client.responses.create(
+        model="demo", input=ask, tools=[{"type": "function", **function}], **one
+    )
+    (item,) = response.output
+    with Anthropic(base_url=f"http://{HOST}:{server[0]}", api_key="none") as anthropic:
+        message = anthropic.messages.create(
+            model="demo",
+            max_tokens=64,
+            messages=ask,
+            temperature=0,
+            tools=[{"name": "read_file", "input_schema": TOOL}],
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        )
+    (block,) = message.content
+    assert (choice.finish_reason, message.stop_reason) == ("tool_calls", "tool_use")
+    assert call.function.name == item.name == block.name == "read_file"
+    arguments = json.loads(call.function.arguments)
+    assert arguments == json.loads(item.arguments) == block.input  # greedy, and the same prompt
+    assert arguments["path"] in ("a.txt", "b.txt")
+    assert isinstance(arguments["lines"], bool)
+
+
 def test_the_documentations_example_runs(
     server: tuple[int, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
-    exec(code.replace(":8000/", f":{server[0]}/"), {})  # noqa: S102 - our own documentation
+    assert 'model="smollm2"' in code  # the default; here is another
+    code = code.replace('"smollm2"', '"demo"').replace(":8000/", f":{server[0]}/")
+    exec(code, {})  # noqa: S102 - our own documentation
     told = capsys.readouterr().out
     assert "CompletionUsage(" in told
     assert "draft_n_accepted" in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -19,11 +20,6 @@ from specops.serving.async_engine import NotReady
 from tests.fakes import FakeService, output
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 class Running:
@@ -114,8 +110,13 @@ async def test_crash_of_the_engine_ends_the_process_once_everybody_has_been_told
     await asyncio.wait_for(running.task, 10)
 
 
-@pytest.mark.parametrize(("error", "code"), [("the fuse blew", 1), (None, 0)])
-def test_exit_code_tells_a_crash_from_an_end(error: str | None, code: int) -> None:
+@pytest.mark.parametrize(("error", "code", "keys"), [("the fuse blew", 1, ""), (None, 0, "a-key")])
+def test_exit_code_tells_a_crash_from_an_end(
+    error: str | None, code: int, keys: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the log tells at the start whether clients are told apart."""
+    caplog.set_level(logging.INFO)
+
     class Ending(FakeService):
         def start(self) -> None:
             self.error = error
@@ -125,8 +126,9 @@ def test_exit_code_tells_a_crash_from_an_end(error: str | None, code: int) -> No
                 self.crashed.set()
 
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        settings = Settings(port=probe.getsockname()[1])
+        settings = Settings(port=probe.getsockname()[1], api_keys=keys)
     assert run(create_app(settings, Ending()), settings) == code  # type: ignore[arg-type]
+    assert ("all clients count as one" in caplog.text) == (not keys)
 
 
 async def test_client_that_hangs_up_gives_its_place_up(running: Running) -> None:

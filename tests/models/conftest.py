@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,21 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"not needed")
     return folder
+
+
+@pytest.fixture
+def kill_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has processes that run a module killed as they begin."""
+
+    def kill(module: str) -> None:
+        (tmp_path / "sitecustomize.py").write_text(
+            "import os, signal, sys\n"
+            f"if {module!r} in sys.orig_argv:\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    return kill
 
 
 @pytest.fixture

@@ -10,18 +10,17 @@ import hashlib
 import json
 import os
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from specops.models import download
+from tests.loopback import Handler, listening
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".bin", ".onnx", ".data", ".gguf")  # kept apart, with a sha256
@@ -97,19 +96,10 @@ def folder_paths(folder: Path, prefix: str = "") -> dict[str, Path]:
 def serving(hub: Hub) -> Iterator[Hub]:
     """Serve `hub` on a free port of the loopback; `hub.url` says where."""
 
-    class Handler(_Handler):
-        content = hub
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    handler = type("Handler", (_Handler,), {"content": hub})
+    with listening(handler) as port:
+        hub.url = f"http://127.0.0.1:{port}"
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def download_from(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +111,8 @@ def download_from(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "_WAIT_SECONDS", 0.0)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     content: Hub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *arguments: object) -> None:
-        """Keep quiet; `Hub.requests` has it."""
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -199,13 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[start : start + count])
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), "X-Repo-Commit": COMMIT}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.reply(status, body, {**(headers or {}), "X-Repo-Commit": COMMIT})
 
 
 def size_of(content: Content) -> int:

@@ -20,8 +20,8 @@ import pytest
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.models import conversions
-from specops.models.hub import locked
 from specops.models.prepare import ModelError, prepare
+from specops.system.folders import locked
 from tests.checkpoints import make_llama_checkpoint
 
 QUANT = "int8-32"
@@ -83,9 +83,9 @@ def test_a_conversion_that_is_killed_is_made_again_whole(
         path, said = convert(large, cache)
     assert f"converting {large} to {QUANT}" in said
     assert converted(cache) == [path.name]
-    assert f"{leftover}, which an interrupted conversion left" in caplog.text
+    assert f"{leftover}, which an interrupted process left" in caplog.text
     undisturbed, _ = convert(large, tmp_path / "other")
-    for file in undisturbed.iterdir():
+    for file in {*undisturbed.iterdir()} - {undisturbed / "verified"}:
         assert (path / file.name).read_bytes() == file.read_bytes()
 
 
@@ -129,7 +129,6 @@ def test_of_two_processes_one_converts_and_the_other_waits(source: Path, tmp_pat
         with locked(cache / "converted"):
             processes = [stack.enter_context(start(source, cache)) for _ in range(2)]
             for process in processes:
-                assert process.stdout is not None
                 assert process.stdout.readline().startswith("waiting for another process")
         said = [process.communicate()[0].splitlines() for process in processes]
     converting = [any(line.startswith("converting") for line in lines) for lines in said]
@@ -159,7 +158,7 @@ def test_outdated_conversions_are_removed(
     cause: str,
 ) -> None:
     cache = tmp_path / "cache"
-    old = [convert(source, cache, quant)[0] for quant in (QUANT, "int4-32")]
+    old = [convert(source, cache, quant)[0] for quant in (QUANT, "int4-32-rtn")]
     (cache / "converted" / "notes").mkdir()  # nobody's business
     if cause == "checkpoint":
         change(source)
@@ -178,7 +177,7 @@ def test_conversions_of_other_checkpoints_and_other_weights_stay(
 ) -> None:
     cache = tmp_path / "cache"
     namesake = make_llama_checkpoint(tmp_path / "elsewhere" / "source", seed=1)
-    kept = [convert(namesake, cache)[0], convert(namesake, cache, "int4-32-zp")[0]]
+    kept = [convert(namesake, cache)[0], convert(namesake, cache, "int4-32-rtn")[0]]
     first, _ = convert(source, cache)
     change(source)
     second, _ = convert(source, cache)
@@ -223,12 +222,12 @@ def test_a_draft_that_equals_the_target_is_not_stored_twice(
         tiny_settings,
         target=str(source),
         draft=str(tmp_path / "again"),
-        quant="int4-32",
-        draft_quant="int4-32",
+        quant="int4-32-rtn",
+        draft_quant="int4-32-rtn",
         cache_dir=tmp_path / "cache",
     )
     engine = Engine.load(settings)
-    assert engine.info.drafters == ("draft", "ngram", "cascade", "none")
+    assert engine.info.drafters == ("draft", "suffix", "cascade", "none")
     assert len(converted(settings.cache_dir)) == 1
     assert len(list((settings.cache_dir / "prepacked").iterdir())) == 1
 
@@ -250,6 +249,37 @@ def test_what_is_remembered_of_checkpoints_may_be_damaged(source: Path, tmp_path
         assert convert(source, cache) == (first, [])
 
 
+@pytest.mark.parametrize("name", ["model.onnx.data", "tokenizer.json", "checksums.json"])
+def test_a_flipped_bit_is_never_served(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    first, _ = convert(source, tmp_path)
+    file, times = first / name, (first / name).stat()
+    content = file.read_bytes()
+    middle = len(content) // 2
+    file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    second, said = convert(source, tmp_path)
+    assert f"converting {source} to {QUANT}" in said
+    assert f"{first} is damaged and is made again" in caplog.text
+    assert (second, file.read_bytes()) == (first, content)
+    assert convert(source, tmp_path) == (first, [])
+
+
+def test_what_was_written_is_read_again_after_a_boot(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a crash has lost shows in no file's size or time."""
+    first, _ = convert(source, tmp_path)
+    (tmp_path / "boot").write_text("another")
+    monkeypatch.setattr(conversions, "_BOOT", tmp_path / "boot")
+    assert convert(source, tmp_path) == (first, [f"checking {first}"])
+    assert convert(source, tmp_path) == (first, [])
+    (first / "verified").unlink()
+    (first / "verified").mkdir()  # a cache that cannot be written serves what it holds
+    assert convert(source, tmp_path) == (first, [f"checking {first}"])
+
+
 def test_reading_a_checkpoint_tells_how_far_it_is(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,4 +294,12 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(
 ) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ModelError, match="SPECOPS_CACHE_DIR takes a folder that can be written"):
+        convert(source, tmp_path / "cache")
+
+
+def test_a_converter_that_is_killed_is_taken_for_too_little_memory(
+    source: Path, tmp_path: Path, kill_module: Callable[[str], None]
+) -> None:
+    kill_module("specops.models.convert")
+    with pytest.raises(ModelError, match="SIGKILL ended it, most likely because memory ran out"):
         convert(source, tmp_path / "cache")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from specops.models import download
 from specops.models.hub import fetch, is_complete
 from specops.models.prepare import ModelError
+from tests.models.disks import small_disk
 from tests.models.hub_server import Hub
 from tests.models.tiny_repo import MODEL, NEEDED, REPO, ignore, names
 
@@ -99,19 +98,6 @@ def test_a_wrong_checksum_is_an_error_and_nothing_is_kept(hub: Hub, tmp_path: Pa
     assert not any(name.startswith(("model", "download.json")) for name in left)
     hub.damage = False
     assert is_complete(fetch(MODEL, tmp_path, ignore), MODEL)
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own, which takes the right to mount one."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_fetched(

@@ -85,7 +85,6 @@ def test_a_pair_of_files_generates(folder: Path, tiny_settings: Settings) -> Non
         k_draft=4,
     )
     *_, last = engine.generate(request)
-    assert last.stats is not None
     assert last.stats.generated_tokens == 12
     assert last.stats.accepted_tokens == last.stats.draft_tokens > 0  # it is its own draft
 
@@ -113,12 +112,10 @@ def test_of_a_repository_the_file_alone_is_downloaded(
     shards = {f"q4/{path.name}": path for path in folder.glob("parts-*.gguf")}
     hub.repos[REPO] = {"m.gguf": folder / "m.gguf", "README.md": b"#", **shards}
     whole = HubModel.parse(f"{REPO}@main:m.gguf")
-    assert whole is not None
     assert (whole.gguf, whole.place) == ("m.gguf", "")
     assert names(fetch(whole, tmp_path, ignore)) == {"m.gguf", "download.json"}
     found = get(whole, tmp_path)
     some = HubModel.parse(f"{REPO}:q4/parts-00002-of-00003.gguf")
-    assert some is not None
     assert (some.gguf, some.place) == ("parts-00002-of-00003.gguf", "q4")
     assert get(some, tmp_path).quant == found.quant
     here = names(fetch(some, tmp_path, ignore))

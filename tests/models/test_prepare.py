@@ -15,7 +15,7 @@ from specops.engine.engine import Engine
 from specops.models import prepare as preparing
 from specops.models.hub import HubModel
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
-from specops.presets import Preset, presets
+from specops.presets import Preset, chat_model, presets
 from specops.request import GenerationRequest, SamplingParams
 from tests.checkpoints import make_llama_checkpoint
 from tests.models.graph.published_graph import write_published
@@ -33,7 +33,7 @@ def test_a_presets_models_are_bundled_or_pinned_to_a_commit(name: str, preset: P
     for text in sources(preset):
         hub = HubModel.parse(text)
         if hub is None:
-            assert (Settings().models_dir / text).resolve().is_relative_to(Settings().models_dir)
+            assert text.startswith("share/specops/" if name == "smollm2" else "./demo/")
         else:
             assert re.fullmatch(r"[0-9a-f]{40}", hub.revision), text
             assert str(hub) == text
@@ -82,6 +82,22 @@ def test_the_custom_preset_wants_a_target() -> None:
     assert choose(Settings(model="custom", target="a/b")).target == HubModel("a/b")
 
 
+def test_the_chat_model_is_asked_for_where_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"SmolLM2.*\.gguf, which is missing: .*smollm2-hf"):
+        choose(Settings(model="smollm2"))
+    assert choose(Settings()).name == "demo"
+    chat_model().parent.mkdir(parents=True)
+    chat_model().touch()
+    for settings in (Settings(), Settings(model="smollm2")):
+        choice = choose(settings)
+        assert (choice.name, choice.target, choice.draft) == ("smollm2", chat_model(), None)
+        assert choice.target_quant == "gguf"
+    assert choose(Settings(target="a/b")).name == "b"
+
+
 def test_a_folder_that_exists_wins_over_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +111,7 @@ def test_a_folder_that_exists_wins_over_the_hub(
 
 
 def test_a_bundled_model_is_below_the_folder_of_models(tmp_path: Path) -> None:
-    choice = choose(Settings(models_dir=tmp_path))
+    choice = choose(Settings(model="demo", models_dir=tmp_path))
     assert (choice.target, choice.draft) == (tmp_path / "demo/target", tmp_path / "demo/draft")
     with pytest.raises(ModelError, match=str(tmp_path)):
         get(choice.target, tmp_path)
@@ -111,7 +127,7 @@ def genai(tiny_pair: Path, tmp_path: Path) -> Path:
     """The tiny target as onnxruntime-genai's model builder lays it out."""
     folder = tmp_path / "published-int4"
     folder.mkdir()
-    export = tiny_pair / "target" / "onnx" / "int4-32"
+    export = tiny_pair / "target" / "onnx" / "int4-32-rtn"
     write_published(export / "model.onnx", folder / "model.onnx")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(export / name, folder / name)
@@ -127,7 +143,7 @@ def genai(tiny_pair: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def get(source: Source, cache: Path, quant: str = "int4-32") -> ModelFolder:
+def get(source: Source, cache: Path, quant: str = "int4-32-rtn") -> ModelFolder:
     return prepare(source, quant, name="x", cache_dir=cache, report=lambda detail: None)
 
 
@@ -152,7 +168,7 @@ def tokens_of(settings: Settings, target: Path) -> list[int]:
 def test_a_published_graph_says_what_its_export_says(
     genai: Path, tiny_pair: Path, tiny_settings: Settings
 ) -> None:
-    export = tiny_pair / "target" / "onnx" / "int4-32"
+    export = tiny_pair / "target" / "onnx" / "int4-32-rtn"
     assert tokens_of(tiny_settings, genai) == tokens_of(tiny_settings, export)
 
 
@@ -221,6 +237,20 @@ def test_a_conversion_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert percents == sorted(set(percents))
     assert len(percents) > 2
     assert percents[-1] == 100
+
+
+def test_a_long_conversion_tells_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 90.0, 300.0, 990.0])
+    monkeypatch.setattr(preparing.time, "monotonic", lambda: next(clock))
+    said: list[str] = []
+    tell = preparing._percents("converting", said.append)
+    for line in ("10 %", "25 %", "99 %"):
+        tell(line)
+    assert said == [
+        "converting: 10 %, about 14 min left",
+        "converting: 25 %, about 15 min left",
+        "converting: 99 %",
+    ]
 
 
 # -- a draft that knows fewer tokens -------------------------------------------------------------

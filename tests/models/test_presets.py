@@ -1,4 +1,4 @@
-"""Every preset from the hub to an answer: small models of its architectures, under its names.
+"""Presets from the hub to an answer: small models of their architectures, under their names.
 
 The models lie on the hub as the published ones do: GPT-2 without the prefix of its class and with
 its mask as a buffer, OPT as PyTorch weights with a vocabulary and merges, Phi-3 as a graph.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from specops.models.hub import HubModel
 from specops.presets import presets
 from specops.serving.async_engine import AsyncEngine
 from tests.checkpoints import make_llama_checkpoint
+from tests.conftest import THREADS
 from tests.models.hub_server import Hub, download_from, folder_files, serving
 
 pytestmark = pytest.mark.reference
@@ -50,12 +50,46 @@ OPT = {
 }
 GPT2 = {**COMMON, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
 LLAMA = ("llama", LLAMA_LIKE)
+QWEN3 = ("qwen3", {**LLAMA_LIKE, "head_dim": 32, "tie_word_embeddings": True})
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LLAMA3 = (
+    "llama",
+    {**LLAMA_LIKE, "tie_word_embeddings": True, "rope_parameters": LLAMA3_SCALING},
+)
+GEMMA3 = ("gemma3_text", {**LLAMA_LIKE, "head_dim": 32, "sliding_window": 48})
+LONG_ROPE = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "partial_rotary_factor": 0.5,
+    "original_max_position_embeddings": 64,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0] * 8,
+        "long_factor": [1.0, 2.0, 4.0, 8.0] * 2,
+    },
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": LLAMA,
     "JackFram/llama-160m": LLAMA,
     "HuggingFaceTB/SmolLM2-135M-Instruct": ("llama", {**LLAMA_LIKE, "tie_word_embeddings": True}),
     "HuggingFaceTB/SmolLM2-360M-Instruct": ("llama", {**LLAMA_LIKE, "tie_word_embeddings": True}),
     "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", {**LLAMA_LIKE, "tie_word_embeddings": True}),
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": ("llama", {**LLAMA_LIKE, "tie_word_embeddings": True}),
+    "Qwen/Qwen3-0.6B": QWEN3,
+    "Qwen/Qwen3-1.7B": QWEN3,
+    "Qwen/Qwen3-4B": QWEN3,
+    "meta-llama/Llama-3.2-1B-Instruct": LLAMA3,
+    "meta-llama/Llama-3.2-3B-Instruct": LLAMA3,
+    "google/gemma-3-270m-it": GEMMA3,
+    "google/gemma-3-1b-it": GEMMA3,
+    "microsoft/Phi-4-mini-instruct": ("phi3", {**LLAMA_LIKE, **LONG_ROPE}),
     "microsoft/Phi-3-mini-4k-instruct": ("phi3", {**LLAMA_LIKE, "sliding_window": 2047}),
     "facebook/opt-1.3b": ("opt", OPT),
     "facebook/opt-2.7b": ("opt", OPT),
@@ -68,7 +102,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "openai-community/gpt2-large": ("gpt2", GPT2),
     "distilbert/distilgpt2": ("gpt2", {**GPT2, "n_layer": 1}),
 }  # fmt: skip
-NAMES = [name for name in presets() if name not in ("demo", "custom")]
+
+
+def _distinct() -> list[str]:
+    """Presets from the hub, one of those whose models are of the same kinds."""
+    first: dict[str, str] = {}
+    for name, preset in presets().items():
+        if (target := HubModel.parse(preset.target)) is not None:
+            draft = HubModel.parse(preset.draft)
+            kinds = KINDS.get(target.repo), draft and KINDS[draft.repo]
+            first.setdefault(repr(kinds), name)
+    return list(first.values())
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +173,7 @@ def _save_opt(folder: Path, model: Any) -> None:
 
 def _published_graph(tiny_pair: Path, folder: str) -> dict[str, bytes]:
     """The tiny target as Microsoft lays Phi-3 out, among other files."""
-    export = folder_files(tiny_pair / "target" / "onnx" / "int4-32", f"{folder}/")
+    export = folder_files(tiny_pair / "target" / "onnx" / "int4-32-rtn", f"{folder}/")
     graph = f"{folder}/model.onnx"
     decoder = {"filename": "model.onnx", "num_hidden_layers": 2}
     model = {"bos_token_id": 1, "eos_token_id": [0], "context_length": 128, "vocab_size": 320}
@@ -143,7 +187,6 @@ def hub(
     repositories: dict[str, dict[str, bytes]], tiny_pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hub]:
     published = HubModel.parse(presets()["phi3"].target)
-    assert published is not None
     repos = {**repositories, published.repo: _published_graph(tiny_pair, published.subfolder)}
     texts = [text for preset in presets().values() for text in (preset.target, preset.draft)]
     revisions = {model.revision for model in map(HubModel.parse, texts) if model is not None}
@@ -152,10 +195,16 @@ def hub(
         yield running
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_preset_answers(name: str, hub: Hub, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For all presets: a draft that two of them have is converted once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize("name", _distinct())
+def test_a_preset_answers(name: str, hub: Hub, cache: Path) -> None:
     settings = Settings.from_env(
-        {"SPECOPS_MODEL": name, "SPECOPS_CACHE_DIR": str(tmp_path), "SPECOPS_THREADS": "2"}
+        {"SPECOPS_MODEL": name, "SPECOPS_CACHE_DIR": str(cache), "SPECOPS_THREADS": str(THREADS)}
     )
 
     async def scenario() -> None:
@@ -175,14 +224,12 @@ def test_a_preset_answers(name: str, hub: Hub, tmp_path: Path) -> None:
             details = answer.json()["details"]
             assert details["generated_tokens"] == 8
             has_draft = presets()[name].draft != "none"
-            assert details["drafter"] == ("draft" if has_draft else "ngram")
+            assert details["drafter"] == ("draft" if has_draft else "suffix")
             assert details["draft_tokens"] > 0 or not has_draft
             health = (await client.get("/health")).json()
             assert (health["state"], health["model"]) == ("ready", name)
-            assert service.info is not None
             assert ("draft" in service.info.drafters) is has_draft
             assert service.info.slots == 8
         await service.stop()
 
     asyncio.run(scenario())
-    shutil.rmtree(tmp_path)

@@ -264,12 +264,8 @@ def test_weights_that_are_in_order_are_not_copied(tmp_path: Path) -> None:
     source = make_llama_checkpoint(tmp_path / "source", shards=2)
     (source / "tokenizer.json").unlink()
     vocabulary_and_merges(source)
-    folder = prepare(source, "int8-32", name="x", cache_dir=tmp_path, report=lambda text: None)
-    assert Tokenizer.load(folder.path).encode("add a")
     arrange(source, tmp_path / "out")
-    shards = sorted((tmp_path / "out").glob("model-*.safetensors"))
-    assert [shard.resolve().parent for shard in shards] == [source, source]
-    assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
+    assert not any((tmp_path / "out").glob("*.safetensors"))
 
 
 def test_state_dicts_in_shards_become_one(mine: Path, tmp_path: Path) -> None:

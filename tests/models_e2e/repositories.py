@@ -21,6 +21,7 @@ from tests.checkpoints import (
     opt_shapes,
     phi3_shapes,
     qwen2_shapes,
+    relative_shapes,
     write_checkpoint,
 )
 from tests.models.graph.published_graph import write_published
@@ -84,7 +85,7 @@ def write_phi3_graph(folder: Path, layers: int) -> None:
     """
     source, made = folder / "checkpoint", folder / "made"
     REPOSITORIES["microsoft/Phi-3-mini-4k-instruct"].write(source, layers)
-    export_checkpoint(source, made, quantization=Quantization.parse("int4-32"))
+    export_checkpoint(source, made, quantization=Quantization.parse("int4-32-rtn"))
     shutil.rmtree(source)
     write_published(made / "model.onnx", folder / PHI3_GRAPH, packed=True)
     for name in ("tokenizer.json", "config.json"):
@@ -171,6 +172,96 @@ def _smollm2(hidden: int, layers: int, heads: int, kv_heads: int, wide: int) -> 
     )
 
 
+def _qwen3(hidden: int, layers: int, heads: int, wide: int) -> Config:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "max_position_embeddings": 40960,
+        "max_window_layers": layers,
+        "model_type": "qwen3",
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    }
+
+
+def _llama32(hidden: int, layers: int, heads: int) -> Config:
+    return _llama(
+        bos_token_id=128000,
+        eos_token_id=[128001, 128008, 128009],
+        attention_bias=False,
+        mlp_bias=False,
+        head_dim=hidden // heads,
+        hidden_size=hidden,
+        intermediate_size=8192,
+        max_position_embeddings=131072,
+        num_attention_heads=heads,
+        num_hidden_layers=layers,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-05,
+        rope_scaling={
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        rope_theta=500000.0,
+        tie_word_embeddings=True,
+        torch_dtype="bfloat16",
+        vocab_size=128256,
+    )
+
+
+def _gemma3(hidden: int, layers: int, wide: int) -> Config:
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "bos_token_id": 2,
+        "eos_token_id": [1, 106],
+        "final_logit_softcapping": None,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "max_position_embeddings": 32768,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 4,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 1,
+        "pad_token_id": 0,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        "vocab_size": 262144,
+    }
+
+
+def _relative(config: Config, tokenizer: Callable[[], Any]) -> Repository:
+    return Repository(config, relative_shapes, tokenizers.written(tokenizer), shards=3)
+
+
 def _opt_repository(config: Config) -> Repository:
     """Weights of torch whose names lack the class's prefix; vocabulary and merges."""
     return Repository(config, lambda settings: opt_shapes(settings, ""), _opt_tokenizer, shards=0)
@@ -223,6 +314,52 @@ REPOSITORIES = {
     ),
     "HuggingFaceTB/SmolLM2-360M-Instruct": Repository(
         _smollm2(960, 32, 15, 5, 2560), llama_shapes, tokenizers.written(tokenizers.smollm2)
+    ),
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": Repository(
+        {**_smollm2(2048, 24, 32, 32, 8192), "rope_theta": 130_000},
+        llama_shapes,
+        tokenizers.written(tokenizers.smollm2),
+    ),
+    "Qwen/Qwen3-0.6B": _relative(_qwen3(1024, 28, 16, 3072), tokenizers.qwen2),
+    "Qwen/Qwen3-1.7B": _relative(_qwen3(2048, 28, 16, 6144), tokenizers.qwen2),
+    "Qwen/Qwen3-4B": _relative(_qwen3(2560, 36, 32, 9728), tokenizers.qwen2),
+    "meta-llama/Llama-3.2-1B-Instruct": _relative(_llama32(2048, 16, 32), tokenizers.gpt2),
+    "meta-llama/Llama-3.2-3B-Instruct": _relative(_llama32(3072, 28, 24), tokenizers.gpt2),
+    "google/gemma-3-270m-it": _relative(_gemma3(640, 18, 2048), tokenizers.llama),
+    "google/gemma-3-1b-it": _relative(_gemma3(1152, 26, 6912), tokenizers.llama),
+    "microsoft/Phi-4-mini-instruct": Repository(
+        {
+            "architectures": ["Phi3ForCausalLM"],
+            "attention_bias": False,
+            "bos_token_id": 199999,
+            "eos_token_id": 199999,
+            "hidden_act": "silu",
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "model_type": "phi3",
+            "num_attention_heads": 24,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "original_max_position_embeddings": 4096,
+            "pad_token_id": 199999,
+            "partial_rotary_factor": 0.75,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "long_factor": [1, *(1.0 + place for place in range(47))],
+                "short_factor": [1] * 48,
+                "type": "longrope",
+            },
+            "rope_theta": 10000.0,
+            "sliding_window": 262144,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 200064,
+        },
+        phi3_shapes,
+        tokenizers.written(tokenizers.gpt2),
+        shards=2,
+        generation={"bos_token_id": 199999, "eos_token_id": [200020, 199999]},
     ),
     "Qwen/Qwen2.5-0.5B-Instruct": Repository(
         {

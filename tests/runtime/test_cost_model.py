@@ -26,7 +26,6 @@ def test_what_was_measured_is_told_and_what_lies_between_is_on_a_line() -> None:
 def test_wider_than_was_measured_each_token_costs_what_it_did_in_the_widest() -> None:
     costs = tinyllama()
     assert costs.cost(192) == pytest.approx(2 * costs.cost(96))
-    assert costs.prompt_token == pytest.approx(costs.cost(96) / 96)
 
 
 def behaving(costs: CostModel, fixed: float, marginal: float) -> CostModel:

@@ -26,6 +26,7 @@ def make_session(
     vocab: int | str = SEEN,
     extra: str = "",
     metadata: dict[str, str] | None = None,
+    hidden: bool = False,
 ) -> ort.InferenceSession:
     """A graph that shows what it is given: logits are spans, tables and descriptor, one after the
     other, plus the wanted token's id, plus 1,000 times its position."""
@@ -54,6 +55,10 @@ def make_session(
         helper.make_node("Add", ["wanted", "more" if extra else "seen"], ["sums"]),
         helper.make_node("Cast", ["sums"], ["logits"], to=TensorProto.FLOAT),
     ]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "L", vocab])]
+    if hidden:
+        nodes.append(helper.make_node("Cast", ["wanted"], ["hidden"], to=TensorProto.FLOAT))
+        outputs.append(helper.make_tensor_value_info("hidden", TensorProto.FLOAT, [1, "L", 1]))
     constants = {"flat": [-1], "last": [2], "thousand": [1000]}
     graph = helper.make_graph(
         nodes,
@@ -62,7 +67,7 @@ def make_session(
             helper.make_tensor_value_info(name, TensorProto.INT64, shape)
             for name, shape in inputs.items()
         ],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "L", vocab])],
+        outputs,
         [
             helper.make_tensor(name, TensorProto.INT64, [1], values)
             for name, values in constants.items()
@@ -147,39 +152,30 @@ def test_lengths_stay_as_they_are() -> None:
     assert runner.cache.length(0) == 0
 
 
-def note_name(
-    bound: list[str], bind: Callable[[str, ort.OrtValue], None]
-) -> Callable[[str, ort.OrtValue], None]:
-    def noted(name: str, value: ort.OrtValue) -> None:
-        bound.append(name)
-        bind(name, value)
+def test_hidden_states_are_kept_by_slot_once_they_are_asked_for() -> None:
+    runner = make_runner(make_session(hidden=True))
+    begin(runner, 0, 2)
+    tokens = batch((2, 0, [5, 6, 7], 2), (0, 0, [9], 1))
+    expected = runner.forward(tokens).copy()
+    runner.keep_hidden(2, 0, 2, 8)  # nothing is kept before
+    kept = runner.give_hidden()
+    assert not kept.has(2, 2)
+    assert np.array_equal(runner.forward(tokens), expected)
+    runner.keep_hidden(2, 0, 2, 8)
+    runner.keep_hidden(0, 2, 1, 9)
+    assert kept.rows.tolist() == [[9], [0], [6]]
+    assert kept.chosen == [9, 0, 8]
+    assert kept.fresh == {0, 2}
+    assert kept.has(2, 2)
+    assert not kept.has(2, 3)
+    kept.forget(2)
+    assert not kept.has(2, 2)
+    assert runner.give_hidden() is kept
 
-    return noted
 
-
-def test_a_known_size_is_not_bound_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make_runner()
-    bound: list[str] = []
-    for kind in ("bind_ortvalue_input", "bind_ortvalue_output"):
-        noted = note_name(bound, getattr(runner._io, kind))
-        monkeypatch.setattr(runner._io, kind, noted)
-    begin(runner, 0, 1)
-    changes = [
-        (batch((0, 0, [1, 2], 1)), ["input_ids", "logit_rows", "logits"]),
-        (batch((0, 2, [5, 6], 1)), []),
-        (batch((0, 4, [5], 0), (1, 0, [7], 1)), []),
-        (batch((0, 5, [5, 6], 2)), ["logit_rows", "logits"]),
-        (batch((0, 7, [5, 6, 7], 2)), ["input_ids"]),
-        (batch((0, 0, [1, 2], 1)), ["input_ids", "logit_rows", "logits"]),
-    ]
-    for each, expected in changes:
-        bound.clear()
-        logits = runner.forward(each)
-        assert bound == expected
-        rows = [[span.slot, span.start, len(span.tokens)] for span in each.spans]
-        tokens = np.array([each.tokens[row] for row in each.logit_rows])
-        given = seen(runner, rows)[None] + tokens[:, None]
-        assert np.array_equal(logits, given.astype(np.float32))
+def test_a_graph_without_hidden_states_says_so() -> None:
+    with pytest.raises(ModelLoadError, match="does not give its last hidden states"):
+        make_runner().give_hidden()
 
 
 @pytest.mark.parametrize("count", [0, MAX_TOKENS + 1])

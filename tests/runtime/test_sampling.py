@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from specops.request import SamplingParams
+from specops.runtime.kernels import mask
 from specops.runtime.sampling import draw, draw_seeded, filtered_probs, next_token
 
 LOGITS = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32) * 3
@@ -171,3 +172,61 @@ def test_similar_distributions_draw_the_same_as_often_as_theory_has_it() -> None
     distance = np.abs(first - second).sum() / 2
     assert (1 - distance) / (1 + distance) < expected < 1 - distance
     assert abs(equal / seeds - expected) < 4 * (expected * (1 - expected) / seeds) ** 0.5
+
+
+@pytest.mark.parametrize("vocab", [1, 15, 32, 33, 49152, 50003])
+def test_a_mask_leaves_the_logits_of_its_bits(vocab: int) -> None:
+    """With a word to spare, and whatever the number is that is left out."""
+    rng = np.random.default_rng(vocab)
+    logits = rng.standard_normal((3, vocab)).astype(np.float32)
+    logits[0, 0] = np.nan
+    masks = rng.integers(0, 1 << 32, (3, -(-vocab // 32) + 1), np.uint32)
+    masks[2] = 0
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :vocab] == 1
+    expected = np.where(bits, logits, -np.inf)
+    mask(logits, masks)
+    assert np.array_equal(logits, expected, equal_nan=True)
+
+
+def test_what_is_masked_is_never_drawn() -> None:
+    logits = LOGITS[:1].copy()
+    masks = np.array([[0b1001, 0b10]], np.uint32)
+    mask(logits, masks)
+    probs = filtered_probs(logits, SamplingParams(1.0, top_p=0.99))[0]
+    assert set(np.flatnonzero(probs)) <= {0, 3, 33}
+    assert probs.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("min_p", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_min_p_keeps_what_is_near_the_likeliest(min_p: float, temperature: float) -> None:
+    free = filtered_probs(LOGITS, SamplingParams(temperature))
+    found = filtered_probs(LOGITS, SamplingParams(temperature, min_p=min_p))
+    kept = free >= np.float32(min_p) * free.max(axis=-1, keepdims=True)
+    assert np.array_equal(found > 0, kept)
+    assert np.allclose(found.sum(axis=-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("sigmas", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("temperature", [0.5, 3.0])
+def test_top_n_sigma_keeps_the_same_at_any_temperature(sigmas: float, temperature: float) -> None:
+    """Of the logits; what a grammar has taken out is none of them."""
+    logits = LOGITS.copy()
+    logits[:, ::7] = -np.inf
+    allowed = np.isfinite(logits)
+    found = filtered_probs(logits, SamplingParams(temperature, top_n_sigma=sigmas))
+    for row, plain, finite in zip(found, logits, allowed, strict=True):
+        edge = plain.max() - sigmas * plain[finite].std(dtype=np.float64)
+        assert np.array_equal(row > 0, plain >= edge)
+
+
+@pytest.mark.parametrize("mass", [0.1, 0.5, 0.9])
+def test_typical_p_keeps_what_surprises_as_expected(mass: float) -> None:
+    free = filtered_probs(LOGITS, SamplingParams(1.0)).astype(np.float64)
+    found = filtered_probs(LOGITS, SamplingParams(1.0, typical_p=mass))
+    for row, plain in zip(found, free, strict=True):
+        off = np.abs(-np.log(plain) + (plain * np.log(plain)).sum())
+        kept = row > 0
+        assert off[kept].max() <= off[~kept].min()
+        assert plain[kept].sum() >= mass - 1e-6
+        assert plain[kept].sum() - plain[kept][off[kept].argmax()] < mass

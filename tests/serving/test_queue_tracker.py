@@ -20,10 +20,15 @@ def request(prompt: int = 10, output: int = 20) -> GenerationRequest:
     )
 
 
-def tracker(slots: int = 2, queue_size: int = 3) -> QueueTracker:
-    return QueueTracker(
-        slots=slots, queue_size=queue_size, prompt_token_seconds=0.01, output_token_seconds=0.1
-    )
+def tracker(slots: int = 2, queue_size: int = 3, seconds: float = 0.0) -> QueueTracker:
+    """After requests that held their slots for so long."""
+    made = QueueTracker(slots=slots, queue_size=queue_size)
+    made.learn(FinishReason.STOP, held(seconds))
+    return made
+
+
+def held(seconds: float) -> GenerationStats:
+    return GenerationStats(prefill_seconds=seconds / 4, decode_seconds=seconds * 3 / 4)
 
 
 def test_positions_count_from_the_slot_that_is_free_next() -> None:
@@ -50,49 +55,39 @@ def test_who_leaves_makes_room_and_takes_its_tokens_along() -> None:
     assert here.enter([request()]).position == 1
 
 
-def test_the_wait_gslots_with_the_work_ahead() -> None:
-    here = tracker(slots=1, queue_size=10)
-    waits = [here.enter([request(10, 20)]).wait_seconds for _ in range(3)]
-    # 10 * 0.01 s + 20 * 0.1 s = 2.1 s each; who runs is half through.
-    assert waits == [0.0, pytest.approx(1.05), pytest.approx(3.15)]
-    heavy, light = tracker(slots=1), tracker(slots=1)
-    heavy.enter([request(90, 10)])
-    light.enter([request(10, 10)])
-    assert heavy.enter([request()]).wait_seconds > light.enter([request()]).wait_seconds
+def test_the_wait_grows_with_the_requests_ahead() -> None:
+    here = tracker(slots=1, queue_size=10, seconds=2.0)
+    # The request that runs is half through.
+    assert [here.enter([request()]).wait_seconds for _ in range(3)] == [0.0, 1.0, 3.0]
 
 
 def test_the_wait_follows_what_requests_are_seen_to_take() -> None:
-    here = tracker(slots=1, queue_size=10)
-    seen = GenerationStats(
-        prompt_tokens=10, generated_tokens=21, prefill_seconds=1.0, decode_seconds=20.0
-    )
+    here = tracker(slots=1, seconds=2.0)
     for _ in range(200):
-        here.learn(FinishReason.LENGTH, seen)
-    here.enter([request(10, 500)])
-    # 10 * 0.1 s + 21 * 1 s: outputs are as long as they were, not as they may be.
-    assert here.enter([request()]).wait_seconds == pytest.approx(22 / 2, rel=1e-3)
+        here.learn(FinishReason.LENGTH, held(20.0))
+    here.enter([request()])
+    assert here.enter([request()]).wait_seconds == pytest.approx(10.0, rel=1e-3)
 
 
-def test_who_gave_up_teaches_nothing() -> None:
-    here = tracker(slots=1)
-    stats = GenerationStats(prompt_tokens=1, generated_tokens=2, decode_seconds=1000.0)
+def test_a_request_that_was_given_up_teaches_nothing() -> None:
+    here = tracker(slots=1, seconds=2.0)
     for reason in (FinishReason.CANCELLED, FinishReason.TIMEOUT, FinishReason.ERROR):
-        here.learn(reason, stats)
-    here.enter([request(10, 20)])
-    assert here.enter([request()]).wait_seconds == pytest.approx(1.05)
+        here.learn(reason, held(1000.0))
+    here.enter([request()])
+    assert here.enter([request()]).wait_seconds == 1.0
 
 
 def test_retry_after_is_when_half_of_the_queue_is_through_and_at_least_a_second() -> None:
-    here = tracker(slots=1, queue_size=3)
+    here = tracker(slots=1, queue_size=3, seconds=2.0)
     assert here.retry_after == 1
     for _ in range(4):
-        here.enter([request(10, 20)])
-    assert here.retry_after == 4  # 2.1 s * 3.5 = 7.35 s
+        here.enter([request()])
+    assert here.retry_after == 4  # 2 s * 3.5 / 2, rounded up
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 2)), max_size=60))
 def test_counts_are_those_of_who_is_inside(visits: list[tuple[int, int, int]]) -> None:
-    here = tracker(slots=2)
+    here = tracker(slots=2, seconds=2.0)
     inside: dict[str, int] = {}
     for prompt, output, leaving in visits:
         coming = request(prompt, output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specops.speculation.acceptance import Acceptance, SpeculationState
+from specops.speculation.acceptance import Acceptance, Promises, SpeculationState
 
 
 def fed(rates: list[float], drafts: int, length: int, seed: int = 0) -> Acceptance:
@@ -75,10 +75,26 @@ def test_more_draft_tokens_than_there_are_positions_are_no_error() -> None:
     assert min(acceptance.rates) > Acceptance(2).rates[0]
 
 
-def test_a_state_names_what_it_has_seen_and_what_it_has_gained() -> None:
+@pytest.mark.parametrize("promised", [0.05, 0.45, 0.85, 1.0])
+def test_promises_are_believed_until_they_were_broken(promised: float) -> None:
+    promises = Promises()
+    assert list(promises.kept([promised])) == [promised]
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        promises.observe([promised], int(rng.random() < 0.6))
+    assert list(promises.kept([promised])) == pytest.approx([0.6], abs=0.06)
+
+
+def test_each_tenth_is_judged_by_the_tokens_that_were_reached() -> None:
+    promises = Promises()
+    for _ in range(500):
+        promises.observe([0.9, 0.5, 0.1], 1)  # the third is never reached
+    first, second, third = promises.kept([0.9, 0.5, 0.1])
+    assert (first > 0.95, second < 0.05, third) == (True, True, 0.1)
+
+
+def test_a_state_knows_what_it_has_gained() -> None:
     state = SpeculationState()
-    state.seen = {("draft", 0): Acceptance(2), ("ngram", 4): Acceptance(2)}
-    assert [name for name, _ in state.named()] == ["draft", "ngram, match of 4"]
     assert state.speedup == 1.0
     state.seconds, state.plain_seconds = 2.0, 3.0
     assert state.speedup == 1.5

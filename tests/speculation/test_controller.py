@@ -9,7 +9,7 @@ import pytest
 
 from specops.runtime.cost_model import CostModel
 from specops.speculation.acceptance import Acceptance, SpeculationState
-from specops.speculation.controller import Candidate, Controller, kind_of_match
+from specops.speculation.controller import Candidate, Controller
 from tests.simulated_target import tinyllama
 
 MOST = 8
@@ -107,9 +107,30 @@ class Machine:
 def candidate(rate: float, most: int = MOST, **fields: object) -> Candidate:
     """A request of which is known how often its draft tokens are right."""
     state = SpeculationState()
-    acceptance = state.seen["draft", 0] = Acceptance(MOST)
+    acceptance = state.seen["draft"] = Acceptance(MOST)
     acceptance.rates, acceptance.drafts = [rate] * MOST, 1
     return Candidate(state, drafter="draft", most=most, **fields)  # type: ignore[arg-type]
+
+
+# -- promises --------------------------------------------------------------------------------------
+
+
+def test_promises_decide_where_a_drafter_makes_some() -> None:
+    controller = Controller(tinyllama(), None, MOST)
+    sure, unsure = (candidate(0.5, promised=[rate] * MOST) for rate in (0.98, 0.02))
+    many, none = controller.choose([sure, unsure])
+    assert many > 3
+    assert none == 0
+
+
+def test_promises_that_are_not_kept_are_not_believed_for_long() -> None:
+    controller = Controller(tinyllama(), None, MOST)
+    liar = candidate(0.5, promised=[0.95] * MOST)
+    before = controller.choose([liar])[0]
+    for _ in range(200):
+        controller.verified(liar, MOST, 0, 0.0)
+    assert before > 3
+    assert controller.choose([liar]) == [0]
 
 
 # -- how many pay ----------------------------------------------------------------------------------
@@ -117,7 +138,7 @@ def candidate(rate: float, most: int = MOST, **fields: object) -> Candidate:
 
 @pytest.mark.parametrize("share", [None, 0.1, 0.3], ids=["looked up", "cheap draft", "dear draft"])
 @pytest.mark.parametrize("requests", [1, 4, 8])
-@pytest.mark.parametrize("rate", [0.95, 0.9, 0.7, 0.4, 0.0])
+@pytest.mark.parametrize("rate", [0.95, 0.7, 0.0])
 def test_it_is_about_as_fast_as_the_best_fixed_length(
     requests: int, rate: float, share: float | None
 ) -> None:
@@ -128,7 +149,7 @@ def test_it_is_about_as_fast_as_the_best_fixed_length(
         machine.run([always(rate)] * requests, learning, fixed=fixed)
         return machine.run([always(rate)] * requests, 900 // requests, fixed=fixed)
 
-    fixed = [speed(length, 1) for length in range(MOST + 1)]
+    fixed = [speed(length, 1) for length in (0, 1, 2, 3, 5, MOST)]
     best = fixed[0] if share == 0.3 and requests > 1 else max(fixed)
     assert speed(None, 600) >= max(0.98 * fixed[0], 0.92 * best)
 
@@ -374,22 +395,10 @@ def test_a_new_request_begins_with_what_others_have_learned() -> None:
     machine = Machine()
     machine.run([always(0.0)], 300)
     unknown = Candidate(SpeculationState(), drafter="draft", most=MOST)
-    other = Candidate(SpeculationState(), drafter="ngram", most=MOST)
+    other = Candidate(SpeculationState(), drafter="suffix", most=MOST)
     machine.controller._credit = 0.0  # no probing now
     assert machine.controller.choose([unknown]) == [0]
     assert machine.controller.choose([other])[0] > 0
-
-
-def test_drafts_of_another_kind_are_judged_apart() -> None:
-    machine = Machine()
-    short, long = (
-        Candidate(SpeculationState(), drafter="ngram", kind=kind, most=MOST) for kind in (2, 16)
-    )
-    for _ in range(60):
-        machine.controller.verified(short, 1, 0, 0.0)
-        machine.controller.verified(long, MOST, MOST, 0.0)
-    assert machine.controller.choose([short]) == [0]
-    assert machine.controller.choose([long]) == [MOST]
 
 
 def test_lengths_that_are_not_adaptive_are_kept() -> None:
@@ -433,10 +442,3 @@ def test_the_estimate_does_not_depend_on_how_slow_the_machine_is() -> None:
         machine.run([always(0.9)], 500)
         found.append(machine.controller.estimated_speedup)
     assert found[0] == pytest.approx(found[1], rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("length", "kind"), [(0, 0), (1, 1), (2, 2), (3, 2), (4, 4), (9, 8), (16, 16), (500, 16)]
-)
-def test_matches_are_sorted_by_powers_of_two(length: int, kind: int) -> None:
-    assert kind_of_match(length) == kind

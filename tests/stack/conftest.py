@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from scripts.browser import BrowserError, launched
+from tests.loopback import free_port
 from tests.stack.console import console
-from tests.stack.support import ROOT, free_port
+from tests.stack.support import ROOT
 
 START_SECONDS = 120.0
 

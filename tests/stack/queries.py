@@ -66,6 +66,7 @@ def annotation_queries() -> list[tuple[str, str]]:
     ]
 
 
+@cache
 def rules() -> list[dict[str, Any]]:
     """All rules of all groups."""
     return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -32,10 +31,3 @@ def run(*command: object, env: Mapping[str, str] | None = None, timeout: float =
         text=True,
         timeout=timeout,
     )
-
-
-def free_port() -> int:
-    """A port on loopback that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port

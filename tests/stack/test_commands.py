@@ -12,7 +12,7 @@ import pytest
 from scripts import native
 from tests.stack.support import ROOT, run
 
-TARGETS = ("up", "down", "test", "lint", "load", "bench", "check", "train", "clean")
+TARGETS = ("up", "down", "test", "lint", "load", "bench", "check", "fuzz", "train", "clean")
 
 
 def test_every_target_is_one_line() -> None:

@@ -69,7 +69,7 @@ def test_every_drafter_has_a_look_of_its_own(page: Any) -> None:
     page.get_by_text("Options").click()
     page.get_by_label("Longest answer").fill("120")
     page.get_by_label("Prompt").fill(PROMPT)
-    for drafter in ("ngram", "draft"):
+    for drafter in ("suffix", "draft"):
         page.get_by_label("Drafter").select_option(drafter)
         page.get_by_label("Most draft tokens per step").fill("4")
         page.get_by_role("button", name="Generate").click()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import struct
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from scripts.browser import BrowserError, launched
+from tests.loopback import Handler, listening
 from tests.stack import queries
 from tests.stack.support import Finished, run
 
@@ -50,7 +49,7 @@ for (const [title, ends] of Object.entries(PANELS)) {
 """
 
 
-class Grafana(BaseHTTPRequestHandler):
+class Grafana(Handler):
     """Answers for each dashboard; its panel `ODD` ends as `odd` says, all others are drawn."""
 
     odd = "drawn"
@@ -64,7 +63,7 @@ class Grafana(BaseHTTPRequestHandler):
             if self.path.startswith(f"/d/{board['uid']}?")
         ]
         if not found or self.odd == "not found":
-            self.send_error(404)
+            self.reply(404, b"")
             return
         panels = {
             panel["title"]: "text" if panel["type"] == "stat" else "drawn"
@@ -75,14 +74,7 @@ class Grafana(BaseHTTPRequestHandler):
             panels[ODD] = self.odd
         given = f"const PANELS = {json.dumps(panels)}, LATE = {json.dumps(self.odd == 'drawn')};"
         body = f"<body><script>{given}{SCRIPT}</script>".encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
+        self.reply(200, body, {"Content-Type": "text/html; charset=utf-8"})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,10 +91,8 @@ def grafana(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
     """Where the stand-in listens, and what it has been asked for."""
     asked: list[str] = []
     handler = type("Handler", (Grafana,), {"odd": request.param, "asked": asked})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
+    with listening(handler) as port:
+        yield f"http://127.0.0.1:{port}", asked
 
 
 def photograph(url: str, folder: Path, patience: float) -> Finished:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 from loadtest.shapes import SHAPES, Stage, stage_at
 from specops.metrics.metrics import LOAD_SHAPES
+from tests.loopback import Handler, listening
 from tests.stack.support import ROOT, run, tool
 
 ANSWER = {"generated_text": "abc", "generated_tokens": 3, "finish_reason": "length"}
@@ -24,79 +23,63 @@ STEPS = (
 )
 
 
-class StandIn(BaseHTTPRequestHandler):
+class StandIn(Handler):
     """Answers as the API does; every third request gets what `odd_one` says."""
 
-    protocol_version = "HTTP/1.1"
     odd_one = "answer"
+    chat = False
+    asked: list[dict[str, Any]]
     served = 0
     lock = threading.Lock()
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         assert body.get("prompt") or body["messages"][0]["content"]
+        self.asked.append(body)
         with self.lock:
             type(self).served += 1
             odd = self.odd_one if self.served % 3 == 0 else "answer"
         if odd == "shed":
-            self.reply(429, "application/json", b"{}", {"Retry-After": "0"})
+            self.reply(429, {}, {"Retry-After": "0"})
         elif odd == "fail":
-            self.reply(500, "application/json", b"{}", {})
+            self.reply(500, {})
         elif self.path.startswith("/v1/"):
             assert body["model"] == "it"
             assert ("messages" in body) == ("chat" in self.path)
             self.reply_as_openai(stream=bool(body.get("stream")))
         elif body.get("stream"):
             events = [*STEPS] if odd == "cut" else [*STEPS, ANSWER]
-            text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-            self.reply(200, "text/event-stream", f"{text}data: [DONE]\n\n".encode(), {})
+            self.stream(events)
         else:
-            self.reply(200, "application/json", json.dumps(ANSWER).encode(), {})
+            self.reply(200, ANSWER)
 
     def do_GET(self) -> None:
         assert self.path == "/v1/models"
-        self.reply(200, "application/json", b'{"data": [{"id": "it"}]}', {})
+        self.reply(200, {"data": [{"id": "it", "chat": self.chat}]})
 
     def reply_as_openai(self, *, stream: bool) -> None:
         usage = {"usage": {"completion_tokens": 3}, "choices": []}
         if not stream:
-            self.reply(200, "application/json", json.dumps(usage).encode(), {})
+            self.reply(200, usage)
             return
         deltas = [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "bc"}]
         said = [{"text": delta["content"]} for delta in deltas]
         said = [{"delta": delta} for delta in deltas] if "chat" in self.path else said
         chunks = [{"choices": [choice], "usage": None} for choice in said]
-        text = "".join(f"data: {json.dumps(event)}\n\n" for event in [*chunks, usage])
-        self.reply(200, "text/event-stream", f"{text}data: [DONE]\n\n".encode(), {})
+        self.stream([*chunks, usage])
 
-    def reply(self, status: int, kind: str, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        headers |= {"Content-Type": kind, "Content-Length": str(len(body))}
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
-
-
-class Server(ThreadingHTTPServer):
-    """Takes it in its stride that Locust cuts its connections at the end."""
-
-    def handle_error(self, *arguments: object) -> None:
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(*arguments)  # type: ignore[arg-type]
+    def stream(self, events: list[Any]) -> None:
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        content = f"{text}data: [DONE]\n\n".encode()
+        self.reply(200, content, {"Content-Type": "text/event-stream"})
 
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where a stand-in listens; `request.param` is what every third request gets."""
-    handler = type("Handler", (StandIn,), {"odd_one": request.param, "served": 0})
-    with Server(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    fields = {"odd_one": request.param, "served": 0, "asked": []}
+    with listening(type("Handler", (StandIn,), fields)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 Run = tuple[int, dict[str, dict[str, Any]], str]
@@ -145,14 +128,6 @@ def test_what_people_feel_has_events_of_its_own(url: str, tmp_path: Path) -> Non
     assert "0 failed" in output
 
 
-@pytest.mark.parametrize("url", ["shed"], indirect=True)
-def test_shed_load_is_counted_and_is_no_failure(url: str, tmp_path: Path) -> None:
-    status, rows, output = run_locust(url, tmp_path)
-    assert status == 0, output
-    assert rows["SHED 429"]["num_requests"] > 0
-    assert failures(rows) == 0
-
-
 @pytest.mark.parametrize("url", ["fail", "cut"], indirect=True)
 def test_a_failure_shows_in_the_exit_status(url: str, tmp_path: Path) -> None:
     status, rows, output = run_locust(url, tmp_path)
@@ -162,7 +137,9 @@ def test_a_failure_shows_in_the_exit_status(url: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["answer"], indirect=True)
 def test_an_open_loop_does_not_wait_for_answers(url: str, tmp_path: Path) -> None:
-    status, rows, output = run_locust(url, tmp_path, "--shape", "arrivals", "--rate-scale", "4")
+    status, rows, output = run_locust(
+        url, tmp_path, "--shape", "arrivals", "--rate-scale", "4", "--time-scale", "0.02"
+    )
     assert status == 0, output
     assert rows["POST /generate (stream)"]["num_requests"] > 0
 
@@ -173,10 +150,13 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("url", ["shed"], indirect=True)
-def test_the_report_counts_what_locust_counts(url: str, tmp_path: Path) -> None:
-    _, rows, output = run_locust(url, tmp_path)
+def test_shed_load_is_no_failure_and_the_report_counts_what_locust_counts(
+    url: str, tmp_path: Path
+) -> None:
+    status, rows, output = run_locust(url, tmp_path)
+    assert status == failures(rows) == 0, output
     whole = report(tmp_path)["whole"]
-    assert whole["shed"] == rows["SHED 429"]["num_requests"]
+    assert whole["shed"] == rows["SHED 429"]["num_requests"] > 0
     answered = [row["num_requests"] for name, row in rows.items() if name.startswith("POST")]
     assert abs(whole["answered"] - sum(answered)) <= 2  # cut off by the end
     assert whole["tokens"] == 3 * whole["answered"]
@@ -197,7 +177,7 @@ def test_a_missed_gate_shows_in_the_exit_status(url: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("url", ["answer"], indirect=True)
 def test_processes_add_up(url: str, tmp_path: Path) -> None:
-    status, rows, output = run_locust(url, tmp_path, "--processes", "2", "--time-scale", "0.15")
+    status, rows, output = run_locust(url, tmp_path, "--processes", "2", "--time-scale", "0.1")
     assert status == 0, output
     whole = report(tmp_path)["whole"]
     counted = sum(row["num_requests"] for name, row in rows.items() if "TOKENS" in name)
@@ -216,6 +196,16 @@ def test_openais_ways_are_asked_too(url: str, api: str, tmp_path: Path) -> None:
     assert streams > 0
     assert abs(rows["TTFT first token"]["num_requests"] - streams) <= 2
     assert abs(rows["ITL inter-token"]["num_requests"] - streams) <= 2  # one step after the first
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_questions_are_asked_of_chat_models(chat: bool, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+    handler = type("Handler", (StandIn,), {"chat": chat, "asked": asked})
+    with listening(handler) as port:
+        status, _, output = run_locust(f"http://127.0.0.1:{port}", tmp_path)
+    assert status == 0, output
+    assert {"system" in body for body in asked} == ({True, False} if chat else {False})
 
 
 def test_nobody_answering_is_a_failure(tmp_path: Path) -> None:
@@ -251,7 +241,9 @@ def test_prompts_are_many_different_and_of_every_category() -> None:
         "structured",
         "extractive",
         "creative",
+        "chat",
     }
+    assert len([prompt for prompt in prompts if prompt["category"] == "chat"]) >= 60
     assert len({prompt["prompt"] for prompt in prompts}) == len(prompts) >= 60
     held_out = (ROOT / "api" / "models" / "demo" / "heldout.jsonl").read_text().splitlines()
     unseen = {json.loads(line)["prompt"] for line in held_out}

@@ -20,8 +20,9 @@ import httpx
 import pytest
 
 from specops.metrics.metrics import Metrics
+from tests.loopback import free_port
 from tests.stack import queries
-from tests.stack.support import ROOT, Finished, free_port, run, tool
+from tests.stack.support import ROOT, Finished, run, tool
 
 pytestmark = pytest.mark.e2e
 
@@ -68,7 +69,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         pytest.skip("no Prometheus here")
     folder = tmp_path_factory.mktemp("stack")
     ports = {"SPECOPS_PORT": str(free_port()), "PROMETHEUS_PORT": str(free_port())}
-    env = {**ports, "NATIVE_STATE": str(folder / "state")}
+    env = {**ports, "SPECOPS_MODEL": "demo", "NATIVE_STATE": str(folder / "state")}
     output = folder / "up.log"
     with output.open("wb") as log:
         process = subprocess.Popen(
@@ -269,8 +270,8 @@ def test_every_panel_has_data_after_the_load(stack: Stack, load: Load) -> None:
     assert moved >= {
         "Tokens per second",
         "Tokens per jump",
-        "Tokens per jump over time",
-        "Both definitions of the jump",
+        "Tokens per pass over time",
+        "Two counts of tokens per pass",
         "Draft tokens accepted, by drafter",
         "Accepted, by position",
         "Draft length",

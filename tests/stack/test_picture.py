@@ -5,24 +5,23 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
 import pytest
 
+from tests.loopback import Handler, listening
 from tests.stack import queries
 from tests.stack.support import ROOT
 
 pytest.importorskip("matplotlib")
 
 
-class StandIn(BaseHTTPRequestHandler):
+class StandIn(Handler):
     """A Prometheus that has two series for everything, three buckets for a histogram."""
 
     asked: ClassVar[list[str]] = []
@@ -35,23 +34,14 @@ class StandIn(BaseHTTPRequestHandler):
         names = ("0.5", "1.0", "+Inf") if query.startswith("sum by (le)") else ("one", "two")
         label = "le" if len(names) == 3 else "kind"
         series = [{"metric": {label: name}, "values": values} for name in names]
-        body = json.dumps({"status": "success", "data": {"result": series}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
+        self.reply(200, {"status": "success", "data": {"result": series}})
 
 
 @pytest.fixture
 def prometheus() -> Iterator[str]:
     StandIn.asked.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), StandIn) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with listening(StandIn) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import mmap
+import resource
 from pathlib import Path
 
 import pytest
 
-from specops.system.resources import Throttling, read_faults, read_oom_kills, read_throttling
+from specops.system.resources import (
+    Throttling,
+    raise_open_files,
+    read_faults,
+    read_oom_kills,
+    read_throttling,
+)
 
 QUOTA = "nr_periods 40\nnr_throttled 10\n"
 
@@ -56,3 +63,17 @@ def test_touching_new_memory_is_a_minor_fault() -> None:
         for page in range(pages):
             memory[page * mmap.PAGESIZE] = 1
         assert read_faults().minor > before.minor
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "now"),
+    [(1024, 4096, 2048), (1024, 1500, 1500), (1024, 1024, 1024), (8192, 8192, 2048)],
+)
+def test_open_files_are_raised_as_far_as_is_allowed(
+    soft: int, hard: int, now: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {resource.RLIMIT_NOFILE: (soft, hard)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    assert raise_open_files(2048) == now
+    assert limits[resource.RLIMIT_NOFILE] == (max(soft, now), hard)

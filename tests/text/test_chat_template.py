@@ -11,6 +11,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
+from specops.text.tools.formats import Tool
 
 MESSAGES = [
     {"role": "system", "content": "Be brief & <kind>."},
@@ -46,6 +47,7 @@ TEMPLATES = {
 {% set system = messages[0]['content'] %}{% else %}{% set rest = messages %}{% endif %}
 {% for message in rest %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
 {{ raise_exception('roles must alternate') }}{% endif %}
+{% if loop.index0 == 0 and system %}{{ '<<SYS>>' + system + '<</SYS>>' }}{% endif %}
 {% if message['role'] == 'user' %}{{ '[INST] ' + message['content'].strip() + ' [/INST]' }}
 {% else %}{{ ' ' + message['content'] | trim + ' ' + eos_token }}{% endif %}{% endfor %}""",
     "namespace": """{% set ns = namespace(count=0, seen=dict(a=1)) %}{% for m in messages %}
@@ -54,7 +56,8 @@ TEMPLATES = {
 {{ ns.count }}{{ ns.seen | tojson }}{{ messages | tojson(indent=2) }}""",
     "generation": """{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}
 {% endgeneration %}{{ eos_token }}{% endfor %}""",
-    "date": "{{ strftime_now('%Y') }} {{ tools is none }} {{ unknown is defined }}",
+    "date": """{{ strftime_now('%Y') }} {{ tools is none }} {{ unknown is defined }}
+{{ messages[0].content }}""",
 }
 
 
@@ -122,18 +125,18 @@ def test_a_template_is_in_its_file_or_in_the_configuration(tmp_path: Path) -> No
     tokens = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}
     config = {"chat_template": "config {{ bos_token }}{{ eos_token }}", **tokens}
     loaded = ChatTemplate.load(write(tmp_path, config))
-    assert loaded is not None
-    assert loaded.render(MESSAGES) == "config <s></s>"
+    assert loaded.render(MESSAGES[1:]) == "config <s></s>"
     loaded = ChatTemplate.load(write(tmp_path, config, "file {{ eos_token }}"))
-    assert loaded is not None
-    assert loaded.render(MESSAGES) == "file </s>"
+    assert loaded.render(MESSAGES[1:]) == "file </s>"
 
 
-def test_of_several_templates_the_default_one_is_taken(tmp_path: Path) -> None:
-    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+def test_of_several_templates_tools_have_their_own(tmp_path: Path) -> None:
+    tools = "<tool_call>{{ tools[0].function.name }}"
+    several = [{"name": "tool_use", "template": tools}, {"name": "default", "template": "plain"}]
     loaded = ChatTemplate.load(write(tmp_path, {"chat_template": several}))
-    assert loaded is not None
-    assert loaded.render(MESSAGES) == "plain"
+    assert loaded.render(MESSAGES[1:]) == "plain"
+    assert loaded.render(MESSAGES[1:], [Tool("f")]) == "<tool_call>f"
+    assert loaded.calls.name == "hermes"
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\xff"])
@@ -146,5 +149,28 @@ def test_a_configuration_that_is_none_is_refused(tmp_path: Path, content: str) -
 def test_the_demo_models_template_puts_messages_on_lines() -> None:
     folder = Path(__file__).parents[2] / "api/models/demo/target/onnx/int8-128"
     loaded = ChatTemplate.load(folder)
-    assert loaded is not None
     assert loaded.render(MESSAGES[:2]) == "Be brief & <kind>.\nGröße?\nZwei Zeilen\n"
+    assert not loaded.marks_turns()  # it continues texts
+
+
+@pytest.mark.parametrize(
+    ("source", "marks"),
+    [
+        ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}", True),
+        ("{{ messages[0].content }}\n", False),
+        ("{{ raise_exception('always') }}", False),
+    ],
+)
+def test_a_template_that_says_who_speaks_is_a_chat_models(source: str, marks: bool) -> None:
+    assert ChatTemplate(source, {}).marks_turns() is marks
+
+
+NO_CONFIGURATIONS = ["7", "[]", '"x"', '{"chat_template": [{"name": []}]}', '{"a":' * 100_000]
+
+
+@pytest.mark.parametrize("text", NO_CONFIGURATIONS, ids=range(len(NO_CONFIGURATIONS)))
+def test_a_configuration_of_another_kind_is_refused(tmp_path: Path, text: str) -> None:
+    write(tmp_path, file="" if "chat" in text else "x")
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(ChatTemplateError, match="its template cannot be read"):
+        ChatTemplate.load(tmp_path)

@@ -37,7 +37,8 @@ def test_the_text_ends_before_the_first_stop_string(text: str, stop: list[str]) 
     # The earliest end decides: a stop is seen when its last character is there.
     ends = [text.find(item) + len(item) for item in stop if item in text]
     steps, result = stream(text, tuple(stop))
-    assert result.stopped == bool(found)
+    assert (result.stopped is not None) == bool(found)
+    assert result.stopped is None or result.stopped in stop
     expected = text
     if found:
         seen = text[: min(ends)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,36 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerError, match="cannot be read"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["continuing_subword_prefix", r"\u0063ontinuing_subword_prefix"])
+@pytest.mark.parametrize("merge", [["a", "é"], "a é"])
+def test_a_prefix_that_would_cut_a_character_is_refused(
+    tmp_path: Path, key: str, merge: object
+) -> None:
+    """The library would end the process."""
+    vocab = {"a": 0, "é": 1, "a\u00a9": 2}
+    model = {"type": "BPE", "vocab": vocab, "merges": [merge], "PREFIX": "x"}
+    content = json.dumps({"version": "1.0", "added_tokens": [], "model": model}, ensure_ascii=False)
+    (tmp_path / "tokenizer.json").write_text(content.replace("PREFIX", key))
+    with pytest.raises(TokenizerError, match="does not go on with 'x'"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b'{"version": "\xa0"}')
+    with pytest.raises(TokenizerError, match="cannot be read"):
+        Tokenizer.load(tmp_path)
+
+
+def test_where_the_library_panics_one_request_ends(tmp_path: Path) -> None:
+    """Its panics are no exceptions, and would end the engine."""
+    model = {"type": "BPE", "vocab": {"a": 0, "\u00e4": 1}, "merges": []}
+    content = {"version": "1.0", "added_tokens": [], "model": model}
+    content |= {"normalizer": {"type": "Prepend", "prepend": ""}}
+    letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    content |= {"pre_tokenizer": letters}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer.load(tmp_path)
+    with pytest.raises(TokenizerError, match="the tokenizer fails: index out of bounds"):
+        tokenizer.encode("The fox, \u00e4")

@@ -23,7 +23,7 @@ def test_an_epoch_deals_every_window_once() -> None:
     assert max(starts) - min(starts) == 122 * LENGTH
 
 
-def rows_of_tests_are_consecutive_tokens_with_one_more_to_predict() -> None:
+def test_rows_are_consecutive_tokens_with_one_more_to_predict() -> None:
     batch = sampler().batch({"library": 3, "tests": 2}, LENGTH)
     assert batch.shape == (5, LENGTH + 1)
     assert (np.diff(batch, axis=1) == 1).all()

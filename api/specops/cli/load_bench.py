@@ -172,6 +172,7 @@ def measure(
         done = subprocess.run(  # nosec B603: our own module
             [sys.executable, "-m", "specops.cli.load_bench"],
             env=variables,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,

@@ -1,4 +1,4 @@
-"""The `specops` command: serve, generate, export, info, bench.
+"""The `specops` command: serve, generate, chat, export, info, bench, draft.
 
 A flag is a setting by another name: `--slots 4` is `SPECOPS_SLOTS=4`, checked by the same
 code. What a command needs is imported where it runs, so that `--help` answers at once and
@@ -12,24 +12,24 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from specops.config import PREFIX, ConfigError, Settings
+from specops.cli.draft import add_draft
+from specops.cli.options import add_settings, settings_of, variables_of
+from specops.config import PREFIX, PROMPTS, ConfigError, Settings
 
 if TYPE_CHECKING:
     from specops.engine.engine import Download, Engine, ModelInfo, ModelState
-    from specops.request import GenerationStats, Output
+    from specops.request import GenerationRequest, Output
 
 _MODEL_FLAGS = ("model", "target", "draft", "quant", "context", "kv_dtype", "threads")
 _SERVE_FLAGS = ("host", "port", "slots", "kv_tokens", "max_k_draft", "drafter", "log_level")
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
-# Colours of accepted draft tokens by drafter; the target's own keep the terminal's.
-_COLOURS = {"draft": "\x1b[32m", "ngram": "\x1b[36m"}
-_DIM, _RESET = "\x1b[2m", "\x1b[0m"
-_LARGEST_REQUEST = 1 << 20
+_SYSTEM = "You are a helpful assistant."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,18 +59,23 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="serve the HTTP API")
-    _add_settings(serve, *_SERVE_FLAGS, *_MODEL_FLAGS)
+    add_settings(serve, *_SERVE_FLAGS, *_MODEL_FLAGS)
     serve.set_defaults(command=_serve)
 
-    generate = commands.add_parser("generate", help="continue a prompt here, without a server")
-    generate.add_argument("prompt", help="the text to continue; - reads it from standard input")
-    generate.add_argument("--max-new-tokens", type=int, default=50, metavar="N")
-    generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
-    generate.add_argument("--seed", type=int, help="same seed, same output")
-    generate.add_argument("--no-color", action="store_true", help="as with NO_COLOR=1")
-    generate.add_argument("--k-draft", type=int, help="always so many draft tokens")
-    _add_settings(generate, "drafter", *_MODEL_FLAGS)
+    generate = commands.add_parser(
+        "generate", help="answer or continue a prompt here, without a server"
+    )
+    generate.add_argument(
+        "prompt",
+        help="a question to a chat model, else a text to continue; - reads it from standard input",
+    )
+    generate.add_argument("--raw", action="store_true", help="continue the text as it is")
+    _add_generation(generate, most=50)
     generate.set_defaults(command=_generate)
+
+    chat = commands.add_parser("chat", help="talk to a chat model here, without a server")
+    _add_generation(chat, most=512)
+    chat.set_defaults(command=_chat)
 
     export = commands.add_parser("export", help="convert a checkpoint for the engine")
     export.add_argument(
@@ -81,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(command=_export)
 
     info = commands.add_parser("info", help="show the model, its size and this machine's limits")
-    _add_settings(info, *_MODEL_FLAGS)
+    add_settings(info, *_MODEL_FLAGS)
     info.set_defaults(command=_info)
 
     bench = commands.add_parser("bench", help="measure the model on this machine")
@@ -89,8 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     load = benches.add_parser("load", help="time and memory that loading takes")
     load.add_argument("--runs", type=int, default=3, metavar="N", help="default: %(default)s")
     load.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    _add_settings(load, "slots", "kv_tokens", *(flag for flag in _MODEL_FLAGS if flag != "draft"))
+    add_settings(load, "slots", "kv_tokens", *(flag for flag in _MODEL_FLAGS if flag != "draft"))
     load.set_defaults(command=_bench_load)
+    add_draft(commands)
     return parser
 
 
@@ -99,33 +105,15 @@ def _epilog() -> str:
     return f"Settings come from the environment: {', '.join(names)}."
 
 
-def _add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add flags that stand for settings."""
-    described = {item.name: item for item in dataclasses.fields(Settings)}
-    for name in names:
-        text = str(described[name].metadata["help"]).replace("%", "%%")
-        parser.add_argument(f"--{name.replace('_', '-')}", help=text)
-
-
-def _settings(options: argparse.Namespace, **fixed: str) -> Settings:
-    """Read the environment, the flags above it and the command's own values above both.
-
-    Raises:
-        ConfigError: see `Settings.from_env`.
-    """
-    return Settings.from_env(_variables(options, **fixed))
-
-
-def _variables(options: argparse.Namespace, **fixed: str) -> dict[str, str]:
-    """The environment with the flags above it and the command's own values above both."""
-    names = {item.name for item in dataclasses.fields(Settings)}
-    flags = {
-        name: value
-        for name, value in vars(options).items()
-        if name in names and isinstance(value, str)
-    }
-    variables = {PREFIX + name.upper(): value for name, value in (flags | fixed).items()}
-    return {**os.environ, **variables}
+def _add_generation(parser: argparse.ArgumentParser, *, most: int) -> None:
+    """Add the flags of a command that generates here."""
+    parser.add_argument("--system", default=_SYSTEM, help="what a chat model is told first")
+    parser.add_argument("--max-new-tokens", type=int, default=most, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
+    parser.add_argument("--seed", type=int, help="same seed, same output")
+    parser.add_argument("--no-color", action="store_true", help="as with NO_COLOR=1")
+    parser.add_argument("--k-draft", type=int, help="always so many draft tokens")
+    add_settings(parser, "drafter", *_MODEL_FLAGS)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -133,8 +121,8 @@ def _serve(options: argparse.Namespace) -> int:
     from specops.http.app import create_app  # noqa: PLC0415
     from specops.system import logs  # noqa: PLC0415
 
-    settings = _settings(options)
-    logs.configure(settings.log_level)
+    settings = settings_of(options)
+    logs.configure(settings.log_level.removesuffix(PROMPTS))
     return server.run(create_app(settings), settings)
 
 
@@ -142,42 +130,58 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from specops.request import GenerationRequest, PromptTooLong, SamplingParams  # noqa: PLC0415
+    from specops.cli.terminal import Terminal, figures  # noqa: PLC0415
+    from specops.request import PromptTooLong  # noqa: PLC0415
+    from specops.text.chat_template import question  # noqa: PLC0415
 
-    settings = _settings(options, slots="1")
-    if not 1 <= options.max_new_tokens <= _LARGEST_REQUEST:
-        raise ConfigError(f"--max-new-tokens takes 1 to {_LARGEST_REQUEST}")
-    if not 0 <= options.temperature <= 2:
-        raise ConfigError("--temperature takes 0 to 2")
-    if options.seed is not None and options.seed < 0:
-        raise ConfigError("--seed takes a whole number from 0")
-    if options.k_draft is not None and not 0 <= options.k_draft <= settings.max_k_draft:
-        raise ConfigError(f"--k-draft takes 0 to {settings.max_k_draft} (SPECOPS_MAX_K_DRAFT)")
-    engine = _load(settings)
-    if engine is None:
+    loaded = _for_one(options)
+    if loaded is None:
         return 1
+    engine, drawn = loaded
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    request = GenerationRequest(
-        request_id="cli",
-        prompt_tokens=engine.encode(prompt),
-        max_new_tokens=options.max_new_tokens,
-        sampling=SamplingParams(temperature=options.temperature, seed=options.seed),
-        drafter=engine.info.default_drafter,
-        k_draft=settings.max_k_draft if options.k_draft is None else options.k_draft,
-        adaptive=options.k_draft is None,
+    chat = engine.info.chat and not options.raw
+    text = engine.render_chat(question(prompt, options.system)) if chat else prompt
+    request = replace(
+        drawn,
+        prompt_tokens=engine.encode_chat(text) if chat else engine.encode(text),
     )
-    colours = _COLOURS if _wants_colour(options, sys.stdout) else {}
+    terminal = Terminal(plain=options.no_color)
     last: Output | None = None
     try:
         for last in engine.generate(request):
-            _show(last, colours)
+            terminal.show(last)
     except PromptTooLong as error:
         return _fail(error)
     print()
     if last is None or last.stats is None or last.error is not None:
         return _fail(last.error if last else "nothing was generated")
-    _note(figures(last.stats), options)
+    terminal.note(figures(last.stats))
     return 0
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from specops.cli.chat import Chat, line_reader  # noqa: PLC0415
+    from specops.cli.terminal import Terminal  # noqa: PLC0415
+
+    loaded = _for_one(options)
+    if loaded is None:
+        return 1
+    engine, drawn = loaded
+    if not engine.info.chat:
+        return _fail(f"{engine.info.name} is no chat model: `specops generate` continues its texts")
+    terminal = Terminal(plain=options.no_color)
+    Chat(engine, drawn, terminal, options.system).run(line_reader())
+    return 0
+
+
+def _for_one(options: argparse.Namespace) -> tuple[Engine, GenerationRequest] | None:
+    """An engine for one request at a time, and how that is drawn; None where none can be loaded."""
+    from specops.cli.generation import check, request_of  # noqa: PLC0415
+
+    settings = settings_of(options, slots="1")
+    check(options, settings)
+    engine = _load(settings)
+    return None if engine is None else (engine, request_of(options, settings, engine))
 
 
 def _load(settings: Settings) -> Engine | None:
@@ -194,39 +198,6 @@ def _load(settings: Settings) -> Engine | None:
     except RuntimeError as error:
         _fail(error)
         return None
-
-
-def _wants_colour(options: argparse.Namespace, stream: TextIO) -> bool:
-    return stream.isatty() and not options.no_color and not os.environ.get("NO_COLOR")
-
-
-def _show(output: Output, colours: Mapping[str, str]) -> None:
-    """Print new text at once, accepted draft tokens in their drafter's colour."""
-    for piece in output.pieces:
-        colour = colours.get(piece.origin, "")
-        sys.stdout.write(f"{colour}{piece.text}{_RESET}" if colour else piece.text)
-    sys.stdout.flush()
-
-
-def _note(text: str, options: argparse.Namespace) -> None:
-    dim, reset = (_DIM, _RESET) if _wants_colour(options, sys.stderr) else ("", "")
-    print(f"{dim}{text}{reset}", file=sys.stderr)
-
-
-def figures(stats: GenerationStats) -> str:
-    """Return a request's figures as one line."""
-    parts = [
-        f"{stats.prompt_tokens} + {stats.generated_tokens} tokens",
-        f"{stats.tokens_per_second:.1f} tokens/s",
-        f"first token after {stats.queue_seconds + stats.prefill_seconds:.2f} s",
-        f"{stats.tokens_per_jump:.2f} tokens per jump",
-    ]
-    if stats.draft_tokens:
-        share = stats.accepted_tokens / stats.draft_tokens
-        parts.append(
-            f"{stats.accepted_tokens} of {stats.draft_tokens} draft tokens accepted ({share:.0%})"
-        )
-    return " · ".join(parts)
 
 
 # -- export and info ---------------------------------------------------------------------------
@@ -260,7 +231,7 @@ def _info(options: argparse.Namespace) -> int:
     from specops.models.prepare import Source, choose, prepare  # noqa: PLC0415
     from specops.system.memory import read_memory  # noqa: PLC0415
 
-    settings = _settings(options)
+    settings = settings_of(options)
     engine = _load(settings)
     if engine is None:
         return 1
@@ -310,7 +281,7 @@ def _bench_load(options: argparse.Namespace) -> int:
     fixed = {}
     if options.model and Path(options.model).is_dir():  # not a preset's name
         fixed, options.model = {"target": options.model}, None
-    variables = _variables(options, **fixed)
+    variables = variables_of(options, **fixed)
     Settings.from_env(variables)
     try:
         runs = measure(variables, options.runs, _tell)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from specops.config import ConfigError, Settings
+from specops.engine.draft_heads import head_drafter, load_head
 from specops.engine.open_models import open_models
 from specops.engine.request_queue import FairShares, FirstComeFirstServed
 from specops.engine.scheduler import Scheduler
+from specops.models.head_folder import HEAD_MANIFEST, HeadFolder
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
+from specops.presets import CHAT, chat_model
 from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.runtime import kernels
+from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.memory_plan import MemoryPlan
 from specops.runtime.session import share_threads
 from specops.speculation.controller import Controller
@@ -24,7 +28,9 @@ from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.registry import Means, make_drafters
 from specops.system.cpus import available_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
+from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
+from specops.text.tools.formats import Tool
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +85,7 @@ class ModelInfo:
     threads: int
     kernels: str  # what computes here, see `specops.runtime.kernels`
     foreign_products: tuple[str, ...]  # nodes whose products with weights are ONNX Runtime's
+    chat: bool  # it answers messages; else it continues texts
 
     @property
     def batch_invariant(self) -> bool:
@@ -119,6 +126,8 @@ class Engine:
         """
         report = report or (lambda state, detail, download=None: None)
         choice = choose(settings)
+        if not (settings.model or settings.target):
+            _tell_the_default(choice.name)
 
         def prepared(model: str, source: Source, quant: str, name: str) -> ModelFolder:
             return prepare(
@@ -131,18 +140,30 @@ class Engine:
             )
 
         target = prepared("target", choice.target, choice.target_quant, choice.name)
-        draft = None
-        if choice.draft is not None:
+        draft: ModelFolder | HeadFolder | None = None
+        if isinstance(choice.draft, Path) and (choice.draft / HEAD_MANIFEST).is_file():
+            draft = HeadFolder.read(choice.draft)
+        elif choice.draft is not None:
             draft = prepared("draft", choice.draft, choice.draft_quant, f"{choice.name}-draft")
         report(ModelState.LOADING, f"loading {target.graph}")
         return _assemble(settings, target, draft, lambda text: report(ModelState.LOADING, text))
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for the model's vocabulary, on any thread."""
+        return self.scheduler.grammars
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt, at least one."""
         return self.tokenizer.encode(text) or self._empty_prompt
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
-        """Tokens of a conversation, as the model's chat template puts it, at least one.
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation, as `ChatTemplate.render` writes it.
 
         Raises:
             ChatTemplateError: there is no template, or it does not take these messages.
@@ -152,14 +173,11 @@ class Engine:
                 f"{self.info.name} has no chat template that can be used: ask /v1/completions, or "
                 "put a chat_template.jinja into the model's folder"
             )
-        # The template has written the special tokens.
-        text = self.chat_template.render(messages)
-        return self.tokenizer.encode(text, special_tokens=False) or self._empty_prompt
+        return self.chat_template.render(messages, tools, options)
 
-    def token_seconds(self) -> tuple[float, float]:
-        """Seconds of a slot for a token of a prompt and for one of an output, as measured."""
-        costs = self.scheduler.cost_model
-        return costs.prompt_token, costs.cost(self.info.slots)
+    def encode_chat(self, prompt: str) -> tuple[int, ...]:
+        """Tokens of a rendered conversation, at least one: the special tokens are written in it."""
+        return self.tokenizer.encode(prompt, special_tokens=False) or self._empty_prompt
 
     def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Fit a request into the context: `max_new_tokens` is cut to what is left.
@@ -172,7 +190,7 @@ class Engine:
             raise PromptTooLong(len(request.prompt_tokens), self.info.context)
         return replace(request, max_new_tokens=min(request.max_new_tokens, room))
 
-    def generate(self, request: GenerationRequest) -> Iterator[Output]:
+    def generate(self, request: GenerationRequest) -> Generator[Output, None, None]:
         """Run one request alone, output by output.
 
         Raises:
@@ -188,6 +206,13 @@ class Engine:
                 self.scheduler.step()
 
 
+def _tell_the_default(name: str) -> None:
+    if name == CHAT:
+        log.info("SPECOPS_MODEL is empty: serving %s, the chat model in %s", name, chat_model())
+    else:
+        log.warning("there is no chat model (%s): serving the %s pair", chat_model(), name)
+
+
 def _downloading(model: str, report: Report) -> Callable[[str, int, int], None]:
     def tell(detail: str, done: int, total: int) -> None:
         report(ModelState.DOWNLOADING, detail, Download(model, done, total))
@@ -198,12 +223,15 @@ def _downloading(model: str, report: Report) -> Callable[[str, int, int], None]:
 def _assemble(
     settings: Settings,
     target: ModelFolder,
-    draft: ModelFolder | None,
+    given: ModelFolder | HeadFolder | None,
     report: Callable[[str], None],
 ) -> Engine:
     threads = settings.threads or available_threads()
     share_threads(threads)
     tokenizer = Tokenizer.load(target.path)
+    draft = given if isinstance(given, ModelFolder) else None
+    head = given if isinstance(given, HeadFolder) else None
+    head_graph = load_head(head, settings, report) if head else None
     if draft is not None:
         _check_vocabulary(tokenizer, Tokenizer.load(draft.path), draft)
     plan, models = open_models(settings, [target] if draft is None else [target, draft], report)
@@ -214,7 +242,8 @@ def _assemble(
             runner.vocab_size,
             draft_runner,
             draft_costs,
-            shared_ngrams=settings.shared_ngrams,
+            reuse=PrefixCache(settings.prefix_cache),
+            head=head_drafter(head, head_graph, runner, costs) if head and head_graph else None,
         )
     )
     scheduler = Scheduler(
@@ -229,6 +258,7 @@ def _assemble(
         max_inter_token_latency=settings.max_inter_token_latency,
         waiting=FairShares() if settings.queue_order == "clients" else FirstComeFirstServed(),
     )
+    chat_template = _chat_template(target.path)
     info = ModelInfo(
         name=target.name,
         quant=target.quant,
@@ -246,6 +276,7 @@ def _assemble(
         threads=threads,
         kernels=kernels.kernel(),
         foreign_products=models[0].foreign_products,
+        chat=chat_template is not None and chat_template.marks_turns(),
     )
     begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
     return Engine(
@@ -254,7 +285,7 @@ def _assemble(
         tokenizer,
         empty_prompt=(begin,),
         plan=plan,
-        chat_template=_chat_template(target.path),
+        chat_template=chat_template,
     )
 
 
@@ -268,14 +299,11 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
 
 def _default_drafter(settings: Settings, drafters: dict[str, Drafter]) -> str:
     if not settings.drafter:
-        return next(iter(drafters))
+        return "cascade" if "head" in drafters else next(iter(drafters))
     if settings.drafter not in (*drafters, NO_DRAFTER):
-        missing = (
-            "nothing is shared: SPECOPS_SHARED_NGRAMS"
-            if settings.drafter == "ngram_cache"
-            else "no draft model is set: SPECOPS_DRAFT"
+        raise ConfigError(
+            f"SPECOPS_DRAFTER is {settings.drafter}, but no such draft is set: SPECOPS_DRAFT"
         )
-        raise ConfigError(f"SPECOPS_DRAFTER is {settings.drafter}, but {missing}")
     return settings.drafter
 
 

@@ -18,7 +18,7 @@ from specops.runtime.kv_cache import CacheShape, KvCache, PrefixCache
 from specops.runtime.memory_demand import ModelSizes
 from specops.runtime.memory_plan import MemoryPlan, planned
 from specops.runtime.model_runner import ModelRunner, cache_shape
-from specops.speculation.drafters.ngram_cache import ENTRY_BYTES
+from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import available_threads
 
 WARM_UP = "running a first pass"
@@ -52,7 +52,7 @@ def open_models(
         settings,
         [_sizes(graph, shape) for graph, shape in zip(graphs, shapes, strict=True)],
         folders[0].context_length,
-        later_bytes=settings.shared_ngrams * ENTRY_BYTES,
+        later_bytes=MEMORY_BYTES,
     )
     runners = [
         _runner(graph, shape, settings, plan, report)

@@ -89,9 +89,11 @@ class Planner:
         """Choose the spans of the next pass, maybe none; `started` is when the step began."""
         step = PlannedStep()
         decoding = self._running.with_room_to_decode()
-        prompts = [sequence for sequence in self._running if sequence.missing]
+        prompts = [item for item in self._running if item.missing and not item.finish]
         if not prompts:
-            self._let_a_draft_model_read(step, decoding)
+            step.reading_seconds = self._proposer.let_one_read(
+                decoding, lambda past: self._budget.draft_model_tokens(len(decoding), past)
+            )
         if decoding:
             beside = min(sum(item.missing for item in prompts), self._budget.usual_chunk)
             step.proposals, step.draft_seconds = self._proposer.propose(decoding, beside)
@@ -110,12 +112,13 @@ class Planner:
 
     def _add_decoding(self, step: PlannedStep, proposal: Proposal) -> None:
         sequence = proposal.sequence
-        draft = proposal.draft.tokens
         start = sequence.num_computed
+        draft = proposal.tokens
         if draft and not self._cache.reserve(sequence.slot, start + 1 + len(draft)):
             proposal.decline()  # no sequence is preempted for draft tokens
-            draft = ()
-        step.batch.add(sequence.slot, start, [sequence.tokens[-1], *draft], 1 + len(draft))
+            proposal.forced = draft = ()
+        tokens = [sequence.tokens[-1], *draft]
+        step.batch.add(sequence.slot, start, tokens, proposal.num_logits)
 
     def _add_chunk(self, step: PlannedStep, sequence: Sequence, seconds: float) -> bool:
         """Let a prompt's next tokens join the pass; False where no more of any do."""
@@ -146,12 +149,3 @@ class Planner:
             step.cached += held - before
             sequence.cached += held - before
         return held
-
-    def _let_a_draft_model_read(self, step: PlannedStep, decoding: list[Sequence]) -> None:
-        """Let a draft model take in a piece of one sequence that it cannot propose for yet."""
-        start = self._clock()
-        for drafter, sequence in self._proposer.behind(decoding):
-            room = self._budget.draft_model_tokens(len(decoding), sequence.num_computed)
-            if drafter.take_in(sequence.slot, sequence.tokens, room):  # 0: its cache is full
-                break
-        step.reading_seconds = self._clock() - start

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from specops.engine.planner import Chunk, PlannedStep
 from specops.engine.proposer import Proposal
 from specops.engine.sequence import Sequence
-from specops.request import DraftStats
-from specops.runtime.kv_cache import KvCache
+from specops.request import GRAMMAR, DraftStats
+from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
 from specops.speculation.verifier import verify
@@ -34,18 +34,20 @@ class Postprocessor:
     """Turns logits into tokens. Used by the engine's thread.
 
     Args:
-        cache: the target's.
+        target: whose logits they are.
         controller: is told what became of drafts.
         clock: seconds.
     """
 
-    def __init__(self, cache: KvCache, controller: Controller, clock: Callable[[], float]) -> None:
-        self._cache = cache
+    def __init__(
+        self, target: ModelRunner, controller: Controller, clock: Callable[[], float]
+    ) -> None:
+        self._target = target
         self._clock = clock
         self.controller = controller
 
     def take(self, step: PlannedStep, logits: Floats) -> Progress:
-        """Give every sequence of a pass what it brought.
+        """Give every sequence of a pass what it brought; one whose turn goes wrong fails alone.
 
         Args:
             step: what was computed.
@@ -53,50 +55,76 @@ class Postprocessor:
         """
         progress, row = Progress(), 0
         for proposal in step.proposals:
-            rows = 1 + len(proposal.draft.tokens)
-            self._take_decoded(progress, proposal, logits[row : row + rows])
+            rows = proposal.num_logits
+            try:
+                self._take_decoded(progress, proposal, logits[row : row + rows], row)
+            except Exception as error:
+                proposal.sequence.fail(error)
+                progress.decoded.append(0)
             row += rows
         for chunk in step.chunks:
-            self._take_chunk(progress, chunk, logits[row : row + chunk.last])
+            try:
+                self._take_chunk(progress, chunk, logits[row : row + chunk.last], row)
+            except Exception as error:
+                chunk.sequence.fail(error)
             row += chunk.last
         return progress
 
-    def _take_decoded(self, progress: Progress, proposal: Proposal, logits: Floats) -> None:
+    def _take_decoded(
+        self, progress: Progress, proposal: Proposal, logits: Floats, row: int
+    ) -> None:
         """Verify a draft and append what stands, with the target's own token after it.
 
-        `logits` [k + 1, V] follow the sequence's last token and each of its draft tokens.
+        `logits` [k + 1, V] follow the sequence's last token, or the last that its grammar forced,
+        and each of its draft tokens; where probabilities are told those of the forced ones are
+        before them. The first of all is `row` of the pass.
         """
-        sequence, draft = proposal.sequence, proposal.draft
+        sequence, draft, forced = proposal.sequence, proposal.draft, proposal.forced
+        choices = logits[len(logits) - 1 - len(draft.tokens) :]
         start = self._clock()
         verdict = verify(
-            logits,
+            sequence.adjusted(choices, draft.tokens, forced),
             draft.tokens,
             draft.probs,
             sampling=sequence.request.sampling,
             rng=sequence.rng,
-            position=len(sequence.tokens),
+            position=len(sequence.tokens) + len(forced),
         )
         seconds = self._clock() - start
         self.controller.verified(proposal.candidate, len(draft.tokens), verdict.accepted, seconds)
-        tokens = [*draft.tokens[: verdict.accepted], verdict.next_token]
-        emitted = sequence.append(tokens, verdict.accepted, proposal.drafter, logits)
+        tokens = [*forced, *draft.tokens[: verdict.accepted], verdict.next_token]
+        most = len(forced) + verdict.accepted
+        emitted = sequence.append(tokens, most, proposal.drafter, logits, forced=len(forced))
         # A stop inside of the accepted tokens: what came after it never was output.
-        accepted = min(verdict.accepted, emitted)
+        accepted = min(most, emitted)
         # What was computed of rejected tokens is overwritten by what comes instead.
         self._computed(sequence, 1 + accepted)
-        sequence.count_step(asked=proposal.asked, draft_tokens=len(draft.tokens), accepted=accepted)
+        last = row + len(logits) - 1 - len(draft.tokens) + verdict.accepted
+        self._target.keep_hidden(sequence.slot, last, sequence.num_computed, sequence.tokens[-1])
+        sequence.count_step(
+            missed=proposal.missed is not None,
+            draft_tokens=len(forced) + len(draft.tokens),
+            accepted=accepted,
+        )
+        if forced:
+            kept = min(len(forced), accepted)
+            progress.drafts.append(DraftStats(GRAMMAR, len(forced), kept))
         if draft.tokens and (name := proposal.drafter) is not None:
-            progress.drafts.append(DraftStats(name, len(draft.tokens), accepted))
+            kept = max(0, accepted - len(forced))
+            judged = draft.promised[: kept + (kept == verdict.accepted)]
+            progress.drafts.append(DraftStats(name, len(draft.tokens), kept, judged))
         progress.decoded.append(emitted)
 
-    def _take_chunk(self, progress: Progress, chunk: Chunk, logits: Floats) -> None:
+    def _take_chunk(self, progress: Progress, chunk: Chunk, logits: Floats, row: int) -> None:
         """A piece of a prompt is computed; `logits` [1, V] follow its last token, [0, V] before."""
         sequence = chunk.sequence
         self._computed(sequence, chunk.tokens)
         if chunk.last:
-            sequence.append([sequence.next_token(logits[0])], 0, None, logits)
+            token = sequence.next_token(logits)
+            self._target.keep_hidden(sequence.slot, row, sequence.num_computed, token)
+            sequence.append([token], 0, None, logits)
             progress.first_tokens += 1
 
     def _computed(self, sequence: Sequence, tokens: int) -> None:
         sequence.num_computed += tokens
-        self._cache.commit(sequence.slot, sequence.tokens, sequence.num_computed)
+        self._target.cache.commit(sequence.slot, sequence.tokens, sequence.num_computed)

@@ -9,7 +9,7 @@ client gets moves it back, and waiting moves no other client ahead.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -37,12 +37,8 @@ class RequestQueue(Protocol):
             IndexError: the queue is empty.
         """
 
-    def remove(self, sequence: Sequence) -> None:
-        """Take out one that has left.
-
-        Raises:
-            ValueError: it does not wait.
-        """
+    def remove(self, sequence: Sequence) -> bool:
+        """Take out one that has left; False where it does not wait. Takes as long in any queue."""
 
     def generated(self, client: str, tokens: int) -> None:
         """Take in that a client got so many new tokens."""
@@ -52,7 +48,7 @@ class FirstComeFirstServed:
     """Requests get slots in the order in which they came."""
 
     def __init__(self) -> None:
-        self._sequences: deque[Sequence] = deque()
+        self._sequences: OrderedDict[Sequence, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -62,15 +58,17 @@ class FirstComeFirstServed:
 
     def add(self, sequence: Sequence) -> None:
         """Go to the end."""
-        self._sequences.append(sequence)
+        self._sequences[sequence] = None
 
     def next(self) -> Sequence:
         """Take out the oldest; see `RequestQueue.next`."""
-        return self._sequences.popleft()
+        if not self._sequences:
+            raise IndexError("the queue is empty")
+        return self._sequences.popitem(last=False)[0]
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence) -> bool:
         """Take out one that has left; see `RequestQueue.remove`."""
-        self._sequences.remove(sequence)
+        return self._sequences.pop(sequence, sequence) is None
 
     def generated(self, client: str, tokens: int) -> None:
         """Nothing: clients are not told apart."""
@@ -84,7 +82,7 @@ class FairShares:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[str, deque[Sequence]] = {}
+        self._queues: dict[str, OrderedDict[Sequence, None]] = {}
         self._accounts: dict[str, float] = {}  # only those above the last served
         self._last_served = 0.0
 
@@ -102,9 +100,9 @@ class FairShares:
             self._last_served = max(self._accounts.values(), default=self._last_served)
             self._accounts.clear()
         if client not in self._queues:
-            self._queues[client] = deque()
+            self._queues[client] = OrderedDict()
             self._accounts[client] = self._account(client)
-        self._queues[client].append(sequence)
+        self._queues[client][sequence] = None
 
     def next(self) -> Sequence:
         """Take out the first request of the client with the lowest account."""
@@ -112,37 +110,34 @@ class FairShares:
             raise IndexError("the queue is empty")
         client = min(self._queues, key=self._order)
         self._last_served = self._accounts[client]
-        sequence = self._queues[client][0]
-        self._take_out(client, sequence)
+        sequence = next(iter(self._queues[client]))
+        self.remove(sequence)
         self._charge(client, len(sequence.request.prompt_tokens))
         self._forget()
         return sequence
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence) -> bool:
         """Take out one that has left; see `RequestQueue.remove`."""
         client = sequence.request.client
-        if client not in self._queues:
-            raise ValueError(f"no request of {client!r} waits")
-        self._take_out(client, sequence)
+        queue = self._queues.get(client)
+        if queue is None or queue.pop(sequence, sequence) is not None:
+            return False
+        if not queue:
+            del self._queues[client]
+        return True
 
     def generated(self, client: str, tokens: int) -> None:
         """Charge a client's account."""
         self._charge(client, _GENERATED * tokens)
 
     def _order(self, client: str) -> tuple[float, float]:
-        return self._accounts[client], self._queues[client][0].request.arrival
+        return self._accounts[client], next(iter(self._queues[client])).request.arrival
 
     def _account(self, client: str) -> float:
         return max(self._accounts.get(client, 0.0), self._last_served)
 
     def _charge(self, client: str, tokens: float) -> None:
         self._accounts[client] = self._account(client) + tokens
-
-    def _take_out(self, client: str, sequence: Sequence) -> None:
-        queue = self._queues[client]
-        queue.remove(sequence)
-        if not queue:
-            del self._queues[client]
 
     def _forget(self) -> None:
         """Drop the accounts at or below the last served: a new one would be the same."""

@@ -50,11 +50,6 @@ class Running:
         """Sequences that wait for blocks."""
         return len(self._in_line)
 
-    def all(self) -> Iterator[Sequence]:
-        """Those that hold a slot and those that wait for blocks."""
-        yield from self._sequences
-        yield from self._in_line
-
     def admit(self, waiting: RequestQueue) -> None:
         """Give free slots to preempted sequences, then to waiting ones, as far as blocks go."""
         while self._free and (self._in_line or len(waiting)):
@@ -68,7 +63,7 @@ class Running:
         """Those that decode, each with room for one more token; others may be preempted for it."""
         decoding = []
         for sequence in list(self._sequences):
-            if sequence.missing or sequence.slot < 0:
+            if sequence.missing or sequence.slot < 0 or sequence.finish:
                 continue
             if self._make_room(sequence, sequence.num_computed + 1, keep=()):
                 decoding.append(sequence)
@@ -129,8 +124,11 @@ class Running:
         sequence.slot, sequence.begun = slot, False
         sequence.start()
         self._sequences.append(sequence)
-        for drafter in self._drafters.values():
-            drafter.begin(slot, sequence.tokens, client)
+        try:
+            for drafter in self._drafters.values():
+                drafter.begin(slot, sequence.tokens, client)
+        except Exception as error:
+            sequence.fail(error)
         return True
 
     def _make_room(self, sequence: Sequence, length: int, keep: Collection[int]) -> bool:
@@ -154,7 +152,10 @@ class Running:
         self._sequences.remove(sequence)
         self._cache.release(sequence.slot)
         for drafter in self._drafters.values():
-            drafter.release(sequence.slot)
+            try:
+                drafter.release(sequence.slot)
+            except Exception as error:
+                sequence.fail(error)
         self._free.append(sequence.slot)
         sequence.slot = -1
 

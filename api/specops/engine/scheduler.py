@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
 
 from specops.engine.planner import PlannedStep, Planner
 from specops.engine.postprocessor import Postprocessor, Progress
@@ -21,9 +22,11 @@ from specops.runtime.cost_model import CostModel
 from specops.runtime.model_runner import ModelRunner
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter
+from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
 
 _NO_BOUND = float("inf")
+_DEADLINES_KEPT = 64  # of requests that have ended, before they are sorted out
 
 
 class Scheduler:
@@ -63,21 +66,23 @@ class Scheduler:
         self.cost_model = cost_model
         self.draft_cost_model = draft_cost_model
         self.waiting: RequestQueue = FirstComeFirstServed() if waiting is None else waiting
+        self.grammars = Grammars(tokenizer, target.vocab_size, end_tokens)
         self._running = Running(target.cache, drafters)
-        self._postprocessor = Postprocessor(target.cache, controller, clock)
+        self._postprocessor = Postprocessor(target, controller, clock)
         self._budget = TokenBudget(
             cost_model,
             draft_cost_model,
             max_inter_token_latency=max_inter_token_latency,
             max_batched_tokens=max_batched_tokens,
         )
-        self._proposer = Proposer(drafters, controller, clock)
+        self._proposer = Proposer(drafters, controller, clock, max_tokens=max_batched_tokens)
         self._planner = Planner(target.cache, self._running, self._proposer, self._budget, clock)
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
         self._clock = clock
-        self._next_expiry = _NO_BOUND  # before then no deadline passes
-        self._ended = False  # a sequence has finished since the last step
+        self._in_flight: dict[str, Sequence] = {}
+        self._deadlines: list[tuple[float, str]] = []  # a heap; may name some that have ended
+        self._left: list[Sequence] = []  # those that have ended while they waited
 
     @property
     def controller(self) -> Controller:
@@ -91,7 +96,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """There is something to do."""
-        return bool(len(self.waiting) or len(self._running) or self._running.in_line)
+        return bool(self._in_flight)
 
     @property
     def running(self) -> list[Sequence]:
@@ -100,20 +105,25 @@ class Scheduler:
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request. Its length was checked against the context before."""
-        self.waiting.add(
-            Sequence(request, self._tokenizer, end_tokens=self._end_tokens, clock=self._clock)
+        sequence = Sequence(
+            request,
+            self._tokenizer,
+            end_tokens=self._end_tokens,
+            clock=self._clock,
+            grammars=self.grammars,
         )
-        self._next_expiry = min(self._next_expiry, request.deadline)
+        self._in_flight[request.request_id] = sequence
+        heappush(self._deadlines, (request.deadline, request.request_id))
+        self.waiting.add(sequence)
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next step; one that is not here any more is no error."""
-        for sequence in self._sequences():
-            if sequence.request.request_id == request_id:
-                self._end(sequence, FinishReason.CANCELLED)
+        if (sequence := self._in_flight.get(request_id)) is not None:
+            self._end(sequence, FinishReason.CANCELLED)
 
     def cancel_all(self) -> None:
         """End every request at the next step."""
-        for sequence in self._sequences():
+        for sequence in self._in_flight.values():
             self._end(sequence, FinishReason.CANCELLED)
 
     def step(self) -> StepResult:
@@ -130,7 +140,7 @@ class Scheduler:
             for sequence in self._running:
                 if not sequence.finish and (output := self._output(sequence)):
                     outputs.append(output)
-            outputs += self._retire()
+        outputs += self._retire()
         cache = self.target.cache
         return StepResult(
             stats=stats,
@@ -146,39 +156,32 @@ class Scheduler:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def _sequences(self) -> Iterator[Sequence]:
-        yield from self.waiting
-        yield from self._running.all()
-
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if not sequence.finish:
             sequence.finish = reason
-            self._ended = True
+            if self.waiting.remove(sequence):
+                self._left.append(sequence)
 
     def _expire(self, now: float) -> None:
-        if now <= self._next_expiry:
-            return
-        self._next_expiry = _NO_BOUND
-        for sequence in self._sequences():
-            if now > sequence.request.deadline:
+        while self._deadlines and self._deadlines[0][0] < now:
+            _, request_id = heappop(self._deadlines)
+            sequence = self._in_flight.get(request_id)
+            if sequence is not None and sequence.request.deadline < now:
                 self._end(sequence, FinishReason.TIMEOUT)
-            else:
-                self._next_expiry = min(self._next_expiry, sequence.request.deadline)
 
     def _retire(self) -> Iterator[Output]:
         """Take out the finished, free their slots."""
-        if not self._ended:
-            return
-        self._ended = False
-        ended = [sequence for sequence in self.waiting if sequence.finish]
-        for sequence in ended:
-            self.waiting.remove(sequence)
-        ended += self._running.remove_finished()
-        for sequence in ended:
+        left, self._left = self._left, []
+        for sequence in (*left, *self._running.remove_finished()):
             output = self._output(sequence)
             if output is None:
                 raise AssertionError("a finished sequence always has a last output")
+            del self._in_flight[output.request_id]
             yield output
+        if len(self._deadlines) > 2 * len(self._in_flight) + _DEADLINES_KEPT:
+            here = self._in_flight.values()
+            self._deadlines = [(item.request.deadline, item.request.request_id) for item in here]
+            heapify(self._deadlines)
 
     def _output(self, sequence: Sequence) -> Output | None:
         output = sequence.output()
@@ -195,7 +198,6 @@ class Scheduler:
         seconds = self._clock() - begun
         self.cost_model.observe(batch.num_tokens, batch.attention_work, seconds)
         progress = self._postprocessor.take(step, logits)
-        self._ended = self._ended or any(sequence.finish for sequence in self._running)
         self._learn(step, progress, self._clock() - started)
         return StepStats(
             step.kind,
@@ -223,6 +225,6 @@ class Scheduler:
         self.controller.stepped(
             [proposal.candidate for proposal in step.proposals],
             progress.decoded,
-            [1 + len(proposal.draft.tokens) for proposal in step.proposals],
+            [1 + len(proposal.tokens) for proposal in step.proposals],
             draft_seconds=step.draft_seconds,
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from specops.request import (
+    GRAMMAR,
     TARGET,
     FinishReason,
     GenerationRequest,
@@ -15,10 +18,15 @@ from specops.request import (
     Output,
     Piece,
 )
+from specops.runtime.adjusting import Adjuster
+from specops.runtime.kernels import mask
 from specops.runtime.sampling import Floats, logprob, next_token
 from specops.speculation.acceptance import SpeculationState
+from specops.text.grammar import GrammarError, Grammars, Matcher
 from specops.text.text_stream import TextStream
 from specops.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -42,6 +50,7 @@ class Sequence:
         slot: its place in the caches' block tables; meaningless while it waits.
         preemptions: how often it gave its KV blocks up.
         finish: set once the request has ended.
+        error: what went wrong, where that is why.
         speculation: what its drafts have been worth.
         rng: random numbers of a request without a seed.
     """
@@ -53,6 +62,7 @@ class Sequence:
         *,
         end_tokens: frozenset[int],
         clock: Callable[[], float],
+        grammars: Grammars,
     ) -> None:
         self.request = request
         self.tokens = list(request.prompt_tokens)
@@ -61,11 +71,26 @@ class Sequence:
         self.slot = 0
         self.preemptions = 0
         self.finish: FinishReason | None = None
+        self.error: str | None = None
         self.speculation = SpeculationState()
         self.rng = np.random.default_rng()
-        self._end_tokens = frozenset() if request.ignore_eos else end_tokens
-        self._text = TextStream(tokenizer, request.prompt_tokens, request.stop)
+        # A grammar says by an end token that the answer is complete.
+        goes_on = request.ignore_eos and request.sampling.grammar is None
+        self._end_tokens = frozenset() if goes_on else end_tokens
+        if request.stop_token_ids:
+            self._end_tokens |= set(request.stop_token_ids)
+        self._adjuster: Adjuster | None = None
+        if request.sampling.adjusts or request.min_tokens:
+            self._adjuster = Adjuster(
+                request.sampling,
+                request.prompt_tokens,
+                end_tokens=self._end_tokens,
+                min_tokens=request.min_tokens,
+            )
+        self._tokenizer = tokenizer
+        self._grammars = grammars
         self._pieces: list[Piece] = []  # not handed out yet
+        self._stop: str | None = None  # the stop string that was found
         self._counts = _Counts()
         self._clock = clock
         self._started: float | None = None
@@ -96,23 +121,79 @@ class Sequence:
         """Tokens that may still be generated."""
         return self.request.max_new_tokens - self.generated
 
+    @cached_property
+    def _text(self) -> TextStream:
+        return TextStream(self._tokenizer, self.request.prompt_tokens, self.request.stop)
+
+    @cached_property
+    def matcher(self) -> Matcher | None:
+        """How far the answer has come in its grammar; None where it has none.
+
+        Raises:
+            GrammarError: it cannot be compiled.
+        """
+        grammar = self.request.sampling.grammar
+        return None if grammar is None else self._grammars.matcher(grammar)
+
     def start(self) -> None:
         """The request leaves the queue, for the first time or after it was preempted."""
         if self._started is None:
             self._started = self._clock()
 
-    def next_token(self, logits: Floats) -> int:
-        """Choose the token that goes on from logits [V], as the request wants it."""
-        return next_token(logits, self.request.sampling, self.rng, len(self.tokens))
+    def fail(self, error: Exception) -> None:
+        """End with an error that is of this request alone; to be called where it is handled."""
+        if isinstance(error, GrammarError):
+            self.finish, self.error = FinishReason.GRAMMAR, str(error)
+            return
+        fields = {"request_id": self.request.client_id}
+        log.error("a request failed in the engine", exc_info=error, extra={"fields": fields})
+        self.finish, self.error = FinishReason.ERROR, str(error) or repr(error)
 
-    def append(self, tokens: list[int], accepted: int, drafter: str | None, logits: Floats) -> int:
+    def adjusted(
+        self, logits: Floats, draft: tuple[int, ...], forced: tuple[int, ...] = ()
+    ) -> Floats:
+        """What the request's tokens are chosen from.
+
+        Args:
+            logits: [k + 1, V] of the target; changed in place where probabilities are not told.
+            draft: [k] draft tokens that they follow.
+            forced: that the grammar puts before these.
+
+        Returns:
+            [k + 1, V] with penalties and biases, -inf where a token must not come.
+        """
+        if self.matcher is None and self._adjuster is None:
+            return logits
+        adjusted = logits if self.request.logprobs is None else logits.copy()
+        if self.matcher is not None:
+            mask(adjusted, self.matcher.masks(draft, forced))
+        if self._adjuster is not None:
+            self._adjuster.adjust(adjusted, forced + draft)
+        return adjusted
+
+    def next_token(self, logits: Floats) -> int:
+        """Choose the token that goes on from logits [1, V], as the request wants it."""
+        (adjusted,) = self.adjusted(logits, ())
+        return next_token(adjusted, self.request.sampling, self.rng, len(self.tokens))
+
+    def append(
+        self,
+        tokens: list[int],
+        accepted: int,
+        drafter: str | None,
+        logits: Floats,
+        *,
+        forced: int = 0,
+    ) -> int:
         """Take in one pass's tokens up to where the request ends.
 
         Args:
-            tokens: accepted draft tokens, then the target's own token.
-            accepted: how many of them are draft tokens.
-            drafter: where the draft tokens came from.
-            logits: [n, V] that each of the n tokens was chosen from.
+            tokens: forced ones, accepted draft tokens, then the target's own token.
+            accepted: how many of them are draft tokens, the forced ones included.
+            drafter: where the draft tokens came from that were not forced.
+            logits: [n, V] that each of the n tokens was chosen from; read where probabilities
+                are told.
+            forced: how many of them the grammar left no choice about.
 
         Returns:
             How many of the tokens are part of the output.
@@ -122,11 +203,16 @@ class Sequence:
             self._first_token = self._last_token
         most = self.request.logprobs
         for position, token in enumerate(tokens):
-            origin = drafter if drafter is not None and position < accepted else TARGET
+            origin = TARGET if drafter is None or position >= accepted else drafter
+            if position < forced:
+                origin = GRAMMAR
             self.tokens.append(token)
+            if self._adjuster is not None:
+                self._adjuster.take(token)
             told = None if most is None else logprob(logits[position], token, most)
             self._pieces += self._text.push(token, origin, told)
-            if token in self._end_tokens or self._text.stopped:
+            self._stop = self._text.stopped
+            if token in self._end_tokens or self._stop is not None or self._completes(token):
                 self.finish = FinishReason.STOP
             elif self.remaining == 0:
                 self.finish = FinishReason.LENGTH
@@ -134,11 +220,18 @@ class Sequence:
                 return position + 1
         return len(tokens)
 
-    def count_step(self, *, asked: bool, draft_tokens: int = 0, accepted: int = 0) -> None:
+    def _completes(self, token: int) -> bool:
+        """Take the token into the grammar; whether nothing may follow it."""
+        if self.matcher is None:
+            return False
+        self.matcher.advance(token)
+        return self.matcher.complete
+
+    def count_step(self, *, missed: bool, draft_tokens: int = 0, accepted: int = 0) -> None:
         """Count one pass in which the sequence decoded.
 
         Args:
-            asked: a drafter was asked for draft tokens.
+            missed: a drafter was asked for draft tokens and had none.
             draft_tokens: those that were verified.
             accepted: those that became part of the output.
         """
@@ -146,7 +239,7 @@ class Sequence:
         counts.sequence_steps += 1
         counts.draft_tokens += draft_tokens
         counts.drafts += draft_tokens > 0
-        counts.draft_misses += asked and not draft_tokens
+        counts.draft_misses += missed
         missing = accepted - len(counts.accepted_per_position)
         counts.accepted_per_position += [0] * max(0, missing)
         for position in range(accepted):
@@ -154,14 +247,18 @@ class Sequence:
 
     def output(self) -> Output | None:
         """What is new since the last call; None if nothing is."""
-        if self.finish:
-            self._pieces += self._text.flush()
-        elif not self._pieces:
+        if self.finish and self.generated and self.error is None:
+            try:
+                self._pieces += self._text.flush()
+            except Exception as error:
+                self.fail(error)
+        if not self.finish and not self._pieces:
             return None
         pieces, self._pieces = tuple(self._pieces), []
         stats = self._stats() if self.finish else None
         urgent = self.request.stream or self.finish is not None
-        return Output(self.request.request_id, pieces, self.finish, stats, urgent=urgent)
+        name = self.request.request_id
+        return Output(name, pieces, self.finish, stats, self.error, self._stop, urgent=urgent)
 
     def _stats(self) -> GenerationStats:
         now = self._clock()
@@ -186,6 +283,6 @@ class Sequence:
             preemptions=self.preemptions,
             acceptance={
                 name: tuple(seen.rates[: self.request.k_draft])
-                for name, seen in self.speculation.named()
+                for name, seen in self.speculation.seen.items()
             },
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
@@ -15,17 +14,33 @@ from starlette.types import Scope
 
 from specops.config import Settings
 from specops.engine.engine import ModelState
-from specops.http.errors import ApiError, InvalidField, from_http_exception, from_validation_error
+from specops.http.errors import (
+    ApiError,
+    InvalidField,
+    from_http_exception,
+    from_validation_error,
+    unavailable,
+)
 from specops.http.middleware import ApiKeys, RequestContext
-from specops.http.routes import chat, completions, console, generate, health, models
+from specops.http.routes import (
+    chat,
+    completions,
+    console,
+    generate,
+    health,
+    messages,
+    models,
+    responses,
+    tokens,
+)
 from specops.http.state import AppState
 from specops.metrics.metrics import Metrics
 from specops.request import PromptTooLong
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 
-_NOT_READY_RETRY_SECONDS = 5
-_GENERATING = frozenset((generate.PATH, completions.PATH, chat.PATH))
+_GENERATING = frozenset((generate.PATH, completions.PATH, chat.PATH, messages.PATH, responses.PATH))
+_PROMPT_FIELDS = {chat.PATH: "messages", messages.PATH: "messages", responses.PATH: "input"}
 
 
 class _Described(FastAPI):
@@ -75,31 +90,36 @@ def create_app(
     app.add_middleware(
         RequestContext,
         keys=ApiKeys(settings.api_keys),
-        rejected=lambda: metrics.observe_rejected("unauthorized"),
-        refuse=lambda scope: _refuse_if_full(scope, service),
+        rejected=metrics.observe_rejected,
+        refuse=lambda scope, whole: _refuse_if_full(scope, service, whole),
         observe_load_test=metrics.observe_load_test,
     )
-    for endpoints in (generate, chat, completions, models, health, console):
+    for endpoints in (
+        *(generate, chat, completions, messages, responses, tokens, models, health, console),
+    ):
         app.include_router(endpoints.router)
     _answer_errors(app, metrics)
     return app
 
 
-def _refuse_if_full(scope: Scope, service: AsyncEngine) -> Response | None:
-    """Refuse a request before its body is read where there is no room; else keep room for it."""
+def _refuse_if_full(scope: Scope, service: AsyncEngine, whole: bool) -> Response | None:
+    """Refuse a request that there is no room for; keep room for one that is whole."""
     wants_answer = scope["method"] == "POST" and scope["path"] in _GENERATING
     if not wants_answer or service.state is not ModelState.READY:
         return None
     try:
-        scope["state"]["release"] = service.admission.reserve()
+        if whole:
+            scope["state"]["release"] = service.admission.reserve()
+        else:
+            service.admission.check(1)
     except QueueFull as error:
-        return _full(error)
+        return _full(error, scope["path"])
     return None
 
 
-def _full(error: QueueFull) -> Response:
+def _full(error: QueueFull, path: str) -> Response:
     retry = {"retry-after": str(error.retry_after)}
-    return ApiError(429, str(error), code=error.reason, headers=retry).response()
+    return ApiError(429, str(error), code=error.reason, headers=retry).response(path)
 
 
 def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
@@ -108,33 +128,29 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         metrics.observe_rejected("invalid")
-        return from_validation_error(error, request).response()
+        return from_validation_error(error, request).response(request.url.path)
 
     @app.exception_handler(InvalidField)
     async def invalid_field(request: Request, error: InvalidField) -> Response:
         metrics.observe_rejected("invalid")
-        return error.answer(request).response()
+        return error.answer(request).response(request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            metrics.observe_rejected("too_large")
-        return from_http_exception(error).response()
+        return from_http_exception(error).response(request.url.path)
 
     @app.exception_handler(NotReady)
     async def not_ready(request: Request, error: NotReady) -> Response:
         if request.method == "POST":  # questions about the service itself are never refused
             metrics.observe_rejected("not_ready")
-        retry = {"retry-after": str(_NOT_READY_RETRY_SECONDS)}
-        code = f"model_{error.state}"
-        return ApiError(503, error.message, code=code, headers=retry).response()
+        return unavailable(error.message, f"model_{error.state}").response(request.url.path)
 
     @app.exception_handler(QueueFull)
     async def queue_full(request: Request, error: QueueFull) -> Response:
-        return _full(error)
+        return _full(error, request.url.path)
 
     @app.exception_handler(PromptTooLong)
     async def prompt_too_long(request: Request, error: PromptTooLong) -> Response:
-        code = "context_length_exceeded"
-        field = "messages" if request.url.path == chat.PATH else "prompt"
-        return ApiError(400, str(error), code=code, param=field).response()
+        code, path = "context_length_exceeded", request.url.path
+        field = _PROMPT_FIELDS.get(path, "prompt")
+        return ApiError(400, str(error), code=code, param=field).response(path)

@@ -1,16 +1,20 @@
-"""Every error that a client sees, in OpenAI's error object.
+"""Every error that a client sees, in the shape of the protocol that it speaks.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-`param` names the field that is wrong, where one is. Client libraries for OpenAI's API turn this
-into their own exceptions.
+is OpenAI's, and the one of all endpoints but Anthropic's, whose is
+
+    {"type": "error", "error": {"type": ..., "message": ...}}
+
+`param` names the field that is wrong, where one is. Client libraries turn both into their own
+exceptions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from fastapi import Request, Response
@@ -19,6 +23,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 OPENAI_PREFIX = "/v1/"
+ANTHROPIC_PREFIX = "/v1/messages"
+_RETRY_SECONDS = 5
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that left; only ever seen in the log
 
 
@@ -37,14 +43,31 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
-def error_responses(invalid: int) -> dict[int | str, dict[str, Any]]:
+class AnthropicErrorDetail(BaseModel):
+    """What went wrong, in Anthropic's words."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(BaseModel):
+    """The body of every response of `/v1/messages` that is not a success."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
+
+
+def error_responses(
+    invalid: int, model: type[BaseModel] = ErrorResponse
+) -> dict[int | str, dict[str, Any]]:
     """Return what the API's description says of a generating endpoint's failures.
 
     Args:
         invalid: the status of wrong fields.
+        model: of the errors' bodies.
     """
-    codes = sorted({400, 401, 413, 415, 429, 500, 503, 504, invalid})
-    return {code: {"model": ErrorResponse} for code in codes}
+    codes = sorted({400, 401, 408, 413, 415, 429, 500, 503, 504, invalid})
+    return {code: {"model": model} for code in codes}
 
 
 class ApiError(HTTPException):
@@ -71,8 +94,11 @@ class ApiError(HTTPException):
         self.code = code
         self.param = param
 
-    def body(self) -> bytes:
-        """Return the error object as JSON."""
+    def body(self, path: str) -> bytes:
+        """Return the error as JSON, as clients of an endpoint expect it."""
+        if path.startswith(ANTHROPIC_PREFIX):
+            told = {"type": _anthropic_type(self.status_code), "message": self.detail}
+            return orjson.dumps({"type": "error", "error": told})
         detail = {
             "message": self.detail,
             "type": _type(self.status_code),
@@ -81,9 +107,15 @@ class ApiError(HTTPException):
         }
         return orjson.dumps({"error": detail})
 
-    def response(self) -> Response:
-        """Return the whole response."""
-        return Response(self.body(), self.status_code, self.headers, media_type="application/json")
+    def event(self, path: str) -> bytes:
+        """Return the event that ends a stream."""
+        name = b"event: error\n" if path.startswith(ANTHROPIC_PREFIX) else b""
+        return name + b"data: " + self.body(path) + b"\n\n"
+
+    def response(self, path: str = "") -> Response:
+        """Return the whole response of an endpoint; without one where none was asked for."""
+        content = self.body(path)
+        return Response(content, self.status_code, self.headers, media_type="application/json")
 
 
 class InvalidField(Exception):  # noqa: N818 - named as what it says
@@ -110,6 +142,11 @@ def internal_error() -> ApiError:
         500, "the server failed; its log has the reason under this request's id",
         code="internal_error",
     )  # fmt: skip
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """Return the answer to what goes well a few seconds later."""
+    return ApiError(503, message, code=code, headers={"retry-after": str(_RETRY_SECONDS)})
 
 
 def from_http_exception(error: HTTPException) -> ApiError:
@@ -170,3 +207,15 @@ def _type(status: int) -> str:
     if status == HTTPStatus.UNAUTHORIZED:
         return "authentication_error"
     return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def _anthropic_type(status: int) -> str:
+    known = {
+        401: "authentication_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+    return known.get(status, "api_error" if status >= 500 else "invalid_request_error")

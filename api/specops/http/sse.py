@@ -28,6 +28,11 @@ def event(data: Any) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
+def named_event(data: dict[str, Any]) -> bytes:
+    """Return one event that is named after the `type` of its data."""
+    return f"event: {data['type']}\n".encode() + event(data)
+
+
 @asynccontextmanager
 async def calling_on_disconnect(receive: Receive, leave: Callable[[], None]) -> AsyncIterator[None]:
     """Call `leave` when the client leaves, and at the latest when the block ends.
@@ -92,7 +97,7 @@ class EventStream(Response):
                 async for chunk in self._events:
                     await _send_chunk(send, chunk)
             except ApiError as error:
-                await _send_chunk(send, b"data: " + error.body() + b"\n\n")
+                await _send_chunk(send, error.event(scope["path"]))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -90,7 +90,7 @@ class Metrics:
         return encode(self.registry), content_type
 
     def read(self, names: Iterable[str]) -> dict[str, float]:
-        """Return what the series called `names` are now, by name and label: `draft_tokens/ngram`.
+        """Return what the series called `names` are now, by name and label: `draft_tokens/suffix`.
 
         Only what was asked for is read; the namespace is left out of the keys.
         """
@@ -147,6 +147,11 @@ class Metrics:
         series.chosen_draft_tokens[drafter].observe(draft.draft_tokens)
         series.draft_tokens[drafter].inc(draft.draft_tokens)
         series.accepted_tokens[drafter].inc(draft.accepted)
+        for position, promised in enumerate(draft.promised):
+            tenth = min(int(10 * promised), 9)
+            series.draft_promises[drafter][tenth].inc()
+            series.draft_promised[drafter][tenth].inc(promised)
+            series.draft_promises_kept[drafter][tenth].inc(position < draft.accepted)
         for position in range(1, draft.accepted + 1):
             series.accepted_per_position.labels(position).inc()
 
@@ -207,6 +212,14 @@ class Metrics:
             KeyError: another reason, which would make the label unbounded.
         """
         self._requests.requests_rejected[reason].inc()
+
+    def observe_closing(self, reason: str) -> None:
+        """Count a connection that the server closed; `reason` is one of `series.CLOSINGS`.
+
+        Raises:
+            KeyError: another reason.
+        """
+        self._requests.connections_closed[reason].inc()
 
     def observe_load_test(self, shape: str) -> None:
         """Count a request that says that it is part of a load test; unknown shapes are one."""

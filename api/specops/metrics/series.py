@@ -11,16 +11,16 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from specops.metrics.collectors import NAMESPACE
-from specops.request import FinishReason, StepKind
+from specops.request import SOURCES, FinishReason, StepKind
 
-DRAFTERS = ("draft", "ngram", "ngram_cache", "cascade")
 MODELS = ("target", "draft")
 USES = ("decoded", "verified", "prompt")
 BLOCK_STATES = ("used", "shared", "kept", "free")
 REJECTIONS = (
     *("queue_full", "kv_tokens", "memory", "pressure"),
-    *("not_ready", "prompt_too_long", "invalid", "too_large", "unauthorized"),
+    *("not_ready", "prompt_too_long", "invalid", "too_large", "large_bodies", "unauthorized"),
 )
+CLOSINGS = ("slow_headers", "slow_body", "unread", "idle", "malformed", "full")
 LOAD_SHAPES = ("smoke", "ramp", "spike", "soak", "arrivals", "other")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
 
@@ -67,7 +67,14 @@ class _Maker:
         return {value: counter.labels(value) for value in values}
 
     def _per_drafter(self, name: str, text: str) -> dict[str, Counter]:
-        return self._counters(name, text, "drafter", DRAFTERS)
+        return self._counters(name, text, "drafter", SOURCES)
+
+    def _per_tenth(self, name: str, text: str) -> dict[str, list[Counter]]:
+        """A counter for each tenth of what drafters promise, by drafter."""
+        counter = self._counter(name, text, ["drafter", "tenth"])
+        return {
+            drafter: [counter.labels(drafter, tenth) for tenth in range(10)] for drafter in SOURCES
+        }
 
 
 class EngineSeries(_Maker):
@@ -140,7 +147,18 @@ class EngineSeries(_Maker):
             "draft_misses",
             "Sequence steps for which a drafter was asked and had nothing. A draft model that has "
             "not caught up with the prompt is not asked: for it alone that is no miss, and in a "
-            "cascade it is one of ngram's.",
+            "cascade it is one of suffix's.",
+        )
+        self.draft_promises = self._per_tenth(
+            "draft_promises",
+            "Draft tokens that came with a probability to be accepted, and that were verified "
+            "because all before them were; by the tenth that it fell into, 0 to 9.",
+        )
+        self.draft_promised = self._per_tenth(
+            "draft_promised", "Sum of these probabilities: how many were promised to be accepted."
+        )
+        self.draft_promises_kept = self._per_tenth(
+            "draft_promises_kept", "How many of them were accepted."
         )
         self.draft_seconds = self._counter("draft_seconds", "Seconds spent on drafting.")
         self.accepted_per_position = self._counter(
@@ -158,7 +176,7 @@ class EngineSeries(_Maker):
             _LENGTH_BUCKETS,
             ["drafter"],
         )
-        self.chosen_draft_tokens = {name: lengths.labels(name) for name in DRAFTERS}
+        self.chosen_draft_tokens = {name: lengths.labels(name) for name in SOURCES}
 
     def _make_gauges(self) -> None:
         self.avg_jump = self._gauge(
@@ -236,6 +254,13 @@ class RequestSeries(_Maker):
             "Requests that were refused before any work was done.",
             "reason",
             REJECTIONS,
+        )
+        self.connections_closed = self._counters(
+            "connections_closed",
+            "Connections that the server closed: their client sent or read too slowly, or nothing "
+            "for long, or no HTTP; or there were too many.",
+            "reason",
+            CLOSINGS,
         )
         self.load_test_requests = self._counters(
             "load_test_requests",

@@ -4,6 +4,10 @@ They are named by a digest of what was converted, so the same checkpoint under t
 that is the target's own files for one, is stored once. The digest takes reading every byte; it is
 kept beside the files' sizes and times and taken again only when one of those has changed.
 
+What was written is compared with its checksums before it is used, unless that was done since the
+machine booted, for this version of ONNX Runtime, and nothing has touched a file since. A damaged
+conversion is made again.
+
 The process that converts holds a lock: another one waits and then finds the conversion there. A
 half-made folder that is seen under the lock was left by a process that was killed.
 """
@@ -16,14 +20,16 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from specops.models.folder import MANIFEST
-from specops.models.hub import locked
 from specops.models.layout import Parts
+from specops.runtime import session
+from specops.system.checksums import CHECKSUMS, checksums, read_checksums
+from specops.system.folders import clear_leftovers, locked
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +38,8 @@ _CODE = (
     *("models/layout.py", "models/state_dict.py", "models/sentencepiece.py"),
 )
 _SOURCES = "sources.json"
+_VERIFIED = "verified"  # a file of a conversion: its marks when checksums were last compared
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAME = re.compile(r".+-(?P<key>[0-9a-f]{16})-(?:fp32|int[48]-.+|gguf)")
 _PIECE = 4 << 20
 _REPORT_SECONDS = 5.0
@@ -71,19 +79,20 @@ class Conversions:
         self._root = root
         self._code = _code_digest()
 
-    def find(self, path: Path, parts: Parts, quant: str) -> Conversion | None:
-        """The conversion of a checkpoint that has not changed since; reads no weights.
+    def find(self, path: Path, parts: Parts, quant: str, *, report: Report) -> Conversion | None:
+        """The conversion of a checkpoint that has not changed since; mostly, reads no weights.
 
         Args:
             path: the checkpoint.
             parts: what it is made of.
             quant: the weights wanted.
+            report: told when the conversion has to be read.
         """
         source = self._read().get(str(path.resolve()))
-        if source is None or source.seen != _seen(parts):
+        if source is None or source.seen != _seen(parts.files):
             return None
         found = self._conversion(source.digest, quant, name="", lock=None)
-        return found if found.exists else None
+        return found if found.exists and _intact(found.folder, report) else None
 
     @contextmanager
     def held(
@@ -109,15 +118,20 @@ class Conversions:
             report(f"waiting for another process that converts in {self._root}")
 
         with locked(self._root, wait) as lock:
-            sources, place, seen = self._read(), str(path.resolve()), _seen(parts)
+            sources, place, seen = self._read(), str(path.resolve()), _seen(parts.files)
             source = sources.get(place)
             if source is None or source.seen != seen:
                 source = sources[place] = _Source(seen, _digest(path, parts, report))
                 self._write(sources)
             conversion = self._conversion(source.digest, quant, name=name, lock=lock)
+            if conversion.folder.exists() and not _intact(conversion.folder, report):
+                log.warning("%s is damaged and is made again", conversion.folder)
+                shutil.rmtree(conversion.folder)
             if not conversion.exists:
                 self._clear({self._key(known.digest) for known in sources.values()})
             yield conversion
+            if conversion.exists:
+                _remember(conversion.folder, _marks(conversion.folder))
 
     def _conversion(self, digest: str, quant: str, *, name: str, lock: int | None) -> Conversion:
         key = self._key(digest)
@@ -129,13 +143,9 @@ class Conversions:
         return hashlib.sha256(f"{self._code}\0{digest}".encode()).hexdigest()[:16]
 
     def _clear(self, keys: set[str]) -> None:
+        clear_leftovers(self._root)
         for folder in sorted(self._root.iterdir()):
-            if not folder.is_dir():
-                continue
-            if folder.name.startswith("."):
-                log.info("removing %s, which an interrupted conversion left", folder)
-                shutil.rmtree(folder, ignore_errors=True)
-            elif (match := _NAME.fullmatch(folder.name)) and match["key"] not in keys:
+            if (match := _NAME.fullmatch(folder.name)) and match["key"] not in keys:
                 log.info("removing %s: its checkpoint or the converter has changed", folder)
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -162,10 +172,39 @@ def _code_digest() -> str:
     return digest.hexdigest()
 
 
-def _seen(parts: Parts) -> str:
-    """Changes whenever a file of the checkpoint may have."""
+def _intact(folder: Path, report: Report) -> bool:
+    """A conversion is what was written; reads it whole where that is not known."""
+    try:
+        marks = _marks(folder)
+        known = folder / _VERIFIED
+        if known.is_file() and known.read_text(encoding="utf-8") == marks:
+            return True
+        report(f"checking {folder}")
+        expected = read_checksums(folder)
+        if checksums(folder / name for name in expected) != expected:
+            return False
+    except (OSError, ValueError):
+        return False
+    with suppress(OSError):  # a cache that cannot be written is read again next time
+        _remember(folder, marks)
+    return True
+
+
+def _marks(folder: Path) -> str:
+    """Changes when the machine boots, with ONNX Runtime, and when a file has been touched."""
+    boot = _BOOT.read_text(encoding="ascii") if _BOOT.is_file() else ""
+    files = [folder / name for name in (*read_checksums(folder), CHECKSUMS)]
+    return hashlib.sha256(f"{boot}\0{session.VERSION}\0{_seen(files)}".encode()).hexdigest()
+
+
+def _remember(folder: Path, marks: str) -> None:
+    (folder / _VERIFIED).write_text(marks, encoding="utf-8")
+
+
+def _seen(files: Iterable[Path]) -> str:
+    """Changes whenever one of the files may have."""
     digest = hashlib.sha256()
-    for file in parts.files:
+    for file in files:
         status = file.stat()
         marks = (status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
         digest.update(f"{file}\0{marks}\0".encode())

@@ -33,7 +33,8 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 
 from specops.models.folder import GENAI_CONFIG, TOKENIZER_ADVICE, ModelError
-from specops.models.hub import GGUF, MANIFEST, HubModel, Progress
+from specops.models.gguf_files import SUFFIX
+from specops.models.hub import MANIFEST, HubModel, Progress
 from specops.models.hub_files import choose_files, has_tokenizer
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
 def _nothing_usable(model: HubModel, reason: str, siblings: list[Any]) -> str:
     paths = [PurePosixPath(item.rfilename) for item in siblings]
     graphs = sorted({str(path.parent) for path in paths if path.name == GENAI_CONFIG})
-    files = sorted(str(path) for path in paths if path.suffix == GGUF)
+    files = sorted(str(path) for path in paths if path.suffix == SUFFIX)
     start = f"{model.repo}@{model.revision}"
     advice = "choose a repository with safetensors"
     if graphs:

@@ -12,12 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specops.models.inside import inside
+
 MANIFEST = "specops.json"
 GENAI_CONFIG = "genai_config.json"
 TOKENIZER_ADVICE = (
     "put the model's tokenizer.json (or vocab.json and merges.txt, or tokenizer.model) into its "
     "folder, and set SPECOPS_TARGET or SPECOPS_DRAFT to that"
 )
+MEMORY_ADVICE = (
+    "most likely because memory ran out: raise the memory limit, or take smaller weights"
+)
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_LARGEST = (1 << 31) - 1  # no size and no token of a model is larger
+_MOST_PARAMETERS = 1 << 50
 _WEIGHTS = re.compile(r"int4|int8|fp16|fp32|bf16")
 
 
@@ -56,17 +64,17 @@ class ModelFolder:
             return cls(
                 path=path,
                 name=name,
-                graph=path / _file_name(manifest["onnx_file"]),
+                graph=inside(path, manifest["onnx_file"]),
                 quant=manifest["quantization"]["name"],
-                vocab_size=manifest["vocab_size"],
-                context_length=manifest["context_length"],
-                parameters=manifest["num_parameters"],
-                bos_token=manifest["bos_token_id"],
-                end_tokens=frozenset(manifest["eos_token_ids"]),
-                hidden_size=manifest.get("hidden_size", 0),  # exports of older versions lack it
-                num_heads=manifest.get("num_heads", 0),
+                vocab_size=_size(manifest["vocab_size"]),
+                context_length=_size(manifest["context_length"]),
+                parameters=_size(manifest["num_parameters"], _MOST_PARAMETERS),
+                bos_token=_token(manifest["bos_token_id"]),
+                end_tokens=frozenset(map(_size, manifest["eos_token_ids"])),
+                hidden_size=_size(manifest.get("hidden_size", 0)),  # older exports lack it
+                num_heads=_size(manifest.get("num_heads", 0)),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except _DAMAGED as error:
             raise ModelError(
                 f"{path / MANIFEST} cannot be used ({error!r}): export the model again"
             ) from error
@@ -81,21 +89,21 @@ class ModelFolder:
         """
         try:
             model = json.loads((path / GENAI_CONFIG).read_text(encoding="utf-8"))["model"]
-            file = _file_name(model["decoder"]["filename"])
+            graph = inside(path, model["decoder"]["filename"])
             folder = cls(
                 path=path,
                 name=name,
-                graph=path / file,
-                quant=_weights_of(file),
-                vocab_size=int(model["vocab_size"]),
-                context_length=int(model["context_length"]),
+                graph=graph,
+                quant=_weights_of(graph.name),
+                vocab_size=_size(model["vocab_size"]),
+                context_length=_size(model["context_length"]),
                 parameters=0,
-                bos_token=model.get("bos_token_id"),
+                bos_token=_token(model.get("bos_token_id")),
                 end_tokens=_ids(model["eos_token_id"]),
-                hidden_size=int(model["decoder"].get("hidden_size", 0)),
-                num_heads=int(model["decoder"].get("num_attention_heads", 0)),
+                hidden_size=_size(model["decoder"].get("hidden_size", 0)),
+                num_heads=_size(model["decoder"].get("num_attention_heads", 0)),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except _DAMAGED as error:
             raise ModelError(
                 f"{path / GENAI_CONFIG} cannot be used ({error!r}): it must describe a decoder "
                 "as onnxruntime-genai's model builder does"
@@ -106,17 +114,21 @@ class ModelFolder:
         return folder
 
 
-def _file_name(text: str) -> str:
-    """The name of a file in the folder itself: a description may be a stranger's."""
-    if Path(text).name != text or text in ("", ".."):
-        raise ValueError(f"{text} is no file in the folder")
-    return text
-
-
 def _weights_of(file: str) -> str:
     found = _WEIGHTS.search(file)
     return found.group() if found else "onnx"
 
 
+def _size(value: Any, most: int = _LARGEST) -> int:
+    """What a file says, if it can be a size or a token's number."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:100]} is no size")
+    return value
+
+
+def _token(value: Any) -> int | None:
+    return None if value is None else _size(value)
+
+
 def _ids(value: Any) -> frozenset[int]:
-    return frozenset(value if isinstance(value, list) else [value])
+    return frozenset(map(_size, value if isinstance(value, list) else [value]))

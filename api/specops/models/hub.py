@@ -7,19 +7,18 @@ most starts of the service are not the first.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from specops.models.folder import ModelError
+from specops.models.gguf_files import SUFFIX
+from specops.system.folders import locked
 
 MANIFEST = "download.json"
-GGUF = ".gguf"
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _REFERENCE = re.compile(
     rf"(?P<repo>{_NAME}/{_NAME})(?:@(?P<revision>[\w./-]+))?(?::(?P<subfolder>[\w./-]+))?", re.ASCII
@@ -60,7 +59,7 @@ class HubModel:
     def gguf(self) -> str:
         """The name of the GGUF that it is; empty where it is a folder."""
         path = PurePosixPath(self.subfolder)
-        return path.name if path.suffix == GGUF else ""
+        return path.name if path.suffix == SUFFIX else ""
 
     @property
     def place(self) -> str:
@@ -128,24 +127,3 @@ def is_complete(folder: Path, model: HubModel) -> bool:
         return wanted and all((folder / name).stat().st_size == sizes[name] for name in sizes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-@contextmanager
-def locked(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[int]:
-    """Hold `folder`, made if need be; another process waits for this one to be done with it.
-
-    `waiting` is called once where this one has to wait for another. Yields a handle: a child
-    process that is given it keeps the lock should this one be killed.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting is not None:
-                waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle
-    finally:
-        os.close(handle)

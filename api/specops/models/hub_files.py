@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from specops.models.folder import GENAI_CONFIG
-from specops.models.layout import shards_of
+from specops.models.gguf_files import shards_of
 
 _CONFIGS = ("config.json", "generation_config.json")
 _TOKENIZER = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 import sys
 from collections import deque
@@ -23,11 +22,12 @@ import numpy as np
 
 from specops.models import hub
 from specops.models.folder import TOKENIZER_ADVICE
+from specops.models.gguf_files import files_of, is_gguf
+from specops.models.inside import indexed
 from specops.models.sentencepiece import make_tokenizer
 from specops.models.state_dict import StateDictError, Tensor, read_state_dict
 
 _SUFFIXES = (".pt", ".pth", ".bin")
-_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _HUB_WEIGHTS = "pytorch_model.bin"
 _SAFETENSORS = "model*.safetensors*"
 _TOKENIZER = "tokenizer.json"
@@ -101,7 +101,10 @@ def parts_of(source: Path) -> Parts:
         LayoutError: something is missing or ambiguous.
     """
     if is_gguf(source):
-        return Parts(source.parent, source, (), _shards(source))
+        try:
+            return Parts(source.parent, source, (), files_of(source))
+        except FileNotFoundError as error:
+            raise LayoutError(str(error)) from error
     if source.is_file() and source.suffix in _SUFFIXES:
         found = Parts(source.parent, _config_of(source), (source,))
     elif any(source.glob(_SAFETENSORS)):
@@ -118,30 +121,10 @@ def parts_of(source: Path) -> Parts:
     return found
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether a path is a GGUF's, going by its name."""
-    return path.suffix == hub.GGUF and not path.is_dir()
-
-
-def shards_of(name: str) -> list[str]:
-    """The names of a GGUF's files in order, of which one is known."""
-    found = _SHARD.fullmatch(name)
-    if found is None:
-        return [name]
-    count = found["count"]
-    return [f"{found['stem']}-{one:05d}-of-{count}{hub.GGUF}" for one in range(1, int(count) + 1)]
-
-
-def _shards(file: Path) -> tuple[Path, ...]:
-    found = tuple(file.with_name(name) for name in shards_of(file.name))
-    for path in found:
-        if not path.is_file():
-            raise LayoutError(f"{path} is missing")
-    return found
-
-
 def arrange(source: Path, destination: Path) -> None:
     """Fill the folder `destination` with what the converter reads; weights are streamed.
+
+    Those that are safetensors already stay where they are.
 
     Raises:
         LayoutError, StateDictError: the checkpoint cannot be understood.
@@ -158,10 +141,6 @@ def arrange(source: Path, destination: Path) -> None:
         for file in parts.state_dicts:
             tensors |= read_state_dict(file)
         write_safetensors(destination / "model.safetensors", tensors)
-    else:
-        for file in parts.folder.glob(_SAFETENSORS):
-            if not (destination / file.name).exists():
-                (destination / file.name).symlink_to(file.resolve())
     if not (destination / _TOKENIZER).is_file():
         _make_tokenizer(parts.folder, destination / _TOKENIZER)
 
@@ -221,10 +200,9 @@ def _state_dicts(folder: Path) -> tuple[Path, ...]:
     index = folder / f"{_HUB_WEIGHTS}.index.json"
     if index.is_file():
         try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
-            raise LayoutError(f"{index} cannot be read ({error!r})") from error
-        return tuple(folder / Path(name).name for name in sorted(names))
+            return tuple(indexed(index))
+        except ValueError as error:
+            raise LayoutError(str(error)) from error
     if (folder / _HUB_WEIGHTS).is_file():
         return (folder / _HUB_WEIGHTS,)
     found = [path for path in sorted(folder.glob("*")) if path.suffix in (".pt", ".pth")]
@@ -243,13 +221,13 @@ def _config(file: Path) -> dict[str, Any]:
     """The configuration, with the architecture named."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LayoutError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise LayoutError(f"{file} must hold a JSON object")
     if not config.get("architectures"):
         kind = config.get("model_type")
-        if kind not in _ARCHITECTURES:
+        if not isinstance(kind, str) or kind not in _ARCHITECTURES:
             raise LayoutError(
                 f"{file}: key 'model_type' must be one of {', '.join(_ARCHITECTURES)}, is {kind!r}"
             )

@@ -6,8 +6,12 @@ process never imports the converter.
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 import re
 import shutil
+import signal
 import subprocess  # nosec B404: runs only our own modules
 import sys
 import tempfile
@@ -19,18 +23,18 @@ from pathlib import Path
 
 from specops.config import ConfigError, Settings
 from specops.models.conversions import Conversion, Conversions
-from specops.models.folder import GENAI_CONFIG, MANIFEST, ModelError, ModelFolder
+from specops.models.folder import GENAI_CONFIG, MANIFEST, MEMORY_ADVICE, ModelError, ModelFolder
+from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
 from specops.models.hub import HubModel, fetch
-from specops.models.layout import LayoutError, Parts, is_gguf, parts_of
-from specops.presets import presets
+from specops.models.layout import LayoutError, Parts, parts_of
+from specops.presets import CHAT, chat_model, in_environment, presets
 
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
-_OWN_WEIGHTS = "gguf"  # the quantization of a GGUF, whichever its blocks are
 _DEFAULT_BLOCK = "-128"
-_DEFAULT_METHOD = "-search"
 _REPORT_SECONDS = 5.0
-_BUNDLED = "./"  # how presets.toml begins the name of a folder below SPECOPS_MODELS_DIR
+# How presets.toml begins what lies below SPECOPS_MODELS_DIR, and below the environment.
+_BUNDLED, _FETCHED = "./", "share/"
 
 Source = Path | HubModel
 """A checkpoint or an exported model: a folder, or a file of torch or llama.cpp, or on the hub."""
@@ -57,7 +61,7 @@ def choose(settings: Settings) -> ModelChoice:
         ConfigError: there is no such preset, or it has no target and none is given, or weights are
             asked for of a GGUF, which has its own.
     """
-    preset = presets().get(settings.model)
+    preset = presets().get(settings.preset)
     if preset is None:
         names = ", ".join(presets())
         raise ConfigError(f"SPECOPS_MODEL takes one of {names}, not {settings.model}")
@@ -66,12 +70,17 @@ def choose(settings: Settings) -> ModelChoice:
             "SPECOPS_TARGET takes a folder, a .pt or .gguf file or org/name; "
             f"{settings.model} needs one"
         )
+    if settings.preset == CHAT and not settings.target and not chat_model().is_file():
+        raise ConfigError(
+            f"SPECOPS_MODEL={CHAT} needs {chat_model()}, which is missing: fetch it with "
+            f"scripts/chat_model.py, or take {CHAT}-hf, which is on the hub"
+        )
     # A preset's draft fits the preset's target; another target needs to be given its own.
     draft = settings.draft or ("none" if settings.target else preset.draft)
     target = _source(settings.target, preset.target, settings.models_dir)
     small = None if draft == "none" else _source(settings.draft, draft, settings.models_dir)
     return ModelChoice(
-        name=_name(target) if settings.target else settings.model,
+        name=_name(target) if settings.target else settings.preset,
         target=target,
         target_quant=_quant(target, settings.quant, preset.quant, "SPECOPS_QUANT"),
         draft=small,
@@ -121,7 +130,7 @@ def prepare(
     except LayoutError as error:
         raise ModelError(str(error)) from error
     conversions = Conversions(cache_dir / "converted")
-    found = conversions.find(path, parts, quant)
+    found = conversions.find(path, parts, quant, report=report)
     if found is None:
         found = _converted(conversions, path, parts, quant, source=source, report=report)
     return ModelFolder.read(found.folder, name)
@@ -145,7 +154,7 @@ def _converted(
                 with _in_order(path, parts, made) as checkpoint:
                     _run(
                         "specops.models.convert",
-                        *(str(checkpoint), str(made.folder), "--quant", quant),
+                        *(*checkpoint, str(made.folder), "--quant", quant),
                         *("--source-digest", made.source_digest),
                         lock=made.lock,
                         tell=_percents(work, report),
@@ -166,6 +175,8 @@ def _source(given: str, preset: str, models_dir: Path) -> Source:
                 return path
     elif preset.startswith(_BUNDLED):
         return models_dir / preset
+    elif preset.startswith(_FETCHED):
+        return in_environment(preset)
     return HubModel.parse(given or preset) or Path(given)
 
 
@@ -184,7 +195,7 @@ def _quant(source: Source | None, given: str, preset: str, variable: str) -> str
             f"{variable} is {given}, but {source} is a GGUF, which keeps the weights that it has: "
             f"leave {variable} empty"
         )
-    return _OWN_WEIGHTS
+    return OWN_WEIGHTS
 
 
 def _is_gguf(source: Source) -> bool:
@@ -192,12 +203,12 @@ def _is_gguf(source: Source) -> bool:
 
 
 def _with_block(quant: str) -> str:
-    """A quantization's full name: the block always, the converter's default method never."""
-    match = re.fullmatch(r"(int[48])(-\d+)?(-[a-z]+)?", quant)
+    """A quantization's full name: the block always."""
+    match = re.fullmatch(r"(int[48])(-\d+)?(-rtn)?", quant)
     if match is None:
         return quant
-    bits, block, method = match.groups()
-    return bits + (block or _DEFAULT_BLOCK) + ("" if method in (None, _DEFAULT_METHOD) else method)
+    bits, block, data_free = match.groups()
+    return f"{bits}{block or _DEFAULT_BLOCK}{data_free or ''}"
 
 
 def _progress(model: HubModel, downloading: Downloading | None) -> Callable[[int, int], None]:
@@ -209,28 +220,34 @@ def _progress(model: HubModel, downloading: Downloading | None) -> Callable[[int
 
 
 @contextmanager
-def _in_order(path: Path, parts: Parts, made: Conversion) -> Iterator[Path]:
-    """The checkpoint in the layout of the converter: itself, or a copy that lasts as long."""
+def _in_order(path: Path, parts: Parts, made: Conversion) -> Iterator[list[str]]:
+    """How to tell the converter of a checkpoint that has its layout: itself, or a copy.
+
+    The copy lasts as long as this does. Safetensors are never copied.
+    """
     if parts.in_order:
-        yield path
+        yield [str(path)]
         return
     copy = made.folder.with_name(f".{made.folder.name}.layout")
     try:
         _run("specops.models.layout", str(path), str(copy), lock=made.lock)
-        yield copy
+        yield [str(copy)] if parts.state_dicts else ["--weights", str(path), str(copy)]
     finally:
         shutil.rmtree(copy, ignore_errors=True)
 
 
 def _percents(work: str, report: Callable[[str], None]) -> Callable[[str], None]:
-    """Passes on the converter's percentages, with what is being done, now and then."""
-    told = time.monotonic()
+    """Passes on the converter's percentages, with what is being done and how long it will take."""
+    started = told = time.monotonic()
 
     def tell(line: str) -> None:
         nonlocal told
-        if line.endswith(" %") and time.monotonic() - told >= _REPORT_SECONDS:
-            told = time.monotonic()
-            report(f"{work}: {line}")
+        now = time.monotonic()
+        if line.endswith(" %") and now - told >= _REPORT_SECONDS:
+            told = now
+            done = max(1, int(line.removesuffix(" %")))
+            left = math.ceil((now - started) * (100 - done) / done / 60)
+            report(f"{work}: {line}" + (f", about {left} min left" if left > 1 else ""))
 
     return tell
 
@@ -263,6 +280,16 @@ def _run(
         for line in process.stdout or ():
             if tell is not None:
                 tell(line.strip())
-        if process.wait():
+        if status := process.wait():
             errors.seek(0)
-            raise ModelError(f"{arguments[0]} cannot be converted: {errors.read().strip()}")
+            said = _advised(status, errors.read().strip())
+            raise ModelError(f"{arguments[0]} cannot be converted: {said}")
+
+
+def _advised(status: int, said: str) -> str:
+    """What a process that failed said, and what to do where it cannot know that."""
+    if status < 0:
+        return f"{signal.Signals(-status).name} ended it, {MEMORY_ADVICE}"
+    if os.strerror(errno.ENOSPC) in said:
+        said += "; SPECOPS_CACHE_DIR takes a folder with room for the converted weights"
+    return said

@@ -38,12 +38,19 @@ def make_tokenizer(folder: Path) -> Tokenizer:
         OSError: it cannot be read.
     """
     file = folder / "tokenizer.model"
+    content = file.read_bytes()
     try:
-        pieces, trainer = _read(file.read_bytes())
-    except (IndexError, ValueError, struct.error) as error:
+        pieces, trainer = _read(content)
+        if trainer.get(3, 1) != _BPE:
+            raise SentencePieceError(f"{file} is no byte-pair encoding: its kind cannot be read")
+        return _tokenizer(folder, pieces, trainer)
+    except SentencePieceError:
+        raise
+    except Exception as error:  # the Rust library raises bare Exception
         raise SentencePieceError(f"{file} is damaged ({error}): download it again") from error
-    if trainer.get(3, 1) != _BPE:
-        raise SentencePieceError(f"{file} is no byte-pair encoding: its kind cannot be read")
+
+
+def _tokenizer(folder: Path, pieces: Sequence[Piece], trainer: dict[int, Any]) -> Tokenizer:
     tokenizer = bpe_tokenizer(
         pieces, unknown=trainer.get(40, 0), byte_fallback=bool(trainer.get(35, 0))
     )

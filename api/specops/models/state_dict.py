@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle  # nosec B403: only through _Unpickler, which resolves an allowlist
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,9 +74,14 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
                     raise StateDictError(f"{file} was written big-endian: save it again")
             with archive.open(description) as stream:
                 content = _Unpickler(stream, file, archive, root).load()
-    except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError) as error:
+    except StateDictError:
+        raise
+    except (
+        *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, EOFError),
+        *(OSError, RuntimeError),  # a seek to nowhere; versions, ciphers, depths that zipfile lacks
+    ) as error:
         raise StateDictError(f"{file} is damaged ({error}): save or download it again") from error
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise StateDictError(
             f"{file} holds no state dict that can be read ({error}): save it with "
             "torch.save(model.state_dict(), file)"

@@ -7,6 +7,8 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 
 from specops.runtime.batch import Batch
@@ -127,7 +129,11 @@ def _write(path: Path, model: CostModel) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in path.parent.glob(f".{escape(path.name)}.*"):  # of a killed process
+            leftover.unlink(missing_ok=True)
         draft.write_text(json.dumps(kept), encoding="utf-8")
         draft.replace(path)
     except OSError as error:  # measured again at the next start
         log.warning("%s cannot be written: %s", path, error)
+        with suppress(OSError):
+            draft.unlink()

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 _RATE = 0.1  # of what a pass was off that the factors take over
-_OUTLIER = 2.0  # a pass this many times slower or faster than expected counts as this much
+OUTLIER = 2.0  # what takes so many times as long as expected, or more, counts as so much: it waited
 _SHOWN_PAIRS = 1_000_000  # the unit in which people are told what attention costs
 
 
@@ -86,16 +86,11 @@ class CostModel:
         """Take in what a pass took."""
         fixed, marginal = self._parts(tokens, work)
         expected = fixed + marginal
-        off = min(max(seconds / expected, 1 / _OUTLIER), _OUTLIER) - 1
+        off = min(max(seconds / expected, 1 / OUTLIER), OUTLIER) - 1
         # Normalized least mean squares (Nagumo and Noda 1967), in shares of what was expected.
         step = _RATE * off * expected / (fixed * fixed + marginal * marginal)
         self.fixed *= 1 + step * fixed
         self.marginal *= 1 + step * marginal
-
-    @property
-    def prompt_token(self) -> float:
-        """Seconds of a prompt's token in the widest pass."""
-        return self.cost(self.sizes[-1]) / self.sizes[-1]
 
     def table(self, kind: str = "tokens") -> Iterator[tuple[str, int, float]]:
         """Kind, size, and the seconds that it takes now: passes by tokens, then attention.

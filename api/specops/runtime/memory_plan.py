@@ -86,7 +86,11 @@ class MemoryPlan:
         )
         rows = [
             ("limit", supply.limit, f"{supply.source}; swap beside it: {_mb(supply.swap)}"),
-            ("held now", supply.held, "the process, weights that are not mapped, shared n-grams"),
+            (
+                "held now",
+                supply.held,
+                "the process, unmapped weights, what drafters keep",
+            ),
             ("KV cache", self.kv_bytes, cache),
             ("a pass", demand.pass_bytes, "activations, logits"),
             ("spare", spare_bytes(supply.limit), "requests, threads"),

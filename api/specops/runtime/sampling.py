@@ -1,7 +1,8 @@
 """From logits to probabilities to a token.
 
-The same filters apply to the target and to the draft, in the order that the transformers library
-uses: temperature, top-k, top-p. The kernels do the arithmetic.
+The same filters apply to the target and to the draft: temperature and top-n-sigma, then in the
+order that the transformers library uses: top-k, top-p, min-p, typical-p. The kernels do the
+arithmetic.
 """
 
 from __future__ import annotations
@@ -27,9 +28,33 @@ def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
     Returns:
         [S, V] probabilities, each row sums to 1.
     """
-    return kernels.filtered(
-        logits, temperature=params.temperature, top_k=params.top_k, top_p=params.top_p
+    probs = kernels.filtered(
+        logits,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        top_n_sigma=params.top_n_sigma,
     )
+    if params.typical_p < 1:
+        for row in probs:
+            _keep_typical(row, params.typical_p)
+    return probs
+
+
+def _keep_typical(probs: Floats, mass: float) -> None:
+    """Keep the tokens whose surprise is nearest to the expected one, until they hold the mass.
+
+    Locally typical sampling (Meister et al. 2023, https://arxiv.org/abs/2202.00666).
+    """
+    (tokens,) = probs.nonzero()
+    kept = probs[tokens].astype(np.float64)
+    surprise = -np.log(kept)
+    order = np.argsort(np.abs(surprise - kept @ surprise), kind="stable")
+    held = np.cumsum(kept[order])
+    last = int(np.searchsorted(held, mass * held[-1]))
+    probs[tokens[order[last + 1 :]]] = 0
+    probs /= probs.sum(dtype=np.float64)
 
 
 def draw(weights: Floats, rng: np.random.Generator) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 
 from specops.runtime import kernels
 
 VERSION: str = ort.__version__
 Session = ort.InferenceSession
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _pool: list[int] = []  # the size of the process's thread pool, which is made once
 
 
@@ -33,23 +36,28 @@ def share_threads(threads: int) -> None:
 
 
 def open_session(graph: Path) -> ort.InferenceSession:
-    """Load a graph that `specops.models.graph.prepack` wrote, on the process's shared threads.
+    """Load a graph that `specops.models.graph.prepack` wrote, on the process's threads.
 
     Raises:
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
     options = plain_options()
-    options.use_per_session_threads = False
     # It is optimized already.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return load(graph, options)
 
 
-def plain_options() -> ort.SessionOptions:
-    """What every session has in common."""
+def plain_options(weights: Path | None = None) -> ort.SessionOptions:
+    """What every session has in common.
+
+    Args:
+        weights: the folder of a graph's external data, where the graph is no file.
+    """
     options = ort.SessionOptions()
     options.enable_cpu_mem_arena = False  # the arena keeps the largest prefill's memory for good
     options.log_severity_level = 3
+    if weights is not None:
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
     return options
 
 
@@ -59,6 +67,7 @@ def load(graph: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSessi
     Raises:
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
+    options.use_per_session_threads = not _pool  # with a pool for all, ONNX Runtime refuses others
     kernels.register(options)
     source = graph if isinstance(graph, bytes) else str(graph)
     try:
@@ -68,3 +77,11 @@ def load(graph: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSessi
     except Exception as error:  # ONNX Runtime raises a class per status code, without a base
         name = "the graph" if isinstance(graph, bytes) else graph
         raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
+
+
+def shared_value(array: npt.NDArray[np.generic]) -> ort.OrtValue:
+    """A tensor in the array's own memory."""
+    value = ort.OrtValue.ortvalue_from_numpy(array)
+    if array.size and value.data_ptr() != array.ctypes.data:
+        raise RuntimeError("ONNX Runtime has copied an array that passes write to")
+    return value

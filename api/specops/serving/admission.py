@@ -44,7 +44,7 @@ class AdmissionController:
         self._tracker = tracker
         self._gate = gate
         self._refused = refused
-        self._reserved = 0  # for requests whose bodies have not been read
+        self._reserved = 0  # for requests that are being parsed and encoded
 
     def check(self, count: int, tokens: int = 0) -> None:
         """Refuse requests that there is no room for.
@@ -67,8 +67,11 @@ class AdmissionController:
             self._refused(refusal.reason)
             raise refusal
 
-    def reserve(self) -> Callable[[], None]:
-        """Keep room for a request whose body has not been read yet.
+    def reserve(self, count: int = 1) -> Callable[[], None]:
+        """Keep room for requests that have come but are not ready to enter.
+
+        Args:
+            count: requests that came together.
 
         Returns:
             Gives the room up, for good or to be taken by `enter`; idempotent.
@@ -76,14 +79,14 @@ class AdmissionController:
         Raises:
             QueueFull: see `check`.
         """
-        self.check(1)
-        kept = True
-        self._reserved += 1
+        self.check(count)
+        kept = count
+        self._reserved += count
 
         def release() -> None:
             nonlocal kept
             self._reserved -= kept
-            kept = False
+            kept = 0
 
         return release
 

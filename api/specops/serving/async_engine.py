@@ -188,13 +188,7 @@ class AsyncEngine:
         self._metrics.set_model(_labels(info))
         self._metrics.set_slots(info.slots)
         self._metrics.set_kv_capacity(info.kv_tokens, scheduler.target.cache.num_blocks)
-        prompt_token, output_token = engine.token_seconds()
-        tracker = QueueTracker(
-            slots=info.slots,
-            queue_size=self._settings.queue_size,
-            prompt_token_seconds=prompt_token,
-            output_token_seconds=output_token,
-        )
+        tracker = QueueTracker(slots=info.slots, queue_size=self._settings.queue_size)
         gate = MemoryGate(info.kv_tokens, info.slots)
         self._admission = AdmissionController(tracker, gate, self._metrics.observe_rejected)
         controller = scheduler.controller

@@ -164,6 +164,6 @@ def _whereabouts(engine: Engine | None) -> dict[str, object]:
         return {}
     scheduler = engine.scheduler
     return {
-        name: [sequence.request.request_id.partition("/")[0] for sequence in sequences]
+        name: [sequence.request.client_id for sequence in sequences]
         for name, sequences in (("running", scheduler.running), ("waiting", scheduler.waiting))
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from specops.request import FinishReason, GenerationRequest, GenerationStats
 
-_SMOOTHING = 0.1  # weight of the newest request in the measured means
+_SMOOTHING = 0.1  # weight of the newest request in the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +33,14 @@ class QueueTracker:
     Args:
         slots: requests that run at the same time.
         queue_size: requests that may wait.
-        prompt_token_seconds: that a slot takes for a token of a prompt, until requests were seen.
-        output_token_seconds: that a slot takes for a token of its output, likewise.
     """
 
-    def __init__(
-        self,
-        *,
-        slots: int,
-        queue_size: int,
-        prompt_token_seconds: float,
-        output_token_seconds: float,
-    ) -> None:
+    def __init__(self, *, slots: int, queue_size: int) -> None:
         self.slots = slots
         self.capacity = slots + queue_size
-        self._in_flight: dict[str, tuple[int, float]] = {}  # tokens, expected seconds in a slot
-        self._seconds = 0.0
-        self._prompt_token_seconds = prompt_token_seconds
-        self._output_token_seconds = output_token_seconds
-        self._output_tokens = 50.0
         self.tokens = 0
+        self._in_flight: dict[str, int] = {}  # what each may take, tokens
+        self._seconds = 0.0  # that a request holds its slot, once some have finished
 
     @property
     def in_flight(self) -> int:
@@ -72,41 +60,22 @@ class QueueTracker:
         """
         position = QueuePosition(max(0, self.in_flight + 1 - self.slots), round(self._wait(), 3))
         for request in requests:
-            seconds = self._expected(request)
-            self._in_flight[request.request_id] = request.tokens, seconds
+            self._in_flight[request.request_id] = request.tokens
             self.tokens += request.tokens
-            self._seconds += seconds
         return position
 
     def leave(self, request_id: str) -> None:
         """Take a request out."""
-        tokens, seconds = self._in_flight.pop(request_id)
-        self.tokens -= tokens
-        self._seconds = self._seconds - seconds if self._in_flight else 0.0  # no rounding is kept
+        self.tokens -= self._in_flight.pop(request_id)
 
     def learn(self, finish: FinishReason, stats: GenerationStats) -> None:
-        """Take in what a request has cost; a cancelled one tells nothing."""
-        if finish not in (FinishReason.STOP, FinishReason.LENGTH):
-            return
-        computed = max(1, stats.prompt_tokens - stats.cached_prompt_tokens)
-        prompt_token = stats.prefill_seconds / computed
-        self._prompt_token_seconds = _mean(self._prompt_token_seconds, prompt_token)
-        self._output_tokens = _mean(self._output_tokens, stats.generated_tokens)
-        if stats.generated_tokens > 1:
-            output_token = stats.decode_seconds / (stats.generated_tokens - 1)
-            self._output_token_seconds = _mean(self._output_token_seconds, output_token)
-
-    def _expected(self, request: GenerationRequest) -> float:
-        output = min(request.max_new_tokens, self._output_tokens)
-        prompt = len(request.prompt_tokens)
-        return prompt * self._prompt_token_seconds + output * self._output_token_seconds
+        """Take in how long a request held its slot; a cancelled one tells nothing."""
+        if finish in (FinishReason.STOP, FinishReason.LENGTH):
+            held = stats.prefill_seconds + stats.decode_seconds
+            self._seconds += (held - self._seconds) * (_SMOOTHING if self._seconds else 1.0)
 
     def _wait(self) -> float:
         """Seconds until a new request gets a slot; the running ones count as half through."""
         if self.in_flight < self.slots:
             return 0.0
-        return self._seconds * (1 - 0.5 * self.slots / self.in_flight) / self.slots
-
-
-def _mean(mean: float, newest: float) -> float:
-    return mean + _SMOOTHING * (newest - mean)
+        return self._seconds * (self.in_flight / self.slots - 0.5)

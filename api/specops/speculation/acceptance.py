@@ -1,4 +1,4 @@
-"""How often draft tokens are accepted: a decaying estimate per position, and what a request saw.
+"""How often draft tokens are accepted: by their position, and by what their drafter promised.
 
 The chance that draft token i is accepted, given that those before it were, is estimated from counts
 that fade, so that a text that changes is followed. A position that was rarely tried leans on the
@@ -7,17 +7,20 @@ one before it: long drafts are neither believed nor ruled out before they were s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 _MEMORY = 0.98  # weight of a draft after each newer one: about the last 50 count
 _LEAN = 2.0  # drafts' worth of belief in the position before
 _FIRST_RATE = 0.6  # belief before anything was seen
+TENTHS = 10
+_LONG_MEMORY = 0.998  # weight of a promise after each newer one of its tenth: the last 500 count
+_TRUST = 20.0  # promises' worth of belief that a drafter is right about itself
 _INHERITED = 6.0  # most drafts' worth of belief that a request takes over from those before it
 
 
 class Acceptance:
-    """Estimates from one kind of drafts.
+    """Estimates from one source's drafts.
 
     Attributes:
         rates: per position the chance that a draft token is accepted, given that those before it
@@ -59,6 +62,40 @@ class Acceptance:
         return copy
 
 
+class Promises:
+    """How a drafter's promises are kept: what its probabilities really come to, in tenths."""
+
+    __slots__ = ("_accepted", "_promised", "_tried")
+
+    def __init__(self) -> None:
+        self._tried = [0.0] * TENTHS
+        self._promised = [0.0] * TENTHS
+        self._accepted = [0.0] * TENTHS
+
+    def kept(self, promised: Iterable[float]) -> Iterator[float]:
+        """What to expect of promised probabilities: each moved as its tenth was off so far."""
+        for value in promised:
+            at = tenth(value)
+            off = (self._accepted[at] - self._promised[at]) / (self._tried[at] + _TRUST)
+            yield min(1.0, max(0.0, value + off))
+
+    def observe(self, promised: Sequence[float], accepted: int) -> None:
+        """Take in the promises [k] of a draft whose tokens were all verified."""
+        for position, value in enumerate(promised[: accepted + 1]):
+            at = tenth(value)
+            for sums, new in (
+                (self._tried, 1.0),
+                (self._promised, value),
+                (self._accepted, float(position < accepted)),
+            ):
+                sums[at] = sums[at] * _LONG_MEMORY + new
+
+
+def tenth(probability: float) -> int:
+    """Which tenth a probability belongs to, 0 to 9."""
+    return min(int(probability * TENTHS), TENTHS - 1)
+
+
 @dataclass(slots=True)
 class SpeculationState:
     """What one request's drafts have been worth so far. Written by the controller alone.
@@ -66,14 +103,9 @@ class SpeculationState:
     Times are in seconds, by the cost model.
     """
 
-    seen: dict[tuple[str, int], Acceptance] = field(default_factory=dict)  # drafter, kind
+    seen: dict[str, Acceptance] = field(default_factory=dict)  # by the drafts' source
     seconds: float = 0.0  # that its steps cost
     plain_seconds: float = 0.0  # that plain decoding would have cost for as many tokens
-
-    def named(self) -> Iterator[tuple[str, Acceptance]]:
-        """What was seen, under names for people: `draft`, `ngram, match of 4`."""
-        for (drafter, match), acceptance in self.seen.items():
-            yield f"{drafter}, match of {match}" if match else drafter, acceptance
 
     @property
     def speedup(self) -> float:

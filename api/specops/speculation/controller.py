@@ -12,24 +12,19 @@ What does not pay is tried again now and then, within a fixed share of the time:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from specops.runtime.cost_model import CostModel
-from specops.speculation.acceptance import Acceptance, SpeculationState
+from specops.runtime.cost_model import OUTLIER, CostModel
+from specops.speculation.acceptance import Acceptance, Promises, SpeculationState
+from specops.speculation.drafters.base import LEAST_REACH
 
 _PROBING = 0.005  # share of the time that may go into verifying what does not pay
 _WEIGHT = 1 / 48  # of a step in a mean
-_LEAST_REACH = 0.02  # a place that is reached less often is worth no pass
 _WORTHWHILE = 0.25  # share of steps from which on a draft model is worth feeding beforehand
-_LONGEST_MATCH = 16  # longer ones are all alike
-_HICCUP = 2.0  # what took longer than so many times the usual was waited for: a core, a lock
+_LINE_STEPS = 64  # for which the least probability that can pay stays as it was found
 _LEAST_PROBE = 0.05  # of a pass over one token: where passes seem to cost alike, a probe costs this
-
-
-def kind_of_match(length: int) -> int:
-    """Sorts drafts by how long a match they continue: 0 for none, else the power of 2 below it."""
-    return 1 << min(length, _LONGEST_MATCH).bit_length() - 1 if length else 0
 
 
 @dataclass(slots=True)
@@ -41,7 +36,7 @@ class Candidate:
         position: tokens that it looks back at.
         drafter: that proposes; None where none does, and nothing is to be decided.
         source: of the draft at hand, where that is not the drafter itself.
-        kind: of the draft at hand, see `kind_of_match`; those of one kind are taken to do alike.
+        promised: what the drafter promises of the draft at hand, see `Draft.promised`.
         most: draft tokens at hand, or that may be asked for.
         backlog: tokens that a draft model has to take in for the first of them; 0: they are at
             hand and cost no pass.
@@ -53,16 +48,16 @@ class Candidate:
     position: int = 0
     drafter: str | None = None
     source: str | None = None
-    kind: int = 0
+    promised: Sequence[float] = ()
     most: int = 0
     backlog: int = 0
     fixed: bool = False
     sampled: bool = False
 
     @property
-    def key(self) -> tuple[str, int]:
-        """Whose drafts of which kind are expected to do like this one."""
-        return self.source or self.drafter or "", self.kind
+    def key(self) -> str:
+        """Whose drafts are expected to do like this one."""
+        return self.source or self.drafter or ""
 
 
 class Controller:
@@ -78,8 +73,11 @@ class Controller:
         self._target = target
         self._draft = draft
         self._positions = positions
-        self._common: dict[tuple[str, int], Acceptance] = {}  # over all requests
+        self._common: dict[str, Acceptance] = {}  # over all requests
+        self._promises: defaultdict[str, Promises] = defaultdict(Promises)  # by source
         self._paying: dict[str, float] = {}  # share of steps in which a drafter's model was asked
+        self._lines: dict[tuple[int, int], float] = {}  # by requests and tokens beside them
+        self._steps = 0
         self._rows = {False: 0.0, True: 0.0}  # seconds to choose a token, drawn or not
         self._seconds = self._plain_seconds = 0.0  # mean of a step, and of plain ones for as much
         self._credit = 0.0  # time that may go into what does not pay
@@ -93,7 +91,7 @@ class Controller:
             prompt_tokens: that will be in it, too: every draft token then makes a wide pass wider.
         """
         lengths = [item.most if item.fixed else 0 for item in candidates]
-        places = self._places(candidates)
+        places = self._places(candidates, self._line(candidates, prompt_tokens))
         if places:
             for _, index, position in self._admitted(candidates, lengths, places, prompt_tokens):
                 lengths[index] = position + 1
@@ -101,7 +99,7 @@ class Controller:
         for index, item in enumerate(candidates):
             if item.most and not item.fixed:
                 self._note_paying(item, lengths[index] > 0)
-                if not lengths[index]:
+                if not lengths[index] and not item.promised:  # promises are judged in any case
                     without.append(index)
         if without:
             index = without[self._probed % len(without)]  # all in turn: each text may turn
@@ -121,16 +119,37 @@ class Controller:
 
     # -- choosing --------------------------------------------------------------------------------
 
-    def _places(self, candidates: Sequence[Candidate]) -> list[tuple[float, int, int]]:
-        """Probability to be missed, index and position of every place, the likeliest first."""
+    def _line(self, candidates: Sequence[Candidate], prompt_tokens: int) -> float:
+        """No place that is reached less often can pay, whatever the others are.
+
+        If it could, so many like it would bring more tokens for their time than the pass brings
+        without them: at the least time that a token ever adds to it.
+        """
+        requests = len(candidates)
+        if not self._steps % _LINE_STEPS:
+            self._lines.clear()
+        if (line := self._lines.get((requests, prompt_tokens))) is None:
+            cost, first = self._target.cost, requests + prompt_tokens
+            rows = [self._rows[item.sampled] for item in candidates]
+            begin, counts = cost(first), range(1, requests * self._positions + 1)
+            added = min((cost(first + count) - begin) / count for count in counts) + min(rows)
+            rate = requests / (cost(requests) + requests * max(rows))
+            line = self._lines[requests, prompt_tokens] = max(LEAST_REACH, added * rate)
+        return line
+
+    def _places(self, candidates: Sequence[Candidate], line: float) -> list[tuple[float, int, int]]:
+        """Probability to be missed, index and position of every place, the likeliest first.
+
+        Places that are reached with less than the probability `line` are left out.
+        """
         places = []
         for index, item in enumerate(candidates):
             if not item.most or item.fixed:
                 continue
             reach = 1.0
-            for position, rate in enumerate(self._acceptance(item).rates[: item.most]):
+            for position, rate in zip(range(item.most), self._rates(item), strict=False):
                 reach *= rate
-                if reach < _LEAST_REACH:
+                if reach < line:
                     break
                 places.append((1 - reach, index, position))
         places.sort()
@@ -200,11 +219,14 @@ class Controller:
         """
         row = seconds / (draft_tokens + 1)
         known = self._rows[candidate.sampled] or row  # the first is taken as it is
-        self._rows[candidate.sampled] = known + _WEIGHT * (min(row, _HICCUP * known) - known)
+        self._rows[candidate.sampled] = known + _WEIGHT * (min(row, OUTLIER * known) - known)
         if not draft_tokens:
             return
         self._acceptance(candidate).observe(draft_tokens, accepted)
-        self._common[candidate.key].observe(draft_tokens, accepted)
+        if candidate.promised:
+            self._promises[candidate.key].observe(candidate.promised[:draft_tokens], accepted)
+        else:
+            self._common[candidate.key].observe(draft_tokens, accepted)
 
     def stepped(
         self,
@@ -229,6 +251,7 @@ class Controller:
         for item, got, width in zip(candidates, tokens, widths, strict=True):
             item.state.seconds += seconds * width / sum(widths)
             item.state.plain_seconds += got * plain
+        self._steps += 1
         self._credit = min(self._credit + _PROBING * seconds, self._target.cost(1))
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (sum(tokens) * plain - self._plain_seconds)
@@ -239,6 +262,12 @@ class Controller:
         if item.backlog and item.drafter is not None:
             before = self._paying.get(item.drafter, 1.0)
             self._paying[item.drafter] = before + _WEIGHT * (worthwhile - before)
+
+    def _rates(self, candidate: Candidate) -> Iterable[float]:
+        """The chance of each draft token, given that those before it are accepted."""
+        if candidate.promised:
+            return self._promises[candidate.key].kept(candidate.promised)
+        return self._acceptance(candidate).rates
 
     def _acceptance(self, candidate: Candidate) -> Acceptance:
         key, seen = candidate.key, candidate.state.seen

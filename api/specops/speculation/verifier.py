@@ -98,8 +98,8 @@ def verify_sampled(
     Args:
         target_probs: [k + 1, V], filtered by the request's sampling parameters.
         draft_tokens: [k], drawn from `draft_probs`.
-        draft_probs: [k, V], filtered the same way; None where they were certain (an
-            n-gram's distribution has all its mass on one token).
+        draft_probs: [k, V], filtered the same way; None where they were certain (a
+            looked-up token's distribution has all its mass on one token).
         rng: the request's random numbers.
     """
     for position, token in enumerate(draft_tokens):

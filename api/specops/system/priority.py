@@ -12,19 +12,22 @@ import os
 import sys
 import threading
 
-# Where both want a core, one at 0 gets three quarters of it and is let in at once.
-_NICE = 5
+# By which niceness rises. Where both want a core, the other gets three quarters of it, at once.
+_STEP = 5
 log = logging.getLogger(__name__)
 
 
 def lower_priority() -> None:
-    """Let the calling thread, and those that it starts from now on, go behind the others.
+    """Let the calling thread, and those that it starts from now on, go behind the process's others.
 
     Only Linux has priorities of single threads; elsewhere all stay alike.
     """
     if sys.platform != "linux":
         return
+    thread = threading.get_native_id()
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        os.setpriority(
+            os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, os.getpid()) + _STEP
+        )
     except OSError as error:
         log.warning("the engine's threads cannot give way to the event loop: %s", error)

@@ -69,6 +69,18 @@ def read_faults() -> Faults:
     return Faults(minor=usage.ru_minflt, major=usage.ru_majflt)
 
 
+def raise_open_files(wanted: int) -> int:
+    """Let this process open up to `wanted` files, if it may; return how many it may now.
+
+    Shells give 1,024 for programs that use `select`, which this one does not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted and hard > soft:
+        soft = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return min(soft, wanted)
+
+
 def read_disk(folder: Path) -> Disk:
     """Read the volume that `folder` is on, or will be on once it is made.
 

@@ -2,7 +2,8 @@
 
 Templates are Jinja, written for `transformers`; what they may use is what its `apply_chat_template`
 gives them. It is given here without importing that library, which would cost the service 100 MB.
-A template comes with the model's weights from strangers: it runs in Jinja's sandbox.
+A template comes with the model's weights from strangers: it runs in Jinja's sandbox,
+and within limits (`template_limits`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,12 +20,16 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from specops.text.template_limits import LimitedEnvironment, limited
+from specops.text.tools.formats import Tool, format_of, thinking_of
+from specops.text.tools.prompt import with_tools
 
 _FILE = "chat_template.jinja"
 _CONFIG = "tokenizer_config.json"
-_NAME = "default"  # of a model that has several: for tools, for retrieval, ...
+_NAME, _TOOLS_NAME = "default", "tool_use"  # of a model that has several templates
+_PROBE = "specops-probe-7c1e"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -37,19 +43,28 @@ class ChatTemplate:
     Args:
         source: Jinja.
         special_tokens: `bos_token` and so on, with their text.
+        tools_source: Jinja for conversations with tools, where the model has that apart.
+
+    Attributes:
+        calls: how the model writes calls of tools.
+        thinking: the tags between which it thinks; None where it does not.
 
     Raises:
         ChatTemplateError: the source is not Jinja.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tools_source: str = ""
+    ) -> None:
+        self.calls = format_of(tools_source or source)
+        self.thinking = thinking_of(source)
+        environment = LimitedEnvironment(
+            filters={"tojson": _to_json},
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[loopcontrols, _GenerationBlocks],
             autoescape=False,  # nosec B701: makes a prompt, not HTML
         )
-        environment.filters["tojson"] = _to_json
         environment.globals.update(
             raise_exception=_refuse,
             strftime_now=_now,
@@ -59,7 +74,8 @@ class ChatTemplate:
         )
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+            self._tools_template = environment.from_string(tools_source or source)
+        except Exception as error:  # Python compiles what Jinja makes of it
             raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
 
     @classmethod
@@ -71,26 +87,111 @@ class ChatTemplate:
         """
         try:
             config = json.loads(_read(folder / _CONFIG) or "{}")
-            source = _read(folder / _FILE) or _named(config.get("chat_template"))
-        except (OSError, ValueError, AttributeError) as error:
+            own = config.get("chat_template")
+            source = _read(folder / _FILE) or _named(own, _NAME)
+            tokens = {name: text for name in _TOKENS if (text := _text(config.get(name)))}
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ChatTemplateError(f"{folder}: its template cannot be read: {error}") from error
         if not source:
             return None
-        return cls(source, {name: text for name in _TOKENS if (text := _text(config.get(name)))})
+        return cls(source, tokens, _named(own, _TOOLS_NAME))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the prompt that asks for the assistant's next message.
 
         Args:
-            messages: each with `role` and `content`.
+            messages: each with `role` and `content`; arguments of calls are objects.
+            tools: that the model may call.
+            options: more for the template, such as `enable_thinking`.
 
         Raises:
             ChatTemplateError: the template does not take them; the message says why.
         """
+        plain, told = with_tools(messages, tools, self.calls)
+        for role in ("system", "tool"):
+            if any(message["role"] == role for message in plain) and not self._takes[role]:
+                raise ChatTemplateError(
+                    f"the model's chat template leaves out messages of the role {role!r}"
+                )
+        return self._render(plain, told, options or {})
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        options: Mapping[str, Any],
+    ) -> str:
+        template = self._tools_template if tools else self._template
+        given = {**options, "messages": messages, "tools": tools, "add_generation_prompt": True}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, tools=None)
+            with limited():
+                return template.render(given)
         except Exception as error:  # templates fail in every way that Python does
             raise ChatTemplateError(f"the model's chat template refuses this: {error}") from error
+
+    @cached_property
+    def _takes(self) -> dict[str, bool]:
+        """Which roles are not left out silently; what the template refuses it refuses aloud."""
+        call = {"name": "f", "arguments": {}}
+        calls = [{"id": "abcdefghi", "type": "function", "function": call}]
+        asked = {"role": "user", "content": "a"}
+        probes: dict[str, list[dict[str, Any]]] = {
+            "system": [{"role": "system", "content": _PROBE}, asked],
+            "tool": [
+                asked,
+                {"role": "assistant", "content": "", "tool_calls": calls},
+                {"role": "tool", "content": _PROBE, "name": "f", "tool_call_id": "abcdefghi"},
+            ],
+        }
+        tools = [Tool("f").for_template()]
+        taken = {}
+        for role, messages in probes.items():
+            try:
+                taken[role] = _PROBE in self._render(
+                    messages, tools if role == "tool" else None, {}
+                )
+            except ChatTemplateError:
+                taken[role] = True
+        return taken
+
+    def begins_thinking(self, options: Mapping[str, Any]) -> bool:
+        """Whether prompts end with the tag that thoughts begin with."""
+        if self.thinking is None:
+            return False
+        try:
+            prompt = self._render(question("a"), None, options)
+        except ChatTemplateError:
+            return False
+        return prompt.rstrip().endswith(self.thinking[0])
+
+    @cached_property
+    def opening(self) -> str:
+        """What stands before the first thing that a user says; empty where that is left out.
+
+        Raises:
+            ChatTemplateError: the template does not take such a conversation.
+        """
+        before, mark, _ = self.render(question(_PROBE)).partition(_PROBE)
+        return before if mark else ""
+
+    def marks_turns(self) -> bool:
+        """Whether it says who speaks: a model that was trained on conversations needs that."""
+        text = "Hello"
+        try:
+            return self.render(question(text)).strip() != text
+        except ChatTemplateError:
+            return False
+
+
+def question(prompt: str, system: str = "") -> list[dict[str, str]]:
+    """The messages of a conversation that begins; an empty `system` leaves the template's own."""
+    told = [{"role": "system", "content": system}] if system else []
+    return [*told, {"role": "user", "content": prompt}]
 
 
 class _GenerationBlocks(Extension):
@@ -132,11 +233,13 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def _named(value: Any) -> str:
+def _named(value: Any, name: str) -> str:
     """The template among what `tokenizer_config.json` says of it: itself, or a list of several."""
     if isinstance(value, list):
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        value = named.get(_NAME)
+        value = named.get(name)
+    elif name != _NAME:
+        value = None
     return value if isinstance(value, str) else ""
 
 

@@ -22,7 +22,7 @@ class TextStream:
         stop: strings that end the text; they are not part of it.
 
     Attributes:
-        stopped: a stop string was found; nothing may be pushed any more.
+        stopped: the stop string that was found; nothing may be pushed any more.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class TextStream:
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_tokens)
         self._stop = stop
         self._held: list[Piece] = []
-        self.stopped = False
+        self.stopped: str | None = None
 
     def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[Piece]:
         """Add a token; return the pieces that may be shown now."""
@@ -55,10 +55,10 @@ class TextStream:
             pieces, self._held = self._held, []
             return pieces
         text = "".join(piece.text for piece in self._held)
-        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            pieces, self._held = _cut(self._held, min(found)), []
+            at, self.stopped = min(found)
+            pieces, self._held = _cut(self._held, at), []
             return pieces
         shown = len(text) - self._possible_stop(text)
         complete = len(self._held) - self._detokenizer.incomplete

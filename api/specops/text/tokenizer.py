@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's spelling of one byte
+# A key may be spelled with escapes for its letters.
+_MAY_HAVE_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]')
 _SPACE = "\u2581"  # SentencePiece's sign for a space
 
 
 class TokenizerError(RuntimeError):
-    """A tokenizer that cannot be loaded."""
+    """A tokenizer that cannot be loaded, or fails at a text."""
+
+
+@contextmanager
+def _panics_are_errors() -> Iterator[None]:
+    """What the Rust library panics at is an error as others are, which one request ends with."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:  # `pyo3_runtime.PanicException`, which no module exports
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"the tokenizer fails: {error}") from error
 
 
 class Tokenizer:
@@ -37,7 +55,11 @@ class Tokenizer:
         if not path.is_file():
             raise TokenizerError(f"{folder} has no tokenizer.json")
         try:
-            return cls(FastTokenizer.from_file(str(path)))
+            text = path.read_text(encoding="utf-8")
+            if _MAY_HAVE_PREFIX.search(text):
+                _check_prefix(json.loads(text))
+            with _panics_are_errors():
+                return cls(FastTokenizer.from_str(text))
         except Exception as error:  # the Rust library raises bare Exception
             raise TokenizerError(f"{path} cannot be read: {error}") from error
 
@@ -48,11 +70,15 @@ class Tokenizer:
             text: special tokens that are spelled out in it count as such.
             special_tokens: False where the text has them already, as a chat template writes them.
         """
-        return tuple(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+        # As a batch: `encode` would hold the interpreter for the 2 s that 1 MB of text takes.
+        with _panics_are_errors():
+            (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
+        return tuple(found.ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without special tokens."""
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+        with _panics_are_errors():
+            return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
     def spelling(self, token: int) -> tuple[str, bytes]:
         r"""How one token is spelled, whatever stands around it.
@@ -78,9 +104,34 @@ class Tokenizer:
             return bytes([int(found[1], 16)])
         return entry.replace(_SPACE, " ").encode()
 
+    def as_json(self) -> str:
+        """What `tokenizer.json` says, for libraries that read it themselves."""
+        return self._tokenizer.to_str()
+
+    def token(self, text: str) -> int | None:
+        """The token that is spelled so, special ones included; None where there is none."""
+        return self._tokenizer.token_to_id(text)
+
     def vocabulary(self) -> dict[str, int]:
         """Every entry with its id, added tokens included."""
         return self._tokenizer.get_vocab(with_added_tokens=True)
+
+
+def _check_prefix(content: Any) -> None:
+    """Refuse merges whose second part lacks the prefix of such parts.
+
+    The library cuts as many bytes off as the prefix has. In the middle of a character that leaves
+    no text, and the process ends.
+
+    Raises:
+        ValueError: there is such a merge.
+    """
+    model = content["model"]
+    prefix = model.get("continuing_subword_prefix")
+    for merge in model.get("merges", ()) if prefix else ():
+        second = merge.partition(" ")[2] if isinstance(merge, str) else merge[1]
+        if not second.startswith(prefix):
+            raise ValueError(f"its merge {merge!r} does not go on with {prefix!r}")
 
 
 def _bytes_by_letter() -> dict[str, int]:

@@ -39,22 +39,6 @@ def test_a_long_prompt_is_computed_anew_each_time_alone_and_beside_streams(bench
         assert bool(found.pauses) == bool(running)
 
 
-def test_the_second_turn_of_a_chat_begins_with_what_the_first_has_computed(bench: Bench) -> None:
-    computed = []
-    step = bench._scheduler.step
-
-    def watched() -> object:
-        result = step()
-        computed.append(result.stats.prompt_tokens if result.stats else 0)
-        return result
-
-    bench._scheduler.step = watched  # type: ignore[method-assign, assignment]
-    first, second = bench.chat()
-    assert first > 0
-    assert second > 0
-    assert sum(computed) <= 48 + 8 + 20 + 8  # of 48 and 76 tokens: the first ones once only
-
-
 @pytest.mark.parametrize(("slow", "pause", "told"), [(1.0, 0.1, "yes"), (2.0, 0.9, "NO")])
 def test_what_is_wanted_is_said(slow: float, pause: float, told: str) -> None:
     readings = {

@@ -12,10 +12,9 @@ import pytest
 
 from bench.memory import capped, caps
 from bench.memory.capped import Case, Load, Record, measure
-from bench.memory.caps import AT_ONCE, LOADS, cases, keep, read, table_charts
+from bench.memory.caps import LOADS, cases, keep, read, table_charts
 from bench.memory.cgroup import CgroupError, cgroup
-from bench.serving.server import Client, RefusedError
-from specops.config import ConfigError, Settings
+from specops.config import Settings
 
 SERVED = Record(
     slots=8, context=2048, kv_tokens=4096, start_seconds=3.0, seconds=20.0, tokens=400.0,
@@ -68,48 +67,6 @@ def test_a_soak_is_shown_over_time() -> None:
     assert [series.values for series in memory.series] == [[100.0] * 4, [200.0] * 4, [0.0] * 4]
     assert speed.series[0].values == [20.0] * 3
     assert outcome.name == "caps-soak"
-
-
-@pytest.mark.parametrize(
-    ("record", "sound"),
-    [
-        (replace(SERVED, most_running=AT_ONCE), True),
-        (replace(SERVED, most_running=AT_ONCE - 1), False),
-        (replace(KILLED, most_running=AT_ONCE), False),
-    ],
-)
-def test_enough_requests_at_once_and_no_kill_is_what_is_wanted(
-    record: Record, sound: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = []
-
-    def note(case: Case, load: Load, cache: Path, progress: object) -> Record:
-        measured.append((case.name, load.clients, load.new_tokens))
-        return record
-
-    monkeypatch.setattr(caps, "measure", note)
-    folders = {"cache": tmp_path, "results": tmp_path}
-    wanted = LOADS["at-once"]
-    outcome = caps.run("at-once", wanted, "int4-1.0GB-noswap", **folders, progress=str)
-    assert outcome.sound is sound
-    assert outcome.name == "caps-at-once"
-    assert measured == [("tinyllama-int4-1.0GB-noswap", AT_ONCE, (64, 64))]
-    assert read(tmp_path / "caps-at-once.json")[0]["most_running"] == record.most_running
-    with pytest.raises(ConfigError, match="no case has 'nothing'"):
-        caps.run("", wanted, "nothing", **folders, progress=str)
-
-
-@pytest.mark.parametrize(
-    ("status", "told"), [(429, "shed"), (504, "late"), (500, "failed_requests")]
-)
-def test_what_has_become_of_a_request_goes_by_its_status(
-    status: int, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def generate(client: Client, body: object) -> None:
-        raise RefusedError(status, "said so")
-
-    monkeypatch.setattr(Client, "generate", generate)
-    assert capped._ask(Client(1), {}) == told
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> BenchModel:
     folder = tmp_path_factory.mktemp("peers")
     write_checkpoint(folder / "checkpoint")
     export_checkpoint(
-        folder / "checkpoint", folder / "model", quantization=Quantization.parse("int4-128")
+        folder / "checkpoint", folder / "model", quantization=Quantization.parse("int4-128-rtn")
     )
     settings = Settings(target=str(folder / "model"), draft=NO_DRAFTER, cache_dir=folder / "cache")
     return BenchModel("small", "small model", settings)
@@ -94,7 +94,7 @@ def test_a_side_with_other_weights_is_found_out(model: BenchModel, tmp_path: Pat
         tmp_path / "other", hidden=256, heads=4, kv_heads=2, ffn=512, vocab=VOCAB, seed=1,
         context=1024,
     )  # fmt: skip
-    settings = replace(model.settings, target=str(tmp_path / "other"), quant="int4-128")
+    settings = replace(model.settings, target=str(tmp_path / "other"), quant="int4-128-rtn")
     other = BenchModel("other", "other model", settings)
     processes = three_times_ours(model) | {LLAMA_CPP: three_times_ours(other)[OURS]}
     with pytest.raises(WorkerError, match=f"{LLAMA_CPP} computes something else"):

@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from bench.serving import at_once
 from bench.serving.at_once import Measured, Plan
 from bench.serving.clients import HttpSide
 from bench.serving.server import Client, ServerError
-from bench.tools import quiet
 from bench.tools.worker import WorkerError
 from tests.bench.peers.test_compare import THREADS, VOCAB, model, write_checkpoint
+from tests.loopback import Handler, listening
 
 __all__ = ["model"]  # a fixture
 
@@ -66,34 +65,18 @@ def answering(
     """Clients of a server that streams the same to everybody once `together` requests are there."""
     arrived = threading.Barrier(together)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_GET(self) -> None:
-            self.respond(json.dumps({"data": [{"id": "m"}]}).encode())
+            self.reply(200, {"data": [{"id": "m"}]})
 
         def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            bodies.append(self.body())
             arrived.wait(10)
             lines = [f"data: {json.dumps(event)}\n\n" for event in events]
-            self.respond("".join([*lines, "data: [DONE]\n\n"]).encode())
+            self.reply(200, "".join([*lines, "data: [DONE]\n\n"]).encode())
 
-        def respond(self, content: bytes) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        with HttpSide(0, Client(server.server_port), 3) as side:
-            yield side
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(Answers) as port, HttpSide(0, Client(port), 3) as side:
+        yield side
 
 
 def test_clients_ask_for_plain_decoding_all_at_once() -> None:
@@ -142,31 +125,6 @@ def test_we_are_held_against_the_faster_peer() -> None:
     assert last["ratio"]["median"] == pytest.approx(0.8)
     (shown,) = at_once.outcome("m", made_up()).tables
     assert [row[-1] for row in shown.rows] == ["yes", "NO"]
-
-
-class Slow:
-    """A side whose every answer takes as long as the next of the given times."""
-
-    def __init__(self, pid: int, seconds: list[float]) -> None:
-        self.pid = pid
-        self.seconds = seconds
-
-    def complete(self, prompts: Any, output: int) -> tuple[float, list[Any]]:
-        return self.seconds.pop(0), [1] * len(prompts)
-
-
-def test_a_round_that_others_disturbed_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    spent = iter([0.0, 100.0, *[100.0] * 100])
-    monkeypatch.setattr(quiet, "machine_seconds", lambda: next(spent))
-    now = iter(range(1000))
-    monkeypatch.setattr(quiet, "cpu_seconds", lambda pid: 1e-9 * next(now))
-    monkeypatch.setattr(at_once, "main_thread_seconds", lambda pid: 0.0)
-    monkeypatch.setattr(at_once, "settle", lambda *pids: None)
-    measured = Measured(threads=2, output=4)
-    sides = {OURS: Slow(1, [9.0, 1.0]), OPENVINO: Slow(2, [9.0, 2.0])}
-    assert at_once._round(sides, [[1]], 4, 0, measured) == {OURS: 1.0, OPENVINO: 2.0}
-    assert measured.disturbed == 1
-    assert measured.strangers == 0
 
 
 def test_a_side_that_computes_something_else_is_found_out() -> None:

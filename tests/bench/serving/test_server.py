@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from bench.serving.server import Client, ServerError, environment, serving
 from specops.config import Settings
+from tests.loopback import Handler, listening
 
-BARE = Settings.from_env({})
+BARE = Settings.from_env({"SPECOPS_MODEL": "demo"})
 SETTINGS = [
     BARE,
     Settings(target="/models/a", draft="none", slots=1, context=512, threads=2),
-    replace(BARE, kv_dtype="int8", log_prompts=True, drain_timeout=2.5, cache_dir=Path("/var/x")),
-    replace(Settings.from_env({"SPECOPS_MODEL": "phi3"}), slots=2, drafter="ngram"),
+    replace(
+        BARE, kv_dtype="int8", unknown_fields="refuse", drain_timeout=2.5, cache_dir=Path("/var/x")
+    ),
+    replace(Settings.from_env({"SPECOPS_MODEL": "phi3"}), slots=2, drafter="suffix"),
 ]
 
 
@@ -48,37 +49,18 @@ def answering(
     """
     seen = set() if connections is None else connections
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            seen.add(self.client_address)
-            self.answer(200, b'{"error": null}')
-
+    class Answers(Handler):
         def do_POST(self) -> None:
             seen.add(self.client_address)
-            self.rfile.read(int(self.headers["content-length"]))
-            self.answer(status, body)
+            self.body()
+            self.reply(status, body)
 
-        def answer(self, code: int, content: bytes) -> None:
-            self.send_response(code)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments: object) -> None:
-            """Keep the test's output clean."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        client = Client(server.server_port)
+    with listening(Answers) as port:
+        client = Client(port)
         try:
             yield client
         finally:
             client.close()
-            server.shutdown()
-            thread.join()
 
 
 def test_a_plain_answer_is_its_json() -> None:

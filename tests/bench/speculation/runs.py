@@ -9,8 +9,8 @@ from specops.config import Settings
 from specops.request import GenerationStats
 
 MODEL = BenchModel("made-up", "Made-up model", Settings())
-NGRAM = Config("ngram", 4)
-ADAPTIVE = Config("ngram", 8, adaptive=True)
+SUFFIX = Config("suffix", 4)
+ADAPTIVE = Config("suffix", 8, adaptive=True)
 
 
 def run(tokens: str, seconds: float, steps: int = 10, **counts: int) -> Run:

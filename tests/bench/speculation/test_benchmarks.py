@@ -15,7 +15,7 @@ from bench.speculation.batches import Batch, run_batch
 from bench.speculation.ways import PLAIN, Runner, Sizes
 from bench.tools.report import Outcome
 from specops.config import Settings
-from tests.bench.speculation.runs import ADAPTIVE, MODEL, NGRAM, measured, run
+from tests.bench.speculation.runs import ADAPTIVE, MODEL, SUFFIX, measured, run
 
 PROMPTS = [
     Prompt(CODE, "def add(a, b):\n"),
@@ -47,7 +47,7 @@ def test_compare_runs_each_drafter_fixed_and_adaptively(tiny: BenchModel) -> Non
     found = fits_json(compare.run(tiny, PROMPTS, compare.Plan(2, SIZES), quiet))
     ways = [(row["drafter"], row["adaptive"]) for row in found["categories"][CODE]]
     assert ways[0] == ("none", False)
-    names = ("draft", "ngram", "cascade")
+    names = ("draft", "suffix", "cascade")
     assert sorted(ways[1:]) == sorted((name, way) for name in names for way in (False, True))
     assert found["prompts"] == {CODE: 2, CREATIVE: 1}
 
@@ -82,23 +82,23 @@ def batches(seconds: float) -> list[Batch]:
 
 
 def test_adaptive_is_held_against_plain_decoding_and_whichever_of_on_and_off_is_faster() -> None:
-    ways = {PLAIN: batches(2.0), NGRAM: batches(1.0), ADAPTIVE: batches(1.25)}
+    ways = {PLAIN: batches(2.0), SUFFIX: batches(1.0), ADAPTIVE: batches(1.25)}
     plan = concurrency.Plan(2, SIZES, loads=(4,))
-    found = concurrency.outcome(MODEL, {(CODE, 4): ways}, plan, "ngram").result["wanted"]
+    found = concurrency.outcome(MODEL, {(CODE, 4): ways}, plan, "suffix").result["wanted"]
     of_plain, of_better = found
     assert (of_plain["measured"], of_plain["least"]) == (pytest.approx(1.6), 1.5)
     assert of_better["measured"] == pytest.approx(0.8)
     assert "k=4" in of_better["what"]
-    ways[NGRAM] = batches(4.0)
-    (line,) = concurrency.outcome(MODEL, {(CODE, 4): ways}, plan, "ngram").result["wanted"]
+    ways[SUFFIX] = batches(4.0)
+    (line,) = concurrency.outcome(MODEL, {(CODE, 4): ways}, plan, "suffix").result["wanted"]
     assert line["measured"] == pytest.approx(1.6)
 
 
 def test_text_that_does_not_repeat_itself_may_lose_nothing_under_any_load() -> None:
-    ways = {PLAIN: batches(1.0), NGRAM: batches(2.0), ADAPTIVE: batches(1.02)}
+    ways = {PLAIN: batches(1.0), SUFFIX: batches(2.0), ADAPTIVE: batches(1.02)}
     plan = concurrency.Plan(2, SIZES)
     found = {(CREATIVE, load): ways for load in plan.loads}
-    wanted = concurrency.outcome(MODEL, found, plan, "ngram").result["wanted"]
+    wanted = concurrency.outcome(MODEL, found, plan, "suffix").result["wanted"]
     assert [line["least"] for line in wanted] == [0.97] * 3
     assert [line["measured"] for line in wanted] == pytest.approx([1 / 1.02] * 3)
 

@@ -12,12 +12,12 @@ import pytest
 from bench.models import BenchModel
 from bench.prompts import CODE, Prompt
 from bench.speculation import equality, equality_worker
-from bench.speculation.equality import Case, Count, Plan
-from bench.speculation.ways import Config
+from bench.speculation.equality import Count, Plan
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.runtime import kernels
 from tests.bench.speculation.runs import MODEL
+from tests.conftest import THREADS
 
 PROMPTS = [Prompt(CODE, f"def f{number}(a):\n") for number in range(4)]
 PLAN = Plan(prompts=4, new_tokens=12, chunk=2, slow_every=2, slow_prompts=1, loads=(1, 4))
@@ -117,10 +117,15 @@ def test_a_worker_runs_what_it_is_told_to(tiny_settings: Settings) -> None:
     worker = equality_worker.EqualityWorker()
     with pytest.raises(ValueError, match="'run' is nothing"):
         worker.answer({"do": "run", "requests": []})
-    settings = {"target": tiny_settings.target, "draft": "none", "quant": "int8-128", "threads": 2}
+    settings = {
+        "target": tiny_settings.target,
+        "draft": "none",
+        "quant": "int8-128",
+        "threads": THREADS,
+    }
     told = {**settings, "cache_dir": str(tiny_settings.cache_dir), "slots": 2}
     loaded = worker.answer({"do": "load", "kernel": None, "settings": told})
-    assert (loaded["kernels"], loaded["threads"]) == (kernels.kernel(), 2)
+    assert (loaded["kernels"], loaded["threads"]) == (kernels.kernel(), THREADS)
     (answer,) = worker.answer({"do": "run", "requests": [fields()]})["answers"]
     assert len(answer["tokens"]) == 8
     assert json.loads(json.dumps(answer)) == json.loads(json.dumps(answer))
@@ -140,8 +145,8 @@ def test_equality_goes_on_where_it_stopped(tiny: BenchModel, tmp_path: Path) -> 
     assert not checkpoint.exists()
     counts = done.result["counts"]
     ways = counts["way"]
-    lengths = {f"{name}, k={k}" for name in ("draft", "ngram", "cascade") for k in range(1, 9)}
-    assert {"plain", "ngram_cache, adaptive"} | lengths <= set(ways)
+    lengths = {f"{name}, k={k}" for name in ("draft", "suffix", "cascade") for k in range(1, 9)}
+    assert {"plain", "suffix, adaptive"} | lengths <= set(ways)
     assert all(count["requests"] >= len(PROMPTS) for count in ways.values())
     of_all = sum(count["requests"] for count in ways.values())
     for kind, found in counts.items():
@@ -157,13 +162,3 @@ def test_a_checkpoint_of_another_experiment_is_not_gone_on_with(
     checkpoint.write_text(json.dumps({"key": "another", "done": 1, "counts": {}}))
     plan = Plan(prompts=1, new_tokens=4, chunk=1, slow_every=2)
     assert equality.run(tiny, PROMPTS[:1], plan, checkpoint, quiet).result["prompts"] == 1
-
-
-def test_a_tight_cache_holds_two_of_the_longest_requests(tiny: BenchModel) -> None:
-    runner = equality.Runner.load(tiny)
-    comparison = equality.Comparison(runner, tiny.settings, PROMPTS, PLAN)
-    case = Case(0, 0, 2, kernels.kernel(), 1, "off", 33, tight=True)
-    told = comparison._told(case)
-    assert (told["kv_tokens"], told["threads"], told["max_batched_tokens"]) == (128, 1, 33)
-    assert comparison._told(replace(case, tight=False))["kv_tokens"] == tiny.settings.kv_tokens
-    assert comparison._fields(0, Config("ngram", 4))["k_draft"] == 4

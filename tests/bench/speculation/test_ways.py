@@ -13,7 +13,7 @@ from bench.speculation import ways
 from bench.speculation.ways import PLAIN, Config, Measured, Row, Runner, Sizes
 from specops.config import Settings
 from specops.request import SamplingParams
-from tests.bench.speculation.runs import ADAPTIVE, NGRAM, run
+from tests.bench.speculation.runs import ADAPTIVE, SUFFIX, run
 
 BASES = [run("aa", 2.0), run("bb", 6.0)]
 DRAFTED = [
@@ -23,7 +23,7 @@ DRAFTED = [
 
 
 def row(greedy: tuple[bool, ...] = (True, True)) -> Row:
-    return Row.of(NGRAM, DRAFTED, BASES, greedy)
+    return Row.of(SUFFIX, DRAFTED, BASES, greedy)
 
 
 def test_acceptance_jumps_and_misses_are_sums_over_all_prompts() -> None:
@@ -49,25 +49,25 @@ def test_equal_counts_the_greedy_prompts_with_plain_decodings_output() -> None:
 
 
 def test_a_drafter_that_never_drafted_has_no_acceptance() -> None:
-    found = Row.of(NGRAM, BASES, BASES, (True, True))
+    found = Row.of(SUFFIX, BASES, BASES, (True, True))
     assert (found.acceptance, found.mean_acceptance_length, found.misses) == (0.0, 0.0, 0.0)
 
 
 def test_cells_stand_below_their_columns_whatever_the_configuration() -> None:
-    for config in (PLAIN, NGRAM, ADAPTIVE):
+    for config in (PLAIN, SUFFIX, ADAPTIVE):
         assert len(Row.of(config, DRAFTED, BASES, (True, True)).cells) == len(ways.COLUMNS)
 
 
 def test_labels_tell_configurations_apart() -> None:
-    configs = (PLAIN, NGRAM, ADAPTIVE, Config("ngram", 8))
+    configs = (PLAIN, SUFFIX, ADAPTIVE, Config("suffix", 8))
     assert len({config.label for config in configs}) == 4
 
 
 def test_a_category_has_its_own_prompts_and_runs() -> None:
-    both = Measured([Prompt("code", "a"), Prompt(CREATIVE, "b")], {PLAIN: BASES, NGRAM: DRAFTED})
+    both = Measured([Prompt("code", "a"), Prompt(CREATIVE, "b")], {PLAIN: BASES, SUFFIX: DRAFTED})
     part = both.of(CREATIVE)
     assert [prompt.text for prompt in part.prompts] == ["b"]
-    assert part.runs == {PLAIN: BASES[1:], NGRAM: DRAFTED[1:]}
+    assert part.runs == {PLAIN: BASES[1:], SUFFIX: DRAFTED[1:]}
     result = [asdict(item) for item in part.rows()]
     assert [item["k"] for item in result] == [0, 4]
     assert json.loads(json.dumps(result)) == result
@@ -79,7 +79,7 @@ def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: 
         Prompt("code", "def add(a, b):\n"),
         Prompt(CREATIVE, "return a + b\n", SamplingParams(temperature=0.8, seed=1)),
     ]
-    configs = [Config("draft", 1), Config("draft", 3), Config("ngram", 3, adaptive=True)]
+    configs = [Config("draft", 1), Config("draft", 3), Config("suffix", 3, adaptive=True)]
     found = ways.measure(runner, configs, prompts, Sizes(12, rounds=2), lambda text: None)
     assert list(found.runs) == [PLAIN, *configs]
     assert found.prompts == prompts * 2

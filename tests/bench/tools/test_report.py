@@ -44,11 +44,6 @@ def test_a_row_with_a_missing_cell_is_refused() -> None:
         Table("Speed", ("side", "tok/s"), [("engine",)])
 
 
-def test_a_note_can_be_added_to_a_table() -> None:
-    assert TABLE.noting("measured here").notes == ("one stream", "measured here")
-    assert TABLE.notes == ("one stream",)
-
-
 def test_spread_shows_the_median_and_both_quartiles() -> None:
     assert spread(Summary(0.981, 0.97, 0.99, 7), 2) == "0.98 [0.97\N{EN DASH}0.99]"
 

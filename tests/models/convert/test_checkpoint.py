@@ -104,16 +104,6 @@ def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, weight_map: ob
         Checkpoint(folder)
 
 
-@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "", ".."])
-def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
-    make_llama_checkpoint(tmp_path / "other")
-    folder = make_llama_checkpoint(tmp_path / "model", shards=2)
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
-    with pytest.raises(ExportError, match=r"index\.json: key 'weight_map' names '.*', which is no"):
-        Checkpoint(folder)
-
-
 @pytest.mark.parametrize("kept", [0, 7, 8, 200, -1])
 def test_a_truncated_file_is_refused_before_any_tensor_is_read(tmp_path: Path, kept: int) -> None:
     folder = make_llama_checkpoint(tmp_path / "model")
@@ -132,7 +122,7 @@ def test_an_already_quantized_tensor_is_named(tmp_path: Path) -> None:
 def test_tensors_that_nobody_reads_may_have_any_type(tmp_path: Path) -> None:
     """Old GPT-2 checkpoints carry their causal masks as bytes."""
     folder = folder_with(tmp_path, {"h.attn.bias": np.ones((2, 2), np.uint8), "m": VALUES})
-    Checkpoint(folder).expect({"m": VALUES.shape}, ignored=(".attn.bias",))
+    Checkpoint(folder).expect({"m": VALUES.shape}, ignored=("*.attn.bias",))
 
 
 def test_a_checkpoint_without_a_head_is_named_as_with_one(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.checkpoints import (
     make_opt_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
+    make_relative_checkpoint,
 )
 from tests.conftest import CONTEXT, THREADS
 
@@ -25,6 +26,12 @@ from tests.conftest import CONTEXT, THREADS
 FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any]]] = {
     "qwen2": (make_qwen2_checkpoint, {}, {}),
     "phi3": (make_phi3_checkpoint, {"window": 40}, {"window": None}),
+    "gemma3": (
+        make_relative_checkpoint,
+        # Random and tied, an embedding says every token once more, whatever the layers do.
+        {"kind": "gemma3_text", "config": {"tie_word_embeddings": False}},
+        {"kind": "gemma3_text", "config": {"tie_word_embeddings": False, "sliding_window": 16}},
+    ),
     "opt": (make_opt_checkpoint, {}, {"prefix": ""}),
     "opt-350m": (make_opt_checkpoint, {"projection": 64, "norm_before": False}, {"projection": 32}),
     "gpt2": (make_gpt2_checkpoint, {"prefix": "transformer."}, {}),
@@ -44,7 +51,7 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         target=str(folder / "target"),
         draft=str(folder / "draft"),
         quant="int8-32",
-        draft_quant="int4-32",
+        draft_quant="int4-32-rtn",
         cache_dir=folder / "cache",
         threads=THREADS,
         slots=SLOTS,
@@ -88,8 +95,8 @@ def assert_unchanged(engine: Engine, drafter: str, k_draft: int) -> tuple[int, i
 
 def test_target_and_draft_of_the_family_are_loaded(engine: Engine) -> None:
     info = engine.info
-    assert (info.quant, info.draft_quant) == ("int8-32", "int4-32")
-    assert info.drafters == ("draft", "ngram", "cascade", "none")
+    assert (info.quant, info.draft_quant) == ("int8-32", "int4-32-rtn")
+    assert info.drafters == ("draft", "suffix", "cascade", "none")
     assert info.draft_parameters is not None
     assert 0 < info.draft_parameters < info.parameters
 
@@ -100,7 +107,7 @@ def test_speculation_changes_no_token(engine: Engine, k_draft: int) -> None:
     assert engine.info.batch_invariant
     drafted, accepted = assert_unchanged(engine, "draft", k_draft)
     assert accepted < drafted
-    assert_unchanged(engine, "ngram", k_draft)
+    assert_unchanged(engine, "suffix", k_draft)
 
 
 def test_the_target_in_other_weights_drafts_right(settings: Settings) -> None:

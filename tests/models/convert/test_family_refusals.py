@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ from tests.checkpoints import (
     make_opt_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
+    make_relative_checkpoint,
 )
 
 INT8 = Quantization.parse("int8-32")
 
 Make = Callable[..., Path]
+
+
+def make_relative(kind: str) -> Make:
+    return partial(make_relative_checkpoint, kind=kind)
 
 
 def edit_config(folder: Path, changes: dict[str, Any]) -> None:
@@ -34,6 +40,8 @@ def edit_config(folder: Path, changes: dict[str, Any]) -> None:
     [
         (make_qwen2_checkpoint, {"use_sliding_window": True}, "'use_sliding_window' must be false"),
         (make_qwen2_checkpoint, {"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),
+        (make_qwen2_checkpoint, {"num_hidden_layers": 2**31}, "more than 1000 cannot be exported"),
+        (make_gpt2_checkpoint, {"n_layer": 2**31}, "'n_layer' is 2147483648; more than 1000"),
         (make_qwen2_checkpoint, {"rope_scaling": {"type": "yarn"}}, "'rope_scaling.rope_type' is"),
         (
             make_qwen2_checkpoint,
@@ -43,14 +51,14 @@ def edit_config(folder: Path, changes: dict[str, Any]) -> None:
         (
             make_phi3_checkpoint,
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
-            "'rope_scaling' asks for longrope scaling",
+            "'rope_scaling.short_factor' must be 8 positive numbers",
         ),
-        (make_phi3_checkpoint, {"rope_scaling": {"type": "su"}}, "'rope_scaling' asks for su"),
         (
             make_phi3_checkpoint,
-            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
-            "'rope_parameters' asks for longrope",
+            {"rope_scaling": {"type": "su"}},
+            "'rope_scaling.short_factor' is m",
         ),
+        (make_phi3_checkpoint, {"rope_scaling": {"type": "yarn"}}, "only default, .* and longrope"),
         (make_phi3_checkpoint, {"sliding_window": 0}, "'sliding_window' must be a positive integ"),
         (make_phi3_checkpoint, {"partial_rotary_factor": 0.4}, "'partial_rotary_factor' is 0.4"),
         (make_phi3_checkpoint, {"partial_rotary_factor": 1.5}, "'partial_rotary_factor' is 1.5"),
@@ -60,6 +68,37 @@ def edit_config(folder: Path, changes: dict[str, Any]) -> None:
             make_phi3_checkpoint,
             {"num_key_value_heads": 2},
             r"qkv_proj\.weight has shape \[192, 64]",
+        ),
+        (make_relative("mistral"), {"head_dim": 260}, "'head_dim' is 260; attention needs a mult"),
+        (make_relative("mistral"), {"attention_bias": True}, "'attention_bias' is true; biases"),
+        (make_relative("qwen3"), {"use_sliding_window": True}, "'use_sliding_window' must be fals"),
+        (make_relative("smollm3"), {"no_rope_layers": [1]}, "'no_rope_layers' must be 2 integers"),
+        (make_relative("granite"), {"residual_multiplier": 0}, "'residual_multiplier' must be a p"),
+        (make_relative("olmo2"), {"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),
+        (
+            make_relative("gemma3_text"),
+            {"hidden_activation": "gelu"},
+            "'hidden_activation' must be 'gelu_pytorch_tanh'",
+        ),
+        (
+            make_relative("gemma3_text"),
+            {"final_logit_softcapping": 30.0},
+            "'final_logit_softcapping' must be absent",
+        ),
+        (
+            make_relative("gemma3_text"),
+            {"use_bidirectional_attention": True},
+            "'use_bidirectional_attention' must be false",
+        ),
+        (
+            make_relative("gemma3_text"),
+            {"layer_types": ["full_attention", "chunked"]},
+            "'layer_types' names chunked",
+        ),
+        (
+            make_relative("gemma3_text"),
+            {"architectures": ["Gemma3ForConditionalGeneration"]},
+            "'text_config' is missing",
         ),
         (make_opt_checkpoint, {"activation_function": "gelu"}, "'activation_function' must be 're"),
         (make_opt_checkpoint, {"enable_bias": False}, "'enable_bias' must be true"),

@@ -15,7 +15,9 @@ from tests.models.convert.runner import Runner
 TOKENS = [int(token) for token in np.random.default_rng(1).integers(0, 320, 70)]
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8-32", "int8-128", "int4-32", "int4-128"])
+@pytest.fixture(
+    scope="module", params=["fp32", "int8-32", "int8-128", "int4-32-rtn", "int4-128-rtn"]
+)
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ExportedModel:

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def windows() -> list[list[int]]:
-    """The beginning of every held-out document, in windows of one token more than is scored."""
+    """The beginning of every other held-out document, in windows of a token more than count."""
     tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    documents = [tokenizer.encode(document.text).ids for document in read_held_out()]
+    documents = [tokenizer.encode(document.text).ids for document in read_held_out()[::2]]
     beginnings = [ids[:TOKENS_PER_DOCUMENT] for ids in documents]
     return [
         ids[start : start + WINDOW + 1]
@@ -60,9 +60,8 @@ def exact(windows: list[list[int]], tmp_path_factory: pytest.TempPathFactory) ->
     [
         ("int8-32", 0.01),
         ("int8-128", 0.01),
-        ("int4-32", 0.05),
-        ("int4-128", 0.05),
-        ("int4-128-zp", 0.05),
+        ("int4-32-rtn", 0.05),
+        ("int4-128-rtn", 0.05),
     ],
 )
 def test_perplexity_on_held_out_text_stays_close_to_fp32(

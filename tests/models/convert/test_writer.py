@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specops.models.convert import ExportError
-from specops.models.convert.writer import MANIFEST, WeightFile, folder_at_once
+from specops.models.convert.writer import MANIFEST, WeightFile, export_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -16,7 +16,7 @@ def names(folder: Path) -> list[str]:
 
 
 def write_and_fail(destination: Path) -> None:
-    with folder_at_once(destination) as folder:
+    with export_folder(destination) as folder:
         (folder / MANIFEST).write_text("second")
         raise RuntimeError
 
@@ -35,7 +35,7 @@ def test_tensors_lie_in_order_on_pages_of_their_own(tmp_path: Path) -> None:
 
 def test_the_folder_appears_only_at_the_end(tmp_path: Path) -> None:
     destination = tmp_path / "model"
-    with folder_at_once(destination) as folder:
+    with export_folder(destination) as folder:
         (folder / "file").write_text("content")
         assert not destination.exists()
     assert names(tmp_path) == ["model"]
@@ -50,7 +50,7 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
 
 def test_an_error_leaves_an_earlier_export_as_it_was(tmp_path: Path) -> None:
     destination = tmp_path / "model"
-    with folder_at_once(destination) as folder:
+    with export_folder(destination) as folder:
         (folder / MANIFEST).write_text("first")
     with pytest.raises(RuntimeError):
         write_and_fail(destination)
@@ -61,7 +61,7 @@ def test_an_error_leaves_an_earlier_export_as_it_was(tmp_path: Path) -> None:
 def test_an_earlier_export_is_replaced_whole(tmp_path: Path) -> None:
     destination = tmp_path / "model"
     for content in ("first", "second"):
-        with folder_at_once(destination) as folder:
+        with export_folder(destination) as folder:
             (folder / MANIFEST).write_text(content)
             (folder / content).touch()
     assert names(destination) == ["second", MANIFEST]
@@ -72,7 +72,7 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     with (
         pytest.raises(ExportError, match="exists and is no earlier export"),
-        folder_at_once(tmp_path),
+        export_folder(tmp_path),
     ):
         pytest.fail("the block must not run")
     assert names(tmp_path) == ["thesis.txt"]
@@ -82,18 +82,18 @@ def test_what_a_killed_export_left_is_cleared(tmp_path: Path) -> None:
     leftover = tmp_path / ".model.partial"
     leftover.mkdir()
     (leftover / "half").touch()
-    with folder_at_once(tmp_path / "model") as folder:
+    with export_folder(tmp_path / "model") as folder:
         (folder / "whole").touch()
     assert names(tmp_path / "model") == ["whole"]
 
 
 def test_two_exports_to_one_place_do_not_mix(tmp_path: Path) -> None:
     destination = tmp_path / "model"
-    with folder_at_once(destination) as folder:
+    with export_folder(destination) as folder:
         (folder / "first").touch()
         with (
             pytest.raises(ExportError, match="another export is writing"),
-            folder_at_once(destination),
+            export_folder(destination),
         ):
             pytest.fail("the block must not run")
     assert names(destination) == ["first"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ def tokens() -> list[int]:
     return ids[:300]
 
 
-@pytest.fixture(scope="module", params=["int8-128", "int4-128", "int4-32"])
+@pytest.fixture(scope="module", params=["int8-128", "int4-128-rtn", "int4-32-rtn"])
 def graph(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped graph, or an export in other weights, as it is served."""
     cache = tmp_path_factory.mktemp("demo")
@@ -48,6 +50,23 @@ def test_a_text_leaves_the_same_bits_however_it_is_cut(
         np.testing.assert_array_equal(np.concatenate(cut), whole)
     alone = [passes.step(2, [token]) for token in tokens]
     np.testing.assert_array_equal(np.concatenate(alone), whole)
+
+
+def test_the_number_of_threads_changes_no_bit(graph: Path, tokens: list[int]) -> None:
+    """Here one computes; in a process of its own there are three."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from specops.runtime.session import share_threads\n"
+        "from tests.passes import Passes\n"
+        "share_threads(3)\n"
+        "passes = Passes(Path(sys.argv[1]), context=512)\n"
+        f"parts = [passes.step(0, {tokens[:200]}), passes.step(0, {tokens[200:203]})]\n"
+        "sys.stdout.buffer.write(b''.join(part.tobytes() for part in parts))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, graph], capture_output=True, check=True)
+    whole = Passes(graph, context=512).step(0, tokens[:203])
+    assert done.stdout == whole.tobytes()
 
 
 def test_rolling_back_leaves_no_trace(graph: Path, tokens: list[int]) -> None:

@@ -80,7 +80,10 @@ def test_a_rewritten_graph_has_the_engines_inputs(tmp_path: Path, family: str) -
         "cache": [4],
         "logit_rows": ["logit_rows"],
     }
-    assert shapes(list(model.graph.output)) == {"logits": [1, "logit_rows", 320]}
+    assert shapes(list(model.graph.output)) == {
+        "logits": [1, "logit_rows", 320],
+        "hidden": [1, "logit_rows", 64],
+    }
     assert {node.op_type for node in model.graph.node}.isdisjoint(
         {"GroupQueryAttention", "ReduceSum", "Shape", "Slice"}
     )
@@ -375,9 +378,17 @@ def test_the_engines_own_operators_are_refused(model: onnx.ModelProto, operator:
         rewrite(model)
 
 
-def test_the_engines_own_operators_are_refused_in_branches(model: onnx.ModelProto) -> None:
+@pytest.mark.parametrize("condition", ["tokens", "weight"])
+def test_the_engines_own_operators_are_refused_in_branches(
+    model: onnx.ModelProto, condition: str
+) -> None:
+    """What follows from weights alone is computed when a graph is laid out: there, too."""
     in_a_branch(model)
-    with pytest.raises(RefusedGraphError, match="in_between"):
+    if condition == "weight":
+        node = node_of(model, "If")
+        model.graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
+        node.input[:] = ["always"]
+    with pytest.raises(RefusedGraphError, match=r"in_between.* has a graph of its own"):
         rewrite(model)
 
 

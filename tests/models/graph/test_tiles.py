@@ -63,7 +63,7 @@ def test_tiles_give_back_what_was_packed(
         np.testing.assert_array_equal(found.zero_points, expected)
 
 
-@pytest.mark.parametrize("quant", ["int8-128", "int4-128", "int4-32"])
+@pytest.mark.parametrize("quant", ["int8-128", "int4-128-rtn", "int4-32-rtn"])
 def test_the_kernels_compute_what_onnxruntime_does(
     tiny_pair: Path, tmp_path: Path, quant: str
 ) -> None:
@@ -77,7 +77,7 @@ def test_the_kernels_compute_what_onnxruntime_does(
     assert np.std(logits - expected) < 0.03 * np.std(expected)
 
 
-@pytest.mark.parametrize("quant", ["int8-128", "int4-128", "int4-128-zp", "int4-32-zp"])
+@pytest.mark.parametrize("quant", ["int8-128", "int4-128-rtn", "int4-32-rtn"])
 def test_zero_points_biases_and_blocks_that_are_not_full(tmp_path: Path, quant: str) -> None:
     """GPT-2 has biases, inputs that fill no whole block of 128, and its embedding as its head."""
     source = make_gpt2_checkpoint(tmp_path / "source")
@@ -117,7 +117,7 @@ def test_blocks_that_no_kernel_knows_stay_onnxruntimes(tmp_path: Path) -> None:
 
 
 def test_tiles_start_on_pages_and_are_all_that_is_kept(tiny_pair: Path, tmp_path: Path) -> None:
-    graph = tiny_pair / "target" / "onnx" / "int4-128" / "model.onnx"
+    graph = tiny_pair / "target" / "onnx" / "int4-128-rtn" / "model.onnx"
     found = prepared(graph, tmp_path)
     model = onnx.load(found, load_external_data=False).graph
     lengths = 0
@@ -136,7 +136,7 @@ def test_tiles_start_on_pages_and_are_all_that_is_kept(tiny_pair: Path, tmp_path
 
 def asking(tiny_pair: Path, folder: Path, level: int) -> tuple[Path, str]:
     """A graph whose first product asks for a level of accuracy, and that product."""
-    source = tiny_pair / "target" / "onnx" / "int4-128"
+    source = tiny_pair / "target" / "onnx" / "int4-128-rtn"
     model = onnx.load(source / "model.onnx", load_external_data=False)
     first = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
     next(item for item in first.attribute if item.name == "accuracy_level").i = level
@@ -162,7 +162,7 @@ def test_a_product_that_asks_for_nothing_is_the_kernels(tiny_pair: Path, tmp_pat
 
 
 def test_tiles_that_hold_something_else_are_refused(tiny_pair: Path, tmp_path: Path) -> None:
-    graph = tiny_pair / "target" / "onnx" / "int4-128" / "model.onnx"
+    graph = tiny_pair / "target" / "onnx" / "int4-128-rtn" / "model.onnx"
     code = f"""
 import sys
 from specops.models.graph import prepack

@@ -5,8 +5,7 @@ from __future__ import annotations
 from specops.speculation.drafters.base import Draft
 from specops.speculation.drafters.cascade import CascadeDrafter
 from specops.speculation.drafters.draft_model import DraftModelDrafter
-from specops.speculation.drafters.ngram import NgramDrafter
-from specops.speculation.drafters.ngram_cache import NgramCacheDrafter
+from specops.speculation.drafters.suffix import SuffixDrafter
 from tests.simulated_target import VOCAB, SimulatedTarget
 from tests.speculation.drafters.ask import ask, propose
 
@@ -19,19 +18,21 @@ def made(runner: SimulatedTarget, *slots: int) -> tuple[CascadeDrafter, DraftMod
     model = DraftModelDrafter(runner, vocab_size=VOCAB)  # type: ignore[arg-type]
     for slot in slots or (0,):
         model.begin(slot, FRESH, "")
-    return CascadeDrafter(NgramDrafter(), model), model
+    lookup = SuffixDrafter()
+    lookup.begin(0, FRESH, "")
+    return CascadeDrafter(lookup, model), model
 
 
 def test_a_lookup_costs_no_pass_and_is_named(runner: SimulatedTarget) -> None:
     cascade, _ = made(runner)
     found = cascade.look_up(0, REPEATING, 2)
-    assert found == Draft((7, 5), origin="ngram", match_length=2)
+    assert (found.tokens, found.origin) == ((7, 5), "suffix")
     assert not runner.passes
 
 
 def test_a_lookup_in_vain_is_named_too(runner: SimulatedTarget) -> None:
     cascade, _ = made(runner)
-    assert cascade.look_up(0, FRESH, 2) == Draft(origin="ngram")
+    assert cascade.look_up(0, FRESH, 2) == Draft(origin="suffix")
 
 
 def test_the_model_proposes_what_it_would_alone(runner: SimulatedTarget) -> None:
@@ -51,13 +52,6 @@ def test_the_model_catches_up_on_what_others_proposed(runner: SimulatedTarget) -
     found = propose(cascade, tokens, 1)
     assert [batch.num_tokens for batch in runner.passes[passes:]] == [7]  # 30 and all after it
     assert found.tokens == propose(model, tokens, 1, slot=1).tokens
-
-
-def test_a_lookups_own_attribution_is_kept(runner: SimulatedTarget) -> None:
-    lookup = NgramCacheDrafter(NgramDrafter(), entries=10, order=2)
-    cascade = CascadeDrafter(lookup, made(runner)[1])
-    assert cascade.look_up(0, REPEATING, 1).origin == "ngram"
-    assert cascade.look_up(1, [9, 6, 7], 1).origin == "ngram_cache"
 
 
 def test_what_its_model_has_to_take_in_is_its_backlog(runner: SimulatedTarget) -> None:

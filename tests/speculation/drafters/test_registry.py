@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from specops.request import DRAFTERS
+from specops.speculation.drafters.base import NO_DRAFT, Draft, LookupDrafter
 from specops.speculation.drafters.registry import Means, make_drafters
 from tests.simulated_target import VOCAB, SimulatedTarget
 from tests.speculation.drafters.ask import propose
@@ -11,19 +15,29 @@ def means(runner: SimulatedTarget | None = None, **fields: object) -> Means:
     return Means(VOCAB, runner, **fields)  # type: ignore[arg-type]
 
 
+class Head(LookupDrafter):
+    """Has nothing."""
+
+    name = "head"
+
+    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+        return NO_DRAFT
+
+
 def test_what_there_is_depends_on_the_means(runner: SimulatedTarget) -> None:
-    assert list(make_drafters(means())) == ["ngram"]
-    assert list(make_drafters(means(runner))) == ["draft", "ngram", "cascade"]
-    assert list(make_drafters(means(shared_ngrams=10))) == ["ngram", "ngram_cache"]
+    assert list(make_drafters(means())) == ["suffix"]
+    assert list(make_drafters(means(head=Head()))) == ["head", "suffix", "cascade"]
+    assert list(make_drafters(means(runner))) == ["draft", "suffix", "cascade"]
 
 
 def test_every_drafter_is_filed_under_its_own_name(runner: SimulatedTarget) -> None:
-    drafters = make_drafters(means(runner, shared_ngrams=10))
+    drafters = make_drafters(means(runner, head=Head()))
     assert all(drafter.name == name for name, drafter in drafters.items())
+    assert tuple(drafters) == DRAFTERS  # the names that requests and settings take
 
 
 def test_only_those_with_a_model_run_one(runner: SimulatedTarget) -> None:
-    drafters = make_drafters(means(runner, shared_ngrams=10))
+    drafters = make_drafters(means(runner))
     assert {name for name, item in drafters.items() if item.runs_model} == {"draft", "cascade"}
 
 
@@ -47,9 +61,10 @@ def test_slots_of_all_drafters_are_begun_and_released_together(runner: Simulated
 def test_what_is_looked_up_is_what_is_proposed_wherever_there_is_any(
     runner: SimulatedTarget,
 ) -> None:
-    drafters = make_drafters(means(runner, shared_ngrams=10))
+    drafters = make_drafters(means(runner))
     for tokens in ([5, 6, 7, 5, 6], [5, 6, 7, 8]):
-        for name in ("ngram", "ngram_cache", "cascade"):
+        drafters["suffix"].begin(0, tokens, "")
+        for name in ("suffix", "cascade"):
             found = drafters[name].look_up(0, tokens, 2)
             assert bool(found.tokens) == (tokens[-1] == 6)
             if name != "cascade":
@@ -65,7 +80,7 @@ def test_the_backlog_is_what_the_next_draft_token_has_to_compute(runner: Simulat
     tokens = [5, 6, 7, 8, 9, 10]
     drafters["draft"].begin(0, tokens, "")
     drafters["draft"].take_in(0, tokens, 2)
-    for name, expected in {"ngram": 0, "draft": 4, "cascade": 4}.items():
+    for name, expected in {"suffix": 0, "draft": 4, "cascade": 4}.items():
         assert drafters[name].backlog(0, len(tokens)) == expected
     propose(drafters["draft"], tokens, 1)
     assert runner.passes[-1].num_tokens == 4

@@ -1,9 +1,12 @@
-// The console: sends a prompt, shows who made each token, and draws the service's own figures.
+// The console: sends a prompt, shows who made each token, and draws the service's own figures. What
+// a chat needs besides is in markdown.js and chat.js, which follow this in the page.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
 const POINTS = 120; // two minutes, one figure a second
 const RETRY_MS = 2000;
+const CODE = 'def read_lines(path):\n    """'; // for a model that continues texts
+let shown = ""; // the model's name
 let drafters = []; // their order chooses their colours
 let running = null; // AbortController of the answer under way
 
@@ -44,8 +47,9 @@ async function problem(response) {
 
 // -- one answer ----------------------------------------------------------------------------------
 
-function body() {
-  const fields = { prompt: $("prompt").value, stream: true, details: true };
+// What chats and completions have in common.
+function options() {
+  const fields = {};
   for (const name of ["max_new_tokens", "k_draft", "temperature"]) {
     if ($(name).value !== "") fields[name] = Number($(name).value);
   }
@@ -53,8 +57,28 @@ function body() {
   return fields;
 }
 
+// What a grammar left one way for is no drafter's, and has a look of its own.
 function colour(origin) {
-  return `draft-${Math.max(0, drafters.indexOf(origin)) % 5}`;
+  return origin === "grammar" ? "by-grammar" : `draft-${Math.max(0, drafters.indexOf(origin)) % 5}`;
+}
+
+function maker(origin) {
+  if (origin === "target") return "the target itself";
+  return origin === "grammar" ? "left no choice by the grammar" : `drafted by ${origin}`;
+}
+
+function element(name, className, ...children) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  made.append(...children);
+  return made;
+}
+
+// A stretch of text with the look of its maker.
+function stretch(text, origin) {
+  const span = element("span", origin === "target" ? "" : colour(origin), text);
+  if (origin !== "target") span.title = maker(origin);
+  return span;
 }
 
 function showTokens(tokens, made) {
@@ -62,28 +86,18 @@ function showTokens(tokens, made) {
   const atEnd = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 40;
   for (const token of tokens) {
     made[token.origin] = (made[token.origin] || 0) + 1;
-    const span = document.createElement("span");
-    span.textContent = token.text;
-    if (token.origin !== "target") {
-      span.className = colour(token.origin);
-      span.title = `drafted by ${token.origin}`;
-    }
-    answer.append(span);
+    answer.append(stretch(token.text, token.origin));
   }
   if (atEnd) answer.scrollTop = answer.scrollHeight;
   showLegend(made);
 }
 
-function showLegend(made) {
+function showLegend(made, list = "legend") {
   const items = Object.entries(made).map(([origin, count]) => {
-    const item = document.createElement("li");
-    const name = document.createElement("span");
-    name.textContent = origin === "target" ? "the target itself" : `drafted by ${origin}`;
-    if (origin !== "target") name.className = colour(origin);
-    item.append(name, `: ${count}`);
-    return item;
+    const name = element("span", origin === "target" ? "" : colour(origin), maker(origin));
+    return element("li", "", name, `: ${count}`);
   });
-  $("legend").replaceChildren(...items);
+  $(list).replaceChildren(...items);
 }
 
 // What can be said while the answer still comes; the last event brings the service's own figures.
@@ -114,6 +128,13 @@ function showError(message) {
   $("error").hidden = !message;
 }
 
+// An answer is under way, or is not any more.
+function busy(now) {
+  running = now ? new AbortController() : null;
+  for (const button of document.querySelectorAll(".send")) button.disabled = now;
+  for (const button of document.querySelectorAll(".stop")) button.disabled = !now;
+}
+
 async function ask() {
   if (running) return;
   const made = {};
@@ -127,14 +148,12 @@ async function ask() {
   $("answer").replaceChildren();
   $("legend").replaceChildren();
   $("progress").textContent = "Generating.";
-  running = new AbortController();
-  $("send").disabled = true;
-  $("stop").disabled = false;
+  busy(true);
   try {
     const response = await fetch("/generate", {
       method: "POST",
       headers: { "Content-Type": "application/json", ...headers() },
-      body: JSON.stringify(body()),
+      body: JSON.stringify({ prompt: $("prompt").value, stream: true, details: true, ...options() }),
       signal: running.signal,
     });
     if (!response.ok) throw new Error(await problem(response));
@@ -157,9 +176,7 @@ async function ask() {
     $("progress").textContent = stopped ? "Stopped." : "Failed.";
     if (!stopped) showError(error.message);
   } finally {
-    running = null;
-    $("send").disabled = false;
-    $("stop").disabled = true;
+    busy(false);
   }
 }
 
@@ -239,9 +256,12 @@ function showModel(event) {
   const text = [state, detail, error].filter(Boolean).join(": ");
   if ($("state").textContent !== text) $("state").textContent = text;
   $("state").className = `state ${state}`;
-  if (!model || drafters.join() === model.drafters.join()) return;
+  if (!model || shown === model.name) return;
+  shown = model.name;
+  if (!model.chat && $("prompt").value === $("prompt").defaultValue) $("prompt").value = CODE;
+  showTab(model.chat ? "chat" : "completion");
   drafters = model.drafters;
-  for (const name of drafters) $("drafter").append(new Option(name, name));
+  $("drafter").replaceChildren($("drafter").options[0], ...drafters.map((name) => new Option(name, name)));
   define("model", [
     ["Name", model.name],
     ["Weights", model.quant],
@@ -323,7 +343,9 @@ $("ask").addEventListener("submit", (event) => {
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
 });
-$("stop").addEventListener("click", () => running?.abort());
+for (const button of document.querySelectorAll(".stop")) {
+  button.addEventListener("click", () => running?.abort());
+}
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
 });
@@ -332,5 +354,3 @@ $("theme").addEventListener("click", () => {
   const now = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
   document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
 });
-makeCharts();
-follow();

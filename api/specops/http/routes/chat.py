@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from specops.engine.engine import Engine
-from specops.http.errors import InvalidField
-from specops.http.routes.job import Job, Prompts, Tokens, output_limit, start
+from specops.http.answers import json_answer
+from specops.http.routes.conversation import Step, Talk, call_id, converse
 from specops.http.routes.openai import RESPONSES, Heading, check_model, timings, usage
 from specops.http.schemas.chat import (
+    AnswerCall,
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
@@ -20,13 +20,15 @@ from specops.http.schemas.chat import (
     TokenLogprob,
     TopLogprob,
 )
+from specops.http.schemas.generate import stream_event
 from specops.http.sse import PAUSE, EventStream
 from specops.http.state import State
 from specops.request import Piece
-from specops.text.chat_template import ChatTemplateError
 from specops.text.tokenizer import Tokenizer
+from specops.text.tools.reader import Block
 
 PATH = "/v1/chat/completions"
+_DELTAS = {"text": "content", "reasoning": "reasoning_content"}
 router = APIRouter(tags=["openai"])
 
 
@@ -39,71 +41,91 @@ async def chat_completions(body: ChatRequest, request: Request, state: State) ->
     choices but `timings`, and `usage` where that was asked for; then `[DONE]`.
     """
     engine = check_model(body.model, state)
-    messages = [message.for_template() for message in body.messages]
-    field = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
-    job = await start(
-        state,
-        request,
-        body,
-        Prompts(
-            lambda engine: [_encode(messages, engine)],
-            1,
-            sum(len(message["content"]) for message in messages),
-            messages,
-        ),
-        sampling=body.sampling,
-        choices=body.choices,
-        max_new_tokens=output_limit(
-            getattr(body, field), field, state.settings, default=state.settings.max_new_tokens
-        ),
-        stop=body.stops,
-        stream=bool(body.stream),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
+    talk = await converse(state, request, body, body.conversation())
+    job = talk.job
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     heading = Heading("chatcmpl", kind, engine, include_usage=body.include_usage)
     if body.stream:
-        stream = _stream(job, heading, engine.tokenizer)
+        stream = _stream(talk, heading, tokens=bool(body.return_tokens))
         return EventStream(stream, job.handle.cancel, job.headers)
     content = ChatCompletion(
         **heading.fields,
         choices=[
             ChatChoice(
                 index=index,
-                message=AnswerMessage(content=answer.text),
-                logprobs=_logprobs(answer.pieces, engine.tokenizer),
-                finish_reason=answer.finish_reason,
+                message=_message(blocks),
+                logprobs=_logprobs(job.answers[index].pieces, engine.tokenizer),
+                finish_reason=talk.finish_reason(index),
             )
-            for index, answer in enumerate(await job.finished())
+            for index, blocks in enumerate(await talk.finished())
         ],
         usage=usage(job),
         timings=timings(job),
     )
-    return Response(content.model_dump_json(), headers=job.headers, media_type="application/json")
+    return json_answer(content, job.headers)
 
 
-async def _stream(job: Job, heading: Heading, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
+def _message(blocks: Sequence[Block]) -> AnswerMessage:
+    def said(kind: str) -> str:
+        return "\n\n".join(block.text for block in blocks if block.kind == kind)
+
+    calls = [
+        AnswerCall(id=call_id(), function={"name": block.name, "arguments": block.text})
+        for block in blocks
+        if block.kind == "call"
+    ]
+    return AnswerMessage(
+        content=said("text") or (None if calls else ""),
+        reasoning_content=said("reasoning") or None,
+        tool_calls=calls or None,
+    )
+
+
+async def _stream(talk: Talk, heading: Heading, *, tokens: bool) -> AsyncGenerator[bytes, None]:
+    job, tokenizer = talk.job, talk.engine.tokenizer
     begun: set[int] = set()
-    async for item in job.outputs():
-        if item is None:
+    async for step in talk.steps():
+        if step is None:
             yield PAUSE
             continue
-        index, output = item
+        index = step.index
         if index not in begun:
             begun.add(index)
             yield heading.chunk(job, _choice(index, {"role": "assistant", "content": ""}))
-        if output.pieces:
-            told = _logprobs(output.pieces, tokenizer)
-            yield heading.chunk(job, _choice(index, {"content": output.text}, logprobs=told))
-        if output.finish:
-            finish = job.answers[index].finish_reason
+        told = _logprobs(step.output.pieces, tokenizer)
+        deltas = list(_deltas(step, talk))
+        shown = stream_event(step.output)["tokens"] if tokens else []
+        if (told or shown) and not deltas:  # of text that is held back
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            choice = _choice(index, delta, logprobs=told)
+            yield heading.chunk(job, choice | {"tokens": shown} if shown else choice)
+            told, shown = None, []
+        if step.output.finish:
+            finish = talk.finish_reason(index)
             yield heading.chunk(job, _choice(index, {}, finish=finish))
     yield heading.end(job)
 
 
+def _deltas(step: Step, talk: Talk) -> Iterator[dict[str, Any]]:
+    """A step's news as OpenAI writes it: of a call the name first, then pieces of its arguments."""
+    blocks = talk.blocks(step.index)
+    for place, text in step.deltas:
+        block = blocks[place]
+        if block.kind != "call":
+            yield {_DELTAS[block.kind]: text}
+            continue
+        number = sum(other.kind == "call" for other in blocks[:place])
+        call: dict[str, Any] = {"index": number, "function": {"arguments": text}}
+        if not text:
+            call |= {"id": call_id(), "type": "function"}
+            call["function"]["name"] = block.name
+        yield {"tool_calls": [call]}
+
+
 def _choice(
     index: int,
-    delta: dict[str, str],
+    delta: dict[str, Any],
     *,
     logprobs: ChatLogprobs | None = None,
     finish: str | None = None,
@@ -114,14 +136,6 @@ def _choice(
         "logprobs": logprobs and logprobs.model_dump(),
         "finish_reason": finish,
     }
-
-
-def _encode(messages: list[dict[str, str]], engine: Engine) -> Tokens:
-    try:
-        return engine.encode_chat(messages)
-    except ChatTemplateError as error:
-        code = "invalid_value" if engine.chat_template else "no_chat_template"
-        raise InvalidField("messages", str(error), code=code) from error
 
 
 def _logprobs(pieces: Sequence[Piece], tokenizer: Tokenizer) -> ChatLogprobs | None:

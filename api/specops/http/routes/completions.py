@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from specops.engine.engine import Engine
+from specops.http.answers import json_answer
 from specops.http.errors import InvalidField
 from specops.http.routes.job import Job, Prompts, Tokens, output_limit, start
 from specops.http.routes.openai import RESPONSES, Heading, check_model, timings, usage
@@ -69,7 +70,7 @@ async def completions(body: CompletionRequest, request: Request, state: State) -
         usage=usage(job),
         timings=timings(job),
     )
-    return Response(content.model_dump_json(), headers=job.headers, media_type="application/json")
+    return json_answer(content, job.headers)
 
 
 async def _stream(job: Job, heading: Heading, texts: list[_Text]) -> AsyncGenerator[bytes, None]:

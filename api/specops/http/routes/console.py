@@ -1,6 +1,6 @@
 """The console: one page at `/` for people without a Grafana, and the figures that it draws.
 
-The page is put together from three files when the process starts, and allows itself nothing from
+The page is put together from its files when the process starts, and allows itself nothing from
 anywhere else. Programs that ask for `/` get the list of links that they always got.
 """
 
@@ -24,6 +24,7 @@ from specops.http.sse import EventStream, event
 from specops.http.state import AppState, State
 
 _FOLDER = Path(__file__).resolve().parents[1] / "console"
+_SCRIPTS = ("console.js", "markdown.js", "chat.js")
 _PERIOD_SECONDS = 1.0
 # What the charts need. Reading these alone takes a fraction of the time of a whole page.
 FIGURES = tuple(
@@ -39,6 +40,12 @@ _LINKS = {
     "models": "/v1/models",
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "count_tokens": "/v1/messages/count_tokens",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+    "apply_template": "/apply-template",
     "health": "/health",
     "live": "/health/live",
     "metrics": "/metrics",
@@ -49,7 +56,8 @@ router = APIRouter(include_in_schema=False)
 
 def _page() -> tuple[str, str]:
     """The page, and the policy that lets it run what is in it and talk to this server alone."""
-    style, script = ((_FOLDER / name).read_text() for name in ("console.css", "console.js"))
+    style = (_FOLDER / "console.css").read_text()
+    script = "".join((_FOLDER / name).read_text() for name in _SCRIPTS)
     html = (_FOLDER / "index.html").read_text()
     html = html.replace("/*style*/", style).replace("/*script*/", script)
 

@@ -1,4 +1,4 @@
-"""POST /generate: continue a prompt, in one piece or as a stream."""
+"""POST /generate: continue or answer a prompt, in one piece or as a stream."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from specops.engine.engine import Engine
+from specops.http.answers import json_answer
 from specops.http.errors import error_responses
-from specops.http.routes.job import Answer, Job, Prompts, output_limit, start
+from specops.http.routes.conversation import ChatPrompt
+from specops.http.routes.job import Answer, Job, Prompts, Tokens, output_limit, start
+from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.generate import Details, GenerateRequest, GenerateResponse, stream_event
 from specops.http.sse import DONE, PAUSE, EventStream, event
 from specops.http.state import State
+from specops.text.chat_template import question
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}},
@@ -24,7 +29,7 @@ router = APIRouter(tags=["generate"])
 
 @router.post(PATH, response_model=GenerateResponse, responses=_RESPONSES)
 async def generate(body: GenerateRequest, request: Request, state: State) -> Response:
-    """Continue a prompt.
+    """Continue a prompt, or, with `system`, answer it.
 
     With `stream` the answer is a series of server-sent events: one per step with the new text and
     its tokens, then one with the fields of the plain answer, then `[DONE]`.
@@ -34,7 +39,12 @@ async def generate(body: GenerateRequest, request: Request, state: State) -> Res
         state,
         request,
         body,
-        Prompts(lambda engine: [engine.encode(body.prompt)], 1, len(body.prompt), body.prompt),
+        Prompts(
+            lambda engine: [_encode(body, engine)],
+            1,
+            len(body.prompt) + len(body.system or ""),
+            body.prompt,
+        ),
         sampling=lambda _: body.sampling,
         max_new_tokens=output_limit(
             wanted, "max_new_tokens", state.settings, default=body.max_new_tokens
@@ -45,8 +55,14 @@ async def generate(body: GenerateRequest, request: Request, state: State) -> Res
     if body.stream:
         return EventStream(_stream(job, body.details), job.handle.cancel, job.headers)
     (answer,) = await job.finished()
-    content = _response(job, answer, body.details).model_dump_json(exclude_none=True)
-    return Response(content, headers=job.headers, media_type="application/json")
+    return json_answer(_response(job, answer, body.details), job.headers, exclude_none=True)
+
+
+def _encode(body: GenerateRequest, engine: Engine) -> Tokens:
+    if body.system is None:
+        return engine.encode(body.prompt)
+    asked = Conversation(messages=question(body.prompt, body.system), source="system")
+    return ChatPrompt(asked).encode(engine)
 
 
 def _response(job: Job, answer: Answer, details: bool) -> GenerateResponse:

@@ -24,7 +24,7 @@ async def health(state: State) -> JSONResponse:
     body = HealthResponse(
         state=service.state,
         detail=service.detail,
-        model=service.info.name if service.info else state.settings.model,
+        model=service.info.name if service.info else state.settings.preset,
         error=service.error,
         running=service.running,
         waiting=service.waiting,

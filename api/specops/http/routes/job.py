@@ -8,13 +8,15 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi import Request
 
 from specops.config import Settings
 from specops.engine.engine import Engine, ModelInfo
+from specops.http.choosing import bad_words, biases, compiled, stop_tokens
 from specops.http.errors import ApiError, InvalidField, internal_error
+from specops.http.routes.unknown import ignore_unknown, ignored_header
 from specops.http.schemas.options import EngineOptions
 from specops.http.sse import calling_on_disconnect
 from specops.http.state import AppState
@@ -30,6 +32,7 @@ from specops.request import (
 from specops.serving.request_handle import RequestHandle
 
 Tokens = tuple[int, ...]
+_T = TypeVar("_T")
 
 # Encoding takes a third of a microsecond per character: up to here the event loop can spare it.
 _LONG_TEXT = 4096
@@ -101,6 +104,7 @@ class Job:
         self._index = {item.request_id: i for i, item in enumerate(handle.requests)}
         self._receive = request.receive
         self._shown = shown
+        self._ignored = ignored_header(request)
         request.state.log_fields = self._log_fields
 
     @property
@@ -115,6 +119,7 @@ class Job:
         return {
             "x-queue-position": str(position.position),
             "x-estimated-wait": f"{position.wait_seconds:g}",
+            **self._ignored,
         }
 
     async def outputs(self) -> AsyncIterator[tuple[int, Output] | None]:
@@ -159,6 +164,10 @@ class Job:
             "prompt_tokens": sum(item.prompt_tokens for item in stats),
             "generated_tokens": sum(item.generated_tokens for item in stats),
             "queue_seconds": round(max(item.queue_seconds for item in stats), 4),
+            **{
+                name.removeprefix("x-").replace("-", "_"): told
+                for name, told in self._ignored.items()
+            },
         }
         if self._shown is not None:
             fields |= {"prompt": self._shown, "answers": [answer.text for answer in self.answers]}
@@ -173,6 +182,7 @@ async def start(
     *,
     sampling: Callable[[int], SamplingParams],
     choices: int = 1,
+    skipped: Sequence[str] = (),
     **fields: Any,
 ) -> Job:
     """Check what the schema cannot, encode the prompts, queue them.
@@ -184,6 +194,7 @@ async def start(
         prompts: what to go on from.
         sampling: how the tokens of each choice are drawn.
         choices: answers to each prompt.
+        skipped: what is ignored besides unknown fields.
         fields: of the engine's requests.
 
     Raises:
@@ -192,21 +203,27 @@ async def start(
     """
     service, settings = state.service, state.settings
     engine = service.engine
+    ignore_unknown(body, request, settings, skipped)
     places = engine.info.slots + settings.queue_size
     if prompts.count * choices > places:
         raise InvalidField("n", f"prompts times n is more than this server's {places} places")
-    request.state.release()  # the room that was kept for it; no other request comes between
-    service.admission.check(prompts.count * choices)
+    request.state.release()  # room for one, in exchange for all; no other request comes between
+    request.state.release = service.admission.reserve(prompts.count * choices)
     options = _options(body, settings, engine.info)
-    if prompts.size < _LONG_TEXT:
-        encoded = prompts.encode(engine)
-    else:
-        loop = asyncio.get_running_loop()
-        encoded = await loop.run_in_executor(_ENCODER, prompts.encode, engine)
+    ends = stop_tokens(body, engine)
+    spelled: dict[str, Any] = {
+        "logit_bias": biases(body, engine),
+        "bad_words": bad_words(body, engine),
+    }
+    if (grammar := sampling(0).grammar) is not None:
+        await compiled(grammar, body, engine)
+    encoded = await computed(lambda: prompts.encode(engine), prompts.size, settings)
     first = GenerationRequest(
         request_id="",
         prompt_tokens=(),
         ignore_eos=body.ignore_eos,
+        stop_token_ids=ends,
+        min_tokens=body.min_tokens,
         arrival=request.state.arrival,
         deadline=request.state.arrival + settings.request_timeout,
         client=request.state.client,
@@ -219,13 +236,29 @@ async def start(
             first,
             request_id=f"{request.state.request_id}/{next(_sequence)}",
             prompt_tokens=tuple(tokens),
-            sampling=sampling(choice),
+            sampling=replace(sampling(choice), **spelled),
         )
         for tokens in encoded
         for choice in range(choices)
     ]
     shown = prompts.shown if settings.log_prompts else None
+    request.state.release()
     return Job(service.submit(*requests), request, choices, shown)
+
+
+async def computed(work: Callable[[], _T], size: int, settings: Settings) -> _T:
+    """Do what takes time by the size of a text; for a long one on a thread.
+
+    Raises:
+        ApiError: that took too long.
+    """
+    if size < _LONG_TEXT:
+        return work()
+    try:
+        async with asyncio.timeout(settings.request_timeout):
+            return await asyncio.get_running_loop().run_in_executor(_ENCODER, work)
+    except TimeoutError:
+        raise _late("encoded", settings.request_timeout) from None
 
 
 def output_limit(wanted: int | None, field: str, settings: Settings, *, default: int) -> int:
@@ -247,8 +280,6 @@ def _options(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[s
     if k_draft > settings.max_k_draft:
         raise InvalidField("k_draft", f"at most {settings.max_k_draft} on this server")
     drafter = body.drafter or info.default_drafter
-    if drafter == "ngram_cache" and not body.share_ngrams:
-        drafter = "ngram"  # the same but for the table
     if drafter not in info.drafters:
         raise InvalidField("drafter", f"this model has {', '.join(info.drafters)}, not {drafter}")
     return {
@@ -258,16 +289,21 @@ def _options(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[s
     }
 
 
+def _late(what: str, seconds: float) -> ApiError:
+    return ApiError(504, f"not {what} within {seconds:g} seconds", code="timeout")
+
+
 def _failure(last: Output, request: GenerationRequest) -> ApiError | None:
     """Return the error that a client gets for a request that did not end by itself."""
     match last.finish:
         case FinishReason.TIMEOUT:
             started = last.stats is not None and last.stats.generated_tokens > 0
             what = "finished" if started else "started"
-            seconds = request.deadline - request.arrival
-            return ApiError(504, f"not {what} within {seconds:g} seconds", code="timeout")
+            return _late(what, request.deadline - request.arrival)
         case FinishReason.CANCELLED:  # by the client, who will not read this, or by a shutdown
             return ApiError(503, "the server is shutting down", code="draining")
+        case FinishReason.GRAMMAR:
+            return ApiError(400, f"the grammar: {last.error}", code="invalid_grammar")
         case FinishReason.ERROR:
             log.error("generation failed", extra={"fields": {"reason": last.error}})
             return internal_error()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -22,7 +23,8 @@ router = APIRouter(prefix="/v1", tags=["openai"])
 @router.get("/models", responses=_RESPONSES)
 async def models(state: State) -> ModelList:
     """List the model that is loaded."""
-    return ModelList(data=[_model(state.service.engine, state)])
+    name = state.service.engine.info.name
+    return ModelList(data=[_model(state.service.engine, state)], first_id=name, last_id=name)
 
 
 @router.get("/models/{model:path}", responses=_RESPONSES | _MISSING)
@@ -35,10 +37,14 @@ def _model(engine: Engine, state: AppState) -> Model:
     info = engine.info
     return Model(
         id=info.name,
+        display_name=info.name,
         created=state.started,
+        created_at=datetime.fromtimestamp(state.started, UTC).isoformat(),
         context_length=info.context,
+        max_model_len=info.context,
         quantization=info.quant,
         drafters=list(info.drafters),
+        chat=info.chat,
         batch_invariant=info.batch_invariant,
         foreign_products=list(info.foreign_products),
     )

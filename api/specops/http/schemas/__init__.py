@@ -1,5 +1,5 @@
 """The bodies of the API, one file per kind of request: what may be asked, what is answered.
 
-Unknown fields are refused rather than ignored: a misspelt `max_new_token` should not cost a
-minute of generating the default.
+Agents send more fields than they document, and newer ones than we know: what is unknown is ignored,
+and the answer's header `X-Ignored-Fields` names it, so that a misspelt `max_new_token` is found.
 """

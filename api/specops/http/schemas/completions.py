@@ -12,12 +12,10 @@ from specops.http.schemas.openai import (
     OpenAiRequest,
     Timings,
     Usage,
-    wrong_together,
 )
-from specops.http.schemas.options import Text
+from specops.http.schemas.options import Text, TokenId, wrong_together
 
-TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Prompts = (
     Text
     | TokenIds

@@ -19,6 +19,11 @@ class GenerateRequest(EngineOptions):
     )
 
     prompt: Text = Field(description="may be empty")
+    system: Text | None = Field(
+        None,
+        description="makes the prompt a question: both go through the model's chat template, and "
+        "the answer is the assistant's; empty: the template's own system message, if it has one",
+    )
     max_new_tokens: int = Field(50, ge=1)
     temperature: float = Field(0.0, ge=0, le=2, description="0: always the likeliest token")
     top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest that sum to this")
@@ -40,7 +45,7 @@ class GenerateRequest(EngineOptions):
     @property
     def sampling(self) -> SamplingParams:
         """How tokens are drawn."""
-        return SamplingParams(self.temperature, self.top_k, self.top_p, self.seed)
+        return self.drawn(self.temperature, self.top_p, self.seed)
 
 
 class Details(BaseModel):
@@ -71,8 +76,8 @@ class Details(BaseModel):
         description="speed over plain decoding, as the measured costs of the passes have it"
     )
     acceptance: dict[str, list[float]] = Field(
-        description="adaptive: the controller's estimate per drafter and kind of draft that token "
-        "i + 1 is accepted where those before it were"
+        description="adaptive: the controller's estimate per drafter that token i + 1 is accepted "
+        "where those before it were"
     )
     preemptions: int = Field(
         description="how often it gave its KV blocks up to others and was computed again"
@@ -116,8 +121,9 @@ class GenerateResponse(BaseModel):
 def stream_event(output: Output) -> dict[str, Any]:
     """Return what one step brought: `text`, and each token's `id`, `text` and `origin`.
 
-    A token's text is empty while a character is incomplete; its origin is `target`, or the drafter
-    whose draft token was accepted. A stream ends with a `GenerateResponse` and then `[DONE]`.
+    A token's text is empty while a character is incomplete; its origin is `target`, the drafter
+    whose draft token was accepted, or `grammar`. A stream ends with a `GenerateResponse` and then
+    `[DONE]`.
     """
     # No model of pydantic's: this is done for every step, and takes a fifth of the time so.
     tokens = [

@@ -1,19 +1,19 @@
 """What OpenAI's endpoints have in common: options, usage, timings, the list of models.
 
 Field names and defaults are OpenAI's. What that API knows and this server does not do is refused by
-name, unless its value asks for nothing; what only concerns OpenAI's own service is ignored.
+name, unless its value asks for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from specops.http.schemas.options import STRICT, EngineOptions, Stops, listed
+from specops.http.schemas.options import Body, EngineOptions, Stops, listed
 from specops.request import GenerationStats, SamplingParams
 
 MOST_CHOICES = 128  # OpenAI's own bound of `n`
@@ -48,23 +48,18 @@ class Only:
         raise PydanticCustomError("unsupported", "this server does not support it")
 
 
-def wrong_together(field: str, message: str) -> PydanticCustomError:
-    """Return what a validator of a whole request raises, with the field that is to blame."""
-    # The message is a template of pydantic's, with nothing to fill in.
-    return PydanticCustomError("combination", "{message}", {"field": field, "message": message})
-
-
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     """How a stream ends."""
 
-    model_config = STRICT
+    without_effect = frozenset({"include_obfuscation"})
 
     include_usage: bool | None = Field(None, description="one more chunk, with the usage")
-    include_obfuscation: bool | None = Field(None, description="ignored: there is none")
 
 
 class OpenAiRequest(EngineOptions):
     """The fields that completions and chat share."""
+
+    without_effect = frozenset({"user"})
 
     model: str = Field(description="as GET /v1/models tells")
     temperature: float | None = Field(1.0, ge=0, le=2, description="0: always the likeliest token")
@@ -81,11 +76,6 @@ class OpenAiRequest(EngineOptions):
     stop: Stops | None = Field(None, description="strings that end the output; not part of it")
     stream: bool | None = Field(False, description="server-sent events")
     stream_options: StreamOptions | None = Field(None, description="only where `stream` is true")
-
-    frequency_penalty: Annotated[Any, Only(None, 0)] = Field(0, description="not supported: 0")
-    presence_penalty: Annotated[Any, Only(None, 0)] = Field(0, description="not supported: 0")
-    logit_bias: Annotated[Any, Only(None, {})] = Field(None, description="not supported")
-    user: str | None = Field(None, description="ignored")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -106,12 +96,7 @@ class OpenAiRequest(EngineOptions):
         """How the tokens of one of the choices are drawn."""
         # Any seed of 64 bits is fine with us, negative ones are not.
         seed = None if self.seed is None else (self.seed + choice) % (1 << 63)
-        return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            seed=seed,
-        )
+        return self.drawn(self.temperature, self.top_p, seed)
 
 
 class PromptTokensDetails(BaseModel):
@@ -177,15 +162,20 @@ class Timings(BaseModel):
 
 
 class Model(BaseModel):
-    """What is served."""
+    """What is served, with the fields that OpenAI's, Anthropic's and vLLM's clients read."""
 
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
     created: int
+    created_at: str = Field(description="the same as RFC 3339 writes it")
     owned_by: str = "specops"
     context_length: int = Field(description="tokens per request, prompt and output together")
+    max_model_len: int = Field(description="the same by vLLM's name")
     quantization: str
     drafters: list[str]
+    chat: bool = Field(description="it answers messages; else it continues texts")
     batch_invariant: bool = Field(
         description="output is bit for bit the same alone and beside others, speculative or not"
     )
@@ -199,6 +189,9 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[Model]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str
 
 
 def _ms(seconds: float) -> float:

@@ -36,8 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("source", type=Path, help="Hugging Face checkpoint folder, or GGUF")
     parser.add_argument("destination", type=Path, help="folder to write the ONNX model to")
     parser.add_argument(
-        "--quant", help="fp32, int8[-BLOCK], int4[-BLOCK][-METHOD]; int4 unless it is a GGUF: gguf"
+        "--quant", help="fp32, int8[-BLOCK], int4[-BLOCK][-rtn]; int4 unless it is a GGUF: gguf"
     )
+    parser.add_argument("--weights", type=Path, help="folder of the safetensors, if elsewhere")
     parser.add_argument("--source-digest", help="taken of the checkpoint before: not again")
     options = parser.parse_args(arguments)
     try:
@@ -46,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.source,
             options.destination,
             quantization=quantization,
+            weights=options.weights,
             progress=_Percents(),
             source_digest=options.source_digest,
         )

@@ -12,6 +12,7 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 
 from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import BlockFormat, FileQuantization
-from specops.models.convert.quantize import Method, QuantizedWeight
+from specops.models.convert.quantize import QuantizedWeight
+from specops.models.inside import indexed, inside
 
 Float = NDArray[np.float32]
 
@@ -108,7 +110,6 @@ class Matrix:
         return BlockFormat(
             bits=max(part.bits for part in self.parts),
             block=_OWN_BLOCK,
-            method=Method.ROUND,
             fractions=any(part.has_offsets for part in self.parts),
         )
 
@@ -132,14 +133,17 @@ class Checkpoint:
 
     quantization: FileQuantization | None = None
 
-    def __init__(self, path: Path) -> None:
-        """Reads config.json and every safetensors header; raises ExportError naming the file."""
+    def __init__(self, path: Path, weights: Path | None = None) -> None:
+        """Reads config.json and every safetensors header; raises ExportError naming the file.
+
+        `weights` is the folder of the safetensors, where that is another one.
+        """
         self.path = path
         if not path.is_dir():
             raise ExportError(f"{path} is not a folder; give the checkpoint's folder")
         self.config_file = path / "config.json"
         self.config: dict[str, Any] = read_json(self.config_file)
-        self.files = _weight_files(path)
+        self.files = _weight_files(weights or path)
         self.tensors: dict[str, StoredTensor] = {}
         for file in self.files:
             self.tensors.update(_read_header(file))
@@ -148,12 +152,12 @@ class Checkpoint:
         """Checks the stored tensors against `shapes`, both ways, before any work is done.
 
         A tensor that is not drawn would make a silently wrong graph, so it is an error too,
-        unless its name ends in one of `ignored`. Checkpoints that were saved without a head lack
-        the first part of every name (`transformer.h.0…` is `h.0…`); they get it here.
+        unless it matches one of `ignored`, names with `*`. Checkpoints that were saved without a
+        head lack the first part of every name (`transformer.h.0…` is `h.0…`); they get it here.
         """
         self._complete_names(shapes.keys())
         for tensor in self.tensors.values():
-            if tensor.dtype not in _DTYPES and not tensor.name.endswith(ignored):
+            if tensor.dtype not in _DTYPES and not _matches(tensor.name, ignored):
                 raise ExportError(
                     f"{tensor.file}: tensor {tensor.name} has dtype {tensor.dtype}; only F32, F16 "
                     "and BF16 checkpoints can be exported, not already quantized ones"
@@ -166,7 +170,7 @@ class Checkpoint:
                     f"asks for {list(shape)}; config and weights belong to different models"
                 )
         for name in self.tensors.keys() - shapes.keys():
-            if not name.endswith(ignored):
+            if not _matches(name, ignored):
                 raise ExportError(
                     f"{self.tensors[name].file}: tensor {name} has no place in this "
                     "architecture; exporting without it would give a wrong model"
@@ -240,13 +244,17 @@ class Checkpoint:
         return np.memmap(stored.file, dtype, "r", offset=stored.offset, shape=stored.shape)
 
 
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ExportError naming the file if it is absent or malformed."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ExportError(f"{path} is missing; a checkpoint folder must carry it") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise ExportError(f"{path} must hold a JSON object")
@@ -254,16 +262,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    if (path / _INDEX).exists():
-        weight_map = read_json(path / _INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ExportError(f"{path / _INDEX}: key 'weight_map' is missing or empty")
-        files = [
-            path / _beside(name, path / _INDEX)
-            for name in sorted(set(weight_map.values()), key=str)
-        ]
-    else:
-        files = [path / _SINGLE]
+    index = path / _INDEX
+    try:
+        files = indexed(index) if index.exists() else [inside(path, _SINGLE)]
+    except ValueError as error:
+        raise ExportError(str(error)) from error
     for file in files:
         if not file.is_file():
             raise ExportError(
@@ -271,13 +274,6 @@ def _weight_files(path: Path) -> list[Path]:
                 "must be there: download the checkpoint again"
             )
     return files
-
-
-def _beside(name: Any, index: Path) -> str:
-    """The name of a shard, which lies beside its index: a checkpoint may be a stranger's."""
-    if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
-        raise ExportError(f"{index}: key 'weight_map' names {name!r}, which is no file beside it")
-    return name
 
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:
@@ -301,7 +297,14 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
                 )
                 for name, entry in entries.items()
             }
-        except (ValueError, TypeError, KeyError, IndexError):
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ):
             raise damaged from None
     for tensor in tensors.values():
         _check(tensor, size)

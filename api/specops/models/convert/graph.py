@@ -15,6 +15,7 @@ Any program that knows the contract can run such a graph; the engine rewrites it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,14 +23,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from specops.models.convert.calibration import Activations
 from specops.models.convert.checkpoint import Matrix
+from specops.models.convert.drawing import Drawing
 from specops.models.convert.model_config import ModelShape
+from specops.models.convert.opset import MICROSOFT, model_of
 from specops.models.convert.quantization import Quantization
+from specops.models.convert.rope import Rotary
 from specops.models.convert.weights import WeightStore
 
-_MICROSOFT = "com.microsoft"
-_OPSET = 17
-_IR_VERSION = 10  # onnxruntime refuses an IR newer than it knows; 10 is ample for this opset
 _INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: activations quantized to int8 per block
 
 
@@ -41,14 +43,42 @@ class LayerNorm(NamedTuple):
     epsilon: float
 
 
-class DecoderGraph:
+class HeadNorms(NamedTuple):
+    """RMS norms of each head of queries and of keys, before they are rotated: weights [head]."""
+
+    weights: tuple[NDArray[np.float32], NDArray[np.float32]]
+    epsilon: float
+
+
+class AttentionOptions(NamedTuple):
+    """What attention does beside the products.
+
+    `rotary` are cos and sin: queries and keys are rotated by the halves of what these cover of a
+    head. A position sees itself and the `window - 1` before it, or all where there is none. `scale`
+    is of scores, without one the root of a head's size divides them.
+    """
+
+    rotary: tuple[str, str] | None = None
+    window: int | None = None
+    scale: float | None = None
+    head_norms: HeadNorms | None = None
+
+
+class DecoderGraph(Drawing):
     """Collects the nodes of one decoder; methods take and return the names of tensors."""
 
-    def __init__(self, shape: ModelShape, quantization: Quantization, weights: WeightStore) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        quantization: Quantization,
+        weights: WeightStore,
+        activations: Activations | None = None,
+    ) -> None:
+        """With `activations`, products of 4 bits are rounded by what comes into them."""
+        super().__init__(weights)
         self.shape = shape
         self.quantization = quantization
-        self._weights = weights
-        self._nodes: list[onnx.NodeProto] = []
+        self._activations = activations
         self._inputs = [
             _value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
             _value("attention_mask", TensorProto.INT64, ["batch", "total"]),
@@ -73,7 +103,7 @@ class DecoderGraph:
             "GatherBlockQuantized",
             [codes, "input_ids", scales, *([zero_points] if zero_points else [])],
             "embedding",
-            domain=_MICROSOFT,
+            domain=MICROSOFT,
             bits=stored.bits,
             block_size=stored.block,
             gather_axis=0,
@@ -108,59 +138,41 @@ class DecoderGraph:
         self, name: str, x: str, residual: str, weight: NDArray[np.float32], epsilon: float
     ) -> tuple[str, str]:
         """The sum of x and `residual` normalized, and the sum itself, the next residual."""
-        scale = self._weights.vector(f"{name}.weight", weight)
-        total = f"{name}.residual"
-        self._nodes.append(
-            helper.make_node(
-                "SkipSimplifiedLayerNormalization",
-                [x, residual, scale],
-                [name, "", "", total],
-                name=name,
-                domain=_MICROSOFT,
-                epsilon=epsilon,
-            )
+        return self._add_norm(
+            "SkipSimplifiedLayerNormalization", name, [x, residual], weight, epsilon
         )
-        return name, total
 
     def add_layer_norm(self, name: str, x: str, residual: str, norm: LayerNorm) -> tuple[str, str]:
         """The sum of x and `residual` normalized, and the sum itself."""
-        scale = self._weights.vector(f"{name}.weight", norm.weight)
-        shift = self._weights.vector(f"{name}.bias", norm.bias)
-        total = f"{name}.residual"
-        self._nodes.append(
-            helper.make_node(
-                "SkipLayerNormalization",
-                [x, residual, scale, shift],
-                [name, "", "", total],
-                name=name,
-                domain=_MICROSOFT,
-                epsilon=norm.epsilon,
-            )
-        )
-        return name, total
+        bias = self._weights.vector(f"{name}.bias", norm.bias)
+        operands = [x, residual, bias]
+        return self._add_norm("SkipLayerNormalization", name, operands, norm.weight, norm.epsilon)
 
-    def rotary_table(self, cos: NDArray[np.float32], sin: NDArray[np.float32]) -> tuple[str, str]:
-        """Stores cos and sin [positions, head / 2] once for all layers."""
-        return self._weights.constant("cos_cache", cos), self._weights.constant("sin_cache", sin)
+    def rotary(self, name: str, rotary: Rotary) -> tuple[str, str]:
+        """Stores the tables of a rotation once for all layers that have it; cos and sin."""
+        for kind, table in (("", rotary.table), ("long_", rotary.long)):
+            for function, values in table._asdict().items() if table else ():
+                self._weights.constant(f"{name}{kind}{function}_cache", values)
+        if rotary.long is not None:
+            return self._chosen(name, len(rotary.table.cos))
+        return f"{name}cos_cache", f"{name}sin_cache"
 
     def attention(
         self,
         layer: int,
-        x: str,
-        projection: Matrix,
-        bias: NDArray[np.float32] | None = None,
+        query: str,
+        key: str = "",
+        value: str = "",
         *,
-        rotary: tuple[str, str] | None = None,
-        window: int | None = None,
+        options: AttentionOptions | None = None,
     ) -> str:
-        """Causal grouped-query attention of x [batch, sequence, hidden] over the past and itself.
+        """Causal grouped-query attention over the past and itself.
 
-        `projection` [N, hidden] and `bias` [N] make q, k and v, one after the other. Adds the
-        layer's past inputs and present outputs. Rotates q and k, where a table is given, by the
-        halves of what it covers of a head. A position sees itself and the `window - 1` before it,
-        or all where none is given. Scores are divided by the root of a head's size.
+        `query`, `key` and `value` are [batch, sequence, heads * head]; without the last two, as
+        where heads have norms, the first has all three behind each other. Adds the layer's past
+        inputs and present outputs.
         """
-        qkv = self.linear(f"layers.{layer}.qkv", x, projection, bias)
+        options = options or AttentionOptions()
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
         cache: list[str | int] = ["batch", self.shape.num_kv_heads, "capacity", self.shape.head_dim]
@@ -168,51 +180,86 @@ class DecoderGraph:
         self._outputs += [_value(name, TensorProto.FLOAT, cache) for name in present]
         name = f"layers.{layer}.attention"
         lengths = ["past_and_new_minus_one", "total_length"]
+        if options.head_norms is not None:
+            query, key, value = self._normed_heads(layer, query, options.head_norms)
+        operands = [query, key, value, *past, *lengths, *(options.rotary or ())]
+        attributes: dict[str, Any] = {}
+        if options.scale is not None:
+            attributes["scale"] = options.scale
         self._nodes.append(
             helper.make_node(
                 "GroupQueryAttention",
-                [qkv, "", "", *past, *lengths, *(rotary or ())],
+                operands,
                 [name, *present],
                 name=name,
-                domain=_MICROSOFT,
+                domain=MICROSOFT,
                 num_heads=self.shape.num_heads,
                 kv_num_heads=self.shape.num_kv_heads,
-                do_rotary=int(rotary is not None),
+                do_rotary=int(options.rotary is not None),
                 rotary_interleaved=0,
-                local_window_size=window or -1,
+                local_window_size=options.window or -1,
+                **attributes,
             )
         )
         return name
-
-    def gated_silu(self, name: str, gate: str, up: str) -> str:
-        """silu(gate) * up, element by element."""
-        # QuickGelu is x * sigmoid(alpha * x): at alpha = 1 the fused kernel of SiLU.
-        silu = self._node("QuickGelu", [gate], f"{name}.silu", domain=_MICROSOFT, alpha=1.0)
-        return self._node("Mul", [silu, up], name)
-
-    def add(self, name: str, x: str, y: str) -> str:
-        """x + y, element by element."""
-        return self._node("Add", [x, y], name)
-
-    def relu(self, name: str, x: str) -> str:
-        """max(x, 0), element by element."""
-        return self._node("Relu", [x], name)
-
-    def gelu_tanh(self, name: str, x: str) -> str:
-        """GELU by the approximation with tanh, element by element."""
-        return self._node("FastGelu", [x], name, domain=_MICROSOFT)
 
     def finish(self, name: str) -> onnx.ModelProto:
         """The drawn model, its large initializers pointing into the weight file."""
         graph = helper.make_graph(
             self._nodes, name, self._inputs, self._outputs, self._weights.initializers
         )
-        opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(_MICROSOFT, 1)]
-        return helper.make_model(
-            graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="specops"
-        )
+        return model_of(graph)
 
     # -- how they are drawn -------------------------------------------------------------------
+
+    def _add_norm(
+        self, op: str, name: str, operands: list[str], weight: NDArray[np.float32], epsilon: float
+    ) -> tuple[str, str]:
+        operands.insert(2, self._weights.vector(f"{name}.weight", weight))
+        total = f"{name}.residual"
+        self._nodes.append(
+            helper.make_node(
+                op, operands, [name, "", "", total], name, domain=MICROSOFT, epsilon=epsilon
+            )
+        )
+        return name, total
+
+    def _normed_heads(self, layer: int, packed: str, norms: HeadNorms) -> list[str]:
+        """Queries, keys and values, each head of the first two with its norm before it rotates."""
+        size, name = self.shape.head_dim, f"layers.{layer}"
+        widths = [self.shape.num_heads * size, *[self.shape.num_kv_heads * size] * 2]
+        found = [f"{name}.{part}" for part in ("queries", "keys", "values")]
+        split = self._weights.constant(f"{name}.widths", np.array(widths, np.int64))
+        self._nodes.append(helper.make_node("Split", [packed, split], found, name, axis=-1))
+        for place, weight in enumerate(norms.weights):
+            called = found[place]
+            shapes = [
+                self._weights.constant(f"{called}.{to}", np.array([0, -1, width], np.int64))
+                for to, width in (("heads", size), ("together", widths[place]))
+            ]
+            apart = self._node("Reshape", [called, shapes[0]], f"{called}.apart")
+            normed = self.rms_norm(f"{called}.norm", apart, weight, norms.epsilon)
+            found[place] = self._node("Reshape", [normed, shapes[1]], f"{called}.normed")
+        return found
+
+    def _chosen(self, name: str, most: int) -> tuple[str, str]:
+        """The tables `name` while all tokens are among the first `most`, then the long ones."""
+        limit = self._weights.constant(f"{name}positions", np.array(most, np.int32))
+        is_long = self._node("Greater", ["total_length", limit], f"{name}is_long")
+        branches = [
+            helper.make_graph(
+                [helper.make_node("Identity", [f"{kind}_cache"], [kind]) for kind in kinds],
+                kinds[0],
+                [],
+                [_value(kind, TensorProto.FLOAT, [None, None]) for kind in kinds],
+            )
+            for kinds in ((f"{name}long_cos", f"{name}long_sin"), (f"{name}cos", f"{name}sin"))
+        ]
+        chosen = (f"{name}chosen_cos", f"{name}chosen_sin")
+        then, other = branches
+        node = helper.make_node("If", [is_long], chosen, then_branch=then, else_branch=other)
+        self._nodes.append(node)
+        return chosen
 
     def _draw_lengths(self) -> None:
         """What every attention layer needs from the mask, computed once."""
@@ -259,14 +306,19 @@ class DecoderGraph:
             return self._node("Add", [product, bias], name)
         features, inputs = matrix.shape
         stored = matrix.own_format or self.quantization.blocks(bits)
-        operands = [x, *self._weights.matmul_blocks(name, matrix, stored), "", bias or ""]
+        feedback = None
+        if self._activations is not None and bits == 4:
+            place = self._weights.initializers, self._weights.folder
+            feedback = self._activations.feedback(x, self._nodes, *place, stored.block)
+        blocks = self._weights.matmul_blocks(name, matrix, stored, feedback)
+        operands = [x, *blocks, "", bias or ""]
         while not operands[-1]:  # an absent input at the end is left out
             operands.pop()
         return self._node(
             "MatMulNBits",
             operands,
             name,
-            domain=_MICROSOFT,
+            domain=MICROSOFT,
             K=inputs,
             N=features,
             bits=stored.bits,
@@ -274,10 +326,6 @@ class DecoderGraph:
             accuracy_level=_INT8_ACTIVATIONS,
         )
 
-    def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
-        return output
 
-
-def _value(name: str, kind: int, dims: list[str | int]) -> onnx.ValueInfoProto:
+def _value(name: str, kind: int, dims: Sequence[str | int | None]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, dims)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specops.models.convert.errors import ExportError
+
+_MOST_LAYERS = 1_000  # published decoders have up to 126
+_BEYOND = 1 << 40  # no size of a model is; Python's integers have no end, but NumPy's have
+_LARGEST = 1e30  # which float32 can hold, with room for products
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,23 @@ class ModelConfig:
         self._file = file
         self._prefix = prefix
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ModelConfig:
+        """The same with values for keys that are absent or null."""
+        given = {key: value for key, value in self._values.items() if value is not None}
+        return ModelConfig({**defaults, **given}, self._file, self._prefix)
+
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer; `default` where the key is absent or null."""
+        """A positive integer below 2^40; `default` where the key is absent or null."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, f"must be a positive integer, is {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _BEYOND:
+            raise self.error(key, f"must be a positive integer, is {_short(value)}")
+        return value
+
+    def layers(self, key: str) -> int:
+        """How many layers there are: a number whose layers can be listed one by one."""
+        value = self.integer(key)
+        if value > _MOST_LAYERS:
+            raise self.error(key, f"is {value}; more than {_MOST_LAYERS} cannot be exported")
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -48,17 +65,18 @@ class ModelConfig:
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number; `default` where the key is absent or null."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise self.error(key, f"must be a positive number, is {value!r}")
+        if not _is_number(value):
+            raise self.error(key, f"must be a positive number, is {_short(value)}")
         return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        """A positive number; None where the key is absent or null."""
+        return None if self._values.get(key) is None else self.number(key)
 
     def numbers(self, key: str, count: int) -> list[float]:
         """`count` positive numbers."""
         values = self._get(key, None)
-        positive = isinstance(values, list) and all(
-            isinstance(value, float) and value > 0 for value in values
-        )
-        if not positive or len(values) != count:
+        if not isinstance(values, list) or len(values) != count or not all(map(_is_number, values)):
             raise self.error(key, f"must be {count} positive numbers")
         return list(values)
 
@@ -75,6 +93,14 @@ class ModelConfig:
         if not isinstance(value, bool):
             raise self.error(key, f"must be true or false, is {value!r}")
         return value
+
+    def integers(self, key: str, count: int) -> list[int] | None:
+        """The first `count` of a list of integers; None where the key is absent or null."""
+        return self._list(key, count, int, "integers")
+
+    def texts(self, key: str, count: int) -> list[str] | None:
+        """The first `count` of a list of strings; None where the key is absent or null."""
+        return self._list(key, count, str, "strings")
 
     def require_flag(self, key: str, needed: bool) -> None:
         """An error unless the key is absent, null or the boolean that an export needs."""
@@ -101,6 +127,16 @@ class ModelConfig:
         """An error that names the file and the key."""
         return ExportError(f"{self._file}: key '{self._prefix}{key}' {problem}")
 
+    def _list(self, key: str, count: int, kind: type, called: str) -> list[Any] | None:
+        values = self._values.get(key)
+        if values is None:
+            return None
+        if not isinstance(values, list) or len(values) < count:
+            raise self.error(key, f"must be {count} {called}")
+        if not all(isinstance(value, kind) for value in values):
+            raise self.error(key, f"must be {called}")
+        return values[:count]
+
     def _get(self, key: str, default: Any) -> Any:
         value = self._values.get(key)
         if value is None:
@@ -108,3 +144,11 @@ class ModelConfig:
         if value is None:
             raise self.error(key, "is missing, and the export cannot do without it")
         return value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < _LARGEST
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:100]

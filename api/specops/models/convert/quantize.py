@@ -2,36 +2,26 @@
 
 A weight [N, K] is cut along K into blocks that share one scale and one zero point; a weight is
 stored as `round(w / scale) + zero_point`. The zero point is `2**(bits - 1)`, which MatMulNBits and
-GatherBlockQuantized assume when none is given, unless the method looks for a better one.
+GatherBlockQuantized assume when none is given; 4-bit blocks have one of their own.
+
+What is rounded to 4 bits by what it is multiplied with: `specops.models.convert.calibration`.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Float = NDArray[np.float32]
+Codes = NDArray[np.uint8]
 
-# Ranges tried for a 4-bit block, in steps: of the largest weight, and of the smallest to the
-# largest. 8 and 15 are the plain conventions, which store the extreme weights exactly; shorter
-# and longer ranges trade them for the others.
-_INT4_RANGES = (6.8, 7.1, 7.4, 7.7, 8.0, 8.3, 8.6, 8.9, 9.2)
-_INT4_SPANS = (13.0, 13.75, 14.5, 15.25, 16.0, 16.75, 17.5, 18.25, 19.0)
+# Steps that the range from a 4-bit block's smallest to its largest weight is tried to take.
+# 15 stores both exactly; shorter and longer ranges trade them for the others.
+_SPANS = (13.0, 13.75, 14.5, 15.25, 16.0, 16.75, 17.5, 18.25, 19.0)
+_LAST = np.float32(15)  # of the 4-bit codes
 _SMALLEST_EXTREME = 1e-30  # below it 1 / scale overflows: such a block is stored as zeros
-
-
-class Method(StrEnum):
-    """How the scale of a 4-bit block is found; its values are how a quantization's name ends.
-
-    8 bits are always rounded to nearest: their error is far below what text can show.
-    """
-
-    ROUND = "rtn"  # the largest weight is stored exactly, the others rounded to nearest
-    SEARCH = "search"  # of several scales the one with the least squared error
-    ZERO_POINT = "zp"  # likewise, and every block has a zero point of its own
 
 
 class QuantizedWeight(NamedTuple):
@@ -42,45 +32,39 @@ class QuantizedWeight(NamedTuple):
     range.
     """
 
-    packed: NDArray[np.uint8]
+    packed: Codes
     scales: Float
-    zero_points: NDArray[np.uint8] | Float | None
+    zero_points: Codes | Float | None
 
 
-def quantize_blockwise(
-    weight: Float, bits: int, block: int, method: Method = Method.SEARCH
-) -> QuantizedWeight:
-    """Quantizes `weight` [N, K] to 4 or 8 bits.
+def quantize_blockwise(weight: Float, bits: int, block: int) -> QuantizedWeight:
+    """Quantizes `weight` [N, K] to 4 or 8 bits by its own values alone.
 
-    8 bits: the scale is the block's largest magnitude over 127. 4 bits: see `Method`; scales that
-    are searched for are refitted to the rounded values by least squares (as in llama.cpp's
-    `make_qx_quants`). Raises ValueError on NaN or infinite weights.
+    8 bits: the scale is the block's largest magnitude over 127. 4 bits: see `block_grids`. Raises
+    ValueError on NaN or infinite weights.
     """
-    blocks = _in_blocks(weight, block)
-    extremes = np.take_along_axis(blocks, np.abs(blocks).argmax(-1, keepdims=True), axis=-1)
-    if not np.isfinite(extremes).all():
+    check_finite(weight)
+    blocks = in_blocks(weight, block)
+    if bits == 4:
+        scales, zero_points = block_grids(blocks)
+        return packed_blocks(_rounded(blocks, scales, zero_points), scales, zero_points)
+    extremes = np.abs(blocks).max(-1)
+    empty = extremes < _SMALLEST_EXTREME
+    scales = np.where(empty, 0, extremes / np.float32(127))
+    codes = np.rint(blocks / np.where(empty, 1, scales)[..., None]) + np.float32(128)
+    return QuantizedWeight(codes.astype(np.uint8), scales, None)
+
+
+def check_finite(weights: NDArray[Any]) -> None:
+    """ValueError where a number is NaN or infinite."""
+    if not np.isfinite(weights).all():
         raise ValueError("weights contain NaN or infinity")
-    empty = np.abs(extremes) < _SMALLEST_EXTREME
-    extremes[empty] = 1
-    levels = np.float32(2 ** (bits - 1))
-    zero_points: Float = np.full_like(extremes, levels)
-    if bits == 8:
-        scales: Float = np.divide(np.abs(extremes), levels - 1, dtype=np.float32)
-    elif method is Method.ROUND:
-        scales = extremes / -levels
-    elif method is Method.SEARCH:
-        scales = _least_squares_scales(blocks, extremes, levels)
-    else:
-        scales, zero_points = _least_squares_grids(blocks, np.abs(extremes), levels)
-    scales[empty] = 1
-    codes = np.rint(blocks / scales)
-    codes += zero_points
-    np.clip(codes, 0, 2 * levels - 1, out=codes)
-    scales[empty] = 0
-    stored = None
-    if bits == 4 and method is Method.ZERO_POINT:
-        stored = _pack_zero_points(zero_points[..., 0].astype(np.uint8))
-    return QuantizedWeight(packed_codes(codes.astype(np.uint8), bits), scales[..., 0], stored)
+
+
+def inverses(scales: Float) -> Float:
+    """1 over each scale; 0 over those of empty blocks."""
+    found: Float = np.divide(1, scales, where=scales != 0, out=np.zeros_like(scales))
+    return found
 
 
 def dequantize_blockwise(quantized: QuantizedWeight, bits: int, columns: int) -> Float:
@@ -97,7 +81,7 @@ def dequantize_blockwise(quantized: QuantizedWeight, bits: int, columns: int) ->
     return values.reshape(len(codes), -1)[:, :columns]
 
 
-def _in_blocks(weight: Float, block: int) -> Float:
+def in_blocks(weight: Float, block: int) -> Float:
     """[N, K] as [N, ceil(K/block), block], the last block filled up with zeros."""
     rows, columns = weight.shape
     padding = -columns % block
@@ -106,73 +90,61 @@ def _in_blocks(weight: Float, block: int) -> Float:
     return np.ascontiguousarray(weight, dtype=np.float32).reshape(rows, -1, block)
 
 
-def _least_squares_scales(blocks: Float, extremes: Float, levels: np.float32) -> Float:
-    """For every block the scale, of those tried, that leaves the least squared error.
-
-    For fixed codes q the best scale is x.q / q.q and removes (x.q)^2 / q.q of the block's
-    energy, so the greatest of these quotients wins. The extreme weight goes to the negative end,
-    which has one level more than the positive one.
-    """
-    relative = blocks / extremes  # within [-1, 1], so that no square overflows
-    best_gain = np.full(extremes.shape[:-1], -1, np.float32)
-    best_scale = np.zeros_like(best_gain)
-    codes = np.empty_like(blocks)
-    for steps in _INT4_RANGES:
-        np.multiply(relative, np.float32(-steps), out=codes)
-        np.rint(codes, out=codes)
-        np.clip(codes, -levels, levels - 1, out=codes)
-        projection = np.einsum("nkb,nkb->nk", relative, codes)
-        energy = np.einsum("nkb,nkb->nk", codes, codes)
-        np.maximum(energy, 1, out=energy)  # 0 only where all codes, and the projection, are 0
-        gain = projection * projection / energy
-        better = gain > best_gain
-        np.copyto(best_gain, gain, where=better)
-        np.copyto(best_scale, projection / energy, where=better)
-    return best_scale[..., None] * extremes
-
-
-def _least_squares_grids(
-    blocks: Float, magnitudes: Float, levels: np.float32
-) -> tuple[Float, Float]:
-    """For every block the scale and the zero point, of those tried, with least squared error.
+def block_grids(blocks: Float, importance: Float | None = None) -> tuple[Float, Float]:
+    """For every block the scale and the 4-bit zero point, of those tried, with the least error.
 
     The range from the smallest to the largest weight is laid over the codes' range, middle on
-    middle, and stretched by several factors; the rest is as in `_least_squares_scales`.
+    middle, and stretched by several factors. For fixed codes q, counted from the zero point, the
+    best scale is x.q / q.q and removes (x.q)^2 / q.q of the block's energy, so the greatest of
+    these quotients wins (as in llama.cpp's `make_qx_quants`).
+
+    Args:
+        blocks: [..., block], finite.
+        importance: [block] what a weight's squared error counts; 1 where it is not given.
+
+    Returns:
+        Scales and zero points, [...] each; a block of zeros has the scale 0.
     """
-    relative = blocks / magnitudes  # within [-1, 1], so that no square overflows
+    magnitudes = np.abs(blocks).max(-1)
+    empty = magnitudes < _SMALLEST_EXTREME
+    magnitudes[empty] = 1
+    relative = blocks / magnitudes[..., None]  # within [-1, 1], so that no square overflows
+    counted = relative if importance is None else relative * importance
     # 0 belongs to the range: its code, the zero point, must be one of the 16.
-    low = np.minimum(relative.min(-1, keepdims=True), 0)
-    high = np.maximum(relative.max(-1, keepdims=True), 0)
+    low = np.minimum(relative.min(-1), 0)
+    high = np.maximum(relative.max(-1), 0)
     middle = (low + high) / 2
     span = np.maximum(high - low, 1)  # below it only where a block is empty
     best_gain = np.full(magnitudes.shape, -1, np.float32)
-    best_scale = np.ones_like(best_gain)
-    best_zero_point = np.full_like(best_gain, levels)
-    codes = np.empty_like(blocks)
-    for steps in _INT4_SPANS:
+    best_scale, best_zero_point = np.zeros_like(best_gain), np.zeros_like(best_gain)
+    codes, squares = np.empty_like(blocks), np.empty_like(blocks)
+    for steps in _SPANS:
         per_step = np.float32(steps) / span
-        zero_points = np.rint((levels - np.float32(0.5)) - middle * per_step)
-        np.clip(zero_points, 0, 2 * levels - 1, out=zero_points)
-        np.multiply(relative, per_step, out=codes)
+        zero_points = np.rint(_LAST / 2 - middle * per_step)
+        np.clip(zero_points, 0, _LAST, out=zero_points)
+        np.multiply(relative, per_step[..., None], out=codes)
         np.rint(codes, out=codes)
-        np.clip(codes, -zero_points, 2 * levels - 1 - zero_points, out=codes)
-        projection = np.einsum("nkb,nkb->nk", relative, codes)[..., None]
-        energy = np.einsum("nkb,nkb->nk", codes, codes)[..., None]
-        np.maximum(energy, 1, out=energy)  # 0 only where all codes, and the projection, are 0
-        gain = projection * projection / energy
+        np.clip(codes, -zero_points[..., None], (_LAST - zero_points)[..., None], out=codes)
+        np.multiply(codes, codes if importance is None else codes * importance, out=squares)
+        projection = np.einsum("...b,...b->...", counted, codes)
+        energy = squares.sum(-1)
+        gain = np.divide(projection * projection, energy, where=energy > 0, out=energy * 0)
         better = gain > best_gain
         np.copyto(best_gain, gain, where=better)
-        np.copyto(best_scale, projection / energy, where=better)
+        scale = np.divide(projection, energy, where=energy > 0, out=energy * 0)
+        np.copyto(best_scale, scale, where=better)
         np.copyto(best_zero_point, zero_points, where=better)
-    return best_scale * magnitudes, best_zero_point
+    return np.where(empty, 0, best_scale * magnitudes), best_zero_point
 
 
-def _pack_zero_points(zero_points: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[N, blocks] as 4-bit codes, two to a byte; an odd last one beside a zero."""
-    return packed_codes(np.pad(zero_points, ((0, 0), (0, zero_points.shape[1] % 2))), 4)
+def packed_blocks(codes: Codes, scales: Float, zero_points: Float) -> QuantizedWeight:
+    """4-bit codes [N, blocks, block] as stored, with [N, blocks] scales and zero points."""
+    points = zero_points.astype(np.uint8)
+    points = np.pad(points, ((0, 0), (0, points.shape[1] % 2)))  # an odd last one beside a zero
+    return QuantizedWeight(packed_codes(codes, 4), scales, packed_codes(points, 4))
 
 
-def packed_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+def packed_codes(codes: Codes, bits: int) -> Codes:
     """Codes [..., n], a byte each, as they are stored: [..., n * bits / 8].
 
     Two 4-bit codes to a byte, the earlier one in the low half.
@@ -182,7 +154,13 @@ def packed_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))
 
 
-def _unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+def _rounded(blocks: Float, scales: Float, zero_points: Float) -> Codes:
+    codes: Float = np.rint(blocks * inverses(scales)[..., None])
+    codes += zero_points[..., None]
+    return np.clip(codes, 0, _LAST, out=codes).astype(np.uint8)
+
+
+def _unpack(packed: Codes, bits: int) -> Codes:
     if bits == 8:
         return packed
     return np.stack([packed & 0x0F, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)

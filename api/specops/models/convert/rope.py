@@ -1,8 +1,9 @@
-"""The rotary table: cosines and sines for every position, as attention reads them."""
+"""Rotary tables: cosines and sines for every position, as attention reads them."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,33 +12,71 @@ from specops.models.convert.model_config import ModelConfig
 
 Float = NDArray[np.float32]
 
-_HEAD_DIM_MULTIPLE = 8  # the limit of `specops.Attention`
+HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM = 8, 256  # the limits of `specops.Attention`
+_BLOCK = 64  # positions by which a slot's room grows
+_MOST_POSITIONS = 1 << 20  # whose tables take 0.5 GB at 128 values of a head
+_LONG_ROPE = ("longrope", "su")  # two names of one scaling
 
 
-def rotary_table(
-    config: ModelConfig, head_dim: int, positions: int, *, partial: bool = False
-) -> tuple[Float, Float]:
-    """cos and sin, each [positions, rotated / 2] float32, for halves rotated against each other.
+class Table(NamedTuple):
+    """cos and sin, each [positions, rotated / 2], for halves rotated against each other."""
 
-    Reads transformers 5's `rope_parameters` or the older `rope_theta` with `rope_scaling`.
-    `rotated` is all of a head, or, where the family is `partial`, `partial_rotary_factor` of it.
-    Raises ExportError for a scaling other than default, linear and llama3, and for heads
-    that the operator cannot rotate.
+    cos: Float
+    sin: Float
+
+
+class Rotary(NamedTuple):
+    """The table, and what takes its place where a context has more positions than it."""
+
+    table: Table
+    long: Table | None = None
+
+
+class Rotation(NamedTuple):
+    """What the tables of a family depend on.
+
+    `rotated` are the values of a head that are rotated, from the first one on.
     """
-    if head_dim % _HEAD_DIM_MULTIPLE:
-        raise config.error("head_dim", f"is {head_dim}; rotary attention needs a multiple of 8")
-    scaling = config.section("rope_parameters") or config.section("rope_scaling")
+
+    rotated: int
+    positions: int
+    theta: float
+
+
+def rotary(
+    config: ModelConfig,
+    head_dim: int,
+    positions: int,
+    *,
+    partial: bool = False,
+    scaling: ModelConfig | None = None,
+) -> Rotary:
+    """The tables that a config.json asks for.
+
+    Reads `scaling`, or else transformers 5's `rope_parameters` or the older `rope_theta` with
+    `rope_scaling`. All of a head is rotated, or, where the family is `partial`,
+    `partial_rotary_factor` of it. Raises ExportError for a scaling other than default, linear,
+    llama3 and longrope, for heads that the operator cannot rotate, and for more positions than
+    any table should have.
+    """
+    if positions > _MOST_POSITIONS:
+        raise config.error(
+            "max_position_embeddings",
+            f"is {positions}; more than {_MOST_POSITIONS} cannot be exported: lower it",
+        )
+    scaling = scaling or config.section("rope_parameters") or config.section("rope_scaling")
     theta = config.number("rope_theta", 10_000.0)
     if scaling is not None:
         theta = scaling.number("rope_theta", theta)
-    rotated = _rotated(config, scaling, head_dim, partial)
-    # float32 throughout, in the order in which transformers computes it
-    exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
-    frequencies = np.float32(1) / np.float32(theta) ** exponents
-    if scaling is not None:
-        frequencies = _scaled(frequencies, scaling, config)
-    angles = np.outer(np.arange(positions, dtype=np.float32), frequencies)
-    return np.cos(angles), np.sin(angles)
+    rotation = Rotation(_rotated(config, scaling, head_dim, partial), positions, theta)
+    if scaling is None:
+        return Rotary(_table(rotation))
+    return _scaled(rotation, scaling, config)
+
+
+def plain_rotary(head_dim: int, positions: int, theta: float) -> Rotary:
+    """The table of a rotation without any scaling."""
+    return Rotary(_table(Rotation(head_dim, positions, theta)))
 
 
 def _rotated(config: ModelConfig, scaling: ModelConfig | None, head_dim: int, partial: bool) -> int:
@@ -49,27 +88,48 @@ def _rotated(config: ModelConfig, scaling: ModelConfig | None, head_dim: int, pa
     if factor != 1 and not partial:
         raise (scaling or config).error(key, "must be 1 to be exported")
     rotated = int(head_dim * factor)
-    if rotated % _HEAD_DIM_MULTIPLE or not rotated <= head_dim:
+    if rotated % HEAD_DIM_MULTIPLE or not rotated <= head_dim:
         raise (scaling or config).error(
             key, f"is {factor}, {rotated} of {head_dim}; rotary attention needs a multiple of 8"
         )
     return rotated
 
 
-def _scaled(frequencies: Float, scaling: ModelConfig, config: ModelConfig) -> Float:
+def _frequencies(rotation: Rotation, divisor: Float | None = None) -> Float:
+    """Angles per position [rotated / 2]; float32 throughout, in transformers' order."""
+    exponents = np.arange(0, rotation.rotated, 2, dtype=np.float32) / np.float32(rotation.rotated)
+    waves: Float = np.float32(rotation.theta) ** exponents
+    return np.float32(1) / (waves if divisor is None else divisor * waves)
+
+
+def _table(rotation: Rotation, frequencies: Float | None = None, factor: float = 1.0) -> Table:
+    if frequencies is None:
+        frequencies = _frequencies(rotation)
+    angles = np.outer(np.arange(rotation.positions, dtype=np.float32), frequencies)
+    return Table(np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor))
+
+
+def _scaled(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Rotary:
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind == "default":
-        return frequencies
+        return Rotary(_table(rotation))
     if kind == "linear":
-        return frequencies / np.float32(scaling.number("factor"))
+        factor = np.float32(scaling.number("factor"))
+        return Rotary(_table(rotation, _frequencies(rotation) / factor))
     if kind == "llama3":
-        return _llama3(frequencies, scaling)
+        return Rotary(_table(rotation, _llama3(_frequencies(rotation), scaling)))
     if kind == "factors":  # of a GGUF: each frequency's own divisor
-        factors = scaling.numbers("factors", len(frequencies))
-        return np.divide(frequencies, np.array(factors, np.float32), dtype=np.float32)
+        return Rotary(_table(rotation, _frequencies(rotation, _divisors(rotation, scaling, kind))))
+    if kind in _LONG_ROPE:
+        return _long_rope(rotation, scaling, config)
     raise scaling.error(
-        "rope_type", f"is {kind!r}; only default, linear and llama3 scaling can be exported"
+        "rope_type",
+        f"is {kind!r}; only default, linear, llama3 and longrope scaling can be exported",
     )
+
+
+def _divisors(rotation: Rotation, scaling: ModelConfig, key: str) -> Float:
+    return np.array(scaling.numbers(key, rotation.rotated // 2), np.float32)
 
 
 def _llama3(frequencies: Float, scaling: ModelConfig) -> Float:
@@ -81,3 +141,26 @@ def _llama3(frequencies: Float, scaling: ModelConfig) -> Float:
     wavelengths = np.float32(2 * math.pi) / frequencies
     blend = np.clip((trained_length / wavelengths - low) / (high - low), 0, 1).astype(np.float32)
     return frequencies * (blend + (1 - blend) / factor)
+
+
+def _long_rope(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Rotary:
+    """LongRoPE: other divisors for contexts beyond the trained length than for those within it.
+
+    Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens" (2024).
+    """
+    key = "original_max_position_embeddings"
+    trained = scaling.integer(key, config.integer(key, rotation.positions))
+    factor = scaling.number("factor", rotation.positions / trained)
+    strength = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(max(trained, 2)))
+    strength = scaling.number("attention_factor", strength)
+    short, long = (
+        _frequencies(rotation, _divisors(rotation, scaling, name))
+        for name in ("short_factor", "long_factor")
+    )
+    within = -(-trained // _BLOCK) * _BLOCK
+    if within >= rotation.positions:
+        return Rotary(_table(rotation, short, strength))
+    return Rotary(
+        _table(rotation._replace(positions=within), short, strength),
+        _table(rotation, long, strength),
+    )

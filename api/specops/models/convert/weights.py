@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from specops.models.convert.calibration import Feedback
 from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import BlockFormat
@@ -22,6 +24,7 @@ from specops.models.convert.quantize import QuantizedWeight, quantize_blockwise
 from specops.models.convert.writer import Extent, WeightFile
 
 _SLAB_WEIGHTS = 2**18  # float32 weights quantized at a time: 1 MiB, so that passes stay in cache
+_FEEDBACK_SLAB_WEIGHTS = 2**20  # with feedback, which works column by column: long ones
 _DENSE_SLAB_WEIGHTS = 2**24  # float32 weights transposed at a time: 64 MiB
 _INLINE_BYTES = 1024  # below it a tensor is kept in the graph file itself
 
@@ -71,6 +74,12 @@ class WeightStore:
     def __exit__(self, *exception: object) -> None:
         self._pool.shutdown()
 
+    @property
+    def folder(self) -> Path:
+        """Where the external data lie; all that was written can be read there."""
+        self._file.flush()
+        return self._file.path.parent
+
     def vector(self, name: str, values: NDArray[np.float32]) -> str:
         """A weight that is stored as it is, such as a norm's."""
         self._on_read(values.nbytes)
@@ -87,7 +96,10 @@ class WeightStore:
     def dense_table(self, name: str, matrix: Matrix) -> str:
         """`matrix` [N, K] in float32 as Gather reads it."""
         rows = self._slabs(matrix, _DENSE_SLAB_WEIGHTS)
-        extent = self._file.write(np.asarray(slab, np.float32) for slab in rows)
+        try:
+            extent = self._file.write(np.asarray(slab, np.float32) for slab in rows)
+        except ValueError as error:
+            raise _damaged(matrix, error) from None
         return self._point(name, TensorProto.FLOAT, matrix.shape, extent)
 
     def code_table(self, name: str, matrix: Matrix) -> CodeTable:
@@ -125,11 +137,16 @@ class WeightStore:
         extent = self._file.write(self._transposed(matrix))
         return self._point(name, TensorProto.FLOAT, (inputs, features), extent)
 
-    def matmul_blocks(self, name: str, matrix: Matrix, stored: BlockFormat) -> BlockNames:
-        """`matrix` [N, K] as MatMulNBits reads it: codes [N, blocks, bytes of a block]."""
+    def matmul_blocks(
+        self, name: str, matrix: Matrix, stored: BlockFormat, feedback: Feedback | None = None
+    ) -> BlockNames:
+        """`matrix` [N, K] as MatMulNBits reads it: codes [N, blocks, bytes of a block].
+
+        Rounded with `feedback`, if there is any.
+        """
         features, inputs = matrix.shape
         blocks = -(-inputs // stored.block)
-        written = self._quantized(matrix, stored, pad=True)
+        written = self._quantized(matrix, stored, feedback, pad=True)
         shape = (features, blocks, stored.block * stored.bits // 8)
         return self._point_blocks(name, written, shape, blocks, stored)
 
@@ -140,13 +157,15 @@ class WeightStore:
         embedding and stored alike shares them in the file.
         """
         features, inputs = matrix.shape
-        written = self._quantized(matrix, stored, pad=inputs % stored.block == 0)
+        written = self._quantized(matrix, stored, None, pad=inputs % stored.block == 0)
         shape = (features, inputs * stored.bits // 8)
         return self._point_blocks(name, written, shape, -(-inputs // stored.block), stored)
 
     # -----------------------------------------------------------------------------------------
 
-    def _quantized(self, matrix: Matrix, stored: BlockFormat, *, pad: bool) -> _Written:
+    def _quantized(
+        self, matrix: Matrix, stored: BlockFormat, feedback: Feedback | None, *, pad: bool
+    ) -> _Written:
         key = (matrix.name, stored, pad)
         if key not in self._written:
             scales: list[NDArray[np.float32]] = []
@@ -154,7 +173,7 @@ class WeightStore:
             row_bytes = None if pad else matrix.shape[1] * stored.bits // 8
 
             def codes() -> Iterator[NDArray[np.uint8]]:
-                for quantized in self._quantize(matrix, stored):
+                for quantized in self._quantize(matrix, stored, feedback):
                     scales.append(quantized.scales)
                     if quantized.zero_points is not None:
                         zero_points.append(quantized.zero_points)
@@ -167,19 +186,23 @@ class WeightStore:
             )
         return self._written[key]
 
-    def _quantize(self, matrix: Matrix, stored: BlockFormat) -> Iterator[QuantizedWeight]:
+    def _quantize(
+        self, matrix: Matrix, stored: BlockFormat, feedback: Feedback | None
+    ) -> Iterator[QuantizedWeight]:
         """Quantized slabs in order, as many at a time as there are processors."""
 
         def work(slab: Any) -> QuantizedWeight:
             if matrix.own_format is not None:
                 kept: QuantizedWeight = slab.quantized(stored.bits, fractions=stored.fractions)
                 return kept
-            return quantize_blockwise(
-                np.asarray(slab, np.float32), stored.bits, stored.block, stored.method
-            )
+            weight = np.asarray(slab, np.float32)
+            if feedback is not None:
+                return feedback.quantize(weight)
+            return quantize_blockwise(weight, stored.bits, stored.block)
 
         pending: list[Any] = []
-        slabs = self._slabs(matrix, _SLAB_WEIGHTS)
+        weights = _SLAB_WEIGHTS if feedback is None else _FEEDBACK_SLAB_WEIGHTS
+        slabs = self._slabs(matrix, weights)
         try:
             for slab in slabs:
                 pending.append(slab)

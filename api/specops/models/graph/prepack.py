@@ -26,7 +26,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from specops.models.folder import ModelError
-from specops.models.graph.rewrite import AttentionShape, rewrite
+from specops.models.graph.rewrite import AttentionShape, is_head, rewrite
 from specops.models.graph.tensors import check_places, fill_page
 from specops.models.graph.tiles import write_tiles
 from specops.models.graph.tokenwise import RefusedGraphError
@@ -37,6 +37,8 @@ from specops.runtime.session import ModelLoadError, load, plain_options
 _EXTERNAL_BYTES = 1024  # smaller weights stay in the graph's own file
 _PIECE = 16 << 20
 _PACKED = "prepacked_"
+# What comes of attributes that are missing, shapes that do not fit, weights that are cut short.
+_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 _PRODUCTS = ("MatMul", "Gemm")  # parts of the names of all operators that multiply
 _ADVICE = (
     "take another export of the model, or its checkpoint (config.json and safetensors), which is "
@@ -61,16 +63,18 @@ def prepack(graph: Path, destination: Path) -> None:
         raise
     except Exception as error:  # protobuf's own, which has no types
         raise ModelError(f"{graph} is no ONNX graph: copy or download it again") from error
-    check_places(model.graph, graph.parent)
-    try:
-        shape = rewrite(model)
-    except RefusedGraphError as refusal:
-        raise ModelError(f"{graph} cannot be run: {refusal}; {_ADVICE}") from refusal
     data, saved = (
         destination.with_name(f"{name}") for name in (f"{destination.name}.data", "saved")
     )
     with data.open("wb") as target:
-        tiles = write_tiles(model, graph.parent, data.name, target)
+        try:
+            check_places(model.graph, graph.parent)
+            shape = None if is_head(model) else rewrite(model)
+            tiles = write_tiles(model, graph.parent, data.name, target)
+        except RefusedGraphError as refusal:
+            raise ModelError(f"{graph} cannot be run: {refusal}; {_ADVICE}") from refusal
+        except _DAMAGED as error:
+            raise ModelError(f"{graph} is damaged ({error!r}); {_ADVICE}") from error
         finished = _optimized(model, tiles, graph.parent, saved)
         used = _move_weights(finished, saved.with_name(f"{saved.name}.data"), data.name, target)
     finished.graph.initializer.extend(tiles)
@@ -178,19 +182,18 @@ def _copy(source: BinaryIO, offset: int, length: int, target: BinaryIO) -> int:
     return start
 
 
-def _describe(model: onnx.ModelProto, shape: AttentionShape) -> None:
+def _describe(model: onnx.ModelProto, shape: AttentionShape | None) -> None:
     """Say in the graph what the engine needs to know of it."""
     foreign = [
         node.name or node.output[0]
         for node in model.graph.node
         if node.domain != kernels.DOMAIN and any(part in node.op_type for part in _PRODUCTS)
     ]
-    properties = {
-        "specops.layers": str(shape.layers),
-        "specops.kv_heads": str(shape.kv_heads),
-        "specops.head_size": str(shape.head_size),
-        "specops.foreign_products": ",".join(foreign),
-    }
+    properties = {"specops.foreign_products": ",".join(foreign)}
+    if shape is not None:
+        properties["specops.layers"] = str(shape.layers)
+        properties["specops.kv_heads"] = str(shape.kv_heads)
+        properties["specops.head_size"] = str(shape.head_size)
     helper.set_model_props(model, properties)
 
 

@@ -3,12 +3,13 @@
 Exports speak onnxruntime's contract: one row of tokens, a mask, a past that goes in and a present
 that comes out. The engine runs a flat batch of tokens of any requests over a cache of blocks. So
 GroupQueryAttention becomes `specops.Attention`, and the mask, the pasts and all that only fed them
-go. Behind the last attention no token looks at others: there the graph goes on with those alone
-whose logits are wanted.
+go. What the graph then gives is `outputs`' business.
 
 Inputs: `input_ids` int64 [1, T], where positions are learned or rotated outside of attention
 `position_ids` int64 [1, T], `spans` int64 [S, 3], `block_tables` int64 [slots, blocks], `cache`
-int64 [4], `logit_rows` int64 [L]. Output: `logits` float32 [1, L, vocabulary].
+int64 [4], `logit_rows` int64 [L]. Outputs: `logits` float32 [1, L, vocabulary], and `hidden`
+float32 [1, L, size], which the product that gives the logits reads: the last hidden state. An
+output that is not asked for costs nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.graph.head_norms import take_norms_in
+from specops.models.graph.outputs import (
+    CONTROL,
+    LOGIT_ROWS,
+    declare,
+    gather_logit_rows,
+    keep_what_gives_logits,
+)
 from specops.models.graph.tokenwise import RefusedGraphError, attributes_of, check_tokenwise, named
 from specops.runtime import kernels
 
 _ATTENTION = "GroupQueryAttention"
-_LOGITS, _LOGIT_ROWS = "logits", "logit_rows"
 _LOGITS_START = "logits_start"  # exports of format 2 cut the tokens that get logits at it
-_CONTROL = {"spans": ["spans", 3], "block_tables": ["slots", "blocks"], "cache": [4]}
-_TOKENS = ("input_ids", "position_ids")
 
 # GroupQueryAttention's inputs by place, and what may stand there
 _QUERY, _KEY, _VALUE, _PAST_KEY, _PAST_VALUE = range(5)
@@ -71,20 +76,40 @@ def rewrite(model: onnx.ModelProto) -> AttentionShape:
     _drop_logits_start(graph)
     take_norms_in(graph)
     shape = _replace_attention(graph)
-    _keep_what_gives_logits(graph)
-    check_tokenwise(graph, (*_CONTROL, _LOGIT_ROWS))
-    _gather_logit_rows(graph)
-    _declare(graph)
+    keep_what_gives_logits(graph)
+    check_tokenwise(graph, (*CONTROL, LOGIT_ROWS))
+    gather_logit_rows(graph)
+    declare(graph)
     if all(opset.domain != kernels.DOMAIN for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(kernels.DOMAIN, 1))
     return shape
 
 
+def is_head(model: onnx.ModelProto) -> bool:
+    """Whether a graph is a draft head's, which is run as it is: it has no cache.
+
+    Raises:
+        RefusedGraphError: it has nodes that no export has.
+    """
+    if [item.name for item in model.graph.output] != ["logits", "next_states"]:
+        return False
+    _refuse_own_operators(model)
+    return True
+
+
 def _refuse_own_operators(model: onnx.ModelProto) -> None:
-    """Refuse the engine's operators in an export: the cache's address is theirs to be trusted."""
+    """Refuse the engine's operators in an export: they trust the cache's address.
+
+    And whatever they could hide in: functions, and graphs that are a node's attribute, unless these
+    only choose between tensors (`_rotary_tables`).
+    """
     for node in model.graph.node:
         if node.domain == kernels.DOMAIN:
             raise RefusedGraphError(f"{named(node)} is an operator of the engine's own")
+        graphs = [graph for item in node.attribute for graph in (item.g, *item.graphs)]
+        inner = [item for graph in graphs for item in graph.node]
+        if any(item.op_type != "Identity" or item.domain or item.attribute for item in inner):
+            raise RefusedGraphError(f"{named(node)} has a graph of its own")
     if model.functions:
         raise RefusedGraphError(f"it defines a function, {model.functions[0].name}")
 
@@ -195,14 +220,19 @@ def _attention(
     """The same attention over the cache of blocks."""
     given = attributes_of(node)
     rotary = [_input(node, place) for place in (_COS, _SIN)] if given.get("do_rotary") else ["", ""]
+    rotary, long_rotary = _rotary_tables(graph, rotary)
     norms = [_input(node, place) for place in (_Q_NORM, _K_NORM)]
-    for what, pair in (("a rotary table", rotary), ("norms of queries and keys", norms)):
+    for what, pair in (
+        ("a rotary table", rotary),
+        ("a rotary table", long_rotary),
+        ("norms of queries and keys", norms),
+    ):
         if bool(pair[0]) != bool(pair[1]) or not _are_floats(graph, filter(None, pair)):
             raise RefusedGraphError(f"{named(node)} has {what} that is no pair of float32 weights")
     if given.get("do_rotary") and not rotary[0]:
         raise RefusedGraphError(f"{named(node)} rotates without a table")
     operands = [_input(node, place) for place in (_QUERY, _KEY, _VALUE)]
-    inputs = [*operands, *_CONTROL, *rotary, *norms]
+    inputs = [*operands, *CONTROL, *rotary, *norms, *long_rotary]
     while not inputs[-1]:
         inputs.pop()
     return helper.make_node(
@@ -224,6 +254,32 @@ def _attention(
     )
 
 
+def _rotary_tables(graph: onnx.GraphProto, names: list[str]) -> tuple[list[str], list[str]]:
+    """cos and sin, and those that take their place in contexts beyond them, where there are such.
+
+    Our exports choose by `If(total_length > positions of the first)`, as long prompts are read with
+    other frequencies. What the branches give is found by the names of their only nodes' inputs.
+    """
+    producers = {name: node for node in graph.node for name in node.output}
+    choice = producers.get(names[0])
+    if choice is None or choice.op_type != "If" or list(choice.output) != names:
+        return names, ["", ""]
+    branches = attributes_of(choice)
+    long, short = (
+        [node.input[0] for node in branches[key].node if node.op_type == "Identity"]
+        for key in ("then_branch", "else_branch")
+    )
+    asked = producers.get(choice.input[0])
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    known = len(long) == len(short) == 2 and tensors.keys() >= {*long, *short}
+    if not known or asked is None or asked.op_type != "Greater":
+        return names, ["", ""]
+    most = tensors.get(asked.input[1])
+    if most is None or numpy_helper.to_array(most) != tensors[short[0]].dims[0]:
+        return names, ["", ""]
+    return short, long
+
+
 def _input(node: onnx.NodeProto, place: int) -> str:
     """The name of an input; empty where the node leaves it out."""
     return str(node.input[place]) if len(node.input) > place else ""
@@ -232,80 +288,3 @@ def _input(node: onnx.NodeProto, place: int) -> str:
 def _are_floats(graph: onnx.GraphProto, names: Iterable[str]) -> bool:
     kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
     return all(kinds.get(name) == TensorProto.FLOAT for name in names)
-
-
-# -- the rest of the graph -------------------------------------------------------------------------
-
-
-def _keep_what_gives_logits(graph: onnx.GraphProto) -> None:
-    """Remove every node and weight that the logits do not follow from."""
-    if _LOGITS not in {item.name for item in graph.output}:
-        raise RefusedGraphError("it has no output logits")
-    needed, kept = {_LOGITS}, []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            needed.update(filter(None, node.input))
-            kept.append(node)
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(kept)]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    for tensor in [tensor for tensor in graph.initializer if tensor.name not in needed]:
-        graph.initializer.remove(tensor)
-
-
-def _gather_logit_rows(graph: onnx.GraphProto) -> None:
-    """Behind the last attention, take `logit_rows` of every tensor that comes from before it."""
-    constants = {tensor.name for tensor in graph.initializer}
-    last = max(place for place, node in enumerate(graph.node) if node.op_type == kernels.ATTENTION)
-    behind = _descendants(graph, graph.node[last])
-    gathered: dict[str, str] = {}
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        if behind.intersection(node.output):
-            for place, name in enumerate(node.input):
-                if not name or name in constants or name in behind:
-                    continue
-                if name not in gathered:
-                    gathered[name] = f"{name}.at_logit_rows"
-                    nodes.append(
-                        helper.make_node(
-                            "Gather",
-                            [name, _LOGIT_ROWS],
-                            [gathered[name]],
-                            name=gathered[name],
-                            axis=1,
-                        )
-                    )
-                node.input[place] = gathered[name]
-        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _descendants(graph: onnx.GraphProto, start: onnx.NodeProto) -> set[str]:
-    """The tensors that follow from a node's outputs, without those."""
-    reached = set(start.output)
-    for node in graph.node:
-        if reached.intersection(node.input):
-            reached.update(filter(None, node.output))
-    return reached - set(start.output)
-
-
-def _declare(graph: onnx.GraphProto) -> None:
-    """Inputs and outputs as the engine binds them; notes on shapes in between are outdated."""
-    read = {name for node in graph.node for name in node.input}
-    logits = next(item for item in graph.output if item.name == _LOGITS)
-    dims = logits.type.tensor_type.shape.dim
-    if logits.type.tensor_type.elem_type != TensorProto.FLOAT or not (dims and dims[-1].dim_value):
-        raise RefusedGraphError("its logits are not float32 over a vocabulary of a fixed size")
-    vocabulary = dims[-1].dim_value
-    shapes: dict[str, list[str | int]] = {
-        **{name: [1, "tokens"] for name in _TOKENS if name in read},
-        **_CONTROL,  # type: ignore[dict-item]
-        _LOGIT_ROWS: ["logit_rows"],
-    }
-    del graph.input[:], graph.output[:], graph.value_info[:]
-    for name, shape in shapes.items():
-        graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, shape))
-    wanted = [1, _LOGIT_ROWS, vocabulary]
-    graph.output.append(helper.make_tensor_value_info(_LOGITS, TensorProto.FLOAT, wanted))

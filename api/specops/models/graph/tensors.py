@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -11,25 +11,36 @@ from numpy.typing import NDArray
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 from specops.models.folder import ModelError
+from specops.models.inside import inside
 
 _PAGE = 4096
+_PLACE = {"location", "offset", "length", "checksum"}
 
 
 def check_places(graph: GraphProto, folder: Path) -> None:
     """Make sure that all weights lie in the graph's own `folder`: a graph may be a stranger's.
 
     Raises:
-        ModelError: a weight's file is missing, or lies elsewhere.
+        ModelError: a weight's file is missing or lies elsewhere, or more is said of it than where
+            it lies: ONNX Runtime takes packed forms of a weight as they are.
     """
-    for tensor in graph.initializer:
+    attributes = [item for node in graph.node for item in node.attribute]
+    if graph.sparse_initializer or any(
+        item.HasField("sparse_tensor") or item.sparse_tensors or item.tensors for item in attributes
+    ):
+        raise ModelError(f"{folder}: the graph has sparse weights or lists of weights")
+    values = (item.t for item in attributes if item.HasField("t"))
+    for tensor in (*graph.initializer, *values):
         if tensor.data_location == TensorProto.EXTERNAL:
-            location = PurePosixPath(place_of(tensor)["location"])
-            if location.is_absolute() or ".." in location.parts:
-                raise ModelError(f"{folder}: the weight {tensor.name} lies outside, at {location}")
-            if not (folder / location).is_file():
-                raise ModelError(
-                    f"{folder / location} is missing: copy or download the whole folder"
-                )
+            place = place_of(tensor)
+            try:
+                if odd := place.keys() - _PLACE:
+                    raise ValueError(f"{min(odd)} is nothing that says where it lies")
+                file = inside(folder, place.get("location", ""))
+            except ValueError as error:
+                raise ModelError(f"{folder}: the weight {tensor.name}: {error}") from error
+            if not file.is_file():
+                raise ModelError(f"{file} is missing: copy or download the whole folder")
 
 
 def place_of(tensor: TensorProto) -> dict[str, str]:

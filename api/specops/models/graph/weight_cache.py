@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import signal
 import subprocess  # nosec B404: runs only our own module
@@ -24,22 +23,19 @@ from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
-import xxhash
-
-from specops.models.folder import MANIFEST, ModelError
-from specops.models.hub import locked
+from specops.models.folder import MANIFEST, MEMORY_ADVICE, ModelError
 from specops.runtime import session
+from specops.system.checksums import checksums
+from specops.system.folders import clear_leftovers, folder_at_once, locked
 from specops.system.memory import page_cache_room
-from specops.system.page_cache import forget, read_ahead
+from specops.system.page_cache import forget
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 7  # counts up when what is written here or by `prepack` changes
+_FORMAT = 8  # counts up when what is written here or by `prepack` changes
 USED = "used"  # a file: how many bytes of the weights are read once the graph is loaded
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
-_PARTIAL = ".part"
-_PIECE = 4 << 20  # bytes read at a time, whole large pages
 _KEPT = 2  # prepacked graphs of one name: models of one name may take turns
 _REPORT_SECONDS = 1.0
 _CPUINFO = Path("/proc/cpuinfo")
@@ -147,7 +143,7 @@ def _intact(folder: Path, report: Callable[[str], None]) -> bool:
         )
     kept, tell = min(room, used), _percents(folder, total, report)
     try:
-        return bool(expected) and _digests(folder, kept, tell) == expected
+        return bool(expected) and checksums(_files(folder), kept, tell) == expected
     except OSError:  # another process removed it, or the disk is failing
         return False
 
@@ -178,43 +174,9 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{_GRAPH}*"))
 
 
-def _digests(folder: Path, room: int, tell: Callable[[int], None]) -> dict[str, str]:
-    """The digest of every file, read in order, what stays in memory as `read_ahead` does it.
-
-    It is to find damage, not malice: what can write here can write the manifest too. So XXH3, which
-    is no slower than reading, where SHA-256 took three times as long on two processors.
-
-    Args:
-        folder: where they are.
-        room: bytes that may stay in the page cache; what lies beyond them leaves it again.
-        tell: told the bytes that were read.
-    """
-    found: dict[str, str] = {}
-    done, buffer = 0, memoryview(bytearray(_PIECE))
-    for path in _files(folder):
-        digest, start = xxhash.xxh3_128(), 0
-        with path.open("rb", buffering=0) as file:
-            while True:
-                stays = max(0, room - done)
-                read_ahead(file.fileno(), start, min(stays, _PIECE))
-                if not (size := file.readinto(buffer)):
-                    break
-                tell(done)
-                digest.update(buffer[:size])
-                if stays < size:  # a length of 0 would mean the whole file
-                    os.posix_fadvise(
-                        file.fileno(), start + stays, size - stays, os.POSIX_FADV_DONTNEED
-                    )
-                done += size
-                start += size
-        found[path.name] = digest.hexdigest()
-    return found
-
-
 def _clear(root: Path, name: str) -> None:
     """Remove what killed attempts left, and the oldest of too many graphs of one name."""
-    for leftover in root.glob(f"*{_PARTIAL}"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    clear_leftovers(root)
     own = [path for path in root.glob(f"{escape(name)}-*") if len(path.name) == len(name) + 17]
     own.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for outdated in own[_KEPT - 1 :]:
@@ -224,21 +186,14 @@ def _clear(root: Path, name: str) -> None:
 
 def _make(graph: Path, folder: Path) -> Path:
     """Prepack in a process of its own, whose memory goes back; the folder appears when complete."""
-    temporary = folder.with_name(folder.name + _PARTIAL)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    shutil.rmtree(folder, ignore_errors=True)  # damaged: its room on the disk is wanted
+    with folder_at_once(folder) as temporary:
         _prepack(graph, temporary / _GRAPH)
         for path in _files(temporary):
             forget(path)  # and read again, from the disk: see `read_ahead`
         kept = min(page_cache_room(), used_bytes(temporary))
-        digests = _digests(temporary, kept, lambda done: None)
-        manifest = json.dumps(digests, indent=2)
+        manifest = json.dumps(checksums(_files(temporary), kept), indent=2)
         (temporary / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
-        temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return folder / _GRAPH
 
 
@@ -254,8 +209,7 @@ def _prepack(graph: Path, destination: Path) -> None:
     if done.returncode < 0:
         ending = signal.Signals(-done.returncode).name
         raise ModelError(
-            f"laying out the weights of {graph} was ended by {ending}, most likely because memory "
-            "ran out: raise the memory limit, or take smaller weights"
+            f"laying out the weights of {graph} was ended by {ending}, {MEMORY_ADVICE}"
         )
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["it does not say why"]

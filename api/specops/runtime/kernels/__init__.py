@@ -1,7 +1,8 @@
 """Kernels in C: quantized products and attention, operators of ONNX Runtime's graphs; sampling.
 
 All of them compute a token's result independently of whatever else is in a pass, and the same bits
-on every processor. `matmul.h`, `attention.h` and `sampling.h` say how.
+on every processor. `matmul.h`, `attention.h` and `sampling.h` say how. The library has the counted
+suffixes, too (`suffixes.h`), which `specops.runtime.suffixes` offers.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class _Filter(ctypes.Structure):
         ("temperature", ctypes.c_float),
         ("top_k", ctypes.c_int64),
         ("top_p", ctypes.c_double),
+        ("min_p", ctypes.c_float),
+        ("top_n_sigma", ctypes.c_float),
     )
 
 
@@ -54,10 +57,22 @@ def _load(path: Path) -> ctypes.CDLL:
         library.specops_block_bytes.restype = ctypes.c_int64
         array, size, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
         library.specops_filter.argtypes = [array, size, size, ctypes.POINTER(_Filter), array]
+        library.specops_mask.argtypes = [array, size, size, array, size]
+        library.specops_mask.restype = None
         library.specops_draw.argtypes = [array, size, ctypes.c_double]
         library.specops_draw.restype = size
         library.specops_race.argtypes = [array, size, word, word]
         library.specops_race.restype = size
+        library.specops_text_new.argtypes = [size] * 3
+        library.specops_text_new.restype = array
+        library.specops_text_free.argtypes = [array]
+        library.specops_lookups_new.argtypes = [size]
+        library.specops_lookups_new.restype = array
+        library.specops_lookups_free.argtypes = [array]
+        library.specops_estimate_floats.restype = size
+        library.specops_look_up.argtypes = [array] * 4 + [size] * 2 + [ctypes.c_float, array, array]
+        library.specops_look_up.restype = size
+        library.specops_teach.argtypes = [array] * 2
     except (OSError, AttributeError) as error:
         raise ImportError(
             f"{path.name} cannot be loaded ({error}): the kernels were not built, or from other "
@@ -66,12 +81,12 @@ def _load(path: Path) -> ctypes.CDLL:
     return library
 
 
-_library = _load(LIBRARY)
+library = _load(LIBRARY)
 
 
 def kernel() -> str:
     """The name of the kernels that new sessions compute with."""
-    name: bytes = _library.specops_kernel()
+    name: bytes = library.specops_kernel()
     return name.decode()
 
 
@@ -83,7 +98,7 @@ def force(name: str | None) -> None:
     Raises:
         ValueError: this processor cannot compute with them.
     """
-    if not _library.specops_force_kernel(None if name is None else name.encode()):
+    if not library.specops_force_kernel(None if name is None else name.encode()):
         raise ValueError(f"no {name} kernels for this processor, whose best are {kernel()}")
 
 
@@ -106,11 +121,19 @@ def block_bytes(layers: int, kv_heads: int, head_size: int, dtype: str) -> int:
     """
     if dtype not in KV_DTYPES:
         raise ValueError(f"{dtype!r} is none of {', '.join(KV_DTYPES)}")
-    size: int = _library.specops_block_bytes(layers, kv_heads, head_size, KV_DTYPES[dtype])
+    size: int = library.specops_block_bytes(layers, kv_heads, head_size, KV_DTYPES[dtype])
     return size
 
 
-def filtered(logits: Floats, *, temperature: float, top_k: int, top_p: float) -> Floats:
+def filtered(
+    logits: Floats,
+    *,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    top_n_sigma: float = 0.0,
+) -> Floats:
     """The distribution that a token is drawn from, [S, V] of [S, V] logits.
 
     Args:
@@ -118,27 +141,40 @@ def filtered(logits: Floats, *, temperature: float, top_k: int, top_p: float) ->
         temperature: above 0; they are divided by it.
         top_k: so many of the most probable stay, with those that are as probable; 0: all.
         top_p: the smallest set that holds this share stays; 1: all.
+        min_p: those with this share of the likeliest one's probability stay; at most 1.
+        top_n_sigma: so many standard deviations below the largest logit is the least that stays,
+            before the others count; 0: all.
 
     Raises:
         MemoryError: there is no room for V numbers.
     """
     logits = np.ascontiguousarray(logits, np.float32)
     probs = np.empty_like(logits)
-    by = _Filter(temperature, top_k, top_p)
-    if _library.specops_filter(logits.ctypes.data, *logits.shape, by, probs.ctypes.data):
+    by = _Filter(temperature, top_k, top_p, min_p, top_n_sigma)
+    if library.specops_filter(logits.ctypes.data, *logits.shape, by, probs.ctypes.data):
         raise MemoryError("sampling needs memory for a vocabulary of numbers")
     return probs
+
+
+def mask(logits: Floats, masks: npt.NDArray[np.uint32]) -> None:
+    """Make -inf of the logits whose bits are not set.
+
+    Args:
+        logits: [S, V], contiguous.
+        masks: [S, W] contiguous, with W * 32 >= V: number i has bit i % 32 of word i // 32.
+    """
+    library.specops_mask(logits.ctypes.data, *logits.shape, masks.ctypes.data, masks.shape[1])
 
 
 def draw(weights: Floats, uniform: float) -> int:
     """The index at which the sum of [V] weights passes `uniform`, 0 to 1, of the whole."""
     weights = np.ascontiguousarray(weights, np.float32)
-    index: int = _library.specops_draw(weights.ctypes.data, len(weights), uniform)
+    index: int = library.specops_draw(weights.ctypes.data, len(weights), uniform)
     return index
 
 
 def race(weights: Floats, seed: int, position: int) -> int:
     """The index of [V] weights that wins a race by noise of seed, position and index alone."""
     weights = np.ascontiguousarray(weights, np.float32)
-    index: int = _library.specops_race(weights.ctypes.data, len(weights), seed, position)
+    index: int = library.specops_race(weights.ctypes.data, len(weights), seed, position)
     return index

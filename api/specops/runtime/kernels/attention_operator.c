@@ -1,7 +1,7 @@
 // Makes attention an operator that ONNX Runtime can put into a graph, and checks all that it gets:
 //
-//   specops.Attention(query, key, value, spans, block_tables, cache, cos, sin, q_norm, k_norm)
-//       -> float32 [..., T, num_heads * head_size]
+//   specops.Attention(query, key, value, spans, block_tables, cache, cos, sin, q_norm, k_norm,
+//                     long_cos, long_sin) -> float32 [..., T, num_heads * head_size]
 //   query         float32 [..., T, num_heads * head_size]; without `key` and `value` also these,
 //                 behind each other: [..., T, (num_heads + 2 * kv_num_heads) * head_size]
 //   key, value    float32 [..., T, kv_num_heads * head_size], optional
@@ -10,6 +10,8 @@
 //   cache         int64 [4]: address, number of blocks, bytes of a block, type of elements
 //   cos, sin      float32 [positions, rotated / 2], optional
 //   q_norm, k_norm  float32 [head_size], optional
+//   long_cos, long_sin  as cos and sin, optional: rotate in their place, at all positions, where
+//                 slots have room for more positions than those have
 //   attributes: layer, layers, num_heads, kv_num_heads, head_size, rotary_interleaved, window;
 //   scale, softcap, epsilon; see attention.h
 //
@@ -23,7 +25,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { QUERY, KEY, VALUE, SPANS, TABLES, CACHE, COS, SIN, QUERY_NORM, KEY_NORM, INPUTS };
+enum { QUERY, KEY, VALUE, SPANS, TABLES, CACHE, COS, SIN, QUERY_NORM, KEY_NORM, LONG_COS, LONG_SIN,
+       INPUTS };
 enum { MOST_SLOTS = 1024, SPAN_NUMBERS = 3, CACHE_NUMBERS = 4 };
 static const int64_t MOST_POSITIONS = 1 << 30;
 
@@ -121,7 +124,18 @@ static const char *read_projections(Arguments *arguments) {
     return NULL;
 }
 
+// Which tables rotate follows from the room of the slots, not from what they hold: so that a token's
+// key is the same whatever comes after it.
+static void choose_tables(Tensor *inputs) {
+    const Tensor *blocks = inputs + TABLES, *cos = inputs + COS;
+    if (!inputs[LONG_COS].data || blocks->count != 2 || cos->count != 2) return;
+    const int64_t rows = cos->dimensions[0];
+    if (blocks->dimensions[1] <= rows / BLOCK + (rows % BLOCK > 0)) return;
+    inputs[COS] = inputs[LONG_COS], inputs[SIN] = inputs[LONG_SIN];
+}
+
 static const char *read_tables(Arguments *arguments) {
+    choose_tables(arguments->inputs);
     const Tensor *inputs = arguments->inputs, *cos = inputs + COS, *sin = inputs + SIN;
     Pass *pass = &arguments->pass;
     const int64_t size = pass->layer.size;

@@ -25,9 +25,9 @@ OrtStatus *read_input(const OrtKernelContext *context, size_t index, Tensor *ten
 }
 
 int64_t rows_of_tensor(const Tensor *tensor) {
-    int64_t rows = 1;
-    for (size_t i = 0; i + 1 < tensor->count; i++) rows *= tensor->dimensions[i];
-    return rows;
+    uint64_t rows = 1;  // of a tensor without elements there may be more than that: they wrap
+    for (size_t i = 0; i + 1 < tensor->count; i++) rows *= (uint64_t)tensor->dimensions[i];
+    return (int64_t)rows;
 }
 
 static void run(void *context, void (*work)(void *, size_t), size_t count, void *argument) {

@@ -11,6 +11,14 @@ int specops_filter(const float *logits, int64_t rows, int64_t count, const Filte
     return 0;
 }
 
+// Each of the rows has a mask of `words` words.
+void specops_mask(float *logits, int64_t rows, int64_t count, const uint32_t *masks,
+                  int64_t words) {
+    const SamplingKernel *kernel = choose_processor()->sampling;
+    for (int64_t row = 0; row < rows; row++, logits += count, masks += words)
+        kernel->mask(logits, count, masks);
+}
+
 int64_t specops_draw(const float *weights, int64_t count, double uniform) {
     return choose_processor()->sampling->draw(weights, count, uniform);
 }

@@ -9,6 +9,8 @@ typedef struct {
     float temperature;  // above 0
     int64_t top_k;      // 0: all
     double top_p;       // 1: all
+    float min_p;        // 0: all
+    float top_n_sigma;  // 0: all
 } Filter;
 
 // What there is for one kind of processor. `weights` [count] are not negative and not all zero;
@@ -17,6 +19,9 @@ typedef struct {
     // Write the probabilities of [count] logits; those that the filter drops are 0. Returns 0, or
     // -1 where memory ran out.
     int (*filter)(const float *logits, int64_t count, const Filter *filter, float *probs);
+    // Make the logits [count] -INFINITY whose bits in `mask` are 0; number i has bit i % 32 of word
+    // i / 32.
+    void (*mask)(float *logits, int64_t count, const uint32_t *mask);
     // The index at which the sum of weights passes `uniform` (0 to 1) of the whole.
     int64_t (*draw)(const float *weights, int64_t count, double uniform);
     // The index that wins a race: number i arrives after an exponential time of rate weights[i],

@@ -128,8 +128,26 @@ static void keep_nucleus(float *weights, int64_t count, double share, float *spa
     }
 }
 
+// Keeps logits within `sigmas` standard deviations of the largest; those that are -INFINITY do not
+// count. (Tang et al. 2024, https://arxiv.org/abs/2411.07641)
+static void keep_near_top(const float *logits, int64_t count, double sigmas, float *weights) {
+    double all = 0, squares = 0;
+    int64_t finite = 0;
+    float highest = -INFINITY;
+    for (int64_t i = 0; i < count; i++) {
+        if (!(logits[i] > -INFINITY)) continue;
+        if (logits[i] > highest) highest = logits[i];
+        all += logits[i], squares += (double)logits[i] * logits[i], finite++;
+    }
+    const double mean = all / (double)finite, variance = squares / (double)finite - mean * mean;
+    const float edge = (float)(highest - sigmas * sqrt(variance > 0 ? variance : 0));
+    for (int64_t i = 0; i < count; i++)
+        if (!(logits[i] >= edge)) weights[i] = 0;
+}
+
 static int filter(const float *logits, int64_t count, const Filter *by, float *probs) {
     weigh(logits, count, by->temperature, probs);
+    if (by->top_n_sigma > 0) keep_near_top(logits, count, by->top_n_sigma, probs);
     const int64_t top_k = by->top_k < count ? by->top_k : 0;
     if (top_k > 0 || by->top_p < 1) {
         float *space = malloc((size_t)count * sizeof(float));
@@ -142,10 +160,22 @@ static int filter(const float *logits, int64_t count, const Filter *by, float *p
         if (by->top_p < 1) keep_nucleus(probs, count, by->top_p, space);
         free(space);
     }
+    if (by->min_p > 0) drop_below(probs, count, by->min_p);  // the largest weight is 1
     const float all = (float)sum(probs, count);
     for (int64_t i = 0; i < count; i += LANES)
         store_some(probs + i, count - i, some(probs + i, count - i, 0) / all);
     return 0;
+}
+
+static void mask(float *logits, int64_t count, const uint32_t *mask) {
+    Words bits;
+    for (int64_t lane = 0; lane < LANES; lane++) bits[lane] = 1u << lane;
+    for (int64_t i = 0; i < count; i += LANES) {
+        const uint32_t word = mask[i / 32] >> (i & LANES);
+        const Ints kept = (bits & word) != 0;
+        store_some(logits + i, count - i,
+                   choose(kept, some(logits + i, count - i, 0), splat(-INFINITY)));
+    }
 }
 
 static int64_t draw(const float *weights, int64_t count, double uniform) {
@@ -192,4 +222,4 @@ static int64_t race(const float *weights, int64_t count, uint64_t seed, uint64_t
     return winner;
 }
 
-const SamplingKernel SAMPLING = {filter, draw, race};
+const SamplingKernel SAMPLING = {filter, mask, draw, race};

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from specops.request import SamplingParams
 from specops.runtime.sampling import Floats
+
+LEAST_REACH = 0.02  # a draft token that is reached less often is worth no place in a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +26,18 @@ class Draft:
             compares tokens, see `verify_seeded`.
         origin: the drafter that made them, where that is not the one that was asked; without
             tokens: the one that has looked them up in vain.
-        match_length: how many of the last tokens a lookup found again; 0 where nothing was looked
-            up. The longer the match, the more of the draft tokens are right.
+        promised: [k], the drafter's own estimate that each token is accepted, given that those
+            before it are; empty where it makes none: then the past of its drafts speaks.
     """
 
     tokens: tuple[int, ...] = ()
     probs: Floats | None = None
     origin: str | None = None
-    match_length: int = 0
+    promised: tuple[float, ...] = ()
+
+    def cut(self, count: int) -> Draft:
+        """Its first `count` tokens."""
+        return replace(self, tokens=self.tokens[:count], promised=self.promised[:count])
 
 
 NO_DRAFT = Draft()

@@ -1,7 +1,8 @@
-"""Looked-up draft tokens where there are any, a draft model's elsewhere: the cheap before the dear.
+"""Looked-up draft tokens where there are any, a model's elsewhere: the cheap before the dear.
 
 A lookup costs microseconds and is right where text repeats itself; a draft model costs a pass per
-token and is right elsewhere.
+token and is right elsewhere. A draft head is in between: its guess costs so little that it is
+looked up, too, where the lookup before it is not sure; the likelier of both is taken.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specops.speculation.drafters.base import Draft, Drafter, DraftRequest
+
+_SURE = 0.5  # of a lookup that is believed without asking a head
 
 
 class CascadeDrafter:
@@ -20,22 +23,27 @@ class CascadeDrafter:
 
     Args:
         lookup: runs no model.
-        model: runs one.
+        model: a draft model, or a head.
     """
 
     name = "cascade"
-    runs_model = True
 
     def __init__(self, lookup: Drafter, model: Drafter) -> None:
         self._lookup = lookup
         self._model = model
+        self.runs_model = model.runs_model
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Nothing: the parts are told themselves."""
 
     def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
-        """What the lookup has; without tokens, too, it is the one that is named."""
+        """What the lookup has, or a head; without tokens, too, it is said which has nothing."""
         draft = self._lookup.look_up(slot, tokens, count)
+        believed = draft.promised[0] if draft.promised else 0.0
+        if not self.runs_model and believed < _SURE:
+            guess = self._model.look_up(slot, tokens, count)
+            if guess.tokens and guess.promised[0] > believed:
+                return replace(guess, origin=self._model.name)
         return draft if draft.origin else replace(draft, origin=self._lookup.name)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -120,8 +120,8 @@ class DraftModelDrafter:
 
     def release(self, slot: int) -> None:
         """Let go of a slot; its sequence's tokens are kept as the prefix cache may keep them."""
-        self._slots.pop(slot, None)
-        self.runner.cache.release(slot)
+        if self._slots.pop(slot, None) is not None:
+            self.runner.cache.release(slot)
 
     # -- one draft ------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class DraftModelDrafter:
         """
         found: list[Floats] = []
         room = self.runner.max_tokens
-        batch, members = Batch(), 0
+        batch, members = Batch(), list[_Growing]()
         for item in growing:
             slot = item.request.slot
             # A long backlog takes passes of its own, but for its end.
@@ -173,17 +173,18 @@ class DraftModelDrafter:
                 item.pending, item.place = item.pending[room:], item.place + room
             if batch.num_tokens + len(item.pending) > room:
                 found += self._run(batch, members)
-                batch, members = Batch(), 0
+                batch, members = Batch(), []
             batch.add(slot, item.place, self._known(item.pending), 1)
-            members += 1
-            self._computed(slot, item.pending)
-            item.place += len(item.pending)
+            members.append(item)
         return found + self._run(batch, members)
 
-    def _run(self, batch: Batch, members: int) -> list[Floats]:
+    def _run(self, batch: Batch, members: list[_Growing]) -> list[Floats]:
         logits = self._pass(batch)[:, : self._vocab]
+        for item in members:
+            self._computed(item.request.slot, item.pending)
+            item.place += len(item.pending)
         # The next pass writes over them; one pass is the rule, and needs no copy.
-        return [logits[index].copy() for index in range(members)]
+        return [logits[index].copy() for index in range(len(members))]
 
     def _pass(self, batch: Batch) -> Floats:
         start = time.perf_counter()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specops.runtime.cost_model import CostModel
+from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.model_runner import ModelRunner
 from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.cascade import CascadeDrafter
 from specops.speculation.drafters.draft_model import DraftModelDrafter
-from specops.speculation.drafters.ngram import MIN_MATCH, NgramDrafter
-from specops.speculation.drafters.ngram_cache import NgramCacheDrafter
+from specops.speculation.drafters.suffix import SuffixDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +21,18 @@ class Means:
     Attributes:
         vocab_size: the target's.
         draft: the draft model, if there is one.
+        head: a draft head, if there is one.
         draft_costs: what its passes cost, see `DraftModelDrafter`.
         min_probability: see `DraftModelDrafter`.
-        min_match: see `NgramDrafter`.
-        shared_ngrams: entries of the table that requests share; 0: nothing is shared.
+        reuse: see `SuffixDrafter`.
     """
 
     vocab_size: int
     draft: ModelRunner | None = None
     draft_costs: CostModel | None = None
+    head: Drafter | None = None
     min_probability: float = 0.0
-    min_match: int = MIN_MATCH
-    shared_ngrams: int = 0
+    reuse: PrefixCache = PrefixCache.CLIENT
 
 
 # Gets the means and the drafters made so far by name; None where the means are missing.
@@ -50,21 +50,20 @@ def _draft_model(means: Means, made: Mapping[str, Drafter]) -> Drafter | None:
     )
 
 
-def _ngram(means: Means, made: Mapping[str, Drafter]) -> Drafter:
-    return NgramDrafter(min_match=means.min_match)
+def _head(means: Means, made: Mapping[str, Drafter]) -> Drafter | None:
+    return means.head
 
 
-def _ngram_cache(means: Means, made: Mapping[str, Drafter]) -> Drafter | None:
-    if not means.shared_ngrams:
-        return None
-    return NgramCacheDrafter(NgramDrafter(min_match=means.min_match), entries=means.shared_ngrams)
+def _suffix(means: Means, made: Mapping[str, Drafter]) -> Drafter:
+    return SuffixDrafter(means.reuse)
 
 
 def _cascade(means: Means, made: Mapping[str, Drafter]) -> Drafter | None:
-    return CascadeDrafter(made["ngram"], made["draft"]) if "draft" in made else None
+    model = made.get("draft") or made.get("head")
+    return CascadeDrafter(made["suffix"], model) if model else None
 
 
-MAKERS: tuple[Maker, ...] = (_draft_model, _ngram, _ngram_cache, _cascade)
+MAKERS: tuple[Maker, ...] = (_draft_model, _head, _suffix, _cascade)
 
 
 def make_drafters(means: Means, makers: Sequence[Maker] = MAKERS) -> dict[str, Drafter]:

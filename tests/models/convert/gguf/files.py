@@ -29,7 +29,13 @@ _STEPS = {Kind.Q4_K: 4e-4, Kind.Q5_K: 2e-4, Kind.Q6_K: 4e-5, Kind.IQ4_NL: 1e-3}
 _STEPS[Kind.IQ4_XS] = 5e-5
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gpt2": gguf.MODEL_ARCH.GPT2,
 }
@@ -76,7 +82,7 @@ def straight(weights: Array, heads: int) -> Array:
 
 def heads_of(config: dict[str, Any], name: str) -> int:
     """Heads whose rows a file interleaves; 0 where it does not."""
-    if config["model_type"] != "llama":
+    if config["model_type"] not in ("llama", "mistral", "smollm3", "granite"):
         return 0
     part = name.split(".")[-2]
     return {
@@ -100,11 +106,11 @@ def write_gguf(
     The folder `dequantized` becomes the same checkpoint with the weights that the file has.
     """
     config = json.loads((folder / "config.json").read_text())
-    architecture = config["model_type"]
+    architecture = _ARCHITECTURES[config["model_type"]]
     tensors = stored_tensors(folder)
     layers = config.get("num_hidden_layers") or config["n_layer"]
-    names = gguf.get_tensor_name_map(_ARCHITECTURES[architecture], layers)
-    writer = GGUFWriter(file, architecture, split_max_tensors=split)
+    names = gguf.get_tensor_name_map(architecture, layers)
+    writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture], split_max_tensors=split)
     _write_sizes(writer, config)
     write_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()))
     if change is not None:
@@ -115,11 +121,13 @@ def write_gguf(
         if called is None or name.endswith((".attn.bias", ".attn.masked_bias")):
             continue
         stored, heads = values, heads_of(config, name)
-        turned = architecture == "gpt2" and ".h." in f".{name}" and values.ndim == 2
+        turned = config["model_type"] == "gpt2" and ".h." in f".{name}" and values.ndim == 2
         if turned:
             stored = values.T
         if heads:
             stored = interleaved(stored, heads)
+        if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+            stored = stored + np.float32(1)
         if values.ndim == 1:
             writer.add_tensor(called, np.ascontiguousarray(stored))
             kept[name] = values
@@ -159,10 +167,23 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    head = config["hidden_size"] // config["num_attention_heads"]
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_rope_dimension_count(int(head * config.get("partial_rotary_factor", 1)))
-    if config["model_type"] == "phi3" and config["sliding_window"]:
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    if config.get("sliding_window") and config["model_type"] in ("phi3", "mistral", "gemma3_text"):
         writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+        for kind in ("long", "short"):
+            factors = np.array(scaling[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
 
 
 def write_tokenizer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -14,15 +14,12 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 
 from specops.models.convert import ExportError, export_checkpoint
-from specops.models.convert.families import family_of
 from specops.models.convert.gguf import GgufCheckpoint
 from specops.models.convert.gguf.header import read_header
-from specops.models.convert.model_config import ModelConfig
 from tests.checkpoints import make_llama_checkpoint
 from tests.models.convert.gguf.files import SIZES, write_gguf
 
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
-FLIPS, CUTS = 600, 200
 
 
 @pytest.fixture(scope="module")
@@ -122,58 +119,19 @@ def test_refused_by_name(case: str, tmp_path: Path) -> None:
         read_header(file)
 
 
-def tried(content: bytes, file: Path) -> None:
-    """Reads a damaged file as an export does, up to the weights."""
-    file.write_bytes(content)
-    said = str(file)
-    try:
-        checkpoint = GgufCheckpoint(file)
-        family = family_of(ModelConfig(checkpoint.config, checkpoint.config_file))
-        checkpoint.expect(family.tensors(), family.ignored_tensors)
-    except ExportError as error:
-        said = str(error)
-    assert str(file) in said
-
-
-def test_flipped_bits_are_refused_or_read(written: bytes, tmp_path: Path) -> None:
-    chance = random.Random(1)
-    header = written.index(b"tokenizer.ggml.tokens") + 400
-    tensors = written.rindex(b"output_norm") + 100
-    for _ in range(FLIPS):
-        damaged = bytearray(written)
-        for _ in range(chance.choice((1, 1, 2, 8))):
-            start, stop = chance.choice(((0, header), (tensors - 1500, tensors)))
-            damaged[chance.randrange(start, stop)] ^= 1 << chance.randrange(8)
-        tried(bytes(damaged), tmp_path / "m.gguf")
-
-
-def test_large_numbers_are_refused_or_read(written: bytes, tmp_path: Path) -> None:
-    chance = random.Random(2)
-    tensors = written.rindex(b"output_norm") + 100
-    for _ in range(FLIPS):
-        damaged = bytearray(written)
-        start, stop = chance.choice(((4, 1200), (tensors - 1500, tensors)))
-        place = chance.randrange(start, stop)
-        number = chance.choice((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1))
-        size = chance.choice((4, 8))
-        damaged[place : place + size] = (number % (1 << 8 * size)).to_bytes(size, "little")
-        tried(bytes(damaged), tmp_path / "m.gguf")
-
-
-def test_cut_files_are_refused(written: bytes, tmp_path: Path) -> None:
-    chance = random.Random(3)
+@pytest.mark.parametrize(
+    ("kind", "count", "size", "message"),
+    [(8, 1 << 22, 0, "beyond its end"), (0, 1 << 30, 1 << 31, "beyond the first 67108864 bytes")],
+)
+def test_a_claim_takes_no_memory(
+    kind: int, count: int, size: int, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "m.gguf"
-    for _ in range(CUTS):
-        file.write_bytes(written[: chance.randrange(len(written) - 64)])
-        with pytest.raises(ExportError, match=r"m\.gguf"):
-            GgufCheckpoint(file)
-
-
-def test_a_claim_takes_no_memory(tmp_path: Path) -> None:
-    file = tmp_path / "m.gguf"
-    file.write_bytes(file_of(entry("a", 9, U32.pack(8) + U64.pack(1 << 22)), entries=1))
+    file.write_bytes(file_of(entry("a", 9, U32.pack(kind) + U64.pack(count)), entries=1))
+    if size:
+        os.truncate(file, size)  # with a hole
     tracemalloc.start()
-    with pytest.raises(ExportError, match="beyond its end"):
+    with pytest.raises(ExportError, match=message):
         read_header(file)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -205,8 +163,7 @@ def refusal(folder: Path, key: str, add: str, value: object, *, architecture: st
     ("key", "add", "value", "message"),
     [
         ("llama.expert_count", "uint32", 8, "is 8; this cannot be exported"),
-        ("llama.rope.scaling.type", "string", "yarn", "is yarn; only none and linear"),
-        ("llama.attention.sliding_window", "uint32", 64, "is 64; it must be absent"),
+        ("llama.rope.scaling.type", "string", "yarn", "is yarn; only none, linear and"),
         ("llama.attention.key_length", "uint32", 1 << 30, "too large"),
         ("llama.attention.value_length", "uint32", 32, "must be the keys', 64"),
         ("llama.logit_scale", "float32", 8.0, "is 8.0; this cannot be exported"),
@@ -221,7 +178,10 @@ def test_settings_that_cannot_be_drawn(
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     said = refusal(tmp_path, "general.name", "string", "x", architecture="mamba")
-    assert "is mamba, which cannot be exported; known are llama, qwen2, phi3, gpt2" in said
+    assert (
+        "is mamba, which cannot be exported; known are llama, qwen2, smollm3, granite, qwen3, "
+        in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +189,6 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     [
         ("blk.0.attn_q.scale", "has no place in the architecture llama"),
         ("blk.7.attn_q.weight", "has no place in this architecture"),
-        ("rope_factors_long.weight", "use the model with a 4k context"),
     ],
 )
 def test_tensors_without_a_place_are_named(name: str, message: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.checkpoints import (
     make_llama_checkpoint,
     make_phi3_checkpoint,
     make_qwen2_checkpoint,
+    make_relative_checkpoint,
 )
 from tests.models.convert.gguf.files import (
     DRAWN,
@@ -40,6 +42,22 @@ from tests.passes import Passes, prepared
 TOKENS = np.random.default_rng(7).integers(1, 320, 24).tolist()
 MIXED = {"v_proj": Kind.Q6_K, "down_proj": Kind.Q6_K, "embed_tokens": Kind.Q6_K}
 HALF = {"q_proj": Kind.Q5_0, "k_proj": Kind.Q4_0, "v_proj": Kind.Q8_0, "embed_tokens": Kind.F16}
+
+
+# What files do not say follows from the architecture: which layers are of which kind.
+SMOLLM3 = {"layers": 4, "config": {"no_rope_layers": [1, 1, 1, 0]}}
+GEMMA3 = {
+    "layers": 6,
+    "config": {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window_pattern": 6},
+}
+LONG_ROPE = {
+    "original_max_position_embeddings": 64,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": np.linspace(1.0, 1.4, 32).tolist(),
+        "long_factor": np.linspace(1.1, 6.0, 32).tolist(),
+    },
+}
 
 
 def by_part(parts: dict[str, Kind], other: Kind) -> KindOf:
@@ -68,11 +86,15 @@ def error(folder: Path, model: ExportedModel, plain: ExportedModel) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
+def constants(model: ExportedModel) -> dict[str, np.ndarray]:
+    """A graph's weights by their names."""
+    tensors = onnx.load(model.graph_file).graph.initializer
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
+
+
 def angles(model: ExportedModel) -> np.ndarray:
     """The table of the rotation's cosines."""
-    tensors = onnx.load(model.graph_file).graph.initializer
-    (table,) = (tensor for tensor in tensors if tensor.name == "cos_cache")
-    return numpy_helper.to_array(table)
+    return constants(model)["cos_cache"]
 
 
 def products(graph: Path) -> list[dict[str, int]]:
@@ -107,7 +129,14 @@ def test_llama_of_one_type(kind: Kind, tmp_path: Path) -> None:
         (make_llama_checkpoint, by_part(MIXED, Kind.Q4_K)),
         (make_llama_checkpoint, by_part(HALF, Kind.Q4_1)),
         (make_qwen2_checkpoint, by_part(MIXED, Kind.Q4_K)),
-        (make_phi3_checkpoint, by_part({}, Kind.Q4_1)),
+        (partial(make_phi3_checkpoint, kv_heads=4), by_part({}, Kind.Q4_1)),
+        (partial(make_phi3_checkpoint, kv_heads=4, config=LONG_ROPE), by_part({}, Kind.Q8_0)),
+        (partial(make_relative_checkpoint, kind="mistral"), by_part(HALF, Kind.Q4_1)),
+        (partial(make_relative_checkpoint, kind="qwen3"), by_part(HALF, Kind.Q5_1)),
+        (partial(make_relative_checkpoint, kind="smollm3", **SMOLLM3), by_part({}, Kind.Q5_K)),
+        (partial(make_relative_checkpoint, kind="granite"), by_part(HALF, Kind.Q8_0)),
+        (partial(make_relative_checkpoint, kind="olmo2"), by_part({}, Kind.Q8_0)),
+        (partial(make_relative_checkpoint, kind="gemma3_text", **GEMMA3), by_part({}, Kind.Q8_0)),
         (make_gpt2_checkpoint, by_part({}, Kind.Q5_K)),
         (make_gpt2_checkpoint, by_part({"c_attn": Kind.Q8_0}, Kind.IQ4_NL)),
     ],
@@ -116,12 +145,19 @@ def test_families_and_mixtures(make: Callable[..., Path], kind_of: KindOf, tmp_p
     sizes = dict(SIZES)
     if make is make_gpt2_checkpoint:
         sizes = {key: sizes[key] for key in ("hidden", "layers", "heads", "context")}
-    elif make is make_phi3_checkpoint:
-        sizes["kv_heads"] = 4
-    model, plain = converted(tmp_path, make(tmp_path / "source", **sizes), kind_of)
+    given = make.keywords if isinstance(make, partial) else {}
+    source = make(tmp_path / "source", **{**sizes, **given})
+    model, plain = converted(tmp_path, source, kind_of)
     assert error(tmp_path, model, plain) < 0.03
     for key in ("shape", "family", "num_parameters"):
         assert getattr(model, key) == getattr(plain, key)
+    tables = [
+        {name: value for name, value in constants(graph).items() if name.endswith("_cache")}
+        for graph in (model, plain)
+    ]
+    assert tables[0].keys() == tables[1].keys()
+    for name in tables[0]:
+        np.testing.assert_allclose(tables[0][name], tables[1][name], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [*WRITTEN, *DRAWN], ids=lambda kind: kind.name)

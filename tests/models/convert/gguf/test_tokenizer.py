@@ -105,14 +105,26 @@ def test_bytes_as_letters(pre: str, make: Callable[[], Tokenizer], tmp_path: Pat
     same(made_of(tmp_path / "t.gguf", "llama", write), expected)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def gemma(size: int = 3000) -> Tokenizer:
+    """Gemma: no space goes before a text."""
+    made = json.loads(published.llama(size).to_str())
+    made["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    made["decoder"]["decoders"] = made["decoder"]["decoders"][:3]
+    return Tokenizer.from_str(json.dumps(made))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma3"])
 def test_pieces(architecture: str, tmp_path: Path) -> None:
-    expected = published.phi3(3000) if architecture == "phi3" else published.llama(3000)
+    expected = {"llama": published.llama, "phi3": published.phi3, "gemma3": gemma}[architecture](
+        3000
+    )
 
     def write(writer: GGUFWriter) -> None:
         write_pieces(writer, json.loads(expected.to_str()))
         if architecture == "phi3":
             writer.add_add_bos_token(False)
+        if architecture == "gemma3":
+            writer.add_add_space_prefix(False)
 
     # As it is published: in memory, `</s>` stays special although it was added as not so.
     loaded = Tokenizer.from_str(expected.to_str())

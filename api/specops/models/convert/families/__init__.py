@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from specops.models.convert.families.family import Family
+from specops.models.convert.families.gemma3 import Gemma3, Gemma3Pictures
 from specops.models.convert.families.gpt2 import GPT2
+from specops.models.convert.families.granite import Granite
 from specops.models.convert.families.llama import Llama
+from specops.models.convert.families.mistral import Mistral
+from specops.models.convert.families.olmo2 import OLMo2
 from specops.models.convert.families.opt import OPT
 from specops.models.convert.families.phi3 import Phi3
 from specops.models.convert.families.qwen2 import Qwen2
+from specops.models.convert.families.qwen3 import Qwen3
+from specops.models.convert.families.smollm3 import SmolLM3
 from specops.models.convert.model_config import ModelConfig
 
 _FAMILIES: dict[str, type[Family]] = {
     "GPT2LMHeadModel": GPT2,
+    "Gemma3ForCausalLM": Gemma3,
+    "Gemma3ForConditionalGeneration": Gemma3Pictures,
+    "GraniteForCausalLM": Granite,
     "LlamaForCausalLM": Llama,
+    "MistralForCausalLM": Mistral,
     "OPTForCausalLM": OPT,
+    "Olmo2ForCausalLM": OLMo2,
     "Phi3ForCausalLM": Phi3,
     "Qwen2ForCausalLM": Qwen2,
+    "Qwen3ForCausalLM": Qwen3,
+    "SmolLM3ForCausalLM": SmolLM3,
 }
 
 

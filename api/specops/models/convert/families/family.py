@@ -18,7 +18,7 @@ class Family(ABC):
     """
 
     name: ClassVar[str]
-    ignored_tensors: tuple[str, ...] = ()  # endings of names that may be there and are not read
+    ignored_tensors: tuple[str, ...] = ()  # names, with `*`, that may be there and are not read
     shape: ModelShape
 
     @abstractmethod

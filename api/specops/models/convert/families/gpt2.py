@@ -21,7 +21,7 @@ class GPT2(LayerNormDecoder):
 
     name = "gpt2"
     conv1d = True
-    ignored_tensors = (".attn.bias", ".attn.masked_bias")  # the causal mask, as a buffer
+    ignored_tensors = ("*.attn.bias", "*.attn.masked_bias")  # the causal mask, as a buffer
     keys = ConfigKeys(
         hidden_size="n_embd",
         num_layers="n_layer",

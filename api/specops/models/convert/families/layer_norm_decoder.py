@@ -18,9 +18,9 @@ from specops.models.convert.checkpoint import Checkpoint, Matrix
 from specops.models.convert.families.family import Family
 from specops.models.convert.graph import DecoderGraph, LayerNorm
 from specops.models.convert.model_config import ModelConfig, ModelShape
+from specops.models.convert.rope import HEAD_DIM_MULTIPLE
 
 _HEAD = "lm_head.weight"
-_HEAD_DIM_MULTIPLE = 8  # the limit of `specops.Attention`
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class LayerNormDecoder(Family):
         """Takes what is not read from a key of the same meaning in every family."""
         hidden, heads = config.integer(self.keys.hidden_size), config.integer(self.keys.num_heads)
         head_dim, rest = divmod(hidden, heads)
-        if rest or head_dim % _HEAD_DIM_MULTIPLE:
+        if rest or head_dim % HEAD_DIM_MULTIPLE:
             raise config.error(
                 self.keys.hidden_size,
                 f"is {hidden}; attention of {heads} heads needs a multiple of "
-                f"{heads * _HEAD_DIM_MULTIPLE}",
+                f"{heads * HEAD_DIM_MULTIPLE}",
             )
         self.shape = ModelShape(
             hidden_size=hidden,
-            num_layers=config.integer(self.keys.num_layers),
+            num_layers=config.layers(self.keys.num_layers),
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=head_dim,
@@ -162,7 +162,8 @@ class LayerNormDecoder(Family):
     def _attention(self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str) -> str:
         name, layer = f"layers.{index}", self.names.layer.format(index)
         heads = [f"{layer}.{part}" for part in self.names.qkv]
-        x = graph.attention(index, x, *self._stored(checkpoint, *heads))
+        qkv = graph.linear(f"{name}.qkv", x, *self._stored(checkpoint, *heads))
+        x = graph.attention(index, qkv)
         output = f"{layer}.{self.names.attention_output}"
         return self._linear(graph, checkpoint, f"{name}.attention_output", x, output)
 

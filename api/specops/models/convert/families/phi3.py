@@ -6,59 +6,51 @@ after training.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar
 
-from specops.models.convert.checkpoint import Checkpoint, Matrix
-from specops.models.convert.families.llama import Llama
+from specops.models.convert.checkpoint import Checkpoint
+from specops.models.convert.families.gated_decoder import GatedDecoder, LayerAttention, Shapes
+from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig
 
-_LONG_ROPE = ("longrope", "su", "yarn")  # transformers reads all three as longrope
 
-
-class Phi3(Llama):
-    """Phi-3 Mini and Medium with a context of 4k."""
+class Phi3(GatedDecoder):
+    """Phi-3 and Phi-3.5 Mini and Medium, Phi-4 and Phi-4 Mini."""
 
     name = "phi3"
-    default_context_length = 4096
-    optional_biases = False
-
+    defaults: ClassVar = {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    }
+    optional_biases = ()
     partial_rotary = True
 
     def __init__(self, config: ModelConfig) -> None:
-        for key in ("rope_parameters", "rope_scaling"):
-            scaling = config.section(key)
-            kind = "default" if scaling is None else _kind(scaling)
-            if kind in _LONG_ROPE:
-                raise config.error(
-                    key,
-                    f"asks for {kind} scaling, which takes other frequencies for long prompts "
-                    "than for short ones and cannot be exported; use the model with a 4k context",
-                )
         super().__init__(config)
-        self.window = config.optional_integer("sliding_window")
+        window = config.optional_integer("sliding_window")
+        self.layers = [LayerAttention(window=window)] * self.shape.num_layers
 
-    def layer_tensors(self) -> dict[str, tuple[int, ...]]:
+    def projection_tensors(self) -> Shapes:
         """Query, key and value in one tensor; gate and up in one."""
-        hidden, wide = self.shape.hidden_size, self.feed_forward_size
+        hidden = self.shape.hidden_size
         return {
-            "input_layernorm.weight": (hidden,),
             "self_attn.qkv_proj.weight": (self.query_size + 2 * self.key_size, hidden),
-            "self_attn.o_proj.weight": (hidden, self.query_size),
-            "post_attention_layernorm.weight": (hidden,),
-            "mlp.gate_up_proj.weight": (2 * wide, hidden),
-            "mlp.down_proj.weight": (hidden, wide),
+            "mlp.gate_up_proj.weight": (2 * self.feed_forward_size, hidden),
         }
 
-    def _qkv(
-        self, checkpoint: Checkpoint, stored: str
-    ) -> tuple[Matrix, NDArray[np.float32] | None]:
-        return checkpoint.matrix(f"{stored}.qkv_proj.weight"), None
+    def queries_keys_values(
+        self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str
+    ) -> list[str]:
+        """One product of one tensor."""
+        return [self.linear(graph, checkpoint, index, "self_attn.qkv_proj", x)]
 
-    def _gate_and_up(self, checkpoint: Checkpoint, stored: str) -> tuple[Matrix, Matrix]:
-        name, wide = f"{stored}.gate_up_proj.weight", self.feed_forward_size
-        return checkpoint.matrix_rows(name, 0, wide), checkpoint.matrix_rows(name, wide, 2 * wide)
-
-
-def _kind(scaling: ModelConfig) -> str:
-    return scaling.text("rope_type", scaling.text("type", "default"))
+    def gate_and_up(
+        self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str
+    ) -> list[str]:
+        """The halves of a tensor."""
+        stored, wide = f"{self.layer(index)}.mlp.gate_up_proj.weight", self.feed_forward_size
+        return [
+            graph.linear(f"layers.{index}.{part}", x, checkpoint.matrix_rows(stored, start, stop))
+            for part, start, stop in (("gate", 0, wide), ("up", wide, 2 * wide))
+        ]

@@ -5,6 +5,6 @@ read by code of our own which trusts no number in it; nothing else here looks at
 `header` has not checked.
 """
 
-from specops.models.convert.gguf.checkpoint import GgufCheckpoint, is_gguf
+from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 
-__all__ = ["GgufCheckpoint", "is_gguf"]
+__all__ = ["GgufCheckpoint"]

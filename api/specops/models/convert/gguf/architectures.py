@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.header import GgufTensor
 from specops.models.convert.gguf.metadata import Metadata
 
@@ -27,9 +26,26 @@ _SPLIT = {
     "ffn_gate": ".mlp.gate_proj",
     "ffn_up": ".mlp.up_proj",
 }
+_HEAD_NORMS = {"attn_q_norm": ".self_attn.q_norm", "attn_k_norm": ".self_attn.k_norm"}
+_NORMS_AFTER = {
+    "post_attention_norm": ".post_attention_layernorm",
+    "post_ffw_norm": ".post_feedforward_layernorm",
+}
+_BEFORE_PARTS = ("attn_norm", "ffn_norm")
 _NAMES = {  # what begins with a dot stands in a layer
-    "llama": _SPLIT,
-    "qwen2": _SPLIT,
+    **dict.fromkeys(("llama", "qwen2", "smollm3", "granite"), _SPLIT),
+    "qwen3": _SPLIT | _HEAD_NORMS,
+    "gemma3": {
+        **_SPLIT,
+        **_HEAD_NORMS,
+        **_NORMS_AFTER,
+        "ffn_norm": ".pre_feedforward_layernorm",
+    },
+    "olmo2": {
+        **{part: name for part, name in _SPLIT.items() if part not in _BEFORE_PARTS},
+        **_HEAD_NORMS,
+        **_NORMS_AFTER,
+    },
     "phi3": {**_GATED, "attn_qkv": ".self_attn.qkv_proj", "ffn_up": ".mlp.gate_up_proj"},
     "gpt2": {
         "token_embd": "transformer.wte",
@@ -47,9 +63,15 @@ _NAMES = {  # what begins with a dot stands in a layer
 _CLASSES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
+_INTERLEAVED = ("llama", "smollm3", "granite")  # neighbours are rotated against each other
 _LAYERS = {"gpt2": "transformer.h"}
 _NAME = re.compile(r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 # Keys of settings that no drawing here covers, and what they may say all the same.
@@ -67,11 +89,24 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "{arch}.use_parallel_residual": (False,),
     "{arch}.pooling_type": (0,),
 }
+_GRANITE = {
+    "{arch}.logit_scale": "logits_scaling",
+    "{arch}.embedding_scale": "embedding_multiplier",
+    "{arch}.residual_scale": "residual_multiplier",
+    "{arch}.attention.scale": "attention_multiplier",
+}
+_GEMMA3_27B = 62  # layers of the one model whose scores have another scale
 _MOST_LAYERS = 1 << 12
 _MOST_POSITIONS = 1 << 20
 _MOST_ANGLES = 1 << 27  # of a table: positions times a head's values
-_FREQUENCIES = "rope_freqs.weight"
-_LONG_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+_FACTORS = {  # what the rotation's frequencies are divided by
+    "rope_freqs.weight": "factors",
+    "rope_factors_long.weight": "long_factor",
+    "rope_factors_short.weight": "short_factor",
+}
+
+
+Factors = Mapping[str, list[float]]  # by what a config.json calls them
 
 
 def check_architecture(metadata: Metadata) -> None:
@@ -82,7 +117,8 @@ def check_architecture(metadata: Metadata) -> None:
             f"is {metadata.architecture}, which cannot be exported; known are {', '.join(_NAMES)}",
         )
     for key, allowed in _NEUTRAL.items():
-        if key in metadata and (value := metadata.raw(key)) not in allowed:
+        drawn = metadata.architecture == "granite" and key in _GRANITE
+        if not drawn and key in metadata and (value := metadata.raw(key)) not in allowed:
             raise metadata.error(key, f"is {value}; this cannot be exported")
 
 
@@ -101,7 +137,7 @@ def transformers_name(architecture: str, name: str) -> str | None:
 
 def rotated_heads(architecture: str, part: str, metadata: Metadata) -> int:
     """The heads of a tensor whose rows the file has interleaved; 0 for all others."""
-    if architecture != "llama" or part not in ("attn_q", "attn_k"):
+    if architecture not in _INTERLEAVED or part not in ("attn_q", "attn_k"):
         return 0
     heads = metadata.integer("{arch}.attention.head_count")
     if part == "attn_q":
@@ -111,18 +147,28 @@ def rotated_heads(architecture: str, part: str, metadata: Metadata) -> int:
 
 def is_read_apart(name: str) -> bool:
     """Whether a tensor is no weight of a product or a norm: factors of the rotation."""
-    return name == _FREQUENCIES
+    return name in _FACTORS
+
+
+def factors_name(name: str) -> str:
+    """What a config.json calls the factors in such a tensor."""
+    return _FACTORS[name]
+
+
+def is_one_more(architecture: str, name: str) -> bool:
+    """Whether a file has 1 added to a vector."""
+    return architecture == "gemma3" and name.endswith("_norm.weight")
 
 
 def config_of(
-    metadata: Metadata, tensors: Mapping[str, GgufTensor], factors: list[float] | None
+    metadata: Metadata, tensors: Mapping[str, GgufTensor], factors: Factors
 ) -> dict[str, Any]:
     """A config.json as transformers would have it, of checked metadata.
 
     Args:
         metadata: of the file, or of the first of several.
         tensors: all there are, by llama.cpp's names.
-        factors: what the rotation's frequencies are divided by, where the file says it.
+        factors: of tensors that `is_read_apart` names.
 
     Raises:
         ExportError: a key is missing, odd, or says what no family draws.
@@ -130,12 +176,6 @@ def config_of(
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise metadata.error("general.architecture", "comes without a table token_embd.weight")
-    for name in _LONG_FACTORS:
-        if name in tensors:
-            raise ExportError(
-                f"{table.file}: tensor {name} takes other frequencies for long prompts than for "
-                "short ones, which cannot be exported; use the model with a 4k context"
-            )
     config: dict[str, Any] = {
         "architectures": [_CLASSES[metadata.architecture]],
         "vocab_size": table.shape[0],
@@ -162,18 +202,18 @@ def _gpt2(metadata: Metadata) -> dict[str, Any]:
 
 
 def _gated(
-    metadata: Metadata, tensors: Mapping[str, GgufTensor], factors: list[float] | None
+    metadata: Metadata, tensors: Mapping[str, GgufTensor], factors: Factors
 ) -> dict[str, Any]:
     hidden = metadata.integer("{arch}.embedding_length")
     heads = metadata.integer("{arch}.attention.head_count")
     if not heads:
         raise metadata.error("{arch}.attention.head_count", "must not be 0")
     head_dim = metadata.integer("{arch}.attention.key_length", hidden // heads)
-    if metadata.integer("{arch}.attention.value_length", head_dim) != head_dim:
-        raise metadata.error("{arch}.attention.value_length", f"must be the keys', {head_dim}")
     context = metadata.integer("{arch}.context_length")
     if context * head_dim > _MOST_ANGLES:
         raise metadata.error("{arch}.attention.key_length", f"is {head_dim}, too large")
+    if metadata.integer("{arch}.attention.value_length", head_dim) != head_dim:
+        raise metadata.error("{arch}.attention.value_length", f"must be the keys', {head_dim}")
     config: dict[str, Any] = {
         "hidden_size": hidden,
         "num_hidden_layers": metadata.integer("{arch}.block_count"),
@@ -186,32 +226,65 @@ def _gated(
         "rope_theta": metadata.number("{arch}.rope.freq_base", 10_000.0),
         "rope_scaling": _scaling(metadata, factors),
     }
+    if metadata.architecture in ("llama", "granite", "smollm3", "qwen3", "olmo2"):
+        config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
     window = metadata.optional_integer("{arch}.attention.sliding_window")
     if metadata.architecture == "phi3":
         config["sliding_window"] = window or None
+    elif metadata.architecture == "gemma3":
+        config |= _gemma3(metadata, config)
+    elif metadata.architecture == "llama" and window:
+        config |= {"architectures": ["MistralForCausalLM"], "sliding_window": window}
     elif window:
         raise metadata.error("{arch}.attention.sliding_window", f"is {window}; it must be absent")
-    if metadata.architecture == "llama":
-        config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-        config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    if metadata.architecture == "granite":
+        config |= {name: metadata.number(key, 1.0) for key, name in _GRANITE.items()}
+        config["attention_multiplier"] = metadata.number(
+            "{arch}.attention.scale", head_dim**-0.5 if head_dim else 1
+        )
     rotated = metadata.integer("{arch}.rope.dimension_count", head_dim)
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim if head_dim else 0
     return config
 
 
-def _scaling(metadata: Metadata, factors: list[float] | None) -> dict[str, Any] | None:
+def _gemma3(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """What llama.cpp knows of the architecture, and files need not say."""
+    size = config["head_dim"]
+    if config["num_hidden_layers"] == _GEMMA3_27B:
+        size = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "query_pre_attn_scalar": size,
+        "rope_local_base_freq": metadata.number("{arch}.rope.freq_base_swa", 10_000.0),
+        "sliding_window": metadata.integer("{arch}.attention.sliding_window"),
+        "sliding_window_pattern": metadata.integer("{arch}.attention.sliding_window_pattern", 6),
+    }
+
+
+def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
     """What transformers calls rope_scaling."""
     kind = metadata.text("{arch}.rope.scaling.type", "none")
+    if kind in ("none", "longrope") and "long_factor" in factors:
+        trained = "{arch}.rope.scaling.original_context_length"
+        scaling = {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": metadata.integer(trained),
+            **factors,
+        }
+        if "{arch}.rope.scaling.attn_factor" in metadata:
+            scaling["attention_factor"] = metadata.number("{arch}.rope.scaling.attn_factor")
+        return scaling
     if kind == "linear":
-        if factors is not None:
+        if factors:
             raise metadata.error("{arch}.rope.scaling.type", "is linear beside rope_freqs.weight")
         return {"rope_type": "linear", "factor": metadata.number("{arch}.rope.scaling.factor")}
     if kind != "none":
         raise metadata.error(
-            "{arch}.rope.scaling.type", f"is {kind}; only none and linear can be exported"
+            "{arch}.rope.scaling.type",
+            f"is {kind}; only none, linear and longrope can be exported",
         )
     if "{arch}.rope.scale_linear" in metadata:  # of files before there were types
         factor = metadata.number("{arch}.rope.scale_linear")
         return None if factor == 1 else {"rope_type": "linear", "factor": factor}
-    return None if factors is None else {"rope_type": "factors", "factors": factors}
+    return {"rope_type": "factors", **factors} if factors else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.architectures import (
     check_architecture,
     config_of,
+    factors_name,
+    is_one_more,
     is_read_apart,
     rotated_heads,
     transformers_name,
@@ -26,22 +27,16 @@ from specops.models.convert.gguf.metadata import Metadata
 from specops.models.convert.gguf.rows import GgufRows, interleaved_halves
 from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.quantization import FileQuantization
+from specops.models.gguf_files import files_of
 
 Float = NDArray[np.float32]
 
-_SUFFIX = ".gguf"
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MOST_FACTORS = 1 << 12
 _FILE_TYPES = {  # general.file_type
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"},
     **{14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
     **{25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16"},
 }
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a path is a GGUF's, going by its name."""
-    return path.suffix == _SUFFIX
 
 
 class GgufCheckpoint(Checkpoint):
@@ -57,7 +52,7 @@ class GgufCheckpoint(Checkpoint):
             ExportError: it is damaged, or no model that can be exported.
         """
         self.path = path
-        headers = [read_header(file) for file in shards_of(path)]
+        headers = [read_header(file) for file in _files(path)]
         self.files = [header.file for header in headers]
         self.config_file = self.files[0]
         metadata = Metadata(headers[0])
@@ -105,7 +100,13 @@ class GgufCheckpoint(Checkpoint):
         """A one-dimensional tensor as float32; in the order of transformers."""
         tensor = self._stored[self._names[name]]
         values = _numbers(tensor)
+        if not np.isfinite(values).all():
+            raise ExportError(
+                f"{tensor.file}: tensor {tensor.name} contains NaN or infinity: download it again"
+            )
         order = self._order(tensor)
+        if is_one_more(self._metadata.architecture, tensor.name):
+            values = values - np.float32(1)
         return values if order is None else values[order]
 
     def matrix(self, *names: str, transposed: bool = False) -> Matrix:
@@ -169,15 +170,14 @@ class GgufCheckpoint(Checkpoint):
         layered = name.startswith("transformer.h.") and name.endswith(".weight")
         return layered and len(self.tensors[name].shape) == 2
 
-    def _factors(self) -> list[float] | None:
-        """What the rotation's frequencies are divided by."""
-        for tensor in self._stored.values():
-            if is_read_apart(tensor.name):
-                if tensor.type.name != "F32" or math.prod(tensor.shape) > _MOST_FACTORS:
-                    raise ExportError(f"{tensor.file}: tensor {tensor.name} must be a few F32")
-                factors: list[float] = _numbers(tensor).tolist()
-                return factors
-        return None
+    def _factors(self) -> dict[str, list[float]]:
+        """What the rotation's frequencies are divided by, by what a config.json calls it."""
+        found: dict[str, list[float]] = {}
+        for tensor in filter(lambda tensor: is_read_apart(tensor.name), self._stored.values()):
+            if tensor.type.name != "F32" or math.prod(tensor.shape) > _MOST_FACTORS:
+                raise ExportError(f"{tensor.file}: tensor {tensor.name} must be a few F32")
+            found[factors_name(tensor.name)] = _numbers(tensor).tolist()
+        return found
 
     def _kind(self) -> str:
         """What most weights are, or what the file calls its mixture."""
@@ -197,20 +197,11 @@ def _numbers(tensor: GgufTensor) -> Float:
     return values
 
 
-def shards_of(path: Path) -> list[Path]:
-    """All files of a model, in order, going by the name of one; ExportError if one is missing."""
-    found = _SHARD.fullmatch(path.name)
-    if found is None:
-        return [path]
-    count = int(found["count"])
-    files = [
-        path.with_name(f"{found['stem']}-{number:05d}-of-{count:05d}{_SUFFIX}")
-        for number in range(1, count + 1)
-    ]
-    for file in files:
-        if not file.is_file():
-            raise ExportError(f"{file} is missing: all {count} shards must lie beside each other")
-    return files
+def _files(path: Path) -> tuple[Path, ...]:
+    try:
+        return files_of(path)
+    except FileNotFoundError as error:
+        raise ExportError(str(error)) from error
 
 
 def _joined(headers: list[Header], metadata: Metadata) -> dict[str, GgufTensor]:

@@ -31,6 +31,7 @@ _LONGEST_KEY = (1 << 16) - 1
 _LONGEST_NAME = 255
 _LONGEST_TEXT = 1 << 24  # a chat template is a few thousand characters
 _MOST_TEXTS = 1 << 22  # of an array; vocabularies have some hundred thousand
+_LONGEST_HEADER = 1 << 26  # 260,000 tokens take 15 MB; a byte may take 8 in a list
 _MOST_DIMENSIONS = 4
 _MOST_WEIGHTS = 1 << 40
 _MOST_DEPTH = 2  # arrays of arrays
@@ -212,6 +213,8 @@ class _Reader:
     def _need(self, count: int, what: str) -> None:
         if count > self._size - self._at:
             self._refuse(f"is damaged or cut short: {what!r} reaches beyond its end")
+        if count > _LONGEST_HEADER - self._at:
+            self._refuse(f"has {what!r} end beyond the first {_LONGEST_HEADER} bytes")
 
     def _refuse(self, problem: str) -> NoReturn:
         raise ExportError(f"{self._file} {problem}: download it again")

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 
 from specops.models.convert.gguf.block_types import BLOCK, Codes, values_of
 from specops.models.convert.gguf.header import GgufTensor
-from specops.models.convert.quantize import QuantizedWeight, packed_codes, quantize_blockwise
+from specops.models.convert.quantize import (
+    QuantizedWeight,
+    check_finite,
+    packed_codes,
+    quantize_blockwise,
+)
 
 Float = NDArray[np.float32]
 
@@ -60,9 +65,10 @@ class GgufRows:
         return picked
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """The numbers: float32 [N, K] unless another type is asked for."""
+        """The numbers: float32 [N, K] unless another type is asked for; ValueError on NaN."""
         del copy  # they are never in memory before
         found: NDArray[Any] = values_of(self._tensor.type, self._raw())
+        check_finite(found)
         return found if dtype is None else found.astype(dtype, copy=False)
 
     def quantized(self, bits: int, *, fractions: bool) -> QuantizedWeight:
@@ -100,8 +106,8 @@ class GgufRows:
             raise ValueError(f"{self._tensor.type.name} has no codes")
         found = self._tensor.type.codes(self._raw())
         for factors in (found.scales, found.offsets):
-            if factors is not None and not np.isfinite(factors).all():
-                raise ValueError("weights contain NaN or infinity")
+            if factors is not None:
+                check_finite(factors)
         return found
 
     def _codes(self) -> Codes:

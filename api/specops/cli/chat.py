@@ -1,0 +1,145 @@
+"""`specops chat`: a conversation in the terminal, without a server.
+
+Answers stream, accepted draft tokens in their drafter's colour. A line that begins with a slash is
+a command; Ctrl + C stops an answer, Ctrl + D ends the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+from specops.cli.terminal import Terminal, figures
+from specops.engine.engine import Engine
+from specops.request import GenerationRequest, PromptTooLong
+from specops.text.chat_template import ChatTemplateError
+from specops.text.tools.reader import AnswerReader
+
+_HELP = """\
+/system TEXT  what the model is told first; without a text: nothing
+/new          begin anew
+/save FILE    write the conversation as JSON, as the API takes it
+/quit         end, as Ctrl + D does"""
+
+
+class Chat:
+    """A conversation and the engine that answers.
+
+    Args:
+        engine: of a chat model.
+        request: how answers are drawn; its prompt is replaced.
+        terminal: to show them on.
+        system: what the model is told first; empty: the template's own.
+    """
+
+    def __init__(
+        self, engine: Engine, request: GenerationRequest, terminal: Terminal, system: str
+    ) -> None:
+        self._engine = engine
+        self._request = request
+        self._terminal = terminal
+        self._system = system
+        self._turns: list[dict[str, str]] = []
+
+    def run(self, read: Callable[[str], str]) -> None:
+        """Answer line by line until there are no more.
+
+        Args:
+            read: shows a prompt and returns a line; EOFError ends the conversation.
+        """
+        while True:
+            try:
+                line = read("> ").strip()
+            except EOFError:
+                return
+            command, _, rest = line.partition(" ")
+            match command:
+                case "":
+                    continue
+                case "/quit":
+                    return
+                case "/new":
+                    self._turns.clear()
+                case "/system":
+                    self._system = rest.strip()
+                case "/save":
+                    self._save(rest.strip())
+                case _ if command.startswith("/"):
+                    self._terminal.note(_HELP)
+                case _:
+                    self._answer(line)
+
+    @property
+    def _messages(self) -> list[dict[str, str]]:
+        told = [{"role": "system", "content": self._system}] if self._system else []
+        return [*told, *self._turns]
+
+    def _save(self, name: str) -> None:
+        if not name:
+            self._terminal.note("/save takes a file's name")
+            return
+        try:
+            Path(name).write_text(json.dumps({"messages": self._messages}, indent=1) + "\n")
+        except OSError as error:
+            self._terminal.note(f"{name}: {error.strerror}")
+        else:
+            self._terminal.note(f"saved: {name}")
+
+    def _answer(self, line: str) -> None:
+        self._turns.append({"role": "user", "content": line})
+        text, last = "", None
+        try:
+            tokens = self._engine.encode_chat(self._engine.render_chat(self._messages))
+            outputs = self._engine.generate(replace(self._request, prompt_tokens=tokens))
+            with _interruptible() as interrupted, closing(outputs):
+                for last in outputs:
+                    self._terminal.show(last)
+                    text += last.text
+                    if interrupted.is_set():
+                        break
+        except (PromptTooLong, ChatTemplateError) as error:
+            self._turns.pop()
+            self._terminal.note(f"{error}; /new begins anew")
+            return
+        print()
+        if last is not None and last.stats is not None:
+            self._terminal.note(last.error or figures(last.stats))
+        else:
+            self._terminal.note("stopped")
+        self._turns.append({"role": "assistant", "content": self._said(text)})
+
+    def _said(self, text: str) -> str:
+        """An answer without thoughts: the model need not read those again."""
+        template = self._engine.chat_template
+        thinking = template.thinking if template else None
+        begun = bool(template and template.begins_thinking({}))
+        reader = AnswerReader(thinking=thinking, begun=begun)
+        reader.push(text)
+        reader.finish()
+        return "".join(block.text for block in reader.blocks if block.kind == "text")
+
+
+@contextmanager
+def _interruptible() -> Iterator[Event]:
+    """Set an event on Ctrl + C, which could end a step half way otherwise."""
+    interrupted = Event()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def line_reader() -> Callable[[str], str]:
+    """Reads from a person, with the keys that a shell has, or from a file without a prompt."""
+    if sys.stdin.isatty():
+        import readline  # noqa: F401, PLC0415 - `input` uses it, and not every system has it
+
+        return input
+    return lambda _: input()

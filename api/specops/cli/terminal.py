@@ -1,0 +1,60 @@
+"""What the commands that generate show: text as it comes, and figures after it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from specops.request import GenerationStats, Output
+
+# Colours of accepted draft tokens by origin; the target's own keep the terminal's.
+_COLOURS = {"draft": "\x1b[32m", "head": "\x1b[33m", "suffix": "\x1b[36m", "grammar": "\x1b[35m"}
+_DIM, _RESET = "\x1b[2m", "\x1b[0m"
+
+
+@dataclass
+class Terminal:
+    """Standard output and standard error.
+
+    Attributes:
+        plain: no colours, wherever the output goes.
+    """
+
+    plain: bool = False
+    _colours: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._colours = _COLOURS if self._wants_colour(sys.stdout) else {}
+
+    def _wants_colour(self, stream: TextIO) -> bool:
+        return stream.isatty() and not self.plain and not os.environ.get("NO_COLOR")
+
+    def show(self, output: Output) -> None:
+        """Print new text at once, accepted draft tokens in their origin's colour."""
+        for piece in output.pieces:
+            colour = self._colours.get(piece.origin, "")
+            sys.stdout.write(f"{colour}{piece.text}{_RESET}" if colour else piece.text)
+        sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        """Say something beside the text."""
+        dim, reset = (_DIM, _RESET) if self._wants_colour(sys.stderr) else ("", "")
+        print(f"{dim}{text}{reset}", file=sys.stderr)
+
+
+def figures(stats: GenerationStats) -> str:
+    """Return a request's figures as one line."""
+    parts = [
+        f"{stats.prompt_tokens} + {stats.generated_tokens} tokens",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"first token after {stats.queue_seconds + stats.prefill_seconds:.2f} s",
+        f"{stats.tokens_per_jump:.2f} tokens per jump",
+    ]
+    if stats.draft_tokens:
+        share = stats.accepted_tokens / stats.draft_tokens
+        parts.append(
+            f"{stats.accepted_tokens} of {stats.draft_tokens} draft tokens accepted ({share:.0%})"
+        )
+    return " · ".join(parts)

@@ -1,0 +1,148 @@
+"""Makes a head for a model: conversations, training, calibration, the folder, and its measurement.
+
+Everything lies beside the new folder meanwhile and afterwards. So an interrupted call goes on where
+it stopped, and one with more minutes adds to what there is.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.heads.calibration import calibrate
+from specops.heads.card import card
+from specops.heads.conversations import Writer
+from specops.heads.evaluation import Evaluation, evaluate
+from specops.heads.examples import Examples, frequent_tokens, held_out
+from specops.heads.export import write_head
+from specops.heads.output_rows import output_rows
+from specops.heads.shards import Conversation, Shards
+from specops.heads.training import Training, acceptance, new_network
+from specops.models.folder import ModelError
+from specops.models.head_folder import HeadFolder
+from specops.models.prepare import choose, prepare
+from specops.system.folders import folder_at_once
+
+_TOKENS = 4096  # that a head can guess: 97 % of what a chat model of 49,152 tokens writes
+_WRITING, _TRAINING = 0.55, 0.4  # shares of the time; measuring has what is left
+_SLOTS, _CONTEXT = 24, 512  # while conversations are written
+_TELL_SECONDS, _SHARD_SECONDS = 20.0, 60.0
+
+Tell = Callable[[str], None]
+
+
+def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Evaluation:
+    """Make a draft head.
+
+    Args:
+        settings: name the target; whatever they say of drafts is left aside.
+        out: the folder to write; `out` with `.making` behind it keeps what it is made of.
+        minutes: that all of it may take.
+        tell: is told how far it is.
+
+    Raises:
+        ModelError, ModelLoadError, ConfigError, TokenizerError: the message says what to do.
+    """
+    work = out.with_name(f"{out.name}.making")
+    work.mkdir(parents=True, exist_ok=True)
+    alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=_CONTEXT)
+    engine = Engine.load(alone)
+    shards = Shards(work / "conversations")
+    _write(engine, shards, work / "progress.json", 60 * _WRITING * minutes, tell)
+    conversations = list(shards)
+    learnt, kept = ([c for c in conversations if held_out(c) is unseen] for unseen in (False, True))
+    if not learnt or not kept:
+        raise ModelError(
+            f"{engine.info.name} has written too little to learn from ({len(conversations)} "
+            "texts): the same command with more --minutes goes on from here"
+        )
+    tokens = _tokens(learnt, work / "tokens.json")
+    choice = choose(alone)
+    folder = prepare(
+        choice.target,
+        choice.target_quant,
+        name=choice.name,
+        cache_dir=alone.cache_dir,
+        report=tell,
+    )
+    size = engine.scheduler.target.hidden_size
+    rows = output_rows(folder.graph, tokens, size)
+    examples, unseen = (Examples.of(part, tokens, rows) for part in (learnt, kept))
+    network = new_network(examples, torch.from_numpy(rows))
+    training = Training(
+        network,
+        examples,
+        unseen,
+        seconds=60 * _TRAINING * minutes,
+        checkpoint=work / "training.pt",
+        tell=tell,
+    )
+    training.run()
+    weights = {name: value.numpy() for name, value in network.state_dict().items()}
+    weights["table"] = network.table.detach().numpy()
+    written = sum(len(item.tokens) for item in conversations)
+    with folder_at_once(out) as path:
+        head = HeadFolder(
+            path,
+            choice.name,
+            engine.info.vocab_size,
+            size,
+            tuple(tokens),
+            calibrate(network, unseen),
+        )
+        write_head(head, weights)
+        tell("measuring it on conversations that it was not trained on")
+        found = evaluate(replace(settings, draft=str(path), drafter=""), kept)
+        (path / "README.md").write_text(
+            card(head, found, written, acceptance(network, unseen)), encoding="utf-8"
+        )
+    return found
+
+
+def _write(engine: Engine, shards: Shards, file: Path, seconds: float, tell: Tell) -> None:
+    """Have conversations written until that has taken so long, over all calls."""
+    spent = json.loads(file.read_text(encoding="utf-8")) if file.exists() else 0.0
+    tokens, held = 0, list[Conversation]()
+    began = told = saved = time.monotonic()
+
+    def save() -> None:
+        if held:
+            shards.append(held)
+            held.clear()
+        file.write_text(json.dumps(spent + time.monotonic() - began), encoding="utf-8")
+
+    with closing(Writer(engine).conversations(shards.next_number)) as written:
+        try:
+            while (now := time.monotonic()) - began + spent < seconds:
+                if (conversation := next(written)) is not None:
+                    held.append(conversation)
+                    tokens += len(conversation.tokens)
+                if now - told > _TELL_SECONDS:
+                    left = (seconds - spent - now + began) / 60
+                    rate = tokens / (now - began)
+                    tell(
+                        f"writing: {tokens:,} tokens, {rate:,.0f} tokens/s, "
+                        f"about {left:.0f} min left"
+                    )
+                    told = now
+                if now - saved > _SHARD_SECONDS:
+                    save()
+                    saved = now
+        finally:
+            save()
+
+
+def _tokens(conversations: list[Conversation], file: Path) -> list[int]:
+    """The table's tokens: what a training that goes on has begun with."""
+    if not file.exists():
+        file.write_text(json.dumps(frequent_tokens(conversations, _TOKENS)), encoding="utf-8")
+    found: list[int] = json.loads(file.read_text(encoding="utf-8"))
+    return found

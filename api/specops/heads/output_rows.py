@@ -1,0 +1,60 @@
+"""A target's output matrix, whatever form its graph keeps it in.
+
+The product that gives the logits is run by itself on rows of the identity: what comes out are the
+matrix' columns, from any kind of product and any quantization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from specops.models.convert.opset import model_of
+from specops.models.folder import ModelError
+from specops.models.graph.outputs import output_product
+from specops.runtime.sampling import Floats
+from specops.runtime.session import load, plain_options
+
+_ENTRIES = 1 << 25  # of what one run gives: 128 MiB
+
+
+def output_rows(path: Path, tokens: Sequence[int], size: int) -> Floats:
+    """Rows of the matrix that a hidden state is multiplied with.
+
+    Args:
+        path: the target's graph as it was exported.
+        tokens: whose rows they are.
+        size: of a hidden state.
+
+    Returns:
+        [len(tokens), size].
+
+    Raises:
+        ModelError: the logits of the graph are no product with weights.
+    """
+    graph = onnx.load(path, load_external_data=False).graph
+    product = output_product(graph)
+    if product is None:
+        raise ModelError(f"the logits of {path} are no product with weights: no head can be made")
+    weights = [tensor for tensor in graph.initializer if tensor.name in product.input]
+    state, logits = product.input[0], product.output[0]
+    alone = helper.make_graph(
+        [product],
+        "output",
+        [helper.make_tensor_value_info(state, TensorProto.FLOAT, [1, "rows", size])],
+        [helper.make_tensor_value_info(logits, TensorProto.FLOAT, None)],
+        weights,
+    )
+    session = load(model_of(alone).SerializeToString(), plain_options(path.parent))
+    nothing = session.run(None, {state: np.zeros((1, 1, size), np.float32)})[0][0]
+    rows = np.empty((len(tokens), size), np.float32)
+    step = max(1, _ENTRIES // nothing.shape[-1])
+    for start in range(0, size, step):
+        ones = np.eye(size, dtype=np.float32)[None, start : start + step]
+        found = session.run(None, {state: ones})[0][0] - nothing
+        rows[:, start : start + step] = found[:, list(tokens)].T
+    return rows

@@ -1,0 +1,189 @@
+"""Trains a head on what its target has written; stopped, it goes on where it was.
+
+The loss is the cross entropy to the target's own distribution. Towards the end the head also
+guesses from its own state, as it does when it guesses twice.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specops.heads.examples import Examples
+from specops.heads.network import HeadNetwork
+
+_BATCH = 512
+_RATE, _WARM_UP = 1.5e-3, 0.03
+_DECAY = 0.05
+_UNROLL_FROM = 0.7  # of the time
+_SECOND = 0.3  # weight of the second guess's loss
+_LEAST = 1e-4  # of a share whose logarithm is taken
+_TOLD = 2048  # held-out positions that a line on the way is of
+_TELL_SECONDS, _SAVE_SECONDS = 20.0, 60.0
+_START = 0.3  # of the scale of hidden states: the first guesses are not sure of anything
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Shares of held-out positions whose next token, and the one after it, were guessed."""
+
+    first: float
+    second: float
+
+
+def new_network(examples: Examples, rows: Tensor) -> HeadNetwork:
+    """A network that was not trained."""
+    torch.manual_seed(0)
+    scale = float(examples.states[:4096].float().square().mean().sqrt())
+    return HeadNetwork(rows, _START * scale)
+
+
+class Training:
+    """A training of some length of time.
+
+    Args:
+        network: is trained in place.
+        examples: to learn from.
+        held_out: to measure on.
+        seconds: that it may take, over all calls.
+        checkpoint: a file.
+        tell: is told how far it is, now and then.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        network: HeadNetwork,
+        examples: Examples,
+        held_out: Examples,
+        *,
+        seconds: float,
+        checkpoint: Path,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._network, self._examples, self._held_out = network, examples, held_out
+        self._seconds, self._file, self._tell = seconds, checkpoint, tell
+        self._optimizer = torch.optim.AdamW(
+            network.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=_DECAY
+        )
+        self._clock = clock
+        self._spent, self._seen = 0.0, 0
+        if checkpoint.exists():
+            self._load()
+
+    def run(self) -> None:
+        """Train until the time is spent."""
+        told = saved = self._clock()
+        try:
+            while self._spent < self._seconds:
+                begun = self._clock()
+                self._step(self._spent / self._seconds)
+                now = self._clock()
+                self._spent += now - begun
+                if now - told > _TELL_SECONDS:
+                    self._report()
+                    told = now
+                if now - saved > _SAVE_SECONDS:
+                    self._save()
+                    saved = now
+        finally:
+            self._save()
+        self._report()
+
+    def _step(self, progress: float) -> None:
+        rate = _RATE * min(1.0, progress / _WARM_UP + 0.01)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * progress))
+        batch = torch.randint(len(self._examples), (_BATCH,))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = self._loss(batch, unroll=progress >= _UNROLL_FROM)
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
+        self._optimizer.step()
+        self._seen += len(batch)
+
+    def _loss(self, batch: Tensor, *, unroll: bool) -> Tensor:
+        data = self._examples
+        logits, states = self._network(data.codes[batch], data.states[batch].float())
+        loss = _cross_entropy(logits, data.labels[batch], data.probs[batch])
+        if unroll:
+            on = data.followed[batch]
+            after = batch[on] + 1
+            logits, _ = self._network(data.codes[after], states[on])
+            loss = loss + _SECOND * _cross_entropy(logits, data.labels[after], data.probs[after])
+        return loss
+
+    def _report(self) -> None:
+        found = acceptance(self._network, self._held_out, _TOLD)
+        left = max(0.0, self._seconds - self._spent) / 60
+        self._tell(
+            f"training: {self._seen / max(self._spent, 1e-9):,.0f} tokens/s, "
+            f"{self._seen / len(self._examples):.1f} times through, first guess right "
+            f"{found.first:.1%}, second {found.second:.1%}, about {left:.0f} min left"
+        )
+
+    def _save(self) -> None:
+        partial = self._file.with_suffix(".partial")
+        state = {
+            "network": self._network.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "spent": self._spent,
+            "seen": self._seen,
+        }
+        torch.save(state, partial)
+        partial.replace(self._file)
+
+    def _load(self) -> None:
+        state = torch.load(self._file, weights_only=True)
+        self._network.load_state_dict(state["network"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._spent, self._seen = state["spent"], state["seen"]
+        self._tell(f"training goes on after {self._spent / 60:.1f} minutes")
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, probs: Tensor) -> Tensor:
+    """Mean over [n] rows; what is left of each distribution counts as one token of its own."""
+    logs = logits.float().log_softmax(-1).gather(1, labels)
+    rest = (1 - probs.sum(-1)).clamp_min(0)
+    rest_logs = (1 - logs.exp().sum(-1)).clamp_min(_LEAST).log()
+    return -((probs * logs).sum(-1) + rest * rest_logs).mean()
+
+
+def guesses(
+    network: HeadNetwork, examples: Examples, most: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Guess twice at every position whose next two tokens are known, or at `most` of them.
+
+    Returns:
+        [m, 2] how sure the guesses are, the second given that the first is right, and [m, 2]
+        whether the tokens that came were guessed.
+    """
+    at = examples.followed.nonzero().squeeze(1)[:most]
+    sure, right = [], []
+    with torch.no_grad():
+        for part in at.split(_BATCH):
+            codes, states = examples.codes[part], examples.states[part].float()
+            for place in (part, part + 1):
+                logits, states = network(codes, states)
+                best = logits[:, :-1].float().softmax(-1).max(-1)
+                known = 1 - logits.float().softmax(-1)[:, -1]
+                codes = examples.chosen[place]
+                sure.append(best.values * known)
+                right.append(best.indices == codes)
+    pairs = [torch.cat(values) for values in (sure[::2], sure[1::2], right[::2], right[1::2])]
+    return torch.stack(pairs[:2], 1), torch.stack(pairs[2:], 1)
+
+
+def acceptance(network: HeadNetwork, examples: Examples, most: int | None = None) -> Acceptance:
+    """How often the guesses are right; the second one counts where the first was."""
+    _, right = guesses(network, examples, most)
+    first, both = right[:, 0].float().mean(), right.all(1).float().mean()
+    return Acceptance(float(first), float(both / first.clamp_min(1e-9)))

@@ -1,0 +1,73 @@
+"""What says how tokens are chosen, checked against the model: biases, forbidden words, grammars."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from specops.engine.engine import Engine
+from specops.http.errors import InvalidField
+from specops.http.schemas.options import EngineOptions
+from specops.request import Grammar
+from specops.text.grammar import GrammarError
+
+# One thread: grammars are compiled without holding the interpreter, but not without a core.
+_COMPILER = ThreadPoolExecutor(1, "compile")
+_COMPILE_SECONDS = 5.0  # the largest takes a tenth, alone
+
+
+def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]:
+    """What is added to logits, by token.
+
+    Raises:
+        InvalidField: there is no such token.
+    """
+    found: dict[int, float] = {}
+    for name, bias in (body.logit_bias or {}).items():
+        tokens = [int(name)] if name.isdecimal() else _spelled(name, engine)
+        if len(tokens) != 1 or tokens[0] >= engine.info.vocab_size:
+            raise InvalidField("logit_bias", f"{name!r} is no token of this model")
+        found[tokens[0]] = bias
+    return tuple(found.items())
+
+
+def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...]:
+    """Each word as it begins a text, and as it stands behind a space."""
+    texts = [spelled for word in body.bad_words for spelled in (word, f" {word.lstrip()}")]
+    return tuple(dict.fromkeys(tuple(_spelled(text, engine)) for text in texts))
+
+
+def stop_tokens(body: EngineOptions, engine: Engine) -> tuple[int, ...]:
+    """The tokens that end an answer besides the model's own.
+
+    Raises:
+        InvalidField: there is no such token.
+    """
+    if max(body.stop_token_ids, default=0) >= engine.info.vocab_size:
+        raise InvalidField("stop_token_ids", f"there are {engine.info.vocab_size} tokens")
+    return tuple(body.stop_token_ids)
+
+
+def _spelled(text: str, engine: Engine) -> tuple[int, ...]:
+    return engine.tokenizer.encode(text, special_tokens=False)
+
+
+async def compiled(grammar: Grammar, body: EngineOptions, engine: Engine) -> None:
+    """Have a grammar at hand before the engine's thread asks for it.
+
+    Raises:
+        InvalidField: it cannot be compiled, or not in time, or goes with what forbids tokens.
+    """
+    field = body.grammar_field or "tools"
+    for name in ("bad_words", "min_tokens"):
+        if getattr(body, name):  # no token at all might be left
+            raise InvalidField(name, f"not together with `{field}`")
+    try:
+        async with asyncio.timeout(_COMPILE_SECONDS):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(_COMPILER, engine.grammars.matcher, grammar)
+    except GrammarError as error:
+        raise InvalidField(field, str(error), code="invalid_grammar") from None
+    except TimeoutError:
+        message = f"it does not compile within {_COMPILE_SECONDS:g} seconds"
+        raise InvalidField(field, message, code="invalid_grammar") from None

@@ -1,0 +1,293 @@
+// -- chat ----------------------------------------------------------------------------------------
+// A conversation in OpenAI's protocol: what was said, thought and called, and who made which token.
+
+const turns = []; // what the model is told: {role, content, ...}, with `shown`, its element
+const results = []; // calls of the last answer that have no result yet
+
+// The JSON in a field, or null where it is empty.
+function jsonField(name) {
+  const text = $(name).value.trim();
+  if (!text) return null;
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${$(name).labels[0].firstChild.textContent.trim()}: ${error.message}`);
+  }
+}
+
+function chatBody() {
+  const system = $("system").value.trim();
+  const messages = turns.map(({ shown, ...message }) => message);
+  if (system) messages.unshift({ role: "system", content: system });
+  const fields = { model: shown, messages, stream: true, return_tokens: true, ...options() };
+  fields.max_tokens = fields.max_new_tokens;
+  delete fields.max_new_tokens;
+  const schema = jsonField("schema");
+  if (schema) fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  const tools = jsonField("tools");
+  if (tools) fields.tools = tools;
+  return fields;
+}
+
+// An answer under way: blocks of text as they come, and for each character who made it.
+class Answer {
+  constructor(view) {
+    this.view = view;
+    this.raw = ""; // all tokens' text
+    this.origins = []; // of each character of it
+    this.made = {}; // tokens by origin
+    this.blocks = []; // {kind, text, origins, name, id}
+    this.cursor = 0; // in `raw`: up to where blocks have been found
+  }
+
+  take({ delta, tokens }) {
+    for (const token of tokens ?? []) {
+      this.made[token.origin] = (this.made[token.origin] || 0) + 1;
+      this.raw += token.text;
+      for (let i = 0; i < token.text.length; i += 1) this.origins.push(token.origin);
+    }
+    if (delta.reasoning_content) this.add("reasoning", delta.reasoning_content);
+    if (delta.content) this.add("text", delta.content);
+    for (const call of delta.tool_calls ?? []) {
+      if (call.id) this.blocks.push({ kind: "call", text: "", origins: [], name: call.function.name, id: call.id });
+      this.add("call", call.function.arguments);
+    }
+  }
+
+  add(kind, text) {
+    let block = this.blocks.at(-1);
+    if (block?.kind !== kind) this.blocks.push((block = { kind, text: "", origins: [] }));
+    const at = this.raw.indexOf(text, this.cursor);
+    for (let i = 0; i < text.length; i += 1) {
+      block.origins.push(at < 0 ? "target" : this.origins[at + i]);
+    }
+    if (at >= 0) this.cursor = at + text.length;
+    block.text += text;
+  }
+
+  // Nodes for a stretch of a block's text, one span per run of one origin.
+  mark(block, from, to) {
+    const nodes = [];
+    for (let at = from; at < to; ) {
+      const origin = block.origins[at];
+      let end = at + 1;
+      while (end < to && block.origins[end] === origin) end += 1;
+      nodes.push(stretch(block.text.slice(at, end), origin));
+      at = end;
+    }
+    return nodes;
+  }
+
+  show() {
+    const atEnd = nearEnd();
+    const shownBlocks = this.blocks.map((block) => {
+      const mark = (from, to) => this.mark(block, from, to);
+      if (block.kind === "text") return element("div", "", ...markdown(block.text, mark));
+      const all = mark(0, block.text.length);
+      if (block.kind === "call") {
+        return element("div", "call", element("p", "heading", `calls ${block.name}`), element("pre", "code", ...all));
+      }
+      const details = element("details", "thoughts", element("summary", "", "thoughts"), element("p", "", ...all));
+      details.open = this.view.querySelector("details")?.open ?? true;
+      return details;
+    });
+    this.view.replaceChildren(...shownBlocks);
+    if (atEnd) $("turns").scrollTop = $("turns").scrollHeight;
+    showLegend(this.made, "chat-legend");
+  }
+
+  message() {
+    const said = (kind) => this.blocks.filter((block) => block.kind === kind);
+    const content = said("text").map((block) => block.text).join("\n\n");
+    const message = { role: "assistant", content };
+    const calls = said("call");
+    if (calls.length) {
+      message.tool_calls = calls.map(({ id, name, text }) => ({
+        id,
+        type: "function",
+        function: { name, arguments: text || "{}" },
+      }));
+    }
+    return message;
+  }
+}
+
+function nearEnd() {
+  const log = $("turns");
+  return log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+}
+
+// What was said in a turn, without thoughts and calls.
+function said(item) {
+  return turns.find((turn) => turn.shown === item)?.content ?? "";
+}
+
+const WHO = { user: "You", assistant: "Model", tool: "Result" };
+
+// Adds a turn to the page; returns where its content goes.
+function showTurn(role) {
+  const content = element("div", "content");
+  const copy = element("button", "small", "Copy");
+  copy.type = "button";
+  copy.addEventListener("click", async () => {
+    if (navigator.clipboard) await navigator.clipboard.writeText(said(item));
+    else getSelection().selectAllChildren(content); // which only secure pages have
+    copy.textContent = navigator.clipboard ? "Copied" : "Selected";
+    setTimeout(() => (copy.textContent = "Copy"), 1500);
+  });
+  const item = element("li", role, element("div", "who", element("h3", "", WHO[role]), copy), content);
+  $("turns").append(item);
+  $("turns").scrollTop = $("turns").scrollHeight;
+  return { item, content };
+}
+
+function addTurn(message) {
+  const { item, content } = showTurn(message.role);
+  content.append(element("p", "said", message.content));
+  turns.push({ ...message, shown: item });
+}
+
+function showChatFigures({ timings }, seconds) {
+  const parts = [
+    `${timings.predicted_n} tokens`,
+    `${timings.predicted_per_second.toFixed(1)} per second`,
+    `${timings.tokens_per_step.toFixed(2)} per jump`,
+    `${timings.draft_n_accepted} of ${timings.draft_n} draft tokens accepted`,
+    `${seconds.toFixed(1)} s`,
+  ];
+  return parts.join(" · ");
+}
+
+async function answer() {
+  if (running) return;
+  const start = performance.now();
+  showError("");
+  let fields;
+  try {
+    fields = chatBody();
+  } catch (error) {
+    showError(error.message);
+    return;
+  }
+  const { item, content } = showTurn("assistant");
+  const view = element("div", "");
+  const note = element("p", "hint");
+  content.append(view, note);
+  const given = new Answer(view);
+  let last = null;
+  let reason = null;
+  busy(true);
+  $("progress").textContent = "Generating.";
+  try {
+    const response = await fetch("/v1/chat/completions", {
+      method: "POST",
+      headers: { "Content-Type": "application/json", ...headers() },
+      body: JSON.stringify(fields),
+      signal: running.signal,
+    });
+    if (!response.ok) throw new Error(await problem(response));
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      const [choice] = event.choices;
+      given.take(choice);
+      given.show();
+      reason = choice.finish_reason ?? reason;
+      if (event.timings) last = event;
+    }
+    if (!last) throw new Error("the answer broke off");
+    note.textContent = showChatFigures(last, (performance.now() - start) / 1000);
+    if (reason === "length") note.textContent += " · cut off: it reached the longest answer";
+    $("progress").textContent = `Done: ${last.timings.predicted_n} tokens.`;
+  } catch (error) {
+    const stopped = error.name === "AbortError";
+    note.textContent = stopped ? "stopped" : "failed";
+    $("progress").textContent = stopped ? "Stopped." : "Failed.";
+    if (!stopped) showError(error.message);
+  } finally {
+    busy(false);
+  }
+  if (!given.blocks.length) {
+    item.remove();
+    return;
+  }
+  const message = given.message();
+  if (!last) delete message.tool_calls; // whose arguments may have no end
+  turns.push({ ...message, shown: item });
+  results.splice(0, results.length, ...(message.tool_calls ?? []));
+  askFor();
+}
+
+// Says what the message field is for: a message, or the result of a call.
+function askFor() {
+  const [call] = results;
+  $("message-label").textContent = call ? `Result of ${call.function.name}` : "Message";
+  $("regenerate").disabled = !turns.length;
+}
+
+function sendMessage() {
+  const content = $("message").value;
+  if (running || !content.trim()) return;
+  $("message").value = "";
+  const call = results.shift();
+  addTurn(call ? { role: "tool", tool_call_id: call.id, content } : { role: "user", content });
+  askFor();
+  if (!results.length) answer();
+}
+
+// Takes the last answer back, where there is one, and asks for another.
+function regenerate() {
+  if (running) return;
+  while (turns.at(-1)?.role === "assistant") turns.pop().shown.remove();
+  results.length = 0;
+  askFor();
+  if (turns.length) answer();
+}
+
+function forget() {
+  running?.abort();
+  for (const turn of turns.splice(0)) turn.shown.remove();
+  results.length = 0;
+  $("chat-legend").replaceChildren();
+  showError("");
+  askFor();
+  $("message").focus();
+}
+
+// -- tabs ----------------------------------------------------------------------------------------
+
+const TABS = ["chat", "completion"];
+
+function showTab(name) {
+  for (const tab of TABS) {
+    $(`tab-${tab}`).setAttribute("aria-selected", String(tab === name));
+    $(`panel-${tab}`).hidden = tab !== name;
+  }
+  $("skip").href = name === "chat" ? "#message" : "#prompt";
+  $("skip").textContent = name === "chat" ? "Skip to the message" : "Skip to the prompt";
+  $("chat-options").hidden = name !== "chat";
+  $("completion-answer").hidden = name === "chat";
+}
+
+for (const [place, tab] of TABS.entries()) {
+  $(`tab-${tab}`).addEventListener("click", () => showTab(tab));
+  $(`tab-${tab}`).addEventListener("keydown", (event) => {
+    if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+    const other = TABS[1 - place];
+    showTab(other);
+    $(`tab-${other}`).focus();
+  });
+}
+$("say").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sendMessage();
+});
+$("message").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  sendMessage();
+});
+$("regenerate").addEventListener("click", regenerate);
+$("forget").addEventListener("click", forget);
+askFor();
+makeCharts();
+follow();

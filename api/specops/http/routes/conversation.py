@@ -1,0 +1,220 @@
+"""A conversation on its way through the engine: the part that all chat protocols share.
+
+Each protocol turns its request into a `Conversation` and writes what `Talk` tells in its own words.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fastapi import Request
+
+from specops.engine.engine import Engine
+from specops.http.errors import InvalidField
+from specops.http.routes.job import Job, Prompts, Tokens, output_limit, start
+from specops.http.schemas.conversation import Conversation
+from specops.http.schemas.options import EngineOptions
+from specops.http.state import AppState
+from specops.request import Grammar, GrammarKind, Output, Piece, SamplingParams
+from specops.text.chat_template import ChatTemplateError
+from specops.text.tools.grammar import CallGrammar
+from specops.text.tools.reader import AnswerReader, Block, Delta
+
+_ID_LETTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 9  # Mistral's templates take no other
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step brought for one answer."""
+
+    index: int
+    deltas: list[Delta]
+    output: Output
+
+
+class ChatPrompt:
+    """A conversation's prompt.
+
+    Args:
+        conversation: to be written by the model's chat template.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    @property
+    def prompts(self) -> Prompts:
+        """What `start` and `encode` take."""
+        asked = self._conversation
+        return Prompts(lambda engine: [self.encode(engine)], 1, asked.size, asked.messages)
+
+    def render(self, engine: Engine) -> str:
+        """Write the prompt.
+
+        Raises:
+            InvalidField: the template does not take the messages, or there is none.
+        """
+        asked = self._conversation
+        try:
+            return engine.render_chat(list(asked.messages), asked.tools, asked.template_options)
+        except ChatTemplateError as error:
+            code = "invalid_value" if engine.chat_template else "no_chat_template"
+            raise InvalidField(asked.source, str(error), code=code) from error
+
+    def encode(self, engine: Engine) -> Tokens:
+        """Write the prompt and make tokens of it."""
+        return engine.encode_chat(self.render(engine))
+
+
+class Speech:
+    """How the model writes thoughts and calls of tools in answers to a conversation.
+
+    Args:
+        engine: whose model it is.
+        conversation: what is asked.
+    """
+
+    def __init__(self, engine: Engine, conversation: Conversation) -> None:
+        template, tokenizer = engine.chat_template, engine.tokenizer
+        self._asked = conversation
+        self._calls = template.calls if template and conversation.tools else None
+        self._thinking = template.thinking if template else None
+        self._begun = bool(template and template.begins_thinking(conversation.template_options))
+        tags = (*(self._calls.markers if self._calls else ()), *(self._thinking or ()))
+        found = {tag: tokenizer.token(tag) for tag in tags}
+        # Text leaves special tokens out.
+        self._special = {
+            tag: token
+            for tag, token in found.items()
+            if token is not None and not tokenizer.decode([token])
+        }
+        self._tags = {token: tag for tag, token in self._special.items()}
+
+    def reader(self) -> AnswerReader:
+        """A reader of one answer."""
+        names = frozenset(tool.name for tool in self._asked.tools)
+        return AnswerReader(self._calls, names, self._thinking, begun=self._begun)
+
+    def text(self, pieces: Iterable[Piece]) -> str:
+        """The pieces' text, with the special tokens that a reader knows."""
+        return "".join(piece.text or self._tags.get(piece.token, "") for piece in pieces)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What answers follow where a call is required, must be right, or may only be one."""
+        asked = self._asked
+        strict = any(tool.strict for tool in asked.tools)
+        if self._calls is None or not (asked.required or strict or not asked.parallel):
+            return None
+        writer = CallGrammar(self._calls, self._special, self._thinking, self._begun)
+        tools = [tool for tool in asked.tools if asked.named in (None, tool.name)]
+        text = writer.lark(tools, required=asked.required, parallel=asked.parallel)
+        return Grammar(GrammarKind.LARK, text)
+
+
+class Talk:
+    """The answers to a conversation, as they come.
+
+    Attributes:
+        job: the request under way.
+        engine: that answers.
+    """
+
+    def __init__(self, job: Job, engine: Engine, speech: Speech) -> None:
+        self.job = job
+        self.engine = engine
+        self._speech = speech
+        self._readers = [speech.reader() for _ in job.answers]
+
+    async def steps(self) -> AsyncIterator[Step | None]:
+        """What each step brought; None after a silent while.
+
+        Raises:
+            ApiError: one of the answers did not end as it should.
+        """
+        async for item in self.job.outputs():
+            if item is None:
+                yield None
+                continue
+            index, output = item
+            reader = self._readers[index]
+            deltas = reader.push(self._speech.text(output.pieces))
+            if output.finish:
+                deltas += reader.finish()
+            yield Step(index, deltas, output)
+
+    async def finished(self) -> list[list[Block]]:
+        """Wait for all answers; return each one's blocks.
+
+        Raises:
+            ApiError: one of them did not end as it should.
+        """
+        answers = await self.job.finished()
+        for answer, reader in zip(answers, self._readers, strict=True):
+            reader.push(self._speech.text(answer.pieces))
+            reader.finish()
+        return [reader.blocks for reader in self._readers]
+
+    def blocks(self, index: int) -> list[Block]:
+        """What has come of an answer so far."""
+        return self._readers[index].blocks
+
+    def finish_reason(self, index: int) -> Literal["stop", "length", "tool_calls"]:
+        """Why an answer ended, as OpenAI names it."""
+        reason = self.job.answers[index].finish_reason
+        called = any(block.kind == "call" for block in self.blocks(index))
+        return "tool_calls" if called and reason == "stop" else reason
+
+
+async def converse(
+    state: AppState, request: Request, body: EngineOptions, conversation: Conversation
+) -> Talk:
+    """Have a conversation gone on with.
+
+    Args:
+        state: of the application.
+        request: HTTP's.
+        body: options of the engine.
+        conversation: what is asked.
+
+    Raises:
+        InvalidField: a field's value does not suit this server.
+        NotReady, QueueFull, PromptTooLong: see `AsyncEngine.submit`.
+    """
+    engine = state.service.engine
+    speech = Speech(engine, conversation)
+    grammar = speech.grammar
+
+    def sampling(choice: int) -> SamplingParams:
+        params = conversation.sampling(choice)
+        return params if grammar is None else replace(params, grammar=grammar)
+
+    if grammar is not None and body.grammar_field is not None:
+        message = "not together with tools that are required, strict or not parallel"
+        raise InvalidField(body.grammar_field, message)
+    wanted, field = conversation.limit
+    most = state.settings.max_new_tokens
+    job = await start(
+        state,
+        request,
+        body,
+        ChatPrompt(conversation).prompts,
+        sampling=sampling,
+        choices=conversation.choices,
+        skipped=conversation.skipped,
+        max_new_tokens=output_limit(wanted, field, state.settings, default=most),
+        stop=conversation.stops,
+        stream=conversation.stream,
+        logprobs=conversation.logprobs,
+    )
+    return Talk(job, engine, speech)
+
+
+def call_id() -> str:
+    """A new call's id."""
+    return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))

@@ -1,0 +1,82 @@
+"""POST /tokenize, /detokenize and /apply-template, as llama.cpp's server has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from specops.engine.engine import Engine
+from specops.http.answers import json_answer
+from specops.http.errors import ErrorResponse, InvalidField
+from specops.http.routes.conversation import ChatPrompt
+from specops.http.routes.job import computed
+from specops.http.routes.unknown import ignore_unknown, ignored_header
+from specops.http.schemas.conversation import Conversation, ToolChoice, with_names
+from specops.http.schemas.options import Body
+from specops.http.schemas.tokens import (
+    ApplyTemplateRequest,
+    ApplyTemplateResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenPiece,
+)
+from specops.http.state import AppState, State
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    code: {"model": ErrorResponse} for code in (400, 401, 408, 413, 415, 422, 500, 503, 504)
+}
+router = APIRouter(tags=["tokens"])
+
+
+@router.post("/tokenize", response_model=TokenizeResponse, responses=_RESPONSES)
+async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Response:
+    """Make tokens of a text."""
+    engine = _engine(body, request, state)
+    tokens = await computed(
+        lambda: engine.tokenizer.encode(body.content, special_tokens=body.add_special),
+        len(body.content),
+        state.settings,
+    )
+    found = [_piece(engine, token) for token in tokens] if body.with_pieces else list(tokens)
+    return json_answer(TokenizeResponse(tokens=found), ignored_header(request))
+
+
+@router.post("/detokenize", response_model=DetokenizeResponse, responses=_RESPONSES)
+async def detokenize(body: DetokenizeRequest, request: Request, state: State) -> Response:
+    """Make a text of tokens; special tokens have none."""
+    engine = _engine(body, request, state)
+    if wrong := [token for token in body.tokens if token >= engine.info.vocab_size]:
+        raise InvalidField("tokens", f"{wrong[0]} is no token: there are {engine.info.vocab_size}")
+    decode = engine.tokenizer.decode
+    text = await computed(lambda: decode(body.tokens), len(body.tokens), state.settings)
+    return json_answer(DetokenizeResponse(content=text), ignored_header(request))
+
+
+@router.post("/apply-template", response_model=ApplyTemplateResponse, responses=_RESPONSES)
+async def apply_template(body: ApplyTemplateRequest, request: Request, state: State) -> Response:
+    """Write a conversation as one text, as the model's chat template does."""
+    engine = _engine(body, request, state)
+    functions = [tool.function for tool in body.tools or () if tool.function]
+    conversation = Conversation(
+        messages=with_names([message.for_template() for message in body.messages]),
+        source="messages",
+        template_options=body.chat_template_kwargs or {},
+        **ToolChoice().apply((function.tool() for function in functions), ()),
+    )
+    prompt = ChatPrompt(conversation)
+    text = await computed(lambda: prompt.render(engine), conversation.size, state.settings)
+    return json_answer(ApplyTemplateResponse(prompt=text), ignored_header(request))
+
+
+def _engine(body: Body, request: Request, state: AppState) -> Engine:
+    ignore_unknown(body, request, state.settings)
+    return state.service.engine
+
+
+def _piece(engine: Engine, token: int) -> TokenPiece:
+    text, encoded = engine.tokenizer.spelling(token)
+    whole = text.encode() == encoded
+    return TokenPiece(id=token, piece=text if whole else list(encoded))

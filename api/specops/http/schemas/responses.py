@@ -1,0 +1,261 @@
+"""POST /v1/responses, as OpenAI has it; nothing is stored, a request brings all that was said."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from specops.http.errors import InvalidField
+from specops.http.schemas.conversation import (
+    Content,
+    Conversation,
+    Message,
+    Parameters,
+    Part,
+    ToolChoice,
+    ToolName,
+    Typed,
+    call_message,
+    joined,
+    result_message,
+    with_names,
+)
+from specops.http.schemas.openai import Only
+from specops.http.schemas.options import (
+    ANY_OBJECT,
+    AnyText,
+    Body,
+    EngineOptions,
+    JsonObject,
+    Text,
+    json_grammar,
+)
+from specops.request import Grammar
+from specops.text.tools.formats import Tool
+
+_FIELD = "input"
+
+
+class Item(Typed):
+    """Something that was said, thought, called or returned."""
+
+    without_effect = frozenset({"status", "encrypted_content", "id", "phase"})
+    source, called = _FIELD, "an item"
+
+    type: str = Field(
+        "message",
+        json_schema_extra={
+            "enum": ["message", "function_call", "function_call_output", "reasoning"]
+        },
+    )
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Content | None = None
+    call_id: Text | None = None
+    name: ToolName | None = None
+    arguments: Text | None = Field(None, description="JSON")
+    output: Content | None = None
+    summary: list[Part] | None = None
+
+
+class ResponsesTool(Body):
+    """What the model may call; of other types than `function` there are none here."""
+
+    type: Text
+    name: ToolName | None = None
+    description: Text | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = Field(None, description="arguments follow the schema")
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class Reasoning(Body):
+    """Whether a model that can think does."""
+
+    without_effect = frozenset({"summary", "generate_summary"})
+
+    effort: str | None = Field(None, description="`none` turns it off; else without effect")
+
+
+class FlatSchema(Body):
+    """A JSON schema, as this protocol wraps it."""
+
+    type: Literal["json_schema"]
+    name: Text = Field("", description="ignored")
+    description: Text | None = Field(None, description="ignored")
+    json_schema: dict[str, Any] = Field(alias="schema", description="local references only")
+    strict: bool | None = Field(None, description="ignored: the answer always follows the schema")
+
+
+class TextOptions(Body):
+    """What form the answer's text has."""
+
+    without_effect = frozenset({"verbosity"})
+
+    format: Annotated[AnyText | JsonObject | FlatSchema, Field(discriminator="type")] | None = None
+
+
+class ResponsesRequest(EngineOptions):
+    """A conversation that the assistant goes on with."""
+
+    without_effect = frozenset(
+        {
+            *("include", "max_tool_calls", "metadata", "prompt_cache_key", "service_tier", "user"),
+            *("prompt_cache_retention", "safety_identifier", "store", "stream_options"),
+            *("top_logprobs", "truncation", "client_metadata"),
+        }
+    )
+
+    model: str = Field(description="as GET /v1/models tells")
+    input: Text | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
+    instructions: Text | None = Field(None, description="the system message")
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="default: what the context and the server allow"
+    )
+    temperature: float | None = Field(1.0, ge=0, le=2, description="0: always the likeliest token")
+    top_p: float | None = Field(1.0, gt=0, le=1)
+    stream: bool | None = Field(False, description="server-sent events")
+    tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(
+        None, description="functions that the model may call; other types are skipped"
+    )
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+
+    previous_response_id: Annotated[Any, Only(None)] = Field(
+        None, description="not supported: nothing is stored"
+    )
+    conversation_id: Annotated[Any, Only(None)] = Field(
+        None, alias="conversation", description="not supported: nothing is stored"
+    )
+    background: Annotated[Any, Only(None, False)] = Field(None, description="not supported")
+    prompt: Annotated[Any, Only(None)] = Field(None, description="not supported")
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """What the answer follows."""
+        match self.text and self.text.format:
+            case FlatSchema(json_schema=schema):
+                return json_grammar(schema)
+            case JsonObject():
+                return ANY_OBJECT
+        return super().grammar
+
+    def _constraints(self) -> list[str]:
+        own = isinstance(self.text and self.text.format, FlatSchema | JsonObject)
+        return [*(["text"] if own else []), *super()._constraints()]
+
+    def conversation(self) -> Conversation:
+        """What is asked, without the protocol.
+
+        Raises:
+            InvalidField: a field's value cannot be used.
+        """
+        match self.tool_choice:
+            case NamedTool(name=name):
+                choice = ToolChoice("required", name)
+            case mode:
+                choice = ToolChoice(mode or "auto")
+        tools = self.tools or ()
+        own = [tool for tool in tools if tool.type == "function"]
+        if any(tool.name is None for tool in own):
+            raise InvalidField("tools", "a function has no name", code="missing_parameter")
+        effort = self.reasoning.effort if self.reasoning else None
+        sampling = self.drawn(self.temperature, self.top_p)
+        return Conversation(
+            messages=with_names(self._messages()),
+            source=_FIELD,
+            limit=(self.max_output_tokens, "max_output_tokens"),
+            sampling=lambda _: sampling,
+            parallel=self.parallel_tool_calls is not False,
+            template_options={} if effort is None else {"enable_thinking": effort != "none"},
+            stream=bool(self.stream),
+            **choice.apply(
+                (
+                    Tool(str(tool.name), tool.description or "", tool.parameters, bool(tool.strict))
+                    for tool in own
+                ),
+                (tool.type for tool in tools if tool.type != "function"),
+            ),
+        )
+
+    def _messages(self) -> list[Message]:
+        """What chat templates take: the calls of one turn belong to one message."""
+        messages: list[Message] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        thoughts = ""
+        for item in self.input:
+            last = messages[-1] if messages else {"role": ""}
+            match item.type:
+                case "message" if item.role == "assistant":
+                    text = joined(item.required("content"), _FIELD)
+                    messages.append(call_message(text, (), thoughts))
+                case "message":
+                    role = item.required("role").replace("developer", "system")
+                    text = joined(item.required("content"), _FIELD)
+                    messages.append({"role": role, "content": text})
+                case "reasoning":
+                    thoughts = joined(item.summary, _FIELD)
+                    continue
+                case "function_call":
+                    call = tuple(item.required(name) for name in ("call_id", "name", "arguments"))
+                    made = call_message("", [call], thoughts)
+                    if last["role"] == "assistant":
+                        last["tool_calls"] = last.get("tool_calls", []) + made["tool_calls"]
+                    else:
+                        messages.append(made)
+                case "function_call_output":
+                    text = joined(item.required("output"), _FIELD)
+                    messages.append(result_message(item.required("call_id"), text))
+                case other:
+                    message = f"this server has no items of the type {other[:64]!r}"
+                    raise InvalidField(_FIELD, message, code="unsupported_parameter")
+            thoughts = ""
+        if not messages:
+            raise InvalidField(_FIELD, "there is no message in it")
+        return messages
+
+
+class ResponsesUsage(BaseModel):
+    """Tokens in and out."""
+
+    input_tokens: int
+    input_tokens_details: dict[Literal["cached_tokens"], int]
+    output_tokens: int
+    output_tokens_details: dict[Literal["reasoning_tokens"], int]
+    total_tokens: int
+
+
+class Response(BaseModel):
+    """The answer, and what was asked."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: dict[str, Any] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[dict[str, Any]] = Field(description="items: message, reasoning, function_call")
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    store: Literal[False] = False
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_p: float
+    usage: ResponsesUsage | None = None

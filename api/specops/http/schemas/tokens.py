@@ -1,0 +1,57 @@
+"""POST /tokenize, /detokenize and /apply-template: what the model reads, without an answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from specops.http.schemas.chat import ChatTool, Message
+from specops.http.schemas.options import Body, Text, TokenId
+
+
+class TokenizeRequest(Body):
+    """A text to make tokens of."""
+
+    content: Text
+    add_special: bool = Field(False, description="with the special tokens that begin a prompt")
+    with_pieces: bool = Field(False, description="tell each token's text, too")
+
+
+class TokenPiece(BaseModel):
+    """A token and how it is spelled."""
+
+    id: int
+    piece: str | list[int] = Field(description="a text, or bytes that are a part of a character")
+
+
+class TokenizeResponse(BaseModel):
+    """The tokens of a text."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
+class DetokenizeRequest(Body):
+    """Tokens to make a text of."""
+
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+class DetokenizeResponse(BaseModel):
+    """The text of tokens."""
+
+    content: str
+
+
+class ApplyTemplateRequest(Body):
+    """A conversation to be written as one text."""
+
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ApplyTemplateResponse(BaseModel):
+    """The prompt, as the model's chat template writes it."""
+
+    prompt: str

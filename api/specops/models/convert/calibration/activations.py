@@ -1,0 +1,164 @@
+"""Runs text through a graph while it is drawn, to see what comes into each product.
+
+A product is rounded when it is drawn, so what comes into the next one has been through rounded
+weights already: its rounding makes up for theirs. What is held is what the rest of the drawing
+still reads, a layer's worth: the graph of an earlier drawing says how often each tensor is read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from specops.models.convert.calibration.error_feedback import Feedback
+from specops.models.convert.errors import ExportError
+from specops.models.convert.model_config import ModelShape
+from specops.models.convert.opset import model_of
+from specops.runtime.session import Session, load, plain_options
+
+Float = NDArray[np.float32]
+
+_CHUNK_TOKENS = 2048  # run at a time
+_PANEL = 1024  # rows of a moment that are added up at a time
+
+
+class Activations:
+    """The tensors of a drawing, over a text.
+
+    Args:
+        tokens: [samples, length].
+        shape: of the model.
+        drawn: the graph as an earlier drawing left it, whatever its weights were stored as.
+    """
+
+    def __init__(
+        self, tokens: NDArray[np.int64], shape: ModelShape, drawn: onnx.ModelProto
+    ) -> None:
+        self._readers = Counter(name for node in drawn.graph.node for name in _read(node))
+        samples = max(1, _CHUNK_TOKENS // tokens.shape[1])
+        self._values = [
+            _inputs(tokens[start : start + samples], shape, drawn)
+            for start in range(0, len(tokens), samples)
+        ]
+        self._done = 0  # nodes that have run
+        self._last: tuple[str, Feedback] | None = None
+
+    def feedback(
+        self,
+        name: str,
+        nodes: Sequence[onnx.NodeProto],
+        initializers: Sequence[onnx.TensorProto],
+        folder: Path,
+        block: int,
+    ) -> Feedback:
+        """What the tensor `name` [batch, sequence, K] says about rounding weights.
+
+        Args:
+            name: of the tensor, which the last of the nodes or one before it makes.
+            nodes: all that are drawn so far.
+            initializers: of these nodes at least.
+            folder: where their weights lie.
+            block: weights that share a scale.
+        """
+        if self._last is not None and self._last[0] == name:  # products side by side read the same
+            return self._last[1]
+        self._last = None
+        self._run(nodes[self._done :], initializers, folder, name)
+        self._done = len(nodes)
+        feedback = Feedback(self._moment(name), block)
+        self._last = name, feedback
+        return feedback
+
+    def _moment(self, name: str) -> Float:
+        """The mean [K, K] of x x^T over a tensor's rows x."""
+        rows = [values[name].reshape(-1, values[name].shape[-1]) for values in self._values]
+        moment: Float = rows[0].T @ rows[0]
+        for x in rows[1:]:
+            for start in range(0, len(moment), _PANEL):
+                part = slice(start, start + _PANEL)
+                moment[part] += x[:, part].T @ x
+        moment /= sum(len(x) for x in rows)
+        return moment
+
+    def _run(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        initializers: Sequence[onnx.TensorProto],
+        folder: Path,
+        wanted: str,
+    ) -> None:
+        read = Counter(name for node in nodes for name in _read(node))
+        made = {name for node in nodes for name in node.output}
+        self._readers.subtract(read)
+        weights = [tensor for tensor in initializers if tensor.name in read]
+        given = read.keys() - made - {tensor.name for tensor in weights} - {""}
+        kept = [name for name in made - {""} if self._readers[name] > 0 or name == wanted]
+        session = _session(
+            nodes, weights, {name: self._values[0][name] for name in given}, kept, folder
+        )
+        for values in self._values:
+            found = _computed(session, kept, {name: values[name] for name in given})
+            values.update(zip(kept, found, strict=True))
+            for name in given:
+                if self._readers[name] <= 0 and name != wanted:
+                    del values[name]
+
+
+def _read(node: onnx.NodeProto) -> Iterator[str]:
+    """The tensors that a node reads, in its branches too."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from inner.input
+
+
+def _inputs(
+    tokens: NDArray[np.int64], shape: ModelShape, drawn: onnx.ModelProto
+) -> dict[str, NDArray[Any]]:
+    """What a graph takes for whole texts with nothing before them."""
+    past = np.zeros((len(tokens), shape.num_kv_heads, 0, shape.head_dim), np.float32)
+    known = {
+        "input_ids": tokens,
+        "attention_mask": np.ones_like(tokens),
+        "position_ids": np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape),
+    }
+    return {item.name: known.get(item.name, past) for item in drawn.graph.input}
+
+
+def _computed(
+    session: Session, kept: Sequence[str], given: dict[str, NDArray[Any]]
+) -> list[NDArray[Any]]:
+    """Run a part; ExportError where ONNX Runtime has no kernel for what the service can compute."""
+    try:
+        found: list[NDArray[Any]] = session.run(kept, given)
+    except Exception as error:  # onnxruntime raises classes without a common base
+        raise ExportError(
+            "ONNX Runtime cannot run this model over text for calibration: ask for int8, or for "
+            f"int4-128-rtn, which rounds without it ({str(error).splitlines()[0]})"
+        ) from error
+    return found
+
+
+def _session(
+    nodes: Sequence[onnx.NodeProto],
+    weights: Sequence[onnx.TensorProto],
+    given: dict[str, NDArray[Any]],
+    kept: Sequence[str],
+    folder: Path,
+) -> Session:
+    inputs = [
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(value.dtype), [None] * value.ndim
+        )
+        for name, value in given.items()
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in kept]
+    graph = helper.make_graph(nodes, "part", inputs, outputs, weights)
+    return load(model_of(graph).SerializeToString(), plain_options(folder))

@@ -1,0 +1,110 @@
+"""Text for calibration, written by the model itself: its own languages, its own formats.
+
+An 8-bit conversion of the same checkpoint writes it, through the kernels that serve: fast, and its
+weights are mapped, so that a model larger than memory can do it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specops.models.convert.errors import ExportError
+from specops.models.folder import ModelError, ModelFolder
+from specops.models.graph.weight_cache import prepacked_graph
+from specops.runtime.batch import Batch
+from specops.runtime.kernels import BLOCK_TOKENS
+from specops.runtime.kv_cache import KvCache, PrefixCache
+from specops.runtime.model_runner import ModelRunner, cache_shape
+from specops.runtime.session import ModelLoadError, load, plain_options
+from specops.text.chat_template import ChatTemplate, ChatTemplateError
+from specops.text.tokenizer import Tokenizer
+
+_LENGTH = 128  # tokens of a sample
+_SAMPLES = 32
+_SEED = 17  # the same checkpoint gives the same weights
+
+Tokens = NDArray[np.int64]
+
+
+def draw_samples(folder: Path, scratch: Path, on_token: Callable[[int, int], None]) -> Tokens:
+    """Have a model write from the start of a text, and from the start of a chat if it knows one.
+
+    Tokens are drawn from the model's whole distribution, at a temperature of 1.
+
+    Args:
+        folder: an exported model.
+        scratch: gets its graph in the form that the kernels run.
+        on_token: told how many tokens of a sample are written, and of how many.
+
+    Returns:
+        [samples, tokens of each]; a context shorter than a sample cuts them.
+
+    Raises:
+        ExportError: its graph cannot be run here; the message says why.
+    """
+    model = ModelFolder.read(folder, "calibration")
+    length = min(_LENGTH, model.context_length)
+    beginnings = _beginnings(model)
+    each = _SAMPLES // len(beginnings)
+    texts = [list(start[: length - 1]) for start in beginnings for _ in range(each)]
+    try:
+        graph = prepacked_graph(model.graph, model.name, scratch, lambda _: None)
+        session = load(graph, plain_options())
+    except (ModelError, ModelLoadError) as error:
+        raise ExportError(f"the model cannot write text for calibration: {error}") from error
+    cache = KvCache(
+        cache_shape(session, "fp16"),
+        num_blocks=len(texts) * -(-length // BLOCK_TOKENS),
+        num_slots=len(texts),
+        context=length,
+        reuse=PrefixCache.OFF,
+    )
+    longest = max(len(text) for text in texts)
+    runner = ModelRunner(session, cache, max_tokens=len(texts) * longest)
+    rng = np.random.default_rng(_SEED)
+    for slot in range(len(texts)):
+        cache.begin(slot, [0])
+    unfinished = set(range(len(texts)))
+    while unfinished:
+        batch = Batch()
+        for slot in sorted(unfinished):
+            held = cache.length(slot)
+            cache.reserve(slot, len(texts[slot]))
+            batch.add(slot, held, texts[slot][held:], 1)
+        drawn = _draw(runner.forward(batch), rng)
+        for span, token in zip(batch.spans, drawn, strict=True):
+            text = texts[span.slot]
+            cache.commit(span.slot, text, len(text))
+            text.append(int(token))
+            if len(text) == length:
+                unfinished.remove(span.slot)
+        on_token(min(len(text) for text in texts), length)
+    return np.array(texts, np.int64)
+
+
+def _beginnings(model: ModelFolder) -> list[Sequence[int]]:
+    """Tokens before the first that a text has, and before the first that a user writes."""
+    ends = sorted(model.end_tokens) or [0]
+    start = ends[0] if model.bos_token is None else model.bos_token
+    found: list[Sequence[int]] = [[start]]
+    try:
+        template = ChatTemplate.load(model.path)
+        if template is not None:
+            tokenizer = Tokenizer.load(model.path)
+            if template.opening:
+                found.append(tokenizer.encode(template.opening, special_tokens=False))
+    except ChatTemplateError:
+        return found  # it has no chat that could be begun: plain text says what its weights do
+    return found
+
+
+def _draw(logits: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.int64]:
+    """One token for each row of logits [rows, vocabulary]."""
+    odds = np.exp(logits - logits.max(-1, keepdims=True)).cumsum(-1, dtype=np.float64)
+    wanted = rng.random((len(odds), 1)) * odds[:, -1:]
+    found: NDArray[np.int64] = (odds < wanted).sum(-1)
+    return found

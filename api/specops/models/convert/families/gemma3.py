@@ -1,0 +1,101 @@
+"""The Gemma 3 family: norms around every part, local and global layers, a scaled embedding.
+
+Tensor names are those of transformers' Gemma3ForCausalLM. Of the models that see pictures, too, the
+part that reads and writes text is drawn.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from specops.models.convert.checkpoint import Checkpoint
+from specops.models.convert.families.gated_decoder import (
+    Float,
+    GatedDecoder,
+    LayerAttention,
+    Norms,
+)
+from specops.models.convert.model_config import ModelConfig
+from specops.models.convert.rope import Rotary, plain_rotary, rotary
+
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+_LOCAL_TABLE = "local_"
+
+
+class Gemma3(GatedDecoder):
+    """Gemma 3 from 270M to 1B, and the text of 4B to 27B."""
+
+    name = "gemma3"
+    defaults: ClassVar = {  # the published configs leave out what is so
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    }
+    optional_biases = ("attention_bias",)
+    activation = ("hidden_activation", "gelu_pytorch_tanh")
+    attention_norms = Norms("input_layernorm", "post_attention_layernorm")
+    feed_forward_norms = Norms("pre_feedforward_layernorm", "post_feedforward_layernorm")
+    head_norms = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        config = config.with_defaults(self.defaults)
+        config.require_flag("use_bidirectional_attention", False)
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if config.optional_number(key) is not None:
+                raise config.error(key, "must be absent to be exported for this family")
+        super().__init__(config)
+        self.embedding_scale = self.shape.hidden_size**0.5
+        self.attention_scale = config.number("query_pre_attn_scalar") ** -0.5
+        local = LayerAttention(_LOCAL_TABLE, config.integer("sliding_window"))
+        kinds = {_GLOBAL: LayerAttention(), _LOCAL: local}
+        types = config.texts("layer_types", self.shape.num_layers)
+        if types is None:
+            pattern = config.integer("sliding_window_pattern")
+            numbers = range(1, self.shape.num_layers + 1)
+            types = [_LOCAL if number % pattern else _GLOBAL for number in numbers]
+        for kind in types:
+            if kind not in kinds:
+                raise config.error("layer_types", f"names {kind}; known are {', '.join(kinds)}")
+        self.layers = [kinds[kind] for kind in types]
+
+    def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
+        """One for global layers, which alone are scaled, and one for local ones."""
+        size, positions = self.shape.head_dim, self.shape.context_length
+        given = config.section("rope_parameters")
+        wide, narrow = (config.with_defaults({"rope_theta": theta}) for theta in (1e6, 1e4))
+        if given is None:
+            return {
+                "": rotary(wide, size, positions),
+                _LOCAL_TABLE: plain_rotary(
+                    size, positions, config.number("rope_local_base_freq", 1e4)
+                ),
+            }
+        return {  # of transformers 5: a section for each kind of layer
+            "": rotary(wide, size, positions, scaling=given.section(_GLOBAL)),
+            _LOCAL_TABLE: rotary(narrow, size, positions, scaling=given.section(_LOCAL)),
+        }
+
+    def norm(self, checkpoint: Checkpoint, stored: str) -> Float:
+        """The stored weights are what is added to 1."""
+        return checkpoint.vector(stored) + np.float32(1)
+
+
+class Gemma3Pictures(Gemma3):
+    """The text of Gemma3ForConditionalGeneration."""
+
+    stem = "language_model.model"
+
+    def __init__(self, config: ModelConfig) -> None:
+        text = config.section("text_config")
+        if text is None:
+            raise config.error("text_config", "is missing, and the export cannot do without it")
+        super().__init__(text)
+        self.ignored_tensors += ("vision_tower.*", "multi_modal_projector.*")

@@ -1,0 +1,68 @@
+"""Paths that come from a repository's file: a stranger may have written it, and they stay inside.
+
+What a person names, a folder or a GGUF, may be a link to anywhere; what a file names may not.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file in `folder` or below it; it need not be there.
+
+    A link may lead to another place of the folder. Where the folder is a snapshot in
+    huggingface_hub's cache, it may also lead to the repository's own blobs there.
+
+    Raises:
+        ValueError: `name` is absolute, has `..` in it or is a link that leads out of the folder;
+            or no file can have such a name.
+    """
+    place = PurePosixPath(name)
+    if not place.parts or place.is_absolute() or ".." in place.parts:
+        raise ValueError(f"{name!r} is no file in the folder")
+    path, root = folder / place, folder.resolve()
+    try:
+        path.is_file()  # an error where no file can have the name
+        real = path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise ValueError(f"{name[:100]!r} is no file in the folder ({error})") from error
+    if not any(real.is_relative_to(allowed) for allowed in (root, *_blobs(root))):
+        raise ValueError(
+            f"{path} is a link to {real}, which is outside of the folder: put the file itself there"
+        )
+    return path
+
+
+def indexed(index: Path) -> list[Path]:
+    """The shards of weights that an index lists, which lie beside it.
+
+    Raises:
+        ValueError: it is no index, or names what lies elsewhere.
+        OSError: it cannot be read.
+    """
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+        listed = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(listed, dict) or not listed:
+            raise ValueError("key 'weight_map' is missing or empty")
+        names = sorted({str(name) for name in listed.values()})
+        for name in names:
+            if PurePosixPath(name).name != name:
+                raise ValueError(f"{name!r} is no file beside it")
+        return [inside(index.parent, name) for name in names]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{index}: {error}") from error
+
+
+def _blobs(folder: Path) -> list[Path]:
+    """Where a hub's cache keeps what the snapshot `folder`, or one that it is in, links to.
+
+    The layout: `models--org--name/snapshots/COMMIT/…` beside `models--org--name/blobs`.
+    """
+    return [
+        above.parent / "blobs"
+        for above in folder.parents
+        if above.name == "snapshots" and above.parent.name.startswith("models--")
+    ]

@@ -1,0 +1,267 @@
+// See suffixes.h.
+
+#include "suffixes.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// 64 places instead of 16 brought nothing on 208 answers of the demo target and of SmolLM2.
+enum { ORDERS = 2, VISITS = 16, LONGEST_MATCH = 32, NO_TOKEN = -1 };
+enum { MATCHES = 11, VOTES = 5, POSITIONS = 16, SHARES = 5, DISTANCES = 16 };
+enum { FEATURES = 5, OF_RIVALS = 0, OF_VOTES = OF_RIVALS + MATCHES * MATCHES,
+       OF_POSITIONS = OF_VOTES + VOTES * VOTES, OF_SHARES = OF_POSITIONS + POSITIONS * MATCHES,
+       OF_DISTANCES = OF_SHARES + SHARES * MATCHES, WEIGHTS = OF_DISTANCES + DISTANCES };
+
+static const float RATE = 0.35f;       // of a weight's first step; it slows as errors add up,
+static const float MOST_ERRORS = 400;  // up to here: a service goes on learning
+static const float OWN_RATE = 0.1f;    // of what is a request's own
+
+struct Text {
+    int64_t capacity, length, contexts[ORDERS];
+    uint32_t mask;
+    int32_t *tokens;             // [capacity]
+    int32_t *previous[ORDERS];   // [capacity] the place before with the same context, -1: none
+    int32_t *heads[ORDERS];      // [mask + 1] the last place whose context has this hash, -1: none
+};
+
+typedef struct {
+    int64_t count;
+    int32_t tokens[SUFFIX_LONGEST_DRAFT];
+    float promised[SUFFIX_LONGEST_DRAFT];
+    int16_t features[SUFFIX_LONGEST_DRAFT][FEATURES];
+    float bias, share;  // of the request: log odds, and how often the first token was right of late
+} Told;
+
+struct Lookups {
+    Text *text;
+    Told own, past;
+};
+
+typedef struct {
+    int64_t place;  // of the token that followed
+    int64_t match;  // tokens before it that agree
+    double weight;  // of its vote: 4 to the power of the match
+} Found;
+
+// -- texts -----------------------------------------------------------------------------------------
+
+void specops_text_free(Text *text) {
+    if (!text) return;
+    for (int order = 0; order < ORDERS; order++) free(text->previous[order]), free(text->heads[order]);
+    free(text->tokens);
+    free(text);
+}
+
+static void forget_places(Text *text) {
+    for (int order = 0; order < ORDERS; order++)
+        memset(text->heads[order], 0xFF, ((size_t)text->mask + 1) * sizeof(int32_t));
+    text->length = 0;
+}
+
+Text *specops_text_new(int64_t capacity, int64_t longer, int64_t shorter) {
+    Text *text = calloc(1, sizeof *text);
+    if (!text) return NULL;
+    text->capacity = capacity;
+    text->contexts[0] = longer, text->contexts[1] = shorter;
+    for (text->mask = 1; text->mask < (uint64_t)capacity / 2; text->mask = text->mask * 2 + 1) {}
+    int missing = !(text->tokens = malloc((size_t)capacity * sizeof(int32_t)));
+    for (int order = 0; order < ORDERS; order++) {
+        missing |= !(text->previous[order] = malloc((size_t)capacity * sizeof(int32_t)));
+        missing |= !(text->heads[order] = malloc(((size_t)text->mask + 1) * sizeof(int32_t)));
+    }
+    if (missing) return specops_text_free(text), NULL;
+    forget_places(text);
+    return text;
+}
+
+// Hash of the `count` tokens before `end`.
+static uint32_t hash(const int32_t *end, int64_t count) {
+    uint64_t word = 0;
+    for (int64_t back = 1; back <= count; back++)
+        word = (word ^ (uint32_t)end[-back]) * 0x9E3779B97F4A7C15ull;
+    return (uint32_t)(word >> 32);
+}
+
+static void append(Text *text, int32_t token) {
+    if (text->length == text->capacity) {
+        const int64_t kept = text->capacity / 2, from = text->length - kept;
+        forget_places(text);
+        // Each token moves to where an earlier one was: what is still to be read stays.
+        for (int64_t i = 0; i < kept; i++) append(text, text->tokens[from + i]);
+    }
+    const int64_t place = text->length++;
+    text->tokens[place] = token;
+    for (int order = 0; order < ORDERS; order++) {
+        text->previous[order][place] = -1;
+        if (place < text->contexts[order]) continue;
+        int32_t *head = text->heads[order]
+                        + (hash(text->tokens + place, text->contexts[order]) & text->mask);
+        text->previous[order][place] = *head;
+        *head = (int32_t)place;
+    }
+}
+
+void specops_teach(Text *history, const Lookups *lookups) {
+    append(history, NO_TOKEN);
+    for (int64_t i = 0; i < lookups->text->length; i++) append(history, lookups->text->tokens[i]);
+}
+
+// The latest places of `where` that follow what `text` ends with.
+static int find(const Text *where, const Text *text, Found *found) {
+    const int32_t *end = text->tokens + text->length;
+    for (int order = 0; order < ORDERS; order++) {
+        const int64_t context = where->contexts[order];
+        if (text->length < context) continue;
+        int count = 0;
+        int64_t place = where->heads[order][hash(end, context) & where->mask];
+        for (int visits = 0; place >= 0 && visits < VISITS; visits++) {
+            const int64_t most = place < text->length ? place : text->length;
+            int64_t match = 0;
+            while (match < most && match < LONGEST_MATCH
+                   && where->tokens[place - match - 1] == end[-match - 1]) match++;
+            if (match >= context) found[count++] = (Found){place, match, ldexp(1, 2 * (int)match)};
+            place = where->previous[order][place];
+        }
+        if (count) return count;
+    }
+    return 0;
+}
+
+// -- how likely ------------------------------------------------------------------------------------
+
+static int bits(int64_t number, int most) {
+    int count = 0;
+    while (number > 0 && count < most) number >>= 1, count++;
+    return count;
+}
+
+static int bucket(int64_t match) {
+    if (match <= 6) return (int)match;
+    return match <= 8 ? 7 : match <= 16 ? 8 : match < LONGEST_MATCH ? 9 : 10;
+}
+
+// Vote on the next token among places that agree so far; leaves the winner's features in `into`.
+// `next` [count] are the tokens that follow. Returns the winner's index.
+static int vote(const Found *found, const int32_t *next, int count, int64_t length, int64_t position,
+                float share, int16_t *into) {
+    int winner = 0;
+    double most = 0;
+    for (int i = 0; i < count; i++) {
+        double sum = 0;
+        for (int j = i; j < count; j++) sum += next[j] == next[i] ? found[j].weight : 0;
+        if (sum > most) most = sum, winner = i;
+    }
+    int64_t match = 0, rival = 0, latest = 0;
+    int votes = 0;
+    for (int i = 0; i < count; i++) {
+        if (next[i] != next[winner]) {
+            if (found[i].match > rival) rival = found[i].match;
+            continue;
+        }
+        votes++;
+        if (found[i].match > match) match = found[i].match, latest = found[i].place;
+    }
+    const int kind = bucket(match);
+    const int at = position < POSITIONS ? (int)position : POSITIONS - 1;
+    into[0] = (int16_t)(OF_RIVALS + kind * MATCHES + bucket(rival));
+    into[1] = (int16_t)(OF_VOTES + bits(votes, VOTES - 1) * VOTES + bits(count - votes, VOTES - 1));
+    into[2] = (int16_t)(OF_POSITIONS + at * MATCHES + kind);
+    into[3] = (int16_t)(OF_SHARES + (share < 1 ? (int)(share * SHARES) : SHARES - 1) * MATCHES + kind);
+    into[4] = (int16_t)(OF_DISTANCES + bits(length - latest, DISTANCES - 1));
+    return winner;
+}
+
+// What is told: tokens as long as the next one is reached with a probability of at least `line`; the
+// first that is not is told, too, to learn from it. Returns how many tokens to expect of it.
+static float tell(const Text *where, const Text *text, const float *weights, int64_t most, float line,
+                  Told *told) {
+    Found found[VISITS];
+    int32_t next[VISITS];
+    int count = find(where, text, found);
+    float reach = 1, expected = 0;
+    told->count = 0;
+    while (count && told->count < most && reach >= line) {
+        const int64_t position = told->count;
+        int known = 0;
+        for (int i = 0; i < count; i++) {
+            const int64_t place = found[i].place + position, beyond = place - where->length;
+            if (beyond >= 0 && where != text) continue;  // a history ends there
+            found[known] = found[i];
+            // A match that overlaps the end repeats with its period.
+            next[known++] = beyond < 0 ? where->tokens[place] : told->tokens[beyond];
+        }
+        if (!known) break;
+        int16_t *features = told->features[position];
+        const int winner = vote(found, next, known, where->length, position, told->share, features);
+        if (where != text && next[winner] == NO_TOKEN) break;
+        float odds = told->bias;
+        for (int i = 0; i < FEATURES; i++) odds += weights[features[i]];
+        told->tokens[position] = next[winner];
+        told->promised[position] = 1 / (1 + expf(-odds));
+        reach *= told->promised[position];
+        if (reach >= line) expected += reach;
+        told->count++;
+        count = 0;
+        for (int i = 0; i < known; i++)
+            if (next[i] == told->tokens[position]) found[count++] = found[i];
+    }
+    return expected;
+}
+
+// Judge what was told by what came, up to the first token that was wrong.
+static void learn(Told *told, float *weights, const int32_t *came, int64_t count) {
+    float *errors = weights + WEIGHTS;
+    for (int64_t i = 0; i < told->count && i < count; i++) {
+        const int right = told->tokens[i] == came[i];
+        const float error = (float)right - told->promised[i];
+        for (int j = 0; j < FEATURES; j++) {
+            const int16_t feature = told->features[i][j];
+            errors[feature] = fminf(errors[feature] + error * error, MOST_ERRORS);
+            weights[feature] += RATE * error / sqrtf(1 + errors[feature]);
+        }
+        told->bias += OWN_RATE * error;
+        if (!i) told->share += OWN_RATE * ((float)right - told->share);
+        if (!right) break;
+    }
+    told->count = 0;
+}
+
+// -- requests --------------------------------------------------------------------------------------
+
+void specops_lookups_free(Lookups *lookups) {
+    if (!lookups) return;
+    specops_text_free(lookups->text);
+    free(lookups);
+}
+
+Lookups *specops_lookups_new(int64_t capacity) {
+    Lookups *lookups = calloc(1, sizeof *lookups);
+    if (!lookups) return NULL;
+    lookups->own.share = lookups->past.share = 0.5f;
+    if (!(lookups->text = specops_text_new(capacity, 2, 1))) return free(lookups), NULL;
+    return lookups;
+}
+
+int64_t specops_estimate_floats(void) { return 2 * 2 * WEIGHTS; }
+
+int64_t specops_look_up(Lookups *lookups, const Text *history, float *estimate,
+                        const int32_t *more, int64_t count, int64_t most, float line,
+                        int32_t *tokens, float *promised) {
+    Told *own = &lookups->own, *past = &lookups->past;
+    float *of_own = estimate, *of_past = estimate + 2 * WEIGHTS;
+    learn(own, of_own, more, count);
+    learn(past, of_past, more, count);
+    for (int64_t i = 0; i < count; i++) append(lookups->text, more[i]);
+    if (most > SUFFIX_LONGEST_DRAFT) most = SUFFIX_LONGEST_DRAFT;
+    const float here = tell(lookups->text, lookups->text, of_own, most, line, own);
+    const float there = history ? tell(history, lookups->text, of_past, most, line, past) : 0;
+    const Told *best = there > here ? past : own;
+    int64_t length = 0;
+    for (float reach = 1; length < best->count; length++) {
+        reach *= best->promised[length];
+        if (!(reach >= line)) break;
+        tokens[length] = best->tokens[length], promised[length] = best->promised[length];
+    }
+    return length;
+}

@@ -1,0 +1,252 @@
+"""What an answer may consist of: grammars compiled to masks over the vocabulary.
+
+The library llguidance follows a grammar byte by byte and says which tokens may come next. Compiled
+grammars are kept; every request gets a matcher of its own, a copy that costs microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from specops.request import Grammar, GrammarKind
+from specops.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MOST_CHARACTERS = 1 << 17
+"""Of a grammar's text: the worst one of that length compiles in half a second."""
+Masks = npt.NDArray[np.uint32]
+_KEPT = 64  # compiled grammars
+# Models write JSON with these separators. Any amount of spaces would let a small model write spaces
+# without end, and would leave nothing of the layout certain.
+LAYOUT: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+# By the library's own limits a mask of the worst grammar known takes 26 ms, in which all requests
+# wait.
+_LIMITS = LLParserLimits(
+    step_max_items=5_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False
+)
+_WORD = 32  # tokens per word of a mask
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled or followed; the message says why."""
+
+
+class Grammars:
+    """Compiles grammars for one model's vocabulary. Thread-safe.
+
+    Args:
+        tokenizer: the model's.
+        vocab_size: tokens that the model gives logits for.
+        end_tokens: that end a text; they are allowed where a grammar is complete.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_tokens = end_tokens
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()  # of what is kept: the engine never waits for a compilation
+        self._compiling = threading.Lock()
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """Follow a grammar from its start; compiling it takes up to half a second.
+
+        Raises:
+            GrammarError: it is none, or too large, or allows no text; or the model's tokenizer is
+                of a kind that no mask can be made for.
+        """
+        found = self._copy(grammar)
+        if found is None:
+            with self._compiling:
+                found = self._copy(grammar) or self._keep(grammar, self._compile(grammar))
+        return Matcher(found, self._words, self._end_tokens)
+
+    def _copy(self, grammar: Grammar) -> LLMatcher | None:
+        with self._lock:
+            compiled = self._compiled.get(grammar)
+            if compiled is None:
+                return None
+            self._compiled.move_to_end(grammar)
+            return compiled.deep_copy()
+
+    def _keep(self, grammar: Grammar, compiled: LLMatcher) -> LLMatcher:
+        with self._lock:
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+            return compiled.deep_copy()
+
+    @property
+    def _words(self) -> int:
+        size = self._vocab_size if self._vocabulary is None else self._vocabulary.vocab_size
+        return -(-size // _WORD)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        if len(grammar.text) > MOST_CHARACTERS:
+            raise GrammarError(f"it has more than {MOST_CHARACTERS} characters")
+        if self._vocabulary is None:
+            self._vocabulary = self._make_vocabulary()
+        try:
+            source = _source(grammar)
+        except ValueError as error:
+            raise GrammarError(str(error)) from None
+        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=_LIMITS)
+        _check(matcher)
+        # Its first mask finds what no token satisfies, and what is too complex from the start.
+        Matcher(matcher.deep_copy(), self._words, self._end_tokens).masks(())
+        return matcher
+
+    def _make_vocabulary(self) -> LLTokenizer:
+        try:
+            size = max(self._vocab_size, 1 + max(self._tokenizer.vocabulary().values()))
+            return LLTokenizer(
+                self._tokenizer.as_json(), n_vocab=size, eos_token=sorted(self._end_tokens)
+            )
+        except Exception as error:  # the library raises several, and ValueError for what it lacks
+            raise GrammarError(f"this model's tokenizer takes no grammars: {error}") from error
+
+
+class Matcher:
+    """How far one answer has come in its grammar. Used by one thread.
+
+    Args:
+        matcher: the library's.
+        words: of a mask.
+        end_tokens: that end a text.
+    """
+
+    def __init__(self, matcher: LLMatcher, words: int, end_tokens: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._words = words
+        self._end_tokens = end_tokens
+        self._now: Masks | None = None  # what may follow, once it is known
+
+    @property
+    def complete(self) -> bool:
+        """Nothing but an end token may follow."""
+        return self._matcher.is_stopped()
+
+    def allows(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens, from the first on, the grammar allows."""
+        allowed: int = self._matcher.validate_tokens(list(tokens))
+        return allowed
+
+    def advance(self, token: int) -> None:
+        """Take in a token of the answer.
+
+        Raises:
+            GrammarError: the grammar does not allow it, or is too complex to be followed.
+        """
+        if not self._matcher.consume_token(token):
+            _check(self._matcher)
+            raise GrammarError(f"token {token} is not allowed here")
+        self._now = None
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """Up to `most` tokens that must follow, for each of them alone is allowed at its place.
+
+        End tokens are left to the target.
+
+        Raises:
+            GrammarError: the grammar is too complex to be followed.
+        """
+        found: list[int] = []
+        mask = self._mask()
+        while len(found) < most:
+            token = _only(mask)
+            if token is None or token in self._end_tokens:
+                break
+            self._matcher.consume_token(token)
+            found.append(token)
+            if self.complete:
+                break
+            mask = self._fill(mask.copy())
+        self._matcher.rollback(len(found))
+        return tuple(found)
+
+    def masks(self, tokens: Sequence[int], forced: Sequence[int] = ()) -> Masks:
+        """What may follow `forced`, and each of the tokens after it.
+
+        Args:
+            tokens: [k]; behind the first that ends the text, or is not allowed, all may follow.
+            forced: tokens that are allowed.
+
+        Returns:
+            [k + 1, words] with token i at bit i % 32 of word i // 32.
+
+        Raises:
+            GrammarError: the grammar is too complex to be followed.
+        """
+        masks = np.full((len(tokens) + 1, self._words), ~np.uint32(0))
+        taken = len(forced)
+        self._matcher.consume_tokens(list(forced))
+        for row, mask in enumerate(masks):
+            if taken:
+                self._fill(mask)
+            else:
+                mask[:] = self._mask()
+            if row == len(tokens) or tokens[row] in self._end_tokens:
+                break
+            if not self._matcher.try_consume_tokens([tokens[row]]):
+                break
+            taken += 1
+        self._matcher.rollback(taken)
+        return masks
+
+    def _mask(self) -> Masks:
+        """What may follow now."""
+        if self._now is None:
+            self._now = self._fill(np.empty(self._words, np.uint32))
+        return self._now
+
+    def _fill(self, mask: Masks) -> Masks:
+        """Write what may follow where the library's matcher is."""
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        _check(self._matcher)
+        return mask
+
+
+def _only(mask: Masks) -> int | None:
+    """The token that is alone in a mask."""
+    (places,) = mask.nonzero()
+    if len(places) != 1:
+        return None
+    word = int(mask[places[0]])
+    return None if word & (word - 1) else int(places[0]) * _WORD + word.bit_length() - 1
+
+
+def _check(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        reason = matcher.get_error().removesuffix("<non-verbose/>").strip()
+        raise GrammarError("it allows no text" if reason == "NoExtensionBias" else reason)
+
+
+def _source(grammar: Grammar) -> str:
+    """The grammar in the library's terms."""
+    source: str
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT | GrammarKind.JSON_SCHEMA:
+            source = LLMatcher.grammar_from_json_schema(grammar.text, defaults=LAYOUT)
+        case GrammarKind.REGEX:
+            source = LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.CHOICE:
+            options = map(json.dumps, json.loads(grammar.text))
+            source = LLMatcher.grammar_from_lark("start: " + " | ".join(options))
+        case GrammarKind.LARK:
+            source = LLMatcher.grammar_from_lark(grammar.text)
+    return source

@@ -1,0 +1,317 @@
+"""An answer as it comes, taken apart into what is thought, what is said and which tools are called.
+
+The text is read character by character, so that it does not matter where tokens end. What may be
+the beginning of a tag is held back until the next characters tell. What looks like a call and turns
+out to be none is text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from specops.text.tools.formats import ToolFormat
+
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = frozenset({"name", "type", "id", "function", *_ARGUMENTS})  # that a call may begin with
+_SPACES = " \t\r\n"
+_NO_CALLS = ToolFormat("none")
+Steps = Generator[None, str, str]  # takes characters, returns the first that is not its own
+Take = Callable[[str], object]
+
+
+@dataclass(slots=True)
+class Block:
+    """A part of an answer; of a call, `text` is its arguments as JSON."""
+
+    kind: Literal["text", "reasoning", "call"]
+    text: str = ""
+    name: str = ""
+
+
+class Delta(NamedTuple):
+    """What is new in a block, by its place. The first delta of a call has no text."""
+
+    place: int
+    text: str
+
+
+class AnswerReader:
+    """Reads one answer. White space around blocks is dropped where there are several.
+
+    Args:
+        calls: how calls are written; None: there are none.
+        names: of the tools that there are. JSON without an opening is a call only to one of them.
+        thinking: the tags between which the model thinks; None: it does not.
+        begun: the prompt has ended with the first of these tags.
+
+    Attributes:
+        blocks: what has come so far.
+    """
+
+    def __init__(
+        self,
+        calls: ToolFormat | None = None,
+        names: Collection[str] = (),
+        thinking: tuple[str, str] | None = None,
+        *,
+        begun: bool = False,
+    ) -> None:
+        self.blocks: list[Block] = []
+        self._calls = calls or _NO_CALLS
+        self._names = names
+        self._thinking = thinking or ()
+        self._deltas: list[Delta] = []
+        self._spaces = ""  # not shown: nothing may follow them
+        self._thought = False
+        self._plain = calls is None and thinking is None
+        self._machine = self._answer(begun=begun)
+        next(self._machine)
+
+    def push(self, text: str) -> list[Delta]:
+        """Take in more text; return what is new."""
+        if self._plain:
+            if text:
+                self._add("text", text)
+        else:
+            for character in text:
+                self._machine.send(character)
+        return self._take()
+
+    def finish(self) -> list[Delta]:
+        """Return what was held back: the answer has ended."""
+        if not self._plain:
+            with contextlib.suppress(StopIteration):
+                self._machine.send("")
+            if self._spaces and (not self.blocks or self._open("text")):
+                self._add("text", self._spaces)
+        return self._take()
+
+    def _take(self) -> list[Delta]:
+        """The deltas since the last time, those of one block together."""
+        merged: list[Delta] = []
+        for delta in self._deltas:
+            begins = self.blocks[delta.place].kind == "call" and not delta.text
+            if merged and merged[-1].place == delta.place and not begins and merged[-1].text:
+                merged[-1] = Delta(delta.place, merged[-1].text + delta.text)
+            else:
+                merged.append(delta)
+        self._deltas = []
+        return merged
+
+    def _open(self, kind: str) -> bool:
+        return bool(self.blocks) and self.blocks[-1].kind == kind
+
+    def _add(self, kind: Literal["text", "reasoning", "call"], text: str) -> None:
+        """Add to the last block, or to a new one where that is of another kind."""
+        if not self._open(kind):
+            self.blocks.append(Block(kind))
+        self.blocks[-1].text += text
+        self._deltas.append(Delta(len(self.blocks) - 1, text))
+
+    def _begin_call(self, name: str) -> None:
+        self._spaces = ""
+        self.blocks.append(Block("call", name=name))
+        self._deltas.append(Delta(len(self.blocks) - 1, ""))
+
+    def _argue(self, text: str) -> None:
+        if text:
+            self._add("call", text)
+
+    def _say(self, text: str) -> None:
+        self._show("text", text)
+
+    def _think(self, text: str) -> None:
+        self._show("reasoning", text)
+
+    def _show(self, kind: Literal["text", "reasoning"], text: str) -> None:
+        """Add text but for spaces at its end, which go out with what follows them."""
+        whole = self._spaces + text
+        text = whole.rstrip()
+        self._spaces = whole[len(text) :]
+        if text and not self._open(kind) and (self.blocks or self._thought):
+            text = text.lstrip()
+        if text:
+            self._add(kind, text)
+
+    # -- the machine: each step is given a character and returns the next one --------------------
+
+    def _answer(self, *, begun: bool) -> Steps:
+        char = yield
+        if begun:
+            char = yield from self._thoughts(char)
+        think = self._thinking[:1]
+        fresh = self._calls.bare
+        while char:
+            if fresh:
+                char = yield from self._space(char, self._say)
+                char = yield from self._objects(char)
+            found, char = yield from self._until((*self._calls.openings, *think), char, self._say)
+            fresh = found in think and self._calls.bare
+            if found in think:
+                char = yield from self._thoughts(char)
+            elif found:
+                char = yield from self._opened(found, char)
+        return ""
+
+    def _thoughts(self, char: str) -> Steps:
+        self._thought = True
+        _, char = yield from self._until(self._thinking[1:], char, self._think)
+        self._spaces = ""
+        return char
+
+    def _until(
+        self, markers: tuple[str, ...], char: str, take: Take
+    ) -> Generator[None, str, tuple[str, str]]:
+        """Take text up to one of the markers; return that and the character after it."""
+        held = ""
+        while char:
+            held += char
+            while held and not any(marker.startswith(held) for marker in markers):
+                take(held[0])
+                held = held[1:]
+            char = yield
+            if held in markers:
+                return held, char
+        take(held)
+        return "", ""
+
+    def _space(self, char: str, take: Take = str) -> Steps:
+        while char and char in _SPACES:
+            take(char)
+            char = yield
+        return char
+
+    def _opened(self, opening: str, char: str) -> Steps:
+        """Read the calls after an opening, and what closes them."""
+        raw = [opening]
+        char = yield from self._space(char, raw.append)
+        listed = opening.endswith("[") or char == "["
+        if char == "[":
+            raw.append(char)
+            char = yield from self._space((yield), raw.append)
+        if char == "{":
+            char = yield from self._objects(char, "".join(raw))
+            if listed and char == "]":
+                char = yield
+        elif char and self._calls.named and not listed:
+            char = yield from self._named(char)
+        else:
+            self._say("".join(raw))
+            return char
+        char = yield from self._space(char, self._say)
+        held = ""
+        closing = self._calls.closing
+        while char and held != closing and closing.startswith(held + char):
+            held += char
+            char = yield
+        if held != closing:
+            self._say(held)
+        return char
+
+    def _objects(self, char: str, before: str = "") -> Steps:
+        """Read calls as JSON objects, with what may stand between them."""
+        while char == "{":
+            char = yield from self._call(char, before)
+            before = ""
+            char = yield from self._space(char, self._say)
+            if char and char in ",;" and self._open("call"):
+                char = yield from self._space((yield))
+        return char
+
+    def _named(self, char: str) -> Steps:
+        """Read a call whose name stands before its arguments."""
+        name = ""
+        while char and char not in "[{":
+            name += char
+            char = yield
+        while char and char != "{":  # [CALL_ID], the call's id, [ARGS]
+            char = yield
+        self._begin_call(name.strip())
+        return (yield from self._value(char, self._argue))
+
+    def _call(self, char: str, before: str) -> Steps:
+        """Read a JSON object: a call, or text, with what stood before, where it is none."""
+        raw = [before, char]
+        name = arguments = ""
+        begun = False
+        char = yield from self._space((yield), raw.append)
+        while char == '"':
+            start = len(raw)
+            char = yield from self._string(char, raw.append)
+            key = _loaded("".join(raw[start:]))
+            char = yield from self._space(char, raw.append)
+            if char != ":" or key not in _KEYS:
+                break
+            raw.append(char)
+            char = yield from self._space((yield), raw.append)
+            start = len(raw)
+            streamed = begun and key in _ARGUMENTS and char == "{"
+            char = yield from self._value(char, self._argue if streamed else raw.append)
+            value = "".join(raw[start:])
+            if key == "name" and not begun:
+                name = str(_loaded(value))
+                if not self._is_call(name):
+                    break
+                begun = True
+                self._begin_call(name)
+                self._argue(arguments)
+            elif key in _ARGUMENTS and not streamed:
+                # Some models write the arguments as a string that holds JSON.
+                arguments = str(_loaded(value)) if value.startswith('"') else value
+                if begun:
+                    self._argue(arguments)
+            char = yield from self._space(char, raw.append)
+            if char == ",":
+                raw.append(char)
+                char = yield from self._space((yield), raw.append)
+        if not begun:
+            self._say("".join(raw))
+        elif char == "}":
+            if not self.blocks[-1].text:
+                self._argue("{}")
+            char = yield
+        return char
+
+    def _is_call(self, name: str) -> bool:
+        return bool(name) and (not self._calls.bare or name in self._names)
+
+    def _value(self, char: str, take: Take) -> Steps:
+        """Take one JSON value."""
+        if char == '"':
+            return (yield from self._string(char, take))
+        depth = 0
+        while char:
+            if depth and char == '"':
+                char = yield from self._string(char, take)
+                continue
+            if not depth and char in ",}]" + _SPACES:
+                return char
+            take(char)
+            depth += (char in "{[") - (char in "}]")
+            closed = not depth and char in "}]"
+            char = yield
+            if closed:
+                return char
+        return ""
+
+    def _string(self, char: str, take: Take) -> Steps:
+        """Take one JSON string."""
+        escaped = True  # the quote that begins it does not end it
+        while char:
+            take(char)
+            if char == '"' and not escaped:
+                return (yield)
+            escaped = not escaped and char == "\\"
+            char = yield
+        return ""
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""Structured output: what a grammar costs and saves, and whether answers fit it."""

@@ -1,0 +1,270 @@
+"""What a grammar costs, what it saves, and whether every answer fits it.
+
+Masks cost time: a free text is compared with the same text under a grammar that allows all texts.
+What a grammar forces saves passes: forms are answered by plain constrained decoding and as they
+are served, in turns. Then every schema is answered plainly and alone, as it is served, and among
+others: each answer that was not cut must parse and validate, and all ways must come to the same
+tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from bench.models import BenchModel, Progress
+from bench.structured.schemas import FORMS, SCHEMAS
+from bench.tools.report import Outcome, Table, Wanted, spread, wanted_table, yes
+from bench.tools.stats import Summary, ratios
+from specops.engine.engine import NO_DRAFTER, Engine
+from specops.request import (
+    GRAMMAR,
+    FinishReason,
+    GenerationRequest,
+    GenerationStats,
+    Grammar,
+    GrammarKind,
+    Output,
+    SamplingParams,
+)
+
+_ANY_TEXT = Grammar(GrammarKind.REGEX, r"(.|\n)*")
+_FREE_TOKENS = 128
+_LEAST_SPEEDUP, _LEAST_SHARE = 1.5, 0.95
+_ids = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    rounds: int
+    schemas: int | None = None  # the first so many; None: all
+    form_tokens: int = 600  # most of a form
+    schema_tokens: int = 128
+    at_once: int = 8
+
+
+FULL = Plan(rounds=3)
+QUICK = Plan(rounds=1, schemas=3, form_tokens=40, schema_tokens=24)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one request."""
+
+    text: str
+    tokens: tuple[int, ...]
+    origins: Counter[str]
+    finish: FinishReason
+    stats: GenerationStats
+
+
+def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
+    """Measure masks and forms, then check the schemas."""
+    engine = Engine.load(model.settings)
+    masks = _masks(engine, plan, progress)
+    forms = {name: _form(engine, name, schema, plan, progress) for name, schema in FORMS.items()}
+    checked = _check(engine, plan, progress)
+    speed = [ratio.median for ratio in (Summary.of(form["speedups"]) for form in forms.values())]
+    wanted = [
+        Wanted("any text under a grammar: of its speed without", _LEAST_SHARE, masks.median),
+        *(
+            Wanted(f"{name}: of plain constrained decoding", _LEAST_SPEEDUP, value)
+            for name, value in zip(forms, speed, strict=True)
+        ),
+    ]
+    tables = [
+        Table(
+            f"Forms: {model.title}",
+            ("form", "tokens", "plain tok/s", "served tok/s", "speedup", "tok/jump", "forced"),
+            [_row(name, form) for name, form in forms.items()],
+            (f"{plan.rounds} rounds, plain constrained decoding and served in turns, greedy; "
+             "forced: share of tokens that the grammar left no choice about",),
+        ),
+        wanted_table("Wanted of structured output", wanted),
+        Table(
+            f"Schemas: {model.title}",
+            ("schemas", "complete", "valid of these", "cut", "same tokens in all ways"),
+            [(str(checked["schemas"]), str(checked["complete"]), str(checked["valid"]),
+              str(checked["cut"]), yes(not checked["differing"]))],
+            (f"greedy and seeded by turns, {plan.schema_tokens} tokens at most; plainly and alone, "
+             f"served alone, and served {plan.at_once} at once",
+             *(f"invalid: {name}" for name in checked["invalid"]),
+             *(f"differing: {name}" for name in checked["differing"])),
+        ),
+    ]  # fmt: skip
+    result = {
+        "model": model.key,
+        "plan": asdict(plan),
+        "any_text": asdict(masks),
+        "forms": forms,
+        "schemas": checked,
+        "wanted": [asdict(line) for line in wanted],
+    }
+    return Outcome(result, tables, sound=not checked["invalid"] and not checked["differing"])
+
+
+def _masks(engine: Engine, plan: Plan, progress: Progress) -> Summary:
+    """The speed of a text under a grammar that allows all, as a share of its speed without."""
+    prompt = _prompt(engine, "Tell a long story about a lighthouse.")
+    rates: dict[str, list[float]] = {"free": [], "masked": []}
+    for number in range(plan.rounds):
+        progress(f"any text, round {number + 1} of {plan.rounds}")
+        for name, grammar in (("free", None), ("masked", _ANY_TEXT)):
+            request = _request(prompt, grammar, _FREE_TOKENS, drafter=NO_DRAFTER)
+            (answer,) = _answers(engine, [request])
+            rates[name].append(answer.stats.tokens_per_second)
+    return Summary.of(ratios(rates["masked"], rates["free"]))
+
+
+def _form(
+    engine: Engine, name: str, schema: dict[str, Any], plan: Plan, progress: Progress
+) -> dict[str, Any]:
+    """One form's speeds: decoded plainly, and as it is served."""
+    prompt = _prompt(engine, f"Write the data of a {name} as JSON.")
+    ways = {"plain": NO_DRAFTER, "served": engine.info.default_drafter}
+    answers: dict[str, list[Answer]] = {way: [] for way in ways}
+    for number in range(plan.rounds):
+        progress(f"{name}, round {number + 1} of {plan.rounds}")
+        for way, drafter in ways.items():
+            request = _request(prompt, _grammar(schema), plan.form_tokens, drafter=drafter)
+            answers[way] += _answers(engine, [request])
+    rates = {
+        way: [item.stats.tokens_per_second for item in found] for way, found in answers.items()
+    }
+    last = answers["served"][-1]
+    return {
+        "tokens": len(last.tokens),
+        "rates": rates,
+        "speedups": ratios(rates["served"], rates["plain"]),
+        "tokens_per_jump": last.stats.tokens_per_jump,
+        "origins": dict(last.origins),
+        "equal": all(item.tokens == last.tokens for found in answers.values() for item in found),
+    }
+
+
+def _row(name: str, form: dict[str, Any]) -> tuple[str, ...]:
+    plain, served = (Summary.of(form["rates"][way]).median for way in ("plain", "served"))
+    return (
+        name,
+        str(form["tokens"]),
+        f"{plain:.1f}",
+        f"{served:.1f}",
+        spread(Summary.of(form["speedups"])),
+        f"{form['tokens_per_jump']:.2f}",
+        f"{form['origins'].get(GRAMMAR, 0) / form['tokens']:.0%}",
+    )
+
+
+def _check(engine: Engine, plan: Plan, progress: Progress) -> dict[str, Any]:
+    """Answer every schema in all ways."""
+    names = list(SCHEMAS)[: plan.schemas]
+    requests = []
+    for index, name in enumerate(names):
+        prompt = _prompt(engine, f"Write JSON, {name}.")
+        request = _request(prompt, _grammar(SCHEMAS[name]), plan.schema_tokens, drafter=NO_DRAFTER)
+        if index % 2:
+            drawn = replace(request.sampling, temperature=0.8, seed=index)
+            request = replace(request, sampling=drawn)
+        requests.append(request)
+    plain: list[Answer] = []
+    for number, request in enumerate(requests):
+        if number % 50 == 0:
+            progress(f"schema {number + 1} of {len(requests)}")
+        plain += _answers(engine, [request])
+    served = [replace(item, drafter=engine.info.default_drafter, k_draft=8) for item in requests]
+    progress("the same as they are served")
+    alone = [answer for request in served for answer in _answers(engine, [request])]
+    progress(f"the same, {plan.at_once} at once")
+    together: list[Answer] = []
+    for start in range(0, len(served), plan.at_once):
+        together += _answers(engine, served[start : start + plan.at_once])
+    complete = [
+        name
+        for name, answer in zip(names, plain, strict=True)
+        if answer.finish == FinishReason.STOP
+    ]
+    texts = dict(zip(names, plain, strict=True))
+    invalid = [name for name in complete if not fits(texts[name].text, SCHEMAS[name])]
+    differing = [
+        name
+        for name, *found in zip(names, plain, alone, together, strict=True)
+        if len({answer.tokens for answer in found}) > 1
+    ]
+    return {
+        "schemas": len(names),
+        "complete": len(complete),
+        "valid": len(complete) - len(invalid),
+        "cut": len(names) - len(complete),
+        "invalid": invalid,
+        "differing": differing,
+    }
+
+
+def fits(text: str, schema: dict[str, Any]) -> bool:
+    """Whether a text is JSON that the schema allows."""
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return Draft202012Validator(
+        schema, format_checker=Draft202012Validator.FORMAT_CHECKER
+    ).is_valid(content)
+
+
+def _grammar(schema: dict[str, Any]) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def _prompt(engine: Engine, question: str) -> tuple[int, ...]:
+    """The tokens of a question, in the model's own template where it has one."""
+    if engine.info.chat:
+        return engine.encode_chat(engine.render_chat([{"role": "user", "content": question}]))
+    return engine.encode(question)
+
+
+def _request(
+    prompt: tuple[int, ...], grammar: Grammar | None, most: int, *, drafter: str
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id="",
+        prompt_tokens=prompt,
+        max_new_tokens=most,
+        sampling=SamplingParams(grammar=grammar),
+        drafter=drafter,
+        k_draft=0 if drafter == NO_DRAFTER else 8,
+        adaptive=True,
+    )
+
+
+def _answers(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Answer]:
+    """Run requests together to their ends."""
+    named = [replace(engine.admit(item), request_id=str(next(_ids))) for item in requests]
+    outputs: dict[str, list[Output]] = {item.request_id: [] for item in named}
+    for item in named:
+        engine.scheduler.add(item)
+    while engine.scheduler.busy:
+        for output in engine.scheduler.step().outputs:
+            outputs[output.request_id].append(output)
+    return [_answer(outputs[item.request_id]) for item in named]
+
+
+def _answer(outputs: Sequence[Output]) -> Answer:
+    last = outputs[-1]
+    if last.stats is None or last.finish not in (FinishReason.STOP, FinishReason.LENGTH):
+        raise RuntimeError(f"a request ended with {last.finish}: {last.error}")
+    pieces = [piece for output in outputs for piece in output.pieces]
+    return Answer(
+        "".join(piece.text for piece in pieces),
+        tuple(piece.token for piece in pieces),
+        Counter(piece.origin for piece in pieces),
+        last.finish,
+        last.stats,
+    )

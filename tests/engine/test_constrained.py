@@ -1,0 +1,265 @@
+"""Answers follow their grammar, and drafts change nothing about it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import chi2_contingency
+
+from specops.engine.scheduler import Scheduler
+from specops.request import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
+from specops.runtime.sampling import filtered_probs
+from specops.speculation.drafters.base import Draft, DraftRequest, LookupDrafter
+from tests.simulated_target import (
+    Served,
+    SimulatedTarget,
+    Text,
+    make_request,
+    make_scheduler,
+    serve,
+)
+
+TEXT = Text(vocab_size=4096)  # all tokens of the demo pair
+PATTERN = r"([a-z]{2,4}-){4}(left|right)[0-9]{1,3};"
+GRAMMAR = Grammar(GrammarKind.REGEX, PATTERN)
+GREEDY = SamplingParams(grammar=GRAMMAR)
+SEEDED = SamplingParams(0.9, top_k=400, seed=7, grammar=GRAMMAR)
+PROMPT = tuple(range(40, 52))
+ENDS = frozenset({0})
+
+
+class Known(LookupDrafter):
+    """Proposes what it knows to follow, with a wrong token now and then."""
+
+    name = "known"
+
+    def __init__(self, tokens: Sequence[int], right: float) -> None:
+        self._tokens, self._right = tuple(tokens), right
+        self._rng = np.random.default_rng(5)
+
+    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+        start = len(tokens) - len(PROMPT)
+        found = np.array(self._tokens[start : start + count], int)
+        wrong = self._rng.random(len(found)) >= self._right
+        return Draft(tuple(np.where(wrong, found ^ 1, found).tolist()))
+
+
+class Drawing(LookupDrafter):
+    """Draws as a draft model does: from a distribution of its own that knows no grammar.
+
+    One that `leaves_out` what the grammar forbids does what the engine must not do.
+    """
+
+    runs_model = True
+
+    def __init__(self, name: str, *, leaves_out: bool = False) -> None:
+        self.name, self._leaves_out = name, leaves_out
+
+    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+        return Draft()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        drafts = []
+        for item in requests:
+            logits = np.random.default_rng(9).standard_normal((item.count, 4096)) * 0.1
+            logits[:, SIGNS] += (25, 18, 24, 20)
+            probs = filtered_probs(logits.astype(np.float32), item.sampling)
+            tokens = [int(item.rng.choice(4096, p=row / row.sum())) for row in probs]
+            if self._leaves_out and tokens[0] not in SIGNS[1:]:
+                tokens = []
+            drafts.append(Draft(tuple(tokens), probs))
+        return drafts
+
+    def backlog(self, slot: int, length: int) -> int:
+        return 1
+
+
+SIGNS = [32, 94, 62, 64]  # "@", "~", "^", "`"
+
+
+def made(*drafters: LookupDrafter) -> Scheduler:
+    target = SimulatedTarget(text=TEXT)
+    return make_scheduler(target, {item.name: item for item in drafters}, end_tokens=ENDS)
+
+
+def request(sampling: SamplingParams, **fields: object) -> GenerationRequest:
+    return make_request(PROMPT, **{"output": 60, "ignore_eos": False, **fields}, sampling=sampling)
+
+
+def text(served: Served, asked: GenerationRequest) -> str:
+    return "".join(output.text for output in served.outputs[asked.request_id])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, replace(SEEDED, seed=None)])
+def test_an_answer_matches_its_grammar_and_stops_there(sampling: SamplingParams) -> None:
+    asked = request(sampling)
+    served = serve(made(), asked)
+    assert re.fullmatch(PATTERN, text(served, asked))
+    assert served.finish(asked) is FinishReason.STOP
+
+
+def test_a_grammar_that_may_end_ends_by_an_end_token() -> None:
+    """Also where end tokens do not count: nothing else says that the answer is complete."""
+    grammar = Grammar(GrammarKind.REGEX, "(ab)*c?")
+    asked = request(SamplingParams(1.5, seed=1, grammar=grammar), ignore_eos=True)
+    served = serve(made(), asked)
+    assert served.finish(asked) is FinishReason.STOP
+    assert re.fullmatch("(ab)*c?", text(served, asked))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("right", [1.0, 0.7, 0.0])
+def test_drafts_change_no_token(sampling: SamplingParams, right: float) -> None:
+    plain = request(sampling)
+    tokens = serve(made(), plain).tokens(plain)
+    for k_draft in (1, 3, 8):
+        asked = request(sampling, drafter="known", k_draft=k_draft)
+        served = serve(made(Known(tokens, right)), asked)
+        assert served.tokens(asked) == tokens
+        origins = {
+            piece.origin for output in served.outputs[asked.request_id] for piece in output.pieces
+        }
+        assert ("known" in origins) == (right > 0)
+
+
+FORM = Grammar(
+    GrammarKind.REGEX,
+    r'\{"first name": "[a-z]{1,5}", "family name": "[a-z]{1,5}", "ok": (true|no)\}',
+)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), replace(SEEDED, top_k=0)])
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_what_the_grammar_forces_needs_no_step_of_its_own(
+    sampling: SamplingParams, logprobs: int | None
+) -> None:
+    sampling = replace(sampling, grammar=FORM)
+    plain = request(sampling, logprobs=logprobs)
+    expected = serve(made(), plain)
+    pieces = [piece for output in expected.outputs[plain.request_id] for piece in output.pieces]
+    for known, right in (((), 1.0), ([piece.token for piece in pieces], 0.7)):
+        asked = request(sampling, logprobs=logprobs, drafter="known", k_draft=3, adaptive=False)
+        served = serve(made(Known(known, right)), asked)
+        found = [piece for output in served.outputs[asked.request_id] for piece in output.pieces]
+        assert [replace(piece, origin="") for piece in found] == [
+            replace(piece, origin="") for piece in pieces
+        ]
+        forced = [piece for piece in found if piece.origin == "grammar"]
+        assert '"family name": "' in "".join(piece.text for piece in found)
+        assert len(forced) > len(found) / 3
+        stats = served.stats(asked)
+        assert stats.sequence_steps < len(found) - len(forced) + 1
+        drafts = [item for result in served.results if result.stats for item in result.stats.drafts]
+        mine = [item for item in drafts if item.drafter == "grammar"]
+        assert sum(item.draft_tokens for item in mine) == len(forced)
+        assert sum(item.accepted for item in drafts) == stats.accepted_tokens
+        assert {piece.origin for piece in found} <= {"grammar", "known", "target"}
+
+
+def test_plain_decoding_computes_what_is_forced_token_by_token() -> None:
+    """As it is asked for by name, or by no draft tokens: the measure of all others."""
+    for fields in ({}, {"drafter": "known", "k_draft": 0}):
+        asked = request(SamplingParams(grammar=FORM), **fields)
+        served = serve(made(Known((), 1.0)), asked)
+        assert served.stats(asked).sequence_steps == served.stats(asked).generated_tokens - 1
+
+
+@pytest.mark.parametrize("most", range(1, 40, 4))
+def test_forced_tokens_overrun_neither_the_limit_nor_the_pass(most: int) -> None:
+    plain = request(SamplingParams(grammar=FORM), output=most)
+    tokens = serve(made(), plain).tokens(plain)
+    requests = [
+        request(SamplingParams(grammar=FORM), output=most, drafter="known", k_draft=2)
+        for _ in range(8)
+    ]
+    target = SimulatedTarget(text=TEXT, max_tokens=8 * 5)
+    served = serve(
+        make_scheduler(target, {"known": Known(tokens, 1.0)}, end_tokens=ENDS), *requests
+    )
+    for asked in requests:
+        assert served.tokens(asked) == tokens
+
+
+def test_requests_beside_each_other_follow_their_own_grammars() -> None:
+    kinds = [GREEDY, SEEDED, replace(SEEDED, seed=3), SamplingParams(1.0, seed=3)]
+    alone = []
+    for sampling in kinds:
+        asked = request(sampling)
+        alone.append(serve(made(), asked).tokens(asked))
+    requests = [request(sampling) for sampling in kinds]
+    served = serve(made(), *requests)
+    assert [served.tokens(asked) for asked in requests] == alone
+
+
+def test_probabilities_are_the_targets_own() -> None:
+    """Whatever the grammar allows: as they are for a request without one."""
+    asked = request(GREEDY, logprobs=1)
+    served = serve(made(), asked)
+    pieces = [piece for output in served.outputs[asked.request_id] for piece in output.pieces]
+    free = make_request(PROMPT, 1, sampling=SamplingParams(), logprobs=1)
+    (first,) = [
+        piece for output in serve(made(), free).outputs[free.request_id] for piece in output.pieces
+    ]
+    assert pieces[0].token != first.token
+    assert pieces[0].logprob is not None
+    assert first.logprob is not None
+    assert pieces[0].logprob.top == first.logprob.top
+
+
+def drawn(drafter: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """How often each token is second, of 700 answers of three signs that are no "@"."""
+    grammar = Grammar(GrammarKind.REGEX, "[~^`]{3}")
+    sampling = SamplingParams(2.0, grammar=grammar)
+    scheduler = made(Drawing("drawing"), Drawing("leaving", leaves_out=True))
+    requests = [request(sampling, drafter=drafter, k_draft=1, output=3) for _ in range(700)]
+    for asked in requests:
+        scheduler.add(asked)
+    for number, sequence in enumerate(scheduler.waiting):
+        sequence.rng = np.random.default_rng([number, len(drafter)])
+    served = serve(scheduler)
+    found = np.zeros(4096, np.int64)
+    for asked in requests:
+        found[served.tokens(asked)[1]] += 1
+    return found[found > 0]
+
+
+def test_drawn_draft_tokens_leave_the_distribution_as_it_is() -> None:
+    plain, drafted = drawn("none"), drawn("drawing")
+    assert len(plain) == len(drafted) > 2
+    assert chi2_contingency(np.stack([plain, drafted])).pvalue > 1e-3
+
+
+def test_to_leave_a_forbidden_draft_token_out_would_show() -> None:
+    """The wrong rule: a draft without the token, so that nothing is rejected."""
+    assert chi2_contingency(np.stack([drawn("none"), drawn("leaving")])).pvalue < 1e-3
+
+
+def test_a_grammar_that_becomes_too_complex_ends_its_own_request_alone() -> None:
+    grammar = Grammar(GrammarKind.REGEX, "(((a{50,100}){50,100}){50,100}){50,100}")
+    hostile, other = request(SamplingParams(1.0, seed=1, grammar=grammar)), request(GREEDY)
+    served = serve(made(), hostile, other)
+    assert served.finish(hostile) is FinishReason.GRAMMAR
+    assert served.finish(other) is FinishReason.STOP
+    assert re.fullmatch(PATTERN, text(served, other))
+
+
+def test_a_stop_string_ends_a_constrained_answer_as_any_other() -> None:
+    asked = request(GREEDY, stop=("-",))
+    served = serve(made(), asked)
+    assert served.finish(asked) is FinishReason.STOP
+    assert "-" not in text(served, asked)
+
+
+def test_json_has_what_its_schema_asks_for() -> None:
+    parts = {"a": {"type": "integer", "maximum": 999}, "b": {"enum": ["x", "y"]}}
+    schema = {"type": "object", "properties": parts, "required": ["a", "b"]}
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema | {"additionalProperties": False}))
+    asked = request(SamplingParams(1.0, seed=2, grammar=grammar))
+    content = json.loads(text(serve(made(), asked), asked))
+    assert set(content) == {"a", "b"}
+    assert content["b"] in ("x", "y")

@@ -1,0 +1,66 @@
+"""`python -m tests.fuzz --seconds 60`: the kernels under sanitizers and all readers of files.
+
+Half of the time goes to the kernels. With `--cases` it is as many cases for each reader, whatever
+time that takes, and many more for the kernels, whose cases take a tenth of a millisecond. Prints
+how many cases ran; ends with 1 on the first finding, whose seed is told: `--seed` begins with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.fuzz import kernels
+from tests.fuzz.parsers import READERS, FindingError, Subject
+
+KERNEL_CASES = 100  # for one of each reader
+MOST_MEMORY = 4 << 30  # of addresses; tables of the most positions that may be are 1.5 GB of them
+
+
+def main() -> int:
+    """Run for as long as asked; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--cases", type=int, default=0, help="of each reader, instead of a time")
+    parser.add_argument("--seed", type=int, help="of the first case; random if not given")
+    parser.add_argument("--only", choices=["kernels", *READERS], help="one subject alone")
+    options = parser.parse_args()
+    names = [name for name in READERS if options.only in (None, name)]
+    share = options.seconds / 2 if options.only is None else options.seconds
+    seed = time.time_ns() >> 20 << 20 if options.seed is None else options.seed
+    status = 0
+    with tempfile.TemporaryDirectory() as folder:
+        if options.only in (None, "kernels"):
+            program = kernels.build(Path(folder))
+            status |= kernels.run(program, options.cases * KERNEL_CASES, share, seed)
+        # What a reader sets aside because a file claims it is a finding, too.
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        for name in names:
+            subject = Subject(name, Path(folder) / name)
+            status |= _read(subject, options.cases, share / len(names), seed)
+    return int(status != 0)
+
+
+def _read(subject: Subject, cases: int, seconds: float, first: int) -> int:
+    end = time.monotonic() + seconds
+    read = count = 0
+    for seed in itertools.count(first):
+        if count == cases if cases else time.monotonic() >= end:
+            break
+        try:
+            read += subject.run(seed)
+        except FindingError as finding:
+            print(finding, file=sys.stderr)
+            return 1
+        count += 1
+    print(f"{subject.name}: {count:,} damaged files, {read:,} of them read all the same")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,518 @@
+// Gives the kernels what ONNX Runtime and Python could give them, right and wrong.
+//
+//   kernels CASES SECONDS SEED      as many cases, or if that is 0 for as long
+//
+// The operators are called through a table of functions as ONNX Runtime's is. Every tensor lies in
+// memory of exactly its size, so that the address sanitizer sees each byte too far. All kernels of
+// the processor compute each case, in another order or on other threads, into memory filled with
+// something else, and must agree to the bit; a NaN agrees with every other one. A wrong case must
+// be refused or computed. The case that fails is told by its seed.
+
+#include "attention.h"
+#include "matmul.h"
+#include "operators.h"
+#include "processor.h"
+#include "sampling.h"
+#include "suffixes.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+int specops_force_kernel(const char *name);
+int specops_filter(const float *, int64_t, int64_t, const Filter *, float *);
+void specops_mask(float *, int64_t, int64_t, const uint32_t *, int64_t);
+int64_t specops_draw(const float *, int64_t, double);
+int64_t specops_race(const float *, int64_t, uint64_t, uint64_t);
+int64_t specops_block_bytes(int64_t, int64_t, int64_t, int);
+
+enum { KERNELS = 3, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16 };
+static const char *const NAMES[KERNELS] = {"plain C", "AVX2", "AVX512-VNNI"};
+
+static uint64_t state, seed;
+static uint64_t executions, refusals;
+
+static void tell_seed(int number) {  // the sanitizers abort, too
+    (void)number;
+    fprintf(stderr, "seed of the case: %llu\n", (unsigned long long)seed);
+}
+
+static void check(int right, const char *what) {
+    if (right) return;
+    fprintf(stderr, "kernels disagree: %s\n", what);
+    abort();
+}
+
+static uint64_t random_word(void) {  // SplitMix64
+    uint64_t z = state += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+static int64_t below(int64_t count) { return (int64_t)(random_word() % (uint64_t)count); }
+static int64_t from_to(int64_t first, int64_t last) { return first + below(last - first + 1); }
+static int one_in(int64_t count) { return below(count) == 0; }
+
+static int64_t odd_number(void) {
+    static const int64_t ODD[] = {0, 1, 2, 3, 7, 8, 31, 32, 33, 64, 255, 256, 257, 1024, 1025,
+                                  1 << 24, (1 << 24) + 1, 1 << 30, (1ll << 31) - 1, 1ll << 31,
+                                  1ll << 32, 1ll << 40, 1ll << 61, INT64_MAX, INT64_MAX - 1};
+    const int64_t number = ODD[below(sizeof ODD / sizeof *ODD)];
+    return one_in(3) ? -number - one_in(2) : number;
+}
+
+static float odd_float(void) {
+    static const float ODD[] = {0.0f, -0.0f, NAN, INFINITY, -INFINITY, 1e-45f, 1e-38f, 1e-30f,
+                                3.4e38f, -3.4e38f, 1.0f, 127.5f, -86.5f, 88.8f, 65504.0f, 65520.0f};
+    if (one_in(4)) {
+        const uint32_t bits = (uint32_t)random_word();
+        float any;
+        memcpy(&any, &bits, sizeof any);
+        return any;
+    }
+    return ODD[below(sizeof ODD / sizeof *ODD)];
+}
+
+// How often numbers are odd: never, seldom or always.
+static int64_t oddness(void) { return (int64_t[]){0, 0, 50, 3, 1}[below(5)]; }
+
+static float some_float(int64_t odd) {
+    if (odd && one_in(odd)) return odd_float();
+    return (float)(int16_t)random_word() / 8192.0f;
+}
+
+// -- what ONNX Runtime is to the operators ---------------------------------------------------------
+
+struct OrtValue {
+    void *data;
+    int64_t dimensions[MOST_RANK];
+    size_t count;
+};
+struct OrtStatus { char message[1]; };
+typedef struct { const char *name; int64_t whole; float real; } Attribute;
+struct OrtKernelInfo { Attribute attributes[MOST_ATTRIBUTES]; size_t count; };
+struct OrtKernelContext { OrtValue *inputs[MOST_TENSORS]; OrtValue output; int fill, order; };
+
+static OrtStatus refused;
+
+static OrtStatus *create_status(int code, const char *message) {
+    (void)code, (void)message;
+    return &refused;
+}
+
+static const Attribute *attribute(const OrtKernelInfo *info, const char *name) {
+    for (size_t i = 0; i < info->count; i++)
+        if (!strcmp(info->attributes[i].name, name)) return info->attributes + i;
+    return NULL;
+}
+
+static OrtStatus *get_whole(const OrtKernelInfo *info, const char *name, int64_t *out) {
+    const Attribute *found = attribute(info, name);
+    if (!found) return &refused;
+    return *out = found->whole, NULL;
+}
+
+static OrtStatus *get_real(const OrtKernelInfo *info, const char *name, float *out) {
+    const Attribute *found = attribute(info, name);
+    if (!found) return &refused;
+    return *out = found->real, NULL;
+}
+
+static OrtStatus *get_input(const OrtKernelContext *context, size_t index, const OrtValue **out) {
+    return *out = context->inputs[index], NULL;
+}
+
+static OrtStatus *get_data(OrtValue *value, void **out) { return *out = value->data, NULL; }
+
+static OrtStatus *get_shape(const OrtValue *value, OrtShape **out) {
+    return *out = (OrtShape *)value, NULL;
+}
+
+static OrtStatus *get_count(const OrtShape *shape, size_t *out) {
+    return *out = ((const OrtValue *)shape)->count, NULL;
+}
+
+static OrtStatus *get_dimensions(const OrtShape *shape, int64_t *values, size_t count) {
+    memcpy(values, ((const OrtValue *)shape)->dimensions, count * sizeof *values);
+    return NULL;
+}
+
+static void release_shape(OrtShape *shape) { (void)shape; }
+
+// Elements of a tensor that ONNX Runtime could hold; -1: none of so many.
+static int64_t elements(const int64_t *dimensions, size_t count) {
+    int64_t all = 1;
+    for (size_t i = 0; i < count; i++)
+        if (!dimensions[i]) return 0;
+    for (size_t i = 0; i < count; i++) {
+        if (dimensions[i] < 0 || all > (1 << 22) / dimensions[i]) return -1;
+        all *= dimensions[i];
+    }
+    return all;
+}
+
+static OrtStatus *get_output(OrtKernelContext *context, size_t index, const int64_t *shape,
+                             size_t count, OrtValue **out) {
+    const int64_t bytes = elements(shape, count) * (int64_t)sizeof(float);
+    if (index || bytes < 0) return &refused;
+    context->output.count = count;
+    memcpy(context->output.dimensions, shape, count * sizeof *shape);
+    context->output.data = malloc((size_t)bytes);
+    memset(context->output.data, context->fill, (size_t)bytes);
+    return *out = &context->output, NULL;
+}
+
+typedef struct {
+    void (*work)(void *, size_t);
+    void *argument;
+    size_t count;
+    _Atomic size_t next;
+} Work;
+
+static void *take(void *given) {
+    Work *work = given;
+    for (size_t i; (i = work->next++) < work->count;) work->work(work->argument, i);
+    return NULL;
+}
+
+static OrtStatus *parallel(const OrtKernelContext *context, void (*work)(void *, size_t),
+                           size_t count, size_t batches, void *argument) {
+    (void)batches;
+    Work all = {work, argument, count, 0};
+    pthread_t threads[4];
+    const int more = context->order > 1 ? context->order - 1 : 0;
+    for (int i = 0; i < more; i++)
+        if (pthread_create(threads + i, NULL, take, &all)) abort();
+    if (context->order == 1) for (size_t i = count; i-- > 0;) work(argument, i);
+    else take(&all);
+    for (int i = 0; i < more; i++) pthread_join(threads[i], NULL);
+    return NULL;
+}
+
+static const OrtApi API = {.CreateStatus = create_status,
+                           .GetTensorMutableData = get_data,
+                           .GetDimensionsCount = get_count,
+                           .GetDimensions = get_dimensions,
+                           .GetTensorTypeAndShape = get_shape,
+                           .KernelInfoGetAttribute_float = get_real,
+                           .KernelInfoGetAttribute_int64 = get_whole,
+                           .KernelContext_GetInput = get_input,
+                           .KernelContext_GetOutput = get_output,
+                           .ReleaseTensorTypeAndShapeInfo = release_shape,
+                           .KernelContext_ParallelFor = parallel};
+
+// -- cases of the operators ------------------------------------------------------------------------
+
+typedef struct {
+    const OrtCustomOp *operator;
+    OrtKernelInfo info;
+    OrtValue inputs[MOST_TENSORS];
+    size_t count;
+    char *cache;  // what attention keeps: each kernel has its own
+    int64_t cache_bytes;
+} Case;
+
+static void put_attribute(Case *c, const char *name, int64_t whole, float real) {
+    c->info.attributes[c->info.count++] = (Attribute){name, whole, real};
+}
+
+static void *put_input(Case *c, size_t index, int64_t size, size_t count, const int64_t *shape) {
+    OrtValue *input = c->inputs + index;
+    input->count = count;
+    memcpy(input->dimensions, shape, count * sizeof *shape);
+    input->data = malloc((size_t)(elements(shape, count) * size));
+    if (index >= c->count) c->count = index + 1;
+    return input->data;
+}
+
+static void put_floats(Case *c, size_t index, int64_t odd, size_t count, const int64_t *shape) {
+    float *values = put_input(c, index, sizeof(float), count, shape);
+    for (int64_t i = 0; i < elements(shape, count); i++) values[i] = some_float(odd);
+}
+
+// Changes a tensor's shape; its memory has the new size. Its numbers are 0, or -1 where they are
+// blocks: two slots must not write the same one.
+static void reshape(OrtValue *input, int64_t size) {
+    int64_t shape[MOST_RANK];
+    size_t count = input->count;
+    memcpy(shape, input->dimensions, sizeof shape);
+    if (one_in(3)) {
+        count = (size_t)below(MOST_RANK + 1);
+        for (size_t i = input->count; i < count; i++) shape[i] = 1;
+    }
+    if (count) {
+        int64_t *one = shape + below((int64_t)count);
+        *one = one_in(3) ? odd_number() : *one + from_to(-1, 1);
+        if (one_in(4)) shape[below((int64_t)count)] = 1ll << 61;
+        if (one_in(4)) shape[below((int64_t)count)] = 0;
+    }
+    for (size_t i = 0; i < count; i++) if (shape[i] < 0) return;
+    const int64_t all = elements(shape, count);
+    if (all < 0) return;
+    free(input->data);
+    input->data = all || one_in(2) ? malloc((size_t)(all * size)) : NULL;
+    if (all) memset(input->data, size == 8 ? 0xFF : 0, (size_t)(all * size));
+    input->count = count;
+    memcpy(input->dimensions, shape, sizeof shape);
+}
+
+static void make_wrong(Case *c, const int64_t *sizes) {
+    const size_t index = (size_t)below((int64_t)c->count);
+    if (one_in(3)) {
+        Attribute *one = c->info.attributes + below((int64_t)c->info.count);
+        one->whole = odd_number(), one->real = odd_float();
+        if (one_in(8)) c->info.count--;
+    } else if (one_in(4)) {
+        free(c->inputs[index].data);
+        c->inputs[index] = (OrtValue){0};
+    } else if (c->inputs[index].count) reshape(c->inputs + index, sizes[index]);
+}
+
+static void product(Case *c) {
+    static const int64_t SIZES[] = {4, 1, 4};
+    const int64_t odd = oddness();
+    Shape shape = {.columns = from_to(1, one_in(32) ? 200 : 40),
+                   .depth = from_to(1, one_in(32) ? 1200 : 150), .block = 32 << below(4),
+                   .bits = one_in(2) ? 4 : 8, .zero_points = (int)below(3)};
+    if (one_in(6)) shape.block = 32 * from_to(1, 8);
+    const int bias = one_in(2);
+    c->operator = &MATMUL_OPERATOR;
+    put_attribute(c, "N", shape.columns, 0), put_attribute(c, "K", shape.depth, 0);
+    put_attribute(c, "block_size", shape.block, 0), put_attribute(c, "bits", shape.bits, 0);
+    put_attribute(c, "zero_points", shape.zero_points, 0), put_attribute(c, "bias", bias, 0);
+    const int64_t rows = one_in(4) ? from_to(0, 40) : from_to(1, 6);
+    const int64_t x[] = {1, rows, shape.depth};
+    const size_t rank = one_in(2) ? 2 : 3;
+    put_floats(c, 0, odd, rank, x + 3 - rank);
+    const int64_t bytes = tiles_of(&shape) * tile_bytes(&shape);
+    uint8_t *tiles = put_input(c, 1, 1, 1, &bytes);
+    for (int64_t i = 0; i < bytes; i += 8) {
+        const uint64_t word = random_word();
+        memcpy(tiles + i, &word, bytes - i < 8 ? (size_t)(bytes - i) : 8);
+    }
+    for (uint8_t *tile = tiles; tile < tiles + bytes; tile += tile_bytes(&shape))
+        for (int64_t block = 0; block < blocks_of(&shape); block++)
+            for (int64_t at = code_bytes(&shape); at < bytes_of_block(&shape); at += 4) {
+                const float scale = some_float(odd ? 10 * odd : 0);
+                memcpy(tile + block * bytes_of_block(&shape) + at, &scale, sizeof scale);
+            }
+    if (bias) put_floats(c, 2, odd, 1, &shape.columns);
+    if (one_in(4)) make_wrong(c, SIZES);
+}
+
+static void shuffle(int64_t *numbers, int64_t count) {
+    for (int64_t i = count - 1; i > 0; i--) {
+        const int64_t other = below(i + 1), number = numbers[i];
+        numbers[i] = numbers[other], numbers[other] = number;
+    }
+}
+
+static void attention(Case *c) {
+    static const int64_t SIZES[] = {4, 4, 4, 8, 8, 8, 4, 4, 4, 4, 4, 4};
+    const int64_t odd = oddness();
+    const int64_t layers = from_to(1, 3), kv_heads = from_to(1, 3), group = from_to(1, 4);
+    const int64_t size = 8 * from_to(1, one_in(32) ? 32 : 5), heads = kv_heads * group;
+    const int type = (int)below(TYPES);
+    c->operator = &ATTENTION_OPERATOR;
+    put_attribute(c, "layer", below(layers), 0), put_attribute(c, "layers", layers, 0);
+    put_attribute(c, "num_heads", heads, 0), put_attribute(c, "kv_num_heads", kv_heads, 0);
+    put_attribute(c, "head_size", size, 0), put_attribute(c, "rotary_interleaved", one_in(2), 0);
+    put_attribute(c, "window", one_in(2) ? 0 : from_to(1, 150), 0);
+    put_attribute(c, "scale", 0, one_in(8) ? some_float(2) : 0.25f);
+    put_attribute(c, "softcap", 0, one_in(2) ? 0 : 5.0f), put_attribute(c, "epsilon", 0, 1e-6f);
+    const int64_t slots = from_to(1, 3), most = from_to(1, 4), blocks = slots * most;
+    int64_t spans[3 * 3], order[3] = {0, 1, 2}, tokens = 0, count = from_to(0, slots);
+    shuffle(order, slots);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t longest = one_in(32) ? most * BLOCK : 4;
+        const int64_t start = below(most * BLOCK), room = most * BLOCK - start;
+        const int64_t length = below(room < longest ? room + 1 : longest + 1);
+        memcpy(spans + 3 * i, (int64_t[]){order[i], start, length}, 3 * sizeof *spans);
+        tokens += length;
+    }
+    const int packed = one_in(3);
+    const int64_t queries = heads * size, keys = kv_heads * size;
+    put_floats(c, 0, odd, 3, (int64_t[]){1, tokens, packed ? queries + 2 * keys : queries});
+    for (size_t i = 1; !packed && i < 3; i++) put_floats(c, i, odd, 3, (int64_t[]){1, tokens, keys});
+    memcpy(put_input(c, 3, 8, 2, (int64_t[]){count, 3}), spans, (size_t)count * 3 * sizeof *spans);
+    int64_t *tables = put_input(c, 4, 8, 2, (int64_t[]){slots, most});
+    for (int64_t i = 0; i < blocks; i++) tables[i] = i;
+    shuffle(tables, blocks);
+    const int64_t block = specops_block_bytes(layers, kv_heads, size, type);
+    c->cache_bytes = blocks * block;
+    c->cache = malloc((size_t)c->cache_bytes);
+    memset(c->cache, one_in(4) ? 0xFF : 0x3C, (size_t)c->cache_bytes);
+    int64_t *cache = put_input(c, 5, 8, 1, (int64_t[]){4});
+    memcpy(cache, (int64_t[]){0, blocks, block, type}, 4 * sizeof *cache);
+    if (one_in(2)) {
+        const int64_t turned = from_to(1, size / 2), known = one_in(2) ? most : from_to(1, most);
+        const int64_t table[] = {known * BLOCK, turned}, longer[] = {most * BLOCK, turned};
+        put_floats(c, 6, odd, 2, table), put_floats(c, 7, odd, 2, table);
+        if (known < most || one_in(4)) put_floats(c, 10, odd, 2, longer), put_floats(c, 11, odd, 2, longer);
+    }
+    if (one_in(2)) put_floats(c, 8, odd, 1, &size), put_floats(c, 9, odd, 1, &size);
+    if (one_in(3)) return;
+    if (one_in(2)) make_wrong(c, SIZES);
+    else {  // a number; that there are so many blocks, and no two slots write one, the engine knows
+        const int64_t number = odd_number(), beyond = number < 0 ? number : number / 2 + blocks;
+        switch (below(4)) {
+            case 0: if (count) ((int64_t *)c->inputs[3].data)[below(count * 3)] = number; break;
+            case 1: tables[below(blocks)] = beyond; break;
+            case 2: cache[1] = below(blocks); break;
+            default: cache[from_to(2, 3)] = number;
+        }
+    }
+}
+
+static void discard(Case *c) {
+    for (size_t i = 0; i < c->count; i++) free(c->inputs[i].data);
+    free(c->cache);
+}
+
+static int same(const float *one, const float *other, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (memcmp(one + i, other + i, sizeof *one) && !(isnan(one[i]) && isnan(other[i]))) return 0;
+    return 1;
+}
+
+// Computes a case; returns whether it was not refused.
+static int run(Case *c, OrtKernelContext *context, char *cache) {
+    void *kernel;
+    executions++;
+    if (c->operator->CreateKernelV2(c->operator, api, &c->info, &kernel)) return refusals++, 0;
+    for (size_t i = 0; i < c->count; i++)
+        context->inputs[i] = c->inputs[i].data || c->inputs[i].count ? c->inputs + i : NULL;
+    OrtValue *number = c->inputs + 5;
+    if (cache && number->data && number->count == 1 && number->dimensions[0] > 0)
+        *(int64_t *)number->data = (int64_t)(intptr_t)cache;
+    OrtStatus *status = c->operator->KernelComputeV2(kernel, context);
+    c->operator->KernelDestroy(kernel);
+    return status ? refusals++, 0 : 1;
+}
+
+static void try_operator(void (*make)(Case *)) {
+    Case c = {0};
+    make(&c);
+    OrtKernelContext contexts[KERNELS] = {0};
+    int computed[KERNELS] = {0}, count = 0;
+    for (int k = 0; k < KERNELS; k++) {
+        if (!specops_force_kernel(NAMES[k])) continue;
+        contexts[k].fill = 0x11 * (k + 1);
+        contexts[k].order = one_in(64) ? (int)from_to(2, 5) : one_in(2);
+        char *cache = c.cache ? malloc((size_t)c.cache_bytes) : NULL;
+        if (cache) memcpy(cache, c.cache, (size_t)c.cache_bytes);
+        computed[k] = run(&c, contexts + k, cache);
+        free(cache);
+        const OrtValue *out = &contexts[k].output;
+        check(computed[k] == computed[0], "one refuses");
+        if (computed[k] && k)
+            check(same(out->data, contexts[0].output.data, elements(out->dimensions, out->count)),
+                  NAMES[k]);
+        count++;
+    }
+    for (int k = 0; k < KERNELS; k++) free(contexts[k].output.data);
+    discard(&c);
+}
+
+// -- sampling --------------------------------------------------------------------------------------
+
+static void try_sampling(void) {
+    const int64_t count = one_in(64) ? from_to(1, 5000) : from_to(1, 100), rows = from_to(1, 2);
+    const int64_t odd = oddness(), all = rows * count;
+    float *logits = malloc((size_t)all * sizeof *logits), *probs[KERNELS] = {0};
+    const float spread = one_in(3) ? 30.0f : 1.0f;
+    for (int64_t i = 0; i < all; i++) logits[i] = some_float(odd) * spread;
+    Filter filter = {one_in(4) ? fabsf(some_float(3)) : 0.7f, one_in(2) ? 0 : from_to(1, count),
+                     one_in(2) ? 1.0 : (double)below(1001) / 1000,
+                     one_in(2) ? 0.0f : (float)below(101) / 100,
+                     one_in(2) ? 0.0f : fabsf(some_float(3))};
+    if (one_in(8)) filter.top_k = odd_number(), filter.top_p = (double)odd_float();
+    if (one_in(8)) filter.min_p = odd_float(), filter.top_n_sigma = odd_float();
+    const double uniform = one_in(8) ? (double)odd_float() : (double)below(1 << 20) / (1 << 20);
+    const uint64_t word = random_word(), position = (uint64_t)below(1000);
+    const int64_t words = (count + 31) / 32 + below(2);
+    uint32_t *mask = malloc((size_t)(rows * words) * sizeof *mask);
+    for (int64_t i = 0; i < rows * words; i++) mask[i] = (uint32_t)random_word();
+    float *masked[KERNELS] = {0};
+    int64_t drawn[KERNELS], raced[KERNELS];
+    for (int k = 0; k < KERNELS; k++) {
+        if (!specops_force_kernel(NAMES[k])) continue;
+        probs[k] = malloc((size_t)all * sizeof(float));
+        memset(probs[k], 0x11 * (k + 1), (size_t)all * sizeof(float));
+        if (specops_filter(logits, rows, count, &filter, probs[k])) abort();
+        drawn[k] = specops_draw(probs[k], count, uniform);
+        raced[k] = specops_race(probs[k], count, word, position);
+        masked[k] = malloc((size_t)all * sizeof(float));
+        memcpy(masked[k], logits, (size_t)all * sizeof(float));
+        specops_mask(masked[k], rows, count, mask, words);
+        executions += 4;
+        check(drawn[k] >= 0 && drawn[k] < count, "a draw is no index");
+        check(raced[k] >= 0 && raced[k] < count, "a race is won by no index");
+        check(same(probs[0], probs[k], all), "probabilities");
+        check(same(masked[0], masked[k], all), "masked logits");
+        check(drawn[0] == drawn[k] && raced[0] == raced[k], "tokens");
+    }
+    for (int k = 0; k < KERNELS; k++) free(probs[k]), free(masked[k]);
+    free(mask);
+    free(logits);
+}
+
+// -- counted suffixes ------------------------------------------------------------------------------
+
+// A request and a history of random texts over few tokens, some of them odd; what is proposed must be
+// what stood somewhere, with probabilities.
+static void try_suffixes(void) {
+    const int64_t kinds = from_to(1, 6), steps = from_to(1, 40);
+    float *estimate = calloc((size_t)specops_estimate_floats(), sizeof *estimate);
+    Text *history = specops_text_new(from_to(2, 64), from_to(1, 4), from_to(1, 3));
+    for (int request = 0; request < 3; request++) {
+        Lookups *lookups = specops_lookups_new(from_to(2, 64));
+        int32_t seen[1200];
+        int64_t length = 0;
+        for (int64_t step = 0; step < steps; step++) {
+            const int64_t count = from_to(0, 30), begin = length, most = from_to(0, 20);
+            while (length < begin + count)
+                seen[length++] = one_in(16) ? (int32_t)odd_number() : (int32_t)below(kinds);
+            int32_t tokens[SUFFIX_LONGEST_DRAFT];
+            float promised[SUFFIX_LONGEST_DRAFT];
+            const float line = one_in(8) ? odd_float() : (float)below(100) / 100;
+            const int64_t found = specops_look_up(lookups, one_in(2) ? history : NULL, estimate,
+                                                  seen + begin, count, most, line, tokens, promised);
+            executions++;
+            check(found >= 0 && found <= most && found <= SUFFIX_LONGEST_DRAFT, "a draft's length");
+            for (int64_t i = 0; i < found; i++)
+                check(promised[i] >= 0 && promised[i] <= 1, "a promise is no probability");
+        }
+        specops_teach(history, lookups);
+        specops_lookups_free(lookups);
+    }
+    specops_text_free(history);
+    free(estimate);
+}
+
+int main(int count, char **arguments) {
+    if (count != 4) return fprintf(stderr, "kernels CASES SECONDS SEED\n"), 2;
+    const uint64_t cases = strtoull(arguments[1], NULL, 10);
+    const time_t end = time(NULL) + atol(arguments[2]);
+    const uint64_t first = seed = strtoull(arguments[3], NULL, 10);
+    api = &API;
+    signal(SIGABRT, tell_seed);
+    do {
+        state = seed;
+        const int64_t kind = below(9);
+        if (kind < 3) try_operator(product);
+        else if (kind < 6) try_operator(attention);
+        else if (kind < 8) try_sampling();
+        else try_suffixes();
+        seed++;
+    } while (cases ? seed - first < cases : time(NULL) < end);
+    printf("kernels: %llu cases from seed %llu, %llu executions, %llu of them refused\n",
+           (unsigned long long)(seed - first), (unsigned long long)first,
+           (unsigned long long)executions, (unsigned long long)refusals);
+    return 0;
+}

@@ -1,0 +1,88 @@
+"""Builds `kernels.c` with the kernels, under sanitizers, and runs it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = "-fsanitize=undefined"  # which zig's compiler has too
+ALL = "-fsanitize=address,undefined"
+OPTIONS = {  # a program that aborts tells its seed
+    "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
+    "ASAN_OPTIONS": "quarantine_size_mb=4:abort_on_error=1",
+}
+FLAGS = ("-g", "-O1", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+
+
+def _build_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("specops_setup", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _compiler(setup: ModuleType, folder: Path) -> list[str]:
+    """The system's, where it has both sanitizers; else the one that builds the kernels."""
+    probe = folder / "probe.c"
+    probe.write_text("int main(void) { return 0; }\n")
+    for command in (["gcc", ALL], ["clang", ALL]):
+        try:
+            subprocess.run(
+                [*command, str(probe), "-o", str(folder / "probe")], check=True, capture_output=True
+            )
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return command
+    print("neither gcc nor clang has an address sanitizer here: undefined behaviour alone")
+    command = setup.compiler()
+    return [*command, OURS]
+
+
+def build(folder: Path) -> Path:
+    """The program, compiled with each kernel's own flags."""
+    setup = _build_script()
+    command = _compiler(setup, folder)
+    sources = {
+        name: (ROOT / setup.KERNELS / f"{source}.c", flags)
+        for name, (source, flags) in setup.objects().items()
+    }
+    sources["fuzz"] = (Path(__file__).with_suffix(".c"), ("-I", str(ROOT / setup.KERNELS)))
+
+    def compiled(name: str) -> str:
+        source, flags = sources[name]
+        made = str(folder / f"{name}.o")
+        _call(
+            *command, *setup.FLAGS, *setup.WARNINGS, *FLAGS, *flags, "-c", str(source), "-o", made
+        )
+        return made
+
+    with ThreadPoolExecutor() as pool:
+        made = list(pool.map(compiled, sources))
+    program = folder / "kernels"
+    _call(*command, *made, "-lm", "-pthread", "-o", str(program))
+    return program
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stderr}"
+
+
+def run(program: Path, cases: int, seconds: float, seed: int) -> int:
+    """The program's exit status; it says what it did, or which seed fails.
+
+    Args:
+        program: as `build` made it.
+        cases: how many; 0: as many as `seconds` allow.
+        seconds: for how long.
+        seed: of the first case.
+    """
+    command = [str(program), str(cases), str(round(seconds)), str(seed)]
+    return subprocess.run(command, check=False, env=OPTIONS).returncode

@@ -1,0 +1,116 @@
+"""What a model writes is kept whole: each token with the state that it was chosen by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.heads.conversations import Writer
+from specops.heads.output_rows import output_rows
+from specops.heads.shards import Conversation, Shards
+from specops.models.prepare import choose, prepare
+from specops.text.chat_template import ChatTemplate
+from tests.conftest import THREADS
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Of the demo's target: random weights go in circles."""
+    cache = tmp_path_factory.mktemp("cache")
+    return Settings(
+        model="demo",
+        draft="none",
+        drafter="suffix",
+        threads=THREADS,
+        slots=4,
+        context=128,
+        cache_dir=cache,
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(settings: Settings) -> Engine:
+    return Engine.load(settings)
+
+
+@pytest.fixture(scope="module")
+def rows(settings: Settings, engine: Engine) -> np.ndarray:
+    folder = prepare(
+        choose(settings).target, "int8-128", name="demo", cache_dir=settings.cache_dir, report=print
+    )
+    target = engine.scheduler.target
+    return output_rows(folder.graph, range(target.vocab_size), target.hidden_size)
+
+
+def written(engine: Engine, first: int, count: int) -> list[Conversation]:
+    found = Writer(engine).conversations(first)
+    try:
+        return list(islice(filter(None, found), count))
+    finally:
+        found.close()
+
+
+def test_each_state_is_what_its_token_was_chosen_by(engine: Engine, rows: np.ndarray) -> None:
+    found = written(engine, 0, 6)
+    assert not engine.scheduler.busy
+    assert len({item.number for item in found}) == 6
+    for item in found:
+        assert len(item.tokens) == len(item.states) > 8
+        likely = item.states.astype(np.float32) @ rows.T
+        places = (likely > np.take_along_axis(likely, item.tokens[:, None], 1)).sum(1)
+        # Drawn from the likeliest 95 %; by states a token off they would be anywhere.
+        assert np.median(places) < 5
+        after = (likely[1:] > np.take_along_axis(likely[1:], item.tokens[:-1, None], 1)).sum(1)
+        assert after.mean() > 3 * places.mean()
+
+
+def test_a_conversation_follows_from_its_number(engine: Engine) -> None:
+    """However many are in the making beside it: a run that was stopped goes on with the next."""
+    first = {item.number: item for item in written(engine, 0, 8)}
+    again = {item.number: item for item in written(engine, 2, 5)}
+    both = first.keys() & again.keys()
+    assert both
+    for number in both:
+        np.testing.assert_array_equal(first[number].tokens, again[number].tokens)
+
+
+def test_a_chat_model_asks_itself(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "chat_template", ChatTemplate(TEMPLATE, {}))
+    monkeypatch.setattr(engine, "info", replace(engine.info, chat=True))
+    prompts = [engine.tokenizer.decode(item.prompt.tolist()) for item in written(engine, 0, 3)]
+    assert len(set(prompts)) == 3
+    for prompt in prompts:
+        assert "user" in prompt
+        assert prompt.endswith("assistant]")
+
+
+def test_shards_give_back_what_they_were_given(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def made(number: int, asked: int, length: int) -> Conversation:
+        return Conversation(
+            number,
+            rng.integers(0, 99, asked, np.int32),
+            rng.integers(0, 99, length, np.int32),
+            rng.normal(size=(length, 3)).astype(np.float16),
+        )
+
+    given = [made(4, 0, 5), made(1, 7, 1), made(9, 2, 30)]
+    shards = Shards(tmp_path / "kept")
+    shards.append(given[:2])
+    (tmp_path / "kept" / "00001.partial").write_bytes(b"cut short")
+    shards = Shards(tmp_path / "kept")
+    shards.append(given[2:])
+    found = list(shards)
+    assert [item.number for item in found] == [4, 1, 9]
+    for one, other in zip(found, given, strict=True):
+        for name in ("prompt", "tokens", "states"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))

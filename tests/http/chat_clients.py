@@ -1,0 +1,158 @@
+"""The official clients of the chat protocols, against the application with a scripted engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+
+from specops.config import Settings
+from specops.http.app import create_app
+from specops.request import FinishReason, GenerationRequest, Output
+from specops.text.chat_template import ChatTemplate
+from tests.fakes import FakeService, output
+
+ASK = "And the weather?"
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+SEARCH: dict[str, Any] = {"name": "search", "parameters": {"type": "object", "properties": {}}}
+CHAT_TOOLS = [{"type": "function", "function": item} for item in (WEATHER, SEARCH)]
+RESPONSES_TOOLS = [{"type": "function", **item} for item in (WEATHER, SEARCH)]
+MESSAGES_TOOLS = [
+    {"name": item["name"], "input_schema": item["parameters"]} for item in (WEATHER, SEARCH)
+]
+# Qwen's, in short: thoughts, tools and calls in its own forms.
+TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}
+<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{{ m.content }}{% for call in m.tool_calls or [] %}
+<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+<|im_end|>{% endfor %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"""
+
+
+@dataclass
+class Clients:
+    """Clients of one application, and its scripted service."""
+
+    service: FakeService
+    http: httpx.AsyncClient
+    openai: AsyncOpenAI
+    anthropic: AsyncAnthropic
+
+    def say(self, *pieces: str, finish: FinishReason = FinishReason.STOP) -> None:
+        """Script the next answers, a step per piece."""
+        self.script([*(output(piece) for piece in pieces), output(finish=finish)])
+
+    def script(self, answer: Iterable[Output]) -> None:
+        self.service.answer = tuple(answer)
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What the engine was asked last."""
+        return self.service.requests[-1]
+
+    @property
+    def prompt(self) -> str:
+        """What the model read last."""
+        return bytes(self.request.prompt_tokens).decode()
+
+
+@asynccontextmanager
+async def clients(
+    template: str = TEMPLATE, key: str = "key", **settings: Any
+) -> AsyncIterator[Clients]:
+    service = FakeService()
+    service.loaded.chat_template = ChatTemplate(template, {})
+    app = create_app(Settings(**settings), service)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        yield Clients(
+            service,
+            http,
+            AsyncOpenAI(base_url="http://test/v1", api_key=key, http_client=http, max_retries=0),
+            AsyncAnthropic(base_url="http://test", api_key=key, http_client=http, max_retries=0),
+        )
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer as a client understood it, whatever protocol it speaks."""
+
+    text: str
+    reasoning: str
+    calls: tuple[tuple[str, Any], ...]
+    finish: str
+
+
+async def chat(here: Clients, *, stream: bool, **body: Any) -> Said:
+    """Ask OpenAI's older protocol."""
+    body = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": ASK}],
+        "tools": CHAT_TOOLS,
+    } | body
+    if stream:
+        async with here.openai.chat.completions.stream(**body) as events:
+            answer: Any = await events.get_final_completion()
+    else:
+        answer = await here.openai.chat.completions.create(**body)
+    (choice,) = answer.choices
+    told = choice.message
+    calls = [
+        (call.function.name, json.loads(call.function.arguments)) for call in told.tool_calls or ()
+    ]
+    ids = {call.id for call in told.tool_calls or ()}
+    assert len(ids) == len(calls)
+    reasoning = getattr(told, "reasoning_content", None)
+    return Said(told.content or "", reasoning or "", tuple(calls), choice.finish_reason)
+
+
+async def messages(here: Clients, *, stream: bool, **body: Any) -> Said:
+    """Ask Anthropic's protocol."""
+    asked = [{"role": "user", "content": ASK}]
+    body = {"model": "fake", "max_tokens": 99, "messages": asked, "tools": MESSAGES_TOOLS} | body
+    if stream:
+        async with here.anthropic.messages.stream(**body) as events:
+            answer: Any = await events.get_final_message()
+    else:
+        answer = await here.anthropic.messages.create(**body)
+    text = "".join(block.text for block in answer.content if block.type == "text")
+    thought = "".join(block.thinking for block in answer.content if block.type == "thinking")
+    calls = [(block.name, block.input) for block in answer.content if block.type == "tool_use"]
+    return Said(text, thought, tuple(calls), answer.stop_reason)
+
+
+async def responses(here: Clients, *, stream: bool, **body: Any) -> Said:
+    """Ask OpenAI's newer protocol."""
+    body = {"model": "fake", "input": ASK, "tools": RESPONSES_TOOLS} | body
+    if stream:
+        async with here.openai.responses.stream(**body) as events:
+            answer: Any = await events.get_final_response()
+    else:
+        answer = await here.openai.responses.create(**body)
+    thought = "".join(
+        part.text for item in answer.output if item.type == "reasoning" for part in item.content
+    )
+    calls = [
+        (item.name, json.loads(item.arguments))
+        for item in answer.output
+        if item.type == "function_call"
+    ]
+    return Said(answer.output_text, thought, tuple(calls), answer.status)
+
+
+PROTOCOLS = {"chat": chat, "messages": messages, "responses": responses}

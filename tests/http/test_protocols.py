@@ -1,0 +1,273 @@
+"""What each chat protocol has of its own: events, reasons for the end, errors, keys; and the table
+of calls in docs/api.md, row by row."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from specops.request import FinishReason, PromptTooLong
+from specops.serving.admission import QueueFull
+from tests.asgi import AsgiClient
+from tests.fakes import STATS, FakeService, output
+from tests.http.chat_clients import PROTOCOLS, Clients, clients
+from tests.http.openai_api import api
+
+pytestmark = pytest.mark.anyio
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+ASK: dict[str, dict[str, Any]] = {
+    MESSAGES: {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]},
+    RESPONSES: {"model": "fake", "input": "a"},
+}
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+ROWS = re.findall(r"^\| `((?:openai|anthropic)\.[\w.]+)` \| `(\{.*\})` \| (\w+) \|$", PAGE, re.M)
+BASE: dict[str, dict[str, Any]] = {
+    "openai.chat.completions.create": {k: v for k, v in ASK[MESSAGES].items() if k != "max_tokens"},
+    "openai.completions.create": {"model": "fake", "prompt": "a"},
+    "openai.responses.create": ASK[RESPONSES],
+    "anthropic.messages.create": ASK[MESSAGES],
+    "anthropic.messages.count_tokens": {
+        k: v for k, v in ASK[MESSAGES].items() if k != "max_tokens"
+    },
+}
+
+
+def test_the_table_has_rows() -> None:
+    assert len(ROWS) == PAGE.count("| `openai.") + PAGE.count("| `anthropic.") > 40
+
+
+@pytest.mark.parametrize(("call", "fields", "outcome"), ROWS)
+async def test_the_documentations_table_is_true(call: str, fields: str, outcome: str) -> None:
+    given = json.loads(fields)
+    async with clients() as here:
+        here.say("Hello")
+        function: Any = here
+        *path, last = call.split(".")
+        for name in path:
+            function = getattr(function, name)
+        function = getattr(function.with_raw_response, last)
+        base = BASE.get(call, {} if last == "list" else given)
+        extra = given if call in BASE else {}
+        if outcome == "refused":
+            with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as refused:
+                await function(**base, extra_body=extra)
+            assert refused.value.status_code in ((400,) if call in BASE else (404,))
+            if call in BASE:
+                assert next(iter(given)) in refused.value.response.text
+            return
+        answer = await function(**base, **({"extra_body": extra} if call in BASE else {}))
+    ignored = answer.headers.get("x-ignored-fields", "")
+    assert answer.http_response.status_code == 200
+    if outcome == "works":
+        assert ignored == ""
+    else:
+        assert outcome == "ignored"
+        assert {name.partition(".")[0] for name in ignored.split(", ")} == set(given)
+
+
+# -- Anthropic's ---------------------------------------------------------------------------------
+
+
+async def events(here: Clients, path: str) -> list[tuple[str, dict[str, Any]]]:
+    """The names and the data of a stream's events."""
+    response = await here.http.post(path, json=ASK[path] | {"stream": True})
+    found = []
+    for block in response.text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    assert all(name == data["type"] for name, data in found)
+    return found
+
+
+async def test_messages_stream_has_anthropics_events() -> None:
+    async with clients() as here:
+        here.say("<think>hm", "</think>Hello", " world")
+        told = await events(here, MESSAGES)
+        usage = here.service.requests[0].prompt_tokens
+    names = [name for name, _ in told]
+    assert names == [
+        "message_start",
+        *("content_block_start", "content_block_delta", "content_block_stop"),
+        *(
+            "content_block_start",
+            "content_block_delta",
+            "content_block_delta",
+            "content_block_stop",
+        ),
+        *("message_delta", "message_stop"),
+    ]
+    assert told[0][1]["message"]["usage"]["input_tokens"] == len(usage)
+    assert told[0][1]["message"]["stop_reason"] is None
+    assert told[-2][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert told[-2][1]["usage"]["output_tokens"] == STATS.generated_tokens
+    assert [data["index"] for _, data in told[1:-2]] == [0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_stop_sequence_is_told(stream: bool) -> None:
+    async with clients() as here:
+        here.script([output("a"), replace(output(finish=FinishReason.STOP), stop="END")])
+        body = ASK[MESSAGES] | {"stop_sequences": ["END"]}
+        if stream:
+            async with here.anthropic.messages.stream(**body) as told:
+                answer: Any = await told.get_final_message()
+        else:
+            answer = await here.anthropic.messages.create(**body)
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "END")
+    assert here.request.stop == ("END",)
+
+
+async def test_tokens_are_counted_as_the_prompt_has_them() -> None:
+    async with clients() as here:
+        here.say("a")
+        body = ASK[MESSAGES] | {"system": "Be brief."}
+        await here.anthropic.messages.create(**body)
+        del body["max_tokens"]
+        counted = await here.anthropic.messages.count_tokens(**body)
+    assert counted.input_tokens == len(here.request.prompt_tokens)
+    assert len(here.service.requests) == 1
+
+
+async def test_errors_have_anthropics_shape_and_are_the_librarys_own() -> None:
+    async with clients(api_keys="key") as here:
+        ask = here.anthropic.messages.create
+        with pytest.raises(anthropic.BadRequestError, match="temperature"):
+            await ask(**ASK[MESSAGES], temperature=3)
+        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+            await ask(**ASK[MESSAGES] | {"model": "other"})
+        with pytest.raises(anthropic.AuthenticationError):
+            await here.anthropic.with_options(api_key="wrong").messages.create(**ASK[MESSAGES])
+        here.service.refusal = QueueFull(7)
+        with pytest.raises(anthropic.RateLimitError) as full:
+            await ask(**ASK[MESSAGES])
+        assert full.value.response.headers["retry-after"] == "7"
+        here.service.refusal = PromptTooLong(123, 64)
+        with pytest.raises(anthropic.BadRequestError, match="123 tokens"):
+            await ask(**ASK[MESSAGES])
+        here.service.refusal = None
+        here.script([output("a"), output(finish=FinishReason.ERROR)])
+        with pytest.raises(anthropic.InternalServerError):
+            await ask(**ASK[MESSAGES])
+        with pytest.raises(anthropic.APIStatusError):
+            async with here.anthropic.messages.stream(**ASK[MESSAGES]) as told:
+                await told.get_final_message()
+
+
+# -- Responses -----------------------------------------------------------------------------------
+
+
+async def test_responses_stream_has_openais_events() -> None:
+    async with clients() as here:
+        here.say("Hel", "lo")
+        told = await events(here, RESPONSES)
+    assert [data["sequence_number"] for _, data in told] == list(range(len(told)))
+    assert [name.removeprefix("response.") for name, _ in told] == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *("output_text.delta", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done", "completed"),
+    ]
+    assert told[0][1]["response"]["output"] == []
+    whole = told[-1][1]["response"]
+    assert whole["output"][0]["content"][0]["text"] == "Hello"
+    assert whole["output"][0]["id"] == told[2][1]["item"]["id"] == told[4][1]["item_id"]
+    assert whole["usage"]["output_tokens"] == STATS.generated_tokens
+
+
+async def test_a_response_that_fails_halfway_says_so_in_its_last_event() -> None:
+    async with clients() as here:
+        here.script([output("a"), output(finish=FinishReason.TIMEOUT)])
+        *_, (name, last) = await events(here, RESPONSES)
+    assert name == "response.failed"
+    assert last["response"]["error"]["code"] == "server_error"
+    assert last["response"]["output"][0]["content"][0]["text"] == "a"
+
+
+async def test_a_response_may_have_to_follow_a_schema() -> None:
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "object", "properties": {}}}
+    async with clients() as here:
+        here.say("{}")
+        answer = await here.openai.responses.create(**ASK[RESPONSES], text={"format": form})  # type: ignore[arg-type]
+        assert "properties" in here.request.sampling.grammar.text
+        assert answer.text.format.type == "json_schema"
+        with pytest.raises(openai.BadRequestError, match="text"):
+            await here.openai.responses.create(
+                **ASK[RESPONSES],
+                text={"format": form | {"schema": {"$ref": "http://other"}}},  # type: ignore[arg-type]
+            )
+
+
+# -- all of them ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASK)
+async def test_a_client_that_leaves_frees_its_place(path: str, stream: bool) -> None:
+    async with api(FakeService()) as here:
+        client = AsgiClient(here.app, path).send_json(ASK[path] | {"stream": stream})
+        handle = await here.service.submitted.get()
+        handle.push(output("a"))
+        if stream:
+            await client.next_message()
+        client.leave()
+        await asyncio.wait_for(handle.cancelled.wait(), 5)
+        await client.done
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_thoughts_can_be_turned_off(protocol: str) -> None:
+    off: dict[str, dict[str, Any]] = {
+        "chat": {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+        "messages": {"thinking": {"type": "disabled"}},
+        "responses": {"reasoning": {"effort": "none"}},
+    }
+    async with clients() as here:
+        here.say("a")
+        await PROTOCOLS[protocol](here, stream=False, **off[protocol])
+    assert here.prompt.endswith("<think></think>")
+
+
+@pytest.mark.parametrize("key", [{"x-api-key": "k"}, {"authorization": "Bearer k"}])
+@pytest.mark.parametrize("path", ["/tokenize", MESSAGES, RESPONSES])
+async def test_new_endpoints_ask_for_a_key(path: str, key: dict[str, str]) -> None:
+    body = ASK.get(path, {"content": "a"})
+    async with api(FakeService([output("a", finish=FinishReason.STOP)]), api_keys="k") as here:
+        assert (await here.client.post(path, json=body)).status_code == 401
+        assert (await here.client.post(path, json=body, headers=key)).status_code == 200
+
+
+# -- tokens --------------------------------------------------------------------------------------
+
+
+async def test_texts_become_tokens_and_back() -> None:
+    async with api() as here:
+        post = here.client.post
+        tokens = (await post("/tokenize", json={"content": "aé"})).json()["tokens"]
+        pieces = (await post("/tokenize", json={"content": "a", "with_pieces": True})).json()
+        text = (await post("/detokenize", json={"tokens": tokens})).json()["content"]
+        wrong = await post("/detokenize", json={"tokens": [999]})
+        unknown = await post("/tokenize", json={"content": "a", "extra": 1})
+    assert tokens == list("aé".encode())
+    assert pieces == {"tokens": [{"id": 97, "piece": "a"}]}
+    assert text == "aé"
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "tokens")
+    assert unknown.headers["x-ignored-fields"] == "extra"
+
+
+async def test_the_template_is_applied_without_an_answer() -> None:
+    asked = {"messages": [{"role": "user", "content": "a"}]}
+    async with api() as here:
+        answer = await here.client.post("/apply-template", json=asked)
+    assert answer.json() == {"prompt": "user: a\nassistant:"}
+    assert not here.service.requests

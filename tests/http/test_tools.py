@@ -1,0 +1,278 @@
+"""Tools through the official clients: what the model said is what each of them understands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from specops.request import FinishReason, GrammarKind, Output, Piece
+from specops.text.tools.formats import THINKING
+from tests.fakes import STATS, FakeTokenizer
+from tests.http.chat_clients import CHAT_TOOLS, PROTOCOLS, RESPONSES_TOOLS, WEATHER, chat, clients
+from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts
+
+pytestmark = pytest.mark.anyio
+FINISH = {
+    "chat": ("stop", "tool_calls"),
+    "messages": ("end_turn", "tool_use"),
+    "responses": ("completed", "completed"),
+}
+every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+both_ways = pytest.mark.parametrize("stream", [False, True])
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+
+
+@both_ways
+@every_protocol
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_fifty_answers_of_each_format_are_understood(
+    name: str, protocol: str, stream: bool
+) -> None:
+    form = BY_NAME[name]
+    tools = {
+        "chat": [tool.for_template() for tool in TOOLS],
+        "responses": [tool.for_template()["function"] | {"type": "function"} for tool in TOOLS],
+        "messages": [
+            {"name": tool.name, "input_schema": tool.for_template()["function"]["parameters"]}
+            for tool in TOOLS
+        ],
+    }
+    # Of a model that thinks. Where the steps end does not matter: tests of the reader cut anywhere.
+    async with clients(TEMPLATES[name] + "{# </think> #}") as here:
+        for number, script in enumerate(scripts(form)):
+            answer = script.answer
+            size = 1 if number == 0 else 1 + len(answer) // (2 + number % 5)
+            here.say(*(answer[at : at + size] for at in range(0, len(answer), size)))
+            said = await PROTOCOLS[protocol](here, stream=stream, tools=tools[protocol])
+            assert (said.text, said.reasoning) == (script.text, script.reasoning)
+            assert said.calls == script.calls
+            assert said.finish == FINISH[protocol][bool(script.calls)]
+
+
+@both_ways
+@every_protocol
+async def test_a_call_that_is_cut_off_is_no_end_of_the_turn(protocol: str, stream: bool) -> None:
+    async with clients() as here:
+        here.say(CALL[:-20], finish=FinishReason.LENGTH)
+        if protocol == "messages":
+            said = await PROTOCOLS[protocol](here, stream=False)
+            assert said.calls == (("get_weather", {}),)
+            assert said.finish == "max_tokens"
+        elif protocol == "responses":
+            answer = await here.openai.responses.create(
+                model="fake", input="a", tools=RESPONSES_TOOLS
+            )
+            assert (answer.status, answer.output[0].status) == ("incomplete", "incomplete")
+            assert answer.incomplete_details.reason == "max_output_tokens"
+        else:
+            answer = await here.openai.chat.completions.create(
+                model="fake", messages=[{"role": "user", "content": "a"}], tools=CHAT_TOOLS
+            )
+            assert answer.choices[0].finish_reason == "length"
+
+
+async def test_names_come_first_then_pieces_of_arguments() -> None:
+    async with clients() as here:
+        here.say(*CALL)
+        stream = await here.openai.chat.completions.create(
+            model="fake",
+            messages=[{"role": "user", "content": "a"}],
+            tools=CHAT_TOOLS,
+            stream=True,
+        )
+        deltas = [
+            call
+            async for chunk in stream
+            for choice in chunk.choices
+            for call in choice.delta.tool_calls or ()
+        ]
+    first, *rest = deltas
+    assert (first.function.name, first.function.arguments, first.type) == (
+        "get_weather",
+        "",
+        "function",
+    )
+    assert len(rest) > 10
+    assert all(call.id is None and call.function.name is None for call in rest)
+    assert "".join(call.function.arguments for call in rest) == '{"city": "Zürich"}'
+
+
+CALLED = {"name": "get_weather", "arguments": '{"city": "Zürich"}'}
+HISTORY: dict[str, dict[str, Any]] = {
+    "chat": {
+        "messages": [
+            {"role": "user", "content": "Weather?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "hm",
+                "tool_calls": [{"id": "abc", "type": "function", "function": CALLED}],
+            },
+            {"role": "tool", "tool_call_id": "abc", "content": "sunny"},
+        ]
+    },
+    "messages": {
+        "messages": [
+            {"role": "user", "content": "Weather?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": ""},
+                    {
+                        "type": "tool_use",
+                        "id": "abc",
+                        "name": "get_weather",
+                        "input": {"city": "Zürich"},
+                    },
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "abc",
+                        "content": [{"type": "text", "text": "sunny"}],
+                    }
+                ],
+            },
+        ]
+    },
+    "responses": {
+        "input": [
+            {"role": "user", "content": "Weather?"},
+            {
+                "type": "reasoning",
+                "id": "rs_1",
+                "summary": [{"type": "summary_text", "text": "hm"}],
+            },
+            {"type": "function_call", "call_id": "abc", **CALLED},
+            {"type": "function_call_output", "call_id": "abc", "output": "sunny"},
+        ]
+    },
+}
+
+
+@every_protocol
+async def test_the_model_reads_the_same_history_whatever_the_protocol(protocol: str) -> None:
+    async with clients() as here:
+        here.say("Sunny.")
+        await PROTOCOLS[protocol](here, stream=False, tools=[], **HISTORY[protocol])
+        prompt = here.prompt
+    assert prompt.replace("\n", "") == (
+        "<|im_start|>userWeather?<|im_end|>"
+        "<|im_start|>assistant<think>hm</think>"
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call><|im_end|>'
+        "<|im_start|>toolsunny<|im_end|><|im_start|>assistant"
+    )
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "chat": {
+        "none": "none",
+        "required": "required",
+        "named": {"type": "function", "function": {"name": "search"}},
+    },
+    "messages": {
+        "none": {"type": "none"},
+        "required": {"type": "any"},
+        "named": {"type": "tool", "name": "search"},
+    },
+    "responses": {
+        "none": "none",
+        "required": "required",
+        "named": {"type": "function", "name": "search"},
+    },
+}
+
+
+@every_protocol
+async def test_what_tool_choice_asks_for_binds_the_model(protocol: str) -> None:
+    async with clients() as here:
+        here.say("a")
+        ask = PROTOCOLS[protocol]
+        await ask(here, stream=False)
+        assert "get_weather" in here.prompt
+        assert here.request.sampling.grammar is None
+        await ask(here, stream=False, tool_choice=CHOICES[protocol]["none"])
+        assert "get_weather" not in here.prompt
+        assert here.request.sampling.grammar is None
+        await ask(here, stream=False, tool_choice=CHOICES[protocol]["required"])
+        grammar = here.request.sampling.grammar
+        assert grammar.kind is GrammarKind.LARK
+        assert "get_weather" in grammar.text
+        await ask(here, stream=False, tool_choice=CHOICES[protocol]["named"])
+        assert "get_weather" in here.prompt  # the model may know of the others
+        assert "get_weather" not in here.request.sampling.grammar.text
+
+
+@every_protocol
+async def test_one_call_and_strict_tools_bind_the_model_too(protocol: str) -> None:
+    one: dict[str, Any] = {"parallel_tool_calls": False}
+    strict: list[dict[str, Any]] = [{"type": "function", **WEATHER, "strict": True}]
+    if protocol == "chat":
+        strict = [{"type": "function", "function": WEATHER | {"strict": True}}]
+    if protocol == "messages":
+        one = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+        strict = [{"name": "f", "input_schema": {"type": "object"}, "strict": True}]
+    async with clients() as here:
+        here.say("a")
+        for body in (one, {"tools": strict}):
+            await PROTOCOLS[protocol](here, stream=False, **body)
+            assert "said" in here.request.sampling.grammar.text  # text is allowed as well
+
+
+async def test_a_schema_that_no_grammar_can_be_made_of_is_refused_with_the_reason() -> None:
+    tool = WEATHER | {
+        "strict": True,
+        "parameters": {"type": "object", "properties": {"a": {"$ref": "http://x"}}},
+    }
+    async with clients() as here:
+        here.say("a")
+        with pytest.raises(openai.BadRequestError) as wrong:
+            await chat(here, stream=False, tools=[{"type": "function", "function": tool}])
+    assert (wrong.value.param, wrong.value.code) == ("tools", "invalid_grammar")
+
+
+@every_protocol
+async def test_tools_that_this_server_has_not_are_skipped_and_named(protocol: str) -> None:
+    other = {"type": "web_search_20250305", "name": "web_search"}
+    async with clients() as here:
+        here.say("a")
+        fields: dict[str, Any] = {"tools": [other]}
+        path = {"chat": "chat/completions"}.get(protocol, protocol)
+        body = {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}
+        if protocol == "responses":
+            body = {"model": "fake", "input": "a"}
+        response = await here.http.post(f"/v1/{path}", json=body | fields)
+    assert response.status_code == 200
+    assert "tools.web_search_20250305" in response.headers["x-ignored-fields"]
+    assert "web_search" not in here.prompt
+
+
+class _Special(FakeTokenizer):
+    """Knows the tags as special tokens, which are no text."""
+
+    def token(self, text: str) -> int | None:
+        return {"[TOOL_CALLS]": 1, "[ARGS]": 2, THINKING[1][0]: 3, THINKING[1][1]: 4}.get(text)
+
+    def decode(self, tokens: Any) -> str:
+        return super().decode([token for token in tokens if token > 4])
+
+
+@both_ways
+@every_protocol
+async def test_tags_that_are_special_tokens_are_known(protocol: str, stream: bool) -> None:
+    said = ((3, ""), (5, "hm"), (4, ""), (1, ""), (5, "get_weather"), (2, ""), (5, '{"city": "a"}'))
+    pieces = tuple(Piece(token, text, "target") for token, text in said)
+    async with clients(TEMPLATES["mistral-args"] + "{# [/THINK] #}") as here:
+        here.service.loaded.tokenizer = _Special()
+        here.script([Output("", pieces, FinishReason.STOP, STATS)])
+        answer = await PROTOCOLS[protocol](here, stream=stream)
+        assert (answer.reasoning, answer.calls) == ("hm", (("get_weather", {"city": "a"}),))
+        await PROTOCOLS[protocol](here, stream=False, tool_choice=CHOICES[protocol]["required"])
+    lark = here.request.sampling.grammar.text
+    assert "start: thoughts? <[1]> calls" in lark
+    assert "<[2]> args_0" in lark

@@ -1,0 +1,63 @@
+"""HTTP servers on the loopback, in this process, for what talks to one."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port that no process listens on now."""
+    with socket.create_server((HOST, 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers in one piece, on connections that stay open, and logs nothing."""
+
+    protocol_version = "HTTP/1.1"
+
+    def body(self) -> Any:
+        """The request's JSON."""
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def reply(self, status: int, content: object, headers: Mapping[str, str] | None = None) -> None:
+        """Send bytes as they are, anything else as JSON."""
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *arguments: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # clients may leave in the middle
+            super().handle_error(*arguments)  # type: ignore[arg-type]
+
+
+@contextmanager
+def listening(handler: type[Handler]) -> Iterator[int]:
+    """Serve with a handler; the port."""
+    with _Server((HOST, 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()

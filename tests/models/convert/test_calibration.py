@@ -1,0 +1,121 @@
+"""Rounding by what weights are multiplied with: better than to the nearest, for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from specops.models.convert import Quantization, export_checkpoint
+from specops.models.convert.calibration import Feedback, draw_samples
+from specops.models.convert.quantize import dequantize_blockwise, quantize_blockwise
+from tests.checkpoints import make_gpt2_checkpoint, make_llama_checkpoint
+from tests.models.convert.runner import Runner
+
+DEMO = Path(__file__).parents[3] / "api" / "models" / "demo"
+
+Float = NDArray[np.float32]
+
+
+def lost(weight: Float, moment: Float, restored: Float) -> float:
+    """The mean square error of a product, as a share of the product's mean square."""
+    error = weight - restored
+    return float(((error @ moment) * error).sum() / ((weight @ moment) * weight).sum())
+
+
+@pytest.mark.parametrize(("columns", "block"), [(96, 32), (200, 32), (1100, 128)])
+def test_errors_make_up_for_each_other_where_inputs_go_together(columns: int, block: int) -> None:
+    rng = np.random.default_rng(0)
+    mixed = np.eye(columns) + 0.2 * rng.standard_normal((columns, columns))
+    x = (rng.standard_normal((2000, columns)) @ mixed).astype(np.float32)
+    moment = x.T @ x / np.float32(len(x))
+    weight = rng.standard_normal((64, columns), np.float32)
+    restored = [
+        dequantize_blockwise(quantized, 4, columns)
+        for quantized in (
+            Feedback(moment, block).quantize(weight),
+            quantize_blockwise(weight, 4, block),
+        )
+    ]
+    assert lost(weight, moment, restored[0]) < 0.7 * lost(weight, moment, restored[1])
+
+
+def test_inputs_that_say_nothing_leave_rounding_to_the_nearest() -> None:
+    weight = np.random.default_rng(0).standard_normal((16, 64), np.float32)
+    found, expected = Feedback(np.eye(64, dtype=np.float32), 32).quantize(weight), weight
+    nearest = quantize_blockwise(expected, 4, 32)
+    for part, wanted in zip(found, nearest, strict=True):
+        np.testing.assert_allclose(part, wanted, rtol=1e-5)
+
+
+def test_a_moment_that_rounding_has_made_impossible_is_damped_until_it_can_be_factored() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2000, 700)).astype(np.float32)
+    moment = x.T @ x / np.float32(len(x))
+    moment[600, 601] = moment[601, 600] = 1.2  # two inputs cannot go together more than each alone
+    weight = rng.standard_normal((8, 700), np.float32)
+    restored = dequantize_blockwise(Feedback(moment, 128).quantize(weight), 4, 700)
+    nearest = dequantize_blockwise(quantize_blockwise(weight, 4, 128), 4, 700)
+    assert np.square(restored - weight).sum() < 2 * np.square(nearest - weight).sum()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_refused(bad: float) -> None:
+    weight = np.ones((2, 64), np.float32)
+    weight[1, 40] = bad
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        Feedback(np.eye(64, dtype=np.float32), 32).quantize(weight)
+
+
+@pytest.mark.parametrize("make", [make_llama_checkpoint, make_gpt2_checkpoint])
+def test_a_family_is_rounded_by_its_own_samples(tmp_path: Path, make: object) -> None:
+    source = make(tmp_path / "source")  # type: ignore[operator]
+    said: list[float] = []
+    model = export_checkpoint(
+        source,
+        tmp_path / "int4",
+        quantization=Quantization.parse("int4-32"),
+        progress=lambda done, total: said.append(done / total),
+    )
+    assert said == sorted(said)
+    assert said[-1] == 1
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["int4", "source"]
+    plain = export_checkpoint(
+        source, tmp_path / "rtn", quantization=Quantization.parse("int4-32-rtn")
+    )
+    nodes = [
+        [
+            (node.op_type, node.output)
+            for node in onnx.load(folder.graph_file, load_external_data=False).graph.node
+        ]
+        for folder in (model, plain)
+    ]
+    assert nodes[0] == nodes[1]
+    weights = [(folder.path / "model.onnx.data").read_bytes() for folder in (model, plain)]
+    assert weights[0] != weights[1]
+
+
+def test_a_trained_model_loses_less(tmp_path: Path) -> None:
+    """Mean KL divergence to fp32 on text of its own, of the bundled draft model."""
+    models = {
+        name: export_checkpoint(
+            DEMO / "draft", tmp_path / name, quantization=Quantization.parse(name)
+        )
+        for name in ("fp32", "int8-32", "int4-32-rtn", "int4-32")
+    }
+    texts = draw_samples(models["int8-32"].path, tmp_path, lambda done, total: None)[::4]
+    runners = {name: Runner(model, capacity=texts.shape[1]) for name, model in models.items()}
+    found = dict.fromkeys(models, 0.0)
+    for text in texts:
+        odds = {}
+        for name, runner in runners.items():
+            runner.rewind(0)
+            logits = runner.step(text.tolist()).astype(np.float64)
+            odds[name] = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+        for name in models:
+            ours = np.exp(odds["fp32"]) * (odds["fp32"] - odds[name])
+            found[name] += float(ours.sum(-1).mean()) / len(texts)
+    assert found["int4-32"] < 0.6 * found["int4-32-rtn"]

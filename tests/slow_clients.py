@@ -1,0 +1,229 @@
+"""Clients that send half a request, or do not read their answer, beside a few honest ones.
+
+`python -m tests.slow_clients --seconds 120` serves the demo pair and prints how the honest clients
+fared without and with the others, and how long it took until these were gone. The slow ones are a
+process of their own, behind the others in priority: in life they are on machines of their own.
+Clients that are cut off come again at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from tests.overload import HOST, PROMPT, exchange, gauge, serving
+
+HONEST = 8
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+BODY = {"model": "demo", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+# A stream that no buffer of the kernel holds, and pages that take no slot.
+STREAM = BODY | {"max_tokens": 400, "stream": True, "logprobs": 5}
+PAGES = 16 * b"GET / HTTP/1.1\r\nhost: test\r\naccept: text/html\r\n\r\n"
+STREAMS = 50  # every so many readers begin with a stream, which takes a slot for a while
+RECEIVE_BYTES = 4096
+STARTED = "all are connected"
+
+
+@dataclass
+class Tally:
+    """How honest requests ended: seconds of each, and what was not 200."""
+
+    seconds: list[float] = field(default_factory=list)
+    refused: int = 0  # told to come back, and did
+    others: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """How many clients are slow, and in what."""
+
+    headers: int
+    bodies: int
+    readers: int
+
+    @property
+    def number(self) -> int:
+        return self.headers + self.bodies + self.readers
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run showed.
+
+    Attributes:
+        without, beside: the honest clients without and beside the slow ones.
+        closed: why connections were closed, and how many.
+        seconds_after: until nothing was left of the slow clients; None: something was.
+    """
+
+    without: Tally
+    beside: Tally
+    closed: dict[str, int]
+    seconds_after: float | None
+
+    @property
+    def slowdown(self) -> float:
+        return median(self.beside.seconds) / median(self.without.seconds)
+
+
+def post(body: dict[str, object]) -> bytes:
+    content = json.dumps(body).encode()
+    return HEAD + b"content-length: %d\r\n\r\n" % len(content) + content
+
+
+async def honest(port: int, seconds: float) -> Tally:
+    """Clients that ask again and again, and come back when they are told to."""
+    tally, end = Tally(), time.monotonic() + seconds
+    content = json.dumps(BODY).encode()
+    head = HEAD + b"content-length: %d\r\n" % len(content)
+
+    async def one() -> None:
+        while time.monotonic() < end:
+            started = time.monotonic()
+            while True:
+                answer, _ = await exchange(port, head, content)
+                if not answer.startswith(b"HTTP/1.1 429"):
+                    break
+                tally.refused += 1
+                await asyncio.sleep(int(re.findall(rb"retry-after: (\d+)", answer)[0]))
+            tally.seconds.append(time.monotonic() - started)
+            if not answer.startswith(b"HTTP/1.1 200"):
+                tally.others.append(answer)
+
+    await asyncio.gather(*(one() for _ in range(HONEST)))
+    return tally
+
+
+async def attack(port: int, crowd: Crowd) -> None:
+    """Keep so many slow clients connected, for ever."""
+    loop = asyncio.get_running_loop()
+    connected = 0
+
+    async def one(first: bytes, then: bytes, *, reads: bool) -> None:
+        nonlocal connected
+        sent = first
+        while True:
+            with socket.socket() as own:
+                own.setblocking(False)
+                if not reads:
+                    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+                try:
+                    await loop.sock_connect(own, (HOST, port))
+                    await loop.sock_sendall(own, sent)
+                    connected += sent is first
+                    if connected == crowd.number:
+                        connected += 1
+                        print(STARTED, flush=True)
+                    while reads and await loop.sock_recv(own, 1 << 16):
+                        pass
+                    while not reads:  # until it is cut off
+                        await asyncio.sleep(1)
+                        await loop.sock_sendall(own, b"GET / HTTP/1.1\r\n")
+                except ConnectionError:
+                    pass
+            sent = then
+
+    half_head, half_body = HEAD, post(BODY)[:-20]
+    clients = [one(half_head, half_head, reads=True) for _ in range(crowd.headers)]
+    clients += [one(half_body, half_body, reads=True) for _ in range(crowd.bodies)]
+    clients += [
+        one(PAGES if index % STREAMS else post(STREAM), PAGES, reads=False)
+        for index in range(crowd.readers)
+    ]
+    await asyncio.gather(*clients)
+
+
+@contextmanager
+def attacking(port: int, crowd: Crowd) -> Iterator[subprocess.Popen[bytes]]:
+    """The slow clients, all connected; stopped, not ended, at the end: their sockets stay open."""
+    sizes = [str(size) for size in (crowd.headers, crowd.bodies, crowd.readers)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.slow_clients", "--attack", str(port), *sizes],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: os.nice(19),  # noqa: PLW1509 - no thread of this process holds a lock
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().decode().strip() == STARTED
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def descriptors(process: subprocess.Popen[bytes]) -> int:
+    return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+
+
+async def closings(port: int) -> dict[str, int]:
+    """Connections that the server closed, by reason."""
+    _, page = await exchange(port, b"GET /metrics HTTP/1.1\r\nhost: test\r\n")
+    found = re.findall(rb'specops_connections_closed_total{reason="(\w+)"} (\S+)', page)
+    return {reason.decode(): int(float(number)) for reason, number in found if float(number)}
+
+
+async def left(port: int, process: subprocess.Popen[bytes], before: int) -> bool:
+    """Whether something of the slow clients is still there."""
+    taken = [await gauge(port, f"requests_{name}") for name in ("running", "waiting")]
+    return any(taken) or descriptors(process) > before
+
+
+def run(port: int, process: subprocess.Popen[bytes], crowd: Crowd, seconds: float) -> Report:
+    """Honest clients alone, then beside the crowd; then wait until that is gone."""
+    asyncio.run(honest(port, 1))
+    without = asyncio.run(honest(port, min(30.0, seconds)))
+    before = descriptors(process)
+    with attacking(port, crowd) as crowded:
+        beside = asyncio.run(honest(port, seconds))
+        os.kill(crowded.pid, 19)  # SIGSTOP: nothing is sent, read or closed any more
+        stopped = time.monotonic()
+        after = None
+        while after is None and time.monotonic() < stopped + 60:
+            if not asyncio.run(left(port, process, before)):
+                after = time.monotonic() - stopped
+            else:
+                time.sleep(0.2)
+    return Report(without, beside, asyncio.run(closings(port)), after)
+
+
+def main() -> None:
+    """Attack, or serve and be attacked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--headers", type=int, default=500)
+    parser.add_argument("--bodies", type=int, default=500)
+    parser.add_argument("--readers", type=int, default=200)
+    parser.add_argument("--attack", type=int, nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.attack:
+        port, *sizes = options.attack
+        asyncio.run(attack(port, Crowd(*sizes)))
+    crowd = Crowd(options.headers, options.bodies, options.readers)
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (port, process):
+        report = run(port, process, crowd, options.seconds)
+    for name, tally in (("without", report.without), ("beside", report.beside)):
+        print(
+            f"{name} slow clients: {len(tally.seconds)} requests, {len(tally.others)} of them not "
+            f"200, median {median(tally.seconds) * 1000:.0f} ms, {tally.refused} times told to "
+            "come back"
+        )
+    print(f"median {report.slowdown:.2f} times as long; connections closed: {report.closed}")
+    after = report.seconds_after
+    print("something was left" if after is None else f"all of it gone {after:.1f} s after")
+
+
+if __name__ == "__main__":
+    main()

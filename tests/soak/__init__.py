@@ -1,0 +1,1 @@
+"""Hours of mixed load on a real server, watched all along."""

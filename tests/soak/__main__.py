@@ -1,0 +1,150 @@
+"""`python -m tests.soak --minutes 60`: mixed load for long; the service has to stay as it was.
+
+A first server answers every request alone, by plain decoding. It is told to end under load; another
+one, with other settings, follows at its address and is watched. Its memory has to be level, its
+descriptors and threads as many as before, its answers those of the first server, and the last ones
+as fast as the first ones. Ends with 1 and the reasons where that does not hold.
+
+Memory may grow by 1 MB an hour after the first sixth of the time. Runs in which it is watched for
+less than half an hour cannot tell that from a step of the allocator: there it is 2 MB in all. The
+95th percentile of the last sixth may be 15 % above that of the first one; runs of less than ten
+minutes only tell it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from bench.tools.machine import describe
+from specops.config import Settings
+from tests.loopback import HOST, free_port
+from tests.overload import serving
+from tests.soak.load import Load, asks
+from tests.soak.watch import Course, at_rest, watch
+
+WINDOWS = 6
+# At first so many times as many clients come, more than there are places: memory keeps what it once
+# took, on a machine that others slow down later, too.
+CROWD_SECONDS, CROWD = 12.0, 6.0
+CALM_SECONDS = 20.0  # then, until each kind of request was served: some start a thread
+# The first server does nothing by which requests could be each other's business.
+ALONE = {"SPECOPS_PREFIX_CACHE": "off", "SPECOPS_SLOTS": "1", "SPECOPS_DRAFTER": "none"}
+# Few tokens in the KV cache: all of it has been in use, and gone back, before the first window.
+WATCHED = {"SPECOPS_KV_TOKENS": "2048", "SPECOPS_QUEUE_ORDER": "clients"}
+COLUMNS = ("sixth", "answers", "median, ms", "95 %, ms", "CPU, ms", "memory, MB")
+COLUMNS += ("descriptors", "threads", "others' cores")
+TABLE = f"| {' | '.join(COLUMNS)} |\n|{'---:|' * len(COLUMNS)}"
+
+
+@asynccontextmanager
+async def server(
+    folder: Path, port: int, variables: dict[str, str]
+) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A server that is ready; killed at the end if it has not ended by then."""
+    context = serving(folder, port, **variables)
+    _, process = await asyncio.to_thread(context.__enter__)
+    try:
+        yield process
+    finally:
+        context.__exit__(None, None, None)
+
+
+async def end(process: subprocess.Popen[bytes], load: Load) -> None:
+    """Tell a server to end, and see that it does so by itself."""
+    load.ending = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    if status := await asyncio.to_thread(process.wait, 60):
+        load.problems.append(f"a server that was told to end did so with status {status}")
+
+
+async def soak(folder: Path, load: Load, port: int, minutes: float) -> Course:
+    """One server after the other, and what was seen of the second one."""
+    async with server(folder, port, ALONE) as first:
+        await load.record()
+        crowd = asyncio.create_task(load.play(CROWD_SECONDS, CROWD))
+        await asyncio.sleep(CROWD_SECONDS / 4)
+        await end(first, load)
+    async with server(folder, port, WATCHED) as process:
+        load.ending = None
+        await crowd
+        await load.play(CALM_SECONDS)
+        await load.all_gone()
+        before, windows = await at_rest(process), []
+        for _ in range(WINDOWS):
+            window = await watch(process, load.play(minutes * 60 / WINDOWS), load.seconds)
+            windows.append(window)
+            print(f"| {len(windows)} | {window.row} |", flush=True)
+        await load.all_gone()
+        after = await at_rest(process)
+        await end(process, load)
+    return Course(before, after, windows, load.problems)
+
+
+def report(course: Course, load: Load, arrivals: float, machine: str) -> str:
+    """The page that is kept."""
+    lines = [
+        f"### {course.minutes:.0f} minutes of mixed load: the demo pair",
+        "",
+        TABLE,
+        *(f"| {number} | {window.row} |" for number, window in enumerate(course.windows, 1)),
+        "",
+        f"- clients, {arrivals:g} a second (the same at the same moments of each sixth): "
+        + ", ".join(f"{number} {name}" for name, number in load.ended.most_common()),
+        f"- memory that is no file's: {course.growth:+.2f} MB an hour after the first sixth, by "
+        "the straight line through a sample every 2 s",
+        f"- at rest before and after: {course.before.descriptors} and {course.after.descriptors} "
+        f"descriptors, {course.before.threads} and {course.after.threads} threads, "
+        f"{course.before.memory / 1e6:.2f} and {course.after.memory / 1e6:.2f} MB",
+        f"- 95th percentile of the last sixth: {course.drift:+.0%} of the first one's",
+        "- CPU: the server's, for each answer; others' cores: kept busy by other processes of "
+        "the machine, on the mean",
+        f"- measured on {machine}",
+    ]
+    reasons = course.reasons()
+    lines += ["", "All is well." if not reasons else "Not well:", *(f"- {one}" for one in reasons)]
+    return "\n".join(lines) + "\n"
+
+
+async def run(minutes: float, arrivals: float) -> tuple[Course, Load]:
+    """Soak in a folder that goes afterwards."""
+    lines = (Settings().models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
+    prompts = [json.loads(line)["prompt"][:400] for line in lines.splitlines()]
+    port, limits = free_port(), httpx.Limits(max_keepalive_connections=0)
+    url = f"http://{HOST}:{port}"
+    with tempfile.TemporaryDirectory() as folder:
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as client:
+            load = Load(client, asks(prompts), arrivals)
+            return await soak(Path(folder), load, port, minutes), load
+
+
+def main() -> int:
+    """Soak, report and judge; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--arrivals", type=float, default=8, help="clients a second")
+    parser.add_argument("--report", type=Path, help="file for the page, in Markdown")
+    options = parser.parse_args()
+    machine = describe().line
+    print(TABLE, flush=True)
+    course, load = asyncio.run(run(options.minutes, options.arrivals))
+    page = report(course, load, options.arrivals, machine)
+    if options.report:
+        options.report.write_text(page, encoding="utf-8")
+    print(page[page.index("\n- ") :])
+    return int(bool(course.reasons()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Who comes during a soak: clients whose answers are known, clients that leave, and wrong requests.
+
+Clients come when they come (open loop), however busy the server is. They come at the same moments
+in each window, so that what windows take can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+PATHS = (COMPLETIONS, CHAT, GENERATE)
+DRAFTERS = ("suffix", "draft", "cascade", "none")
+PLAIN = {"drafter": "none", "stream": False}
+HONEST = 0.7  # share of those that stay for their answer
+PATIENCE = 1.0  # seconds before a server is told to end in which a request may not have reached it
+
+Visit = Callable[[], Awaitable[None]]
+Answer = dict[int, tuple[str, tuple[float, ...], str]]  # choice: text, log-probabilities, end
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request and where it goes."""
+
+    path: str
+    body: dict[str, Any]
+
+
+def asks(prompts: list[str], number: int = 36) -> list[Ask]:
+    """Requests of every sort whose answer is certain; some begin alike, as follow-ups do."""
+    return [_ask(index, prompts) for index in range(number)]
+
+
+def _ask(index: int, prompts: list[str]) -> Ask:
+    path = PATHS[index % 3]
+    prompt = prompts[index]
+    if index % 5 < 2:
+        prompt = prompts[index % 2] + prompt
+    body: dict[str, Any] = {"temperature": 0, "ignore_eos": index % 6 != 5}
+    body |= {"stream": index % 2 == 1, "drafter": DRAFTERS[index % 4]}
+    if index % 4 == 3:
+        body |= {"temperature": 0.8, "seed": index, "top_p": 0.95}
+    tokens = 16 + 8 * (index % 7)
+    if path == GENERATE:
+        return Ask(path, body | {"prompt": prompt, "max_new_tokens": tokens})
+    body |= {"model": "demo", "max_tokens": tokens, "n": 2 if index % 9 == 4 else 1}
+    if index % 7 == 0:
+        body |= {"stop": ["\n\n", "return"], "ignore_eos": False}
+    if path == COMPLETIONS:
+        return Ask(path, body | {"prompt": prompt} | ({"logprobs": 2} if index % 2 else {}))
+    messages = [{"role": "user", "content": prompt}]
+    return Ask(path, body | {"messages": messages, "logprobs": index % 2 == 0})
+
+
+def _post(body: bytes, path: str = GENERATE, length: int | None = None) -> bytes:
+    length = len(body) if length is None else length
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\n"
+        f"content-length: {length}\r\nconnection: close\r\n\r\n"
+    ).encode() + body
+
+
+WRONG: tuple[tuple[bytes, int], ...] = (
+    (_post(b'{"prompt": '), 400),
+    (_post(b"{}"), 422),
+    (_post(b'{"model": "demo"}', COMPLETIONS), 400),
+    (_post(b'{"model": "demo", "prompt": "a", "max_tokens": "b"}', COMPLETIONS), 400),
+    (_post(b'{"model": "other", "prompt": "a"}', COMPLETIONS), 404),
+    (_post(json.dumps({"prompt": "word " * 20_000}).encode()), 400),
+    (_post(b'{"prompt": "' + b"a" * (1 << 20) + b'"}'), 413),
+    (b"GET /nothing HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n", 404),
+    (b"GET / HTTP\x00\r\n\r\n", 400),
+    (_post(b'{"prompt": "def ', length=100), 408),  # half a body, and then nothing
+)
+_SOON = 0.2  # seconds until another server may have taken the place of one that ends
+
+
+class _ToldToComeBack(Exception):  # noqa: N818 - an answer, not an error
+    """429 or 503, and after how many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+
+@dataclass
+class Load:
+    """Clients of one server after another, which listen at the same address.
+
+    Attributes:
+        client: for requests; it keeps no connection.
+        requests: whose answers are known once `record` has asked for them.
+        arrivals: clients each second.
+        ending: the moment when the server was told to end, until the next one is ready.
+        seconds: that honest clients waited for their answers; emptied from outside.
+        ended: clients by what became of them.
+        problems: what should not have been.
+    """
+
+    client: httpx.AsyncClient
+    requests: Sequence[Ask]
+    arrivals: float
+    ending: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    ended: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    _expected: list[Answer] = field(default_factory=list)
+    _here: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def record(self) -> None:
+        """Ask for each answer alone, by plain decoding; later ones are compared with these."""
+        for ask in self.requests:
+            self._expected.append(await self._answer(Ask(ask.path, ask.body | PLAIN)))
+
+    async def play(self, seconds: float, times: float = 1.0) -> None:
+        """Let clients come for so long, so many times as often; they come alike each time."""
+        rng, moment, started = random.Random(1), 0.0, time.monotonic()
+        while (moment := moment + rng.expovariate(self.arrivals * times)) < seconds:
+            await asyncio.sleep(started + moment - time.monotonic())
+            name, visit = self._visitor(random.Random(rng.random()))
+            task = asyncio.create_task(self.see(name, visit))
+            self._here.add(task)
+            task.add_done_callback(self._here.discard)
+        await asyncio.sleep(started + seconds - time.monotonic())
+
+    async def all_gone(self) -> None:
+        """Wait until no client is left."""
+        await asyncio.gather(*self._here)
+
+    async def see(self, name: str, visit: Visit) -> None:
+        """See a client through, and note what became of it."""
+        try:
+            await self._patiently(visit)
+        except (httpx.HTTPError, OSError, AssertionError, LookupError, ValueError) as error:
+            self.ended["wrong"] += 1
+            self.problems.append(f"{name}: {error!r}")
+        else:
+            self.ended[name] += 1
+
+    def _visitor(self, chance: random.Random) -> tuple[str, Visit]:
+        ask = chance.choice(self.requests)
+        others: tuple[tuple[str, Visit], ...] = (
+            ("left in the midst of a stream", lambda: self._leave(ask, chance.randrange(1, 12))),
+            ("left before the answer", lambda: self._leave_early(ask)),
+            ("left with half a body sent", self._leave_half_body),
+            ("drawn without a seed", self._draw),
+            ("refused as is right", lambda: self._be_refused(*chance.choice(WRONG))),
+        )
+        if chance.random() < HONEST:
+            return "answered as alone", lambda: self.stay(ask)
+        return chance.choice(others)
+
+    async def _patiently(self, visit: Visit) -> None:
+        """Come again when told to, and when another server has taken the place."""
+        while True:
+            began = time.monotonic()
+            try:
+                return await visit()
+            except _ToldToComeBack as told:
+                self.ended["times told to come back"] += 1
+                await asyncio.sleep(told.seconds)
+            except (httpx.TransportError, OSError):
+                if self.ending is None or began < self.ending - PATIENCE:
+                    raise
+                self.ended["times sent again, as the server ended"] += 1
+                await asyncio.sleep(_SOON)
+
+    # -- what clients do -------------------------------------------------------------------------
+
+    async def stay(self, ask: Ask) -> None:
+        """Wait for an answer, which has to be the one that was recorded."""
+        began = time.monotonic()
+        answer = await self._answer(ask)
+        self.seconds.append(time.monotonic() - began)
+        expected = self._expected[self.requests.index(ask)]
+        assert answer == expected, f"{answer} instead of {expected} to {ask}"
+
+    async def _draw(self) -> None:
+        body = {"prompt": "def ", "temperature": 1.0, "max_new_tokens": 24, "ignore_eos": True}
+        answer = await self._answer(Ask(GENERATE, body))
+        assert answer[0][2] == "length", answer
+
+    async def _leave(self, ask: Ask, lines: int) -> None:
+        body = ask.body | {"stream": True}
+        async with self.client.stream("POST", ask.path, json=body) as response:
+            _accept(response)
+            async for _ in response.aiter_lines():
+                if not (lines := lines - 1):
+                    return
+
+    async def _leave_early(self, ask: Ask) -> None:
+        await self._send(_post(json.dumps(ask.body).encode(), ask.path))
+
+    async def _leave_half_body(self) -> None:
+        await self._send(_post(b'{"prompt": "def ', length=100))
+
+    async def _be_refused(self, sent: bytes, status: int) -> None:
+        answer = await self._send(sent, wait=True)
+        line, _, _ = answer.partition(b"\r\n")
+        if line.split()[1:2] == [b"503"] and self.ending is not None:
+            raise _ToldToComeBack(_SOON)
+        assert line.split()[1:2] == [b"%d" % status], f"{answer!r} instead of {status}"
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def _send(self, content: bytes, *, wait: bool = False) -> bytes:
+        """Send bytes on a connection; all that comes back, or nothing where none waits for it."""
+        url = self.client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        try:
+            writer.write(content)
+            await writer.drain()
+            answer = await reader.read() if wait else b""
+        finally:
+            writer.close()
+        if re.match(rb"HTTP/1.1 (429|503) ", answer):
+            raise _ToldToComeBack(int(re.findall(rb"retry-after: (\d+)", answer)[0]))
+        return answer
+
+    async def _answer(self, ask: Ask) -> Answer:
+        async with self.client.stream("POST", ask.path, json=ask.body) as response:
+            _accept(response)
+            if not ask.body.get("stream"):
+                return _read([json.loads(await response.aread())])
+            lines = [line async for line in response.aiter_lines() if line.startswith("data: ")]
+            assert lines[-1] == "data: [DONE]", f"the stream broke off: {lines[-1]}"
+            return _read([json.loads(line.removeprefix("data: ")) for line in lines[:-1]])
+
+
+def _accept(response: httpx.Response) -> None:
+    if response.status_code in (429, 503):
+        raise _ToldToComeBack(float(response.headers["retry-after"]))
+    assert response.status_code == 200, f"status {response.status_code}"
+
+
+def _read(events: list[dict[str, Any]]) -> Answer:
+    """The choices of an answer or of the events of a stream."""
+    if "generated_text" in (last := events[-1]):
+        text = "".join(event["text"] for event in events[:-1]) or last["generated_text"]
+        return {0: (text, (), last["finish_reason"])}
+    found: Answer = {}
+    for event in events:
+        for choice in event["choices"]:
+            text, numbers, end = found.get(choice["index"], ("", (), ""))
+            said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            logprobs = choice.get("logprobs") or {}
+            listed = [item["logprob"] for item in logprobs.get("content") or ()]
+            listed += logprobs.get("token_logprobs") or ()
+            found[choice["index"]] = (
+                *(text + (said.get("content") or ""), (*numbers, *listed)),
+                choice["finish_reason"] or end,
+            )
+    return found

@@ -1,0 +1,76 @@
+"""A soak finds what it looks for: growth, leftovers, slowness, other answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from tests.soak.load import GENERATE, Ask, Load
+from tests.soak.watch import Course, Sample, Window
+
+pytestmark = pytest.mark.anyio
+REST = Sample(0, 100_000_000, descriptors=10, threads=6)
+
+
+def course(minutes: float, growth: float = 0.0, last: float = 1.0) -> Course:
+    """Of so many minutes, with memory that grows by MB an hour, and slower answers at the end."""
+
+    def sample(moment: float) -> Sample:
+        return replace(REST, moment=moment, memory=int(1e8 + growth * 1e6 * moment / 3600))
+
+    length = minutes * 10
+    return Course(
+        REST,
+        REST,
+        [
+            Window(
+                [0.1 * (last if number == 5 else 1)] * 30,
+                cpu=1,
+                others=0,
+                samples=[sample(number * length + part * length / 10) for part in range(10)],
+            )
+            for number in range(6)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (course(60, growth=0.9), ""),
+        (course(60, growth=1.1), "memory grows by 1.10 MB an hour, more than 1.00"),
+        (course(2, growth=60), ""),  # less than a step of the allocator
+        (course(2, growth=90), "memory grows by 90.00 MB an hour"),
+        (course(60, last=1.1), ""),
+        (course(60, last=1.2), "the 95th percentile of the last window is 20% longer"),
+        (course(2, last=1.2), ""),
+        (replace(course(2), after=replace(REST, descriptors=11)), "11 descriptors at the end, 10"),
+        (replace(course(2), after=replace(REST, threads=7)), "7 threads at the end, 6"),
+        (replace(course(2), problems=["x"] * 12), "and 2 more clients"),
+    ],
+)
+def test_what_is_not_well_is_told(seen: Course, reason: str) -> None:
+    found = seen.reasons()
+    assert found[-1].startswith(reason) if reason else not found
+
+
+@pytest.mark.parametrize("broken", ["", "text", "stream", "status"])
+async def test_another_answer_than_alone_is_a_problem(broken: str) -> None:
+    def reply(request: httpx.Request) -> httpx.Response:
+        stays = b'"stream":true' in request.content
+        text = "b" if broken == "text" and stays else "a"
+        answer = f'{{"generated_text": "{text}", "finish_reason": "length"}}'
+        if not stays:
+            return httpx.Response(200, text=answer)
+        end = "" if broken == "stream" else "data: [DONE]\n\n"
+        return httpx.Response(500 if broken == "status" else 200, text=f"data: {answer}\n\n{end}")
+
+    transport = httpx.MockTransport(reply)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        load = Load(client, [Ask(GENERATE, {"prompt": "a", "stream": True})], arrivals=1)
+        await load.record()
+        await load.see("right", lambda: load.stay(load.requests[0]))
+    assert load.ended == {"wrong" if broken else "right": 1}
+    assert bool(load.problems) == bool(broken)

@@ -1,0 +1,154 @@
+"""What is seen of a server in the course of a soak, and whether that is well."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.tools.quiet import watched
+from tests.overload import resident_bytes
+
+SAMPLE_SECONDS = 2.0
+REST_SECONDS = 4.0
+MOST_GROWTH = 1.0  # MB of memory in an hour
+STEP = 2.0  # MB that an allocator takes at once: shorter runs cannot tell less from growth
+LONG_HOURS = 0.5
+MOST_DRIFT = 0.15  # of the first window's 95th percentile
+GATED_MINUTES = 10.0  # shorter runs have too few answers for percentiles
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at a process: when, bytes that are no file's, descriptors and threads."""
+
+    moment: float
+    memory: int
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def of(cls, process: subprocess.Popen[bytes]) -> Sample:
+        folder = Path(f"/proc/{process.pid}")
+        descriptors, threads = (len(list((folder / name).iterdir())) for name in ("fd", "task"))
+        return cls(time.monotonic(), resident_bytes(process), descriptors, threads)
+
+
+@dataclass(frozen=True)
+class Window:
+    """One part of the time; all are loaded alike.
+
+    Attributes:
+        seconds: that answers took.
+        cpu: the server's seconds of it.
+        others: cores that neither the server nor its clients kept busy.
+        samples: of the server.
+    """
+
+    seconds: Sequence[float]
+    cpu: float
+    others: float
+    samples: Sequence[Sample]
+
+    @property
+    def p95(self) -> float:
+        return statistics.quantiles(self.seconds, n=20)[-1]
+
+    @property
+    def row(self) -> str:
+        """Answers; milliseconds of each: median, 95th percentile, the server's CPU; then the most
+        memory in MB, descriptors and threads, and others' cores."""
+        most = [
+            max(getattr(one, name) for one in self.samples)
+            for name in ("memory", "descriptors", "threads")
+        ]
+        number = len(self.seconds)
+        times = (statistics.median(self.seconds), self.p95, self.cpu / number)
+        cells = [str(number), *(f"{1000 * one:.0f}" for one in times), f"{most[0] / 1e6:.2f}"]
+        return " | ".join([*cells, str(most[1]), str(most[2]), f"{self.others:.2f}"])
+
+
+@dataclass
+class Course:
+    """All that was seen of a server.
+
+    Attributes:
+        before, after: at rest, before and after the load.
+        windows: in the order of time.
+        problems: of its clients.
+    """
+
+    before: Sample
+    after: Sample
+    windows: Sequence[Window]
+    problems: Sequence[str] = field(default_factory=list)
+
+    @property
+    def hours(self) -> float:
+        """That memory was watched: from the second window on; in the first one it warms up."""
+        warm = self._warm()
+        return (warm[-1].moment - warm[0].moment) / 3600
+
+    @property
+    def growth(self) -> float:
+        """MB of memory an hour: the slope of the straight line through the samples."""
+        moments, memory = zip(*((one.moment, one.memory) for one in self._warm()), strict=True)
+        return statistics.linear_regression(moments, memory).slope * 3600 / 1e6
+
+    @property
+    def drift(self) -> float:
+        """By how much of the first window's 95th percentile the last window's is above it."""
+        return self.windows[-1].p95 / self.windows[0].p95 - 1
+
+    @property
+    def minutes(self) -> float:
+        samples = [one for window in self.windows for one in window.samples]
+        return (samples[-1].moment - samples[0].moment + SAMPLE_SECONDS) / 60
+
+    def _warm(self) -> list[Sample]:
+        return [one for window in self.windows[1:] for one in window.samples]
+
+    def reasons(self) -> list[str]:
+        """Why this is not well; empty where it is."""
+        found = list(self.problems[:10])
+        if len(self.problems) > len(found):
+            found.append(f"and {len(self.problems) - len(found)} more clients")
+        most = MOST_GROWTH if self.hours >= LONG_HOURS else STEP / self.hours
+        if self.growth > most:
+            found.append(f"memory grows by {self.growth:.2f} MB an hour, more than {most:.2f}")
+        for name in ("descriptors", "threads"):
+            before, after = getattr(self.before, name), getattr(self.after, name)
+            if after > before:
+                found.append(f"{after} {name} at the end, {before} at the beginning")
+        if self.minutes >= GATED_MINUTES and self.drift > MOST_DRIFT:
+            found.append(f"the 95th percentile of the last window is {self.drift:.0%} longer")
+        return found
+
+
+async def at_rest(process: subprocess.Popen[bytes]) -> Sample:
+    """The least that a server without clients has of each, within a few seconds."""
+    end, seen = time.monotonic() + REST_SECONDS, [Sample.of(process)]
+    while time.monotonic() < end:
+        await asyncio.sleep(0.2)
+        seen.append(Sample.of(process))
+    least = [min(getattr(one, name) for one in seen) for name in ("memory", "descriptors")]
+    return Sample(end, *least, min(one.threads for one in seen))
+
+
+async def watch(
+    process: subprocess.Popen[bytes], play: Awaitable[None], seconds: list[float]
+) -> Window:
+    """A window that lasts as long as `play`, which adds to `seconds` how long answers took."""
+    samples = [Sample.of(process)]
+    seconds.clear()
+    playing = asyncio.ensure_future(play)
+    with watched(process.pid, os.getpid()) as taken:
+        while not (await asyncio.wait({playing}, timeout=SAMPLE_SECONDS))[0]:
+            samples.append(Sample.of(process))
+        await playing
+    return Window(list(seconds), taken.taken[process.pid], taken.others, samples)

@@ -1,0 +1,206 @@
+"""Draft tokens looked up in the request's own text and in what its client's earlier ones said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specops.runtime.kv_cache import PrefixCache
+from specops.runtime.suffixes import Estimate, History, Lookups
+from specops.speculation.drafters.base import NO_DRAFT, Draft
+from specops.speculation.drafters.suffix import SuffixDrafter
+from tests.speculation.drafters.ask import ask
+
+ANN, BOB = "ann", "bob"
+SAID = [1, 2, 3, 4, 5, 6]
+
+
+def look_up(
+    drafter: SuffixDrafter, tokens: Sequence[int], count: int, slot: int = 0, client: str = ANN
+) -> Draft:
+    """What a new request with these tokens is told."""
+    drafter.begin(slot, tokens, client)
+    found = drafter.look_up(slot, tokens, count)
+    drafter.release(slot)
+    return found
+
+
+def alone() -> SuffixDrafter:
+    """One that remembers nothing over requests."""
+    return SuffixDrafter(PrefixCache.OFF)
+
+
+def test_continues_the_longest_match_however_old() -> None:
+    known = [5, 4, 3, 2, 1, 6, 7]
+    tokens = [*known, 9, 0, *known[1:], 8, 5, *known]
+    assert look_up(alone(), tokens, 1).tokens == (9,)
+
+
+def test_of_matches_alike_what_followed_most_often_wins() -> None:
+    tokens = [1, 2, 7, 3, 1, 2, 7, 4, 1, 2, 8, 5, 1, 2]
+    assert look_up(alone(), tokens, 1).tokens == (7,)
+
+
+def test_continues_a_period_beyond_the_end() -> None:
+    assert look_up(alone(), [1, 2, 3, 1, 2, 3], 5).tokens == (1, 2, 3, 1, 2)
+    assert look_up(alone(), [4, 4, 4], 4).tokens == (4, 4, 4, 4)
+
+
+@pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 2, 3, 4, 5]])
+def test_without_a_match_has_no_draft(tokens: list[int]) -> None:
+    assert look_up(alone(), tokens, 4) is NO_DRAFT
+
+
+def followers(tokens: Sequence[int]) -> set[int]:
+    """The plain way: what followed the longest suffix of up to 32 tokens that stood before."""
+    for length in range(min(32, len(tokens) - 1), 0, -1):
+        suffix = tokens[-length:]
+        ends = [e for e in range(length, len(tokens)) if tokens[e - length : e] == suffix]
+        if ends:
+            return {tokens[end] for end in ends}
+    return set()
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=16), st.integers(1, 16))
+def test_grown_step_by_step_it_finds_what_a_scan_finds(tokens: list[int], first: int) -> None:
+    """With so few places that all of them vote."""
+    drafter = alone()
+    drafter.begin(0, tokens, ANN)
+    for length in range(min(first, len(tokens)), len(tokens) + 1):
+        draft = drafter.look_up(0, tokens[:length], 1)
+        expected = followers(tokens[:length])
+        assert draft.tokens[0] in expected if expected else draft is NO_DRAFT
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.integers(2, 20), st.integers(1, 9))
+def test_a_full_text_is_that_of_its_latest_tokens(
+    tokens: list[int], capacity: int, stride: int
+) -> None:
+    drafter = SuffixDrafter(PrefixCache.OFF, text_tokens=capacity)
+    drafter.begin(0, tokens, ANN)
+    for length in range(1, len(tokens) + 1, stride):
+        (token,) = drafter.look_up(0, tokens[:length], 1).tokens or (None,)
+        kept = range(max(0, length - capacity), length - min(length, capacity // 2) + 1)
+        told = [look_up(alone(), tokens[begin:length], 1).tokens or (None,) for begin in kept]
+        assert (token,) in told
+
+
+@pytest.mark.parametrize("make", [History, lambda size: Lookups(size, Estimate())])
+def test_refuses_a_capacity_that_means_nothing(make: type[History]) -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        make(1)
+
+
+def test_slots_are_apart_and_forgotten() -> None:
+    drafter = alone()
+    drafter.begin(0, [], ANN)
+    drafter.begin(1, [], ANN)
+    first, second = drafter.propose([ask([1, 2, 3, 1, 2], 1), ask([9, 1, 2, 8, 1, 2], 1, 1)])
+    assert (first.tokens, second.tokens) == ((3,), (8,))
+    drafter.release(0)
+    drafter.release(0)  # nothing to forget is no error
+    assert look_up(drafter, [7, 8], 1) is NO_DRAFT
+    assert drafter.backlog(1, 1000) == drafter.take_in(1, [1, 2], 10) == 0
+
+
+# -- promises --------------------------------------------------------------------------------------
+
+
+def followed(drafter: SuffixDrafter, tokens: Sequence[int], count: int = 4) -> list[Draft]:
+    """What a request is told as its text grows token by token."""
+    drafter.begin(0, [], ANN)
+    found = [drafter.look_up(0, tokens[:length], count) for length in range(1, len(tokens) + 1)]
+    drafter.release(0)
+    return found
+
+
+def test_what_repeats_itself_is_promised_more_and_more_firmly() -> None:
+    found = followed(alone(), [1, 2, 3, 4, 5] * 40)
+    assert found[10].promised[0] < 0.9 < found[-1].promised[0]
+    assert len(found[-1].promised) == len(found[-1].tokens) == 4
+
+
+def test_what_never_comes_true_is_soon_not_promised_any_more() -> None:
+    tokens = np.random.default_rng(0).integers(0, 9, 400).tolist()
+    assert max((draft.promised or (0.0,))[0] for draft in followed(alone(), tokens)[-50:]) < 0.4
+
+
+def test_promises_are_kept_in_every_tenth() -> None:
+    """Texts that are copied in part, at rates of their own: what is promised is what comes true."""
+    rng = np.random.default_rng(1)
+    drafter = alone()
+    tried, promised, kept = np.zeros((3, 10))
+    for _ in range(60):
+        rate, tokens = rng.uniform(0.3, 1.0), rng.integers(0, 60, 40).tolist()
+        while len(tokens) < 340:
+            tokens.append(tokens[-40] if rng.random() < rate else int(rng.integers(0, 60)))
+        drafts = followed(drafter, tokens)
+        for end, draft in enumerate(drafts, 1):
+            told = zip(draft.tokens, draft.promised, tokens[end:], strict=False)
+            for token, probability, truth in told:
+                tenth = min(int(10 * probability), 9)
+                tried[tenth] += 1
+                promised[tenth] += probability
+                kept[tenth] += token == truth
+                if token != truth:
+                    break
+    often = tried > 500
+    assert often.sum() > 5
+    assert (np.abs(promised - kept)[often] / tried[often] < 0.05).all()
+
+
+# -- what is remembered over requests --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reuse", "own", "others"),
+    [
+        (PrefixCache.CLIENT, True, False),
+        (PrefixCache.ALL, True, True),
+        (PrefixCache.OFF, False, False),
+    ],
+)
+def test_only_those_who_may_draw_on_what_was_said(
+    reuse: PrefixCache, *, own: bool, others: bool
+) -> None:
+    drafter = SuffixDrafter(reuse)
+    look_up(drafter, SAID, 1)
+    for client, known in ((ANN, own), (BOB, others)):
+        assert look_up(drafter, [9, 3, 4], 2, client=client).tokens == ((5, 6) if known else ())
+        drafter = SuffixDrafter(reuse)
+        look_up(drafter, SAID, 1)
+
+
+def test_one_request_does_not_go_on_into_the_next() -> None:
+    drafter = SuffixDrafter()
+    look_up(drafter, SAID, 1)
+    look_up(drafter, [7, 8, 9], 1)
+    assert look_up(drafter, [0, 4, 5], 4).tokens == (6,)
+
+
+def test_a_request_that_looked_nothing_up_has_taught_nothing() -> None:
+    drafter = SuffixDrafter()
+    drafter.begin(0, SAID, ANN)
+    drafter.release(0)
+    assert look_up(drafter, [9, 3, 4], 1) is NO_DRAFT
+
+
+def test_the_client_that_came_least_recently_is_forgotten() -> None:
+    drafter = SuffixDrafter(clients=2)
+    look_up(drafter, SAID, 1, client=ANN)
+    look_up(drafter, SAID, 1, client=BOB)
+    look_up(drafter, SAID, 1, client="eve")
+    assert look_up(drafter, [9, 3, 4], 1, client=BOB).tokens == (5,)
+    assert look_up(drafter, [9, 3, 4], 1, client=ANN) is NO_DRAFT
+
+
+def test_a_history_is_bounded() -> None:
+    drafter = SuffixDrafter(history_tokens=16)
+    for first in range(0, 1000, 4):
+        look_up(drafter, range(first, first + 4), 1)
+    assert look_up(drafter, [996, 997, 998], 1).tokens == (999,)
+    assert look_up(drafter, [0, 1, 2], 1) is NO_DRAFT

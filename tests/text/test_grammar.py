@@ -1,0 +1,211 @@
+"""Grammars become masks that say what may follow, or an error that says why not."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specops.request import Grammar, GrammarKind
+from specops.text.grammar import MOST_CHARACTERS, GrammarError, Grammars, Masks, Matcher
+from tests.simulated_target import grammars, tokenizer
+
+END = 0  # of a text
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "kind": {"enum": ["red", "green"]}},
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+
+
+def schema(content: Any) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(content))
+
+
+def choice(*texts: str) -> Grammar:
+    return Grammar(GrammarKind.CHOICE, json.dumps(texts))
+
+
+def regex(text: str) -> Grammar:
+    return Grammar(GrammarKind.REGEX, text)
+
+
+def lark(text: str) -> Grammar:
+    return Grammar(GrammarKind.LARK, text)
+
+
+def allowed(mask: Masks) -> set[int]:
+    """The tokens in a row of masks."""
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def follow(grammar: Grammar, text: str) -> Matcher:
+    """The matcher after a text, each token of which its masks allow."""
+    matcher = grammars().matcher(grammar)
+    for token in tokenizer().encode(text, special_tokens=False):
+        assert token in allowed(matcher.masks(())[0]), (grammar, text, token)
+        matcher.advance(token)
+    return matcher
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (schema(PERSON), '{"name": "Ada \\"x\\"", "kind": "green"}'),
+        (schema({"const": {"a": [1, None]}}), '{"a": [1, null]}'),
+        (schema({"$ref": "#/$defs/a", "$defs": {"a": {"enum": ["é\u2028"]}}}), '"é\u2028"'),
+        (Grammar(GrammarKind.JSON_OBJECT, '{"type":"object"}'), '{"a": [1, {"b": null}]}'),
+        (regex(r"[0-9]{3}-x"), "123-x"),
+        (choice("yes", 'no "maybe"\n', "é"), 'no "maybe"\n'),
+        (lark('start: "a" inner "c"\ninner: /b+/'), "abbbc"),
+    ],
+)
+def test_a_text_that_follows_its_grammar_is_complete(grammar: Grammar, text: str) -> None:
+    assert follow(grammar, text).complete
+
+
+def test_what_may_go_on_may_end_as_well() -> None:
+    matcher = follow(regex("[0-9]+"), "12")
+    assert not matcher.complete
+    assert END in allowed(matcher.masks(())[0])
+    assert END not in allowed(grammars().matcher(regex("[0-9]+")).masks(())[0])
+
+
+def test_masks_of_draft_tokens_are_those_of_the_steps() -> None:
+    tokens = tokenizer().encode('{"name": "Ada", "kind": "red"}', special_tokens=False)
+    together = grammars().matcher(schema(PERSON)).masks(tokens[:-1])
+    matcher = grammars().matcher(schema(PERSON))
+    for row, token in zip(together, tokens, strict=True):
+        assert np.array_equal(matcher.masks(())[0], row)
+        matcher.advance(token)
+
+
+@pytest.mark.parametrize("grammar", [schema(PERSON), choice("abcdefgh"), regex("x{30}[0-9]")])
+def test_what_is_forced_is_what_is_alone_in_its_mask(grammar: Grammar) -> None:
+    matcher = grammars().matcher(grammar)
+    forced = matcher.forced(40)
+    assert forced == matcher.forced(40)
+    assert matcher.forced(2) == forced[:2]
+    after = matcher.masks((), forced)[0]
+    for token in forced:
+        assert allowed(matcher.masks(())[0]) == {token}
+        matcher.advance(token)
+    assert np.array_equal(matcher.masks(())[0], after)
+    assert matcher.complete or len(allowed(after)) > 1
+
+
+def test_masks_leave_the_matcher_where_it_was() -> None:
+    matcher = follow(schema(PERSON), '{"name": "A')
+    before = matcher.masks(())
+    for text in ('da", "kind": "red"}', "da", "\n", ""):
+        matcher.masks(tokenizer().encode(text, special_tokens=False))
+        assert np.array_equal(matcher.masks(()), before)
+
+
+def test_behind_a_token_that_ends_or_is_not_allowed_all_may_follow() -> None:
+    matcher = follow(regex("[0-9]+"), "1")
+    (letter,) = tokenizer().encode("a", special_tokens=False)
+    for tokens in ((END, letter), (letter, letter)):
+        first, *rest = matcher.masks(tokens)
+        assert letter not in allowed(first)
+        assert all((mask == ~np.uint32(0)).all() for mask in rest)
+
+
+def test_draft_tokens_are_allowed_up_to_the_first_wrong_one() -> None:
+    matcher = grammars().matcher(regex("[0-9]{3}"))
+    encoded = tokenizer().encode("12a", special_tokens=False)
+    assert matcher.allows(encoded) == len(encoded) - 1
+    matcher.advance(encoded[0])
+    with pytest.raises(GrammarError):
+        matcher.advance(encoded[-1])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (schema({"type": "king"}), "Invalid type"),
+        (schema({"$ref": "http://example.com/schema.json"}), "does not fetch"),
+        (schema({"$ref": "file:///etc/hostname"}), "does not fetch"),
+        (schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "no text"),
+        (schema({"enum": []}), ""),
+        (Grammar(GrammarKind.JSON_SCHEMA, "{"), ""),
+        (Grammar(GrammarKind.JSON_SCHEMA, "[" * 500 + "]" * 500), "recursion"),
+        (regex("(?=a)b"), "look-around"),
+        (regex("("), "unclosed"),
+        (regex("a" * (MOST_CHARACTERS + 1)), "characters"),
+        (lark("start: x"), "unknown name"),
+        (lark("start: start"), "no text"),
+        (lark('start: "\x00'), ""),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_the_reason(grammar: Grammar, reason: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        grammars().matcher(grammar)
+    assert str(caught.value)
+    assert reason in str(caught.value)
+
+
+def doubling(keyword: str, depth: int) -> dict[str, Any]:
+    """A schema whose size without references is 2 ^ depth."""
+    pairs = {
+        f"d{level}": {keyword: [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(depth)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": pairs | {f"d{depth}": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema(doubling("anyOf", 30)),
+        schema(doubling("allOf", 30)),
+        schema({"type": "array", "items": {"type": "integer"}, "minItems": 10**9}),
+        schema({"type": "string", "pattern": "(a?){50}a{50}"}),
+        schema({"enum": [f"value {number}" for number in range(5000)]}),
+        regex("(x+x+)+y"),
+        regex("(((a{1,100}){1,100}){1,100}){1,100}"),
+        regex(".*a.{200}"),
+        lark('start: start start | "a"'),
+        lark('start: (("a"{0,1000}){0,1000}){0,1000}'),
+    ],
+    ids=lambda grammar: grammar.text[:30],
+)
+def test_hostile_grammars_are_followed_or_refused(grammar: Grammar) -> None:
+    """To the end or to an error: neither a hang nor a crash."""
+    rng = np.random.default_rng(0)
+    with suppress(GrammarError):
+        matcher = grammars().matcher(grammar)
+        for _ in range(20):
+            token = int(rng.choice(sorted(allowed(matcher.masks(())[0]))))
+            if token == END:
+                break
+            matcher.advance(token)
+            if matcher.complete:
+                break
+
+
+def test_a_grammar_is_compiled_once_and_followed_by_each_alone() -> None:
+    made = Grammars(tokenizer(), 4096, frozenset({END}))
+    first, second = made.matcher(choice("ab", "ac")), made.matcher(choice("ab", "ac"))
+    (letter,) = tokenizer().encode("a", special_tokens=False)
+    first.advance(letter)
+    assert letter in allowed(second.masks(())[0])
+    assert letter not in allowed(first.masks(())[0])
+
+
+def test_a_grammar_that_is_known_does_not_wait_for_one_that_is_being_compiled() -> None:
+    compiled = grammars()
+    compiled.matcher(choice("a"))
+    large = schema({"enum": [f"{number} is a number" for number in range(4_000)]})
+    assert len(large.text) < MOST_CHARACTERS
+    compiling = threading.Thread(target=compiled.matcher, args=(large,))
+    compiling.start()
+    served = 0
+    while compiling.is_alive():
+        compiled.matcher(choice("a"))
+        served += 1
+    assert served > 3  # the one that is under way when it starts, and the one when it ends

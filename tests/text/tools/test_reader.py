@@ -1,0 +1,107 @@
+"""Answers taken apart: the same blocks wherever the text is cut."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specops.text.tools.formats import THINKING, format_of
+from specops.text.tools.reader import AnswerReader, Block
+from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts
+
+THINK = THINKING[0]
+
+
+def read(
+    name: str | None, answer: str, size: int, *, begun: bool = False, think: bool = True
+) -> list[Block]:
+    """Feed an answer in pieces of a size; what the deltas add up to are the blocks."""
+    names = [tool.name for tool in TOOLS]
+    reader = AnswerReader(BY_NAME.get(name or ""), names, THINK if think else None, begun=begun)
+    deltas = []
+    for start in range(0, len(answer), size):
+        deltas += reader.push(answer[start : start + size])
+    deltas += reader.finish()
+    told: dict[int, str] = {}
+    for place, text in deltas:
+        if reader.blocks[place].kind == "call" and place not in told:
+            assert text == ""  # the name comes first
+        told[place] = told.get(place, "") + text
+    assert list(told) == list(range(len(reader.blocks)))
+    assert [told[place] for place in told] == [block.text for block in reader.blocks]
+    return reader.blocks
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_scripted_answers_are_read_alike_wherever_they_are_cut(name: str) -> None:
+    for script in scripts(BY_NAME[name]):
+        whole = read(name, script.answer, len(script.answer))
+        assert [block.text for block in whole if block.kind == "text"] == [script.text] * bool(
+            script.text
+        )
+        assert [block.text for block in whole if block.kind == "reasoning"] == [
+            script.reasoning
+        ] * bool(script.reasoning)
+        calls = [(block.name, json.loads(block.text)) for block in whole if block.kind == "call"]
+        assert tuple(calls) == script.calls
+        for size in (1, 2, 3, 7):
+            assert read(name, script.answer, size) == whole, script.answer
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_template_tells_its_format(name: str) -> None:
+    assert format_of(TEMPLATES[name]).name == name
+
+
+A, G = '{"name": "get_weather", "arguments": {"a": 1}}', '{"name": "search.web-2", "arguments": {}}'
+ODD = [
+    ("hermes", f"<tool_call>{A}{G}</tool_call> Done.", ["call", "call", "text"]),
+    ("hermes", f"<tool_call>{A}", ["call"]),  # cut off
+    ("hermes", f"<tool_call>\n[{A}, {G}]\n</tool_call>", ["call", "call"]),
+    ("hermes", "<tool_call>sorry</tool_call>", ["text"]),
+    ("hermes", '<tool_call>{"tool": 1}</tool_call>', ["text"]),
+    ("hermes", A, ["text"]),
+    ("hermes", "\n\n<tool_call>", ["text"]),
+    ("llama", f"<|python_tag|>{A}", ["call"]),
+    ("llama", '{"type": "function", "parameters": {}, "name": "get_weather"}', ["call"]),
+    ("llama", '{"name": "Alice", "age": 3}', ["text"]),
+    ("llama", 'No: {"name": "get_weather"}', ["text"]),
+    ("mistral", f"[TOOL_CALLS] [{A}] ", ["call"]),
+    ("mistral", "[TOOL_CALLS] [1]", ["text"]),
+    ("mistral-args", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"a": 1}', ["call"]),
+    ("mistral-args", f"[TOOL_CALLS][{A}]", ["call"]),
+    ("phi", f"functools[{A}]", ["call"]),
+    ("phi", "use functools[0] or functools.cache", ["text"]),
+    ("granite", f"<|tool_call|>[{A},{G}", ["call", "call"]),
+    ("json", '{"name": "get_weather"', ["call"]),
+    ("json", '{"answer": 42}', ["text"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "answer", "kinds"), ODD)
+def test_what_models_do_besides(name: str, answer: str, kinds: list[str]) -> None:
+    for size in (len(answer), 1):
+        blocks = read(name, answer, size)
+        assert [block.kind for block in blocks] == kinds
+        if kinds == ["text"]:
+            assert blocks[0].text == answer  # nothing is lost
+
+
+def test_arguments_may_be_a_string_and_may_be_missing() -> None:
+    answer = '{"name": "get_weather", "arguments": "{\\"a\\": 1}"}'
+    assert read("json", answer, 1) == [Block("call", '{"a": 1}', "get_weather")]
+    assert read("json", '{"name": "get_weather"}', 1) == [Block("call", "{}", "get_weather")]
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_thoughts_may_have_begun_in_the_prompt(size: int) -> None:
+    blocks = read("hermes", "hm\n</think>\n\nHi ", size, begun=True)
+    assert blocks == [Block("reasoning", "hm"), Block("text", "Hi ")]
+    assert read("hermes", "hm", size, begun=True) == [Block("reasoning", "hm")]
+    assert read("hermes", "<think>\n\n</think>\n\nHi", size) == [Block("text", "Hi")]
+
+
+def test_without_tools_and_thoughts_text_is_text() -> None:
+    answer = f" <tool_call>{A}</tool_call><think>\n"
+    assert read(None, answer, 1, think=False) == [Block("text", answer)]
