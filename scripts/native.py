@@ -18,8 +18,9 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from specops.presets import CHAT
@@ -156,24 +157,43 @@ def start_prometheus(address: Address, api: Address, state: Path, binary: str) -
     return Part.start("Prometheus", command, state / "prometheus.log", dict(os.environ))
 
 
-def wait_ready(api: Address, parts: list[Part], stopped: threading.Event) -> None:
-    """Return when /health answers 200, or when `stopped` is set."""
+def api_awaited(api: Address) -> str | None:
+    """What the API still does before it serves, "" where it does not listen yet; None: ready."""
+    try:
+        with urllib.request.urlopen(f"{api.url}/health", timeout=2):  # noqa: S310
+            return None
+    except urllib.error.HTTPError as error:
+        health = json.loads(error.read())
+        if health["error"]:
+            raise StartError(f"The model cannot be served: {health['error']}") from None
+        return f"{health['state']}: {health['detail']}"
+    except OSError:
+        return ""
+
+
+def prometheus_awaited(prometheus: Address) -> str | None:
+    """As `api_awaited`: its port opens, and refuses queries, before its data is read."""
+    try:
+        with urllib.request.urlopen(f"{prometheus.url}/-/ready", timeout=2):  # noqa: S310
+            return None
+    except OSError:
+        return ""
+
+
+def wait_ready(
+    awaited: Callable[[], str | None], parts: list[Part], stopped: threading.Event
+) -> None:
+    """Return when nothing is `awaited` any more, or when `stopped` is set; say what is."""
     said = ""
     while not stopped.wait(0.2):
         for part in parts:
             part.require_alive()
-        try:
-            with urllib.request.urlopen(f"{api.url}/health", timeout=2):  # noqa: S310
-                return
-        except urllib.error.HTTPError as error:
-            health = json.loads(error.read())
-            if health["error"]:
-                raise StartError(f"The model cannot be served: {health['error']}") from None
-            if (now := f"{health['state']}: {health['detail']}") != said:
-                print(now, flush=True)
-                said = now
-        except OSError:
-            continue  # not listening yet
+        now = awaited()
+        if now is None:
+            return
+        if now and now != said:
+            print(now, flush=True)
+            said = now
 
 
 def show_urls(api: Address, prometheus: Address | None, state: Path) -> None:
@@ -223,7 +243,9 @@ def run(state: Path, environ: dict[str, str]) -> int:
         parts.append(Part.start("The API", serve, state / "api.log", environ))
         if binary:
             parts.append(start_prometheus(prometheus, api, state, binary))
-        wait_ready(api, parts, stopped)
+        wait_ready(partial(api_awaited, api), parts, stopped)
+        if binary:
+            wait_ready(partial(prometheus_awaited, prometheus), parts, stopped)
         if not stopped.is_set():
             show_urls(api, prometheus if binary else None, state)
             supervise(parts, stopped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from tests.checkpoints import make_llama_checkpoint
 THREADS = 1  # each worker of pytest has a core; tests of threads start processes of their own
 SLOTS = 3
 CONTEXT = 128
+
+# A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and ends.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
