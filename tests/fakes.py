@@ -15,6 +15,7 @@ from specops.request import (
     GenerationStats,
     Output,
     Piece,
+    SourceStats,
 )
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import NotReady
@@ -50,9 +51,7 @@ STATS = GenerationStats(
     sequence_steps=2,
     drafts=1,
     draft_misses=1,
-    draft_tokens=3,
-    accepted_tokens=2,
-    accepted_per_position=(1, 1, 0),
+    sources={"suffix": SourceStats((1, 1, 1), (1, 1, 0))},
     queue_seconds=0.25,
     prefill_seconds=0.5,
     decode_seconds=2.0,

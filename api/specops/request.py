@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Literal, get_args
 
 DrafterName = Literal["draft", "head", "suffix", "cascade", "none"]
@@ -160,12 +161,44 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceStats:
+    """One source's drafts for one request; item i of each is of the draft's token i + 1."""
+
+    verified_per_position: tuple[int, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
+
+    def __add__(self, other: SourceStats) -> SourceStats:
+        """Both together, position by position."""
+        pairs = zip(
+            (self.verified_per_position, self.accepted_per_position),
+            (other.verified_per_position, other.accepted_per_position),
+            strict=True,
+        )
+        return SourceStats(*(tuple(map(sum, zip_longest(*pair, fillvalue=0))) for pair in pairs))
+
+    @classmethod
+    def of(cls, drafts: Mapping[tuple[int, int], int]) -> SourceStats:
+        """From how often so many tokens were verified and so many of them accepted."""
+        longest = max((verified for verified, _ in drafts), default=0)
+        return cls(
+            *(
+                tuple(
+                    sum(times for lengths, times in drafts.items() if lengths[which] > position)
+                    for position in range(longest)
+                )
+                for which in (0, 1)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationStats:
     """What one request cost. Seconds of wall time; steps are the target's forward passes.
 
     The first token comes out of the prompt's own pass, so `generated_tokens - 1` tokens were
-    decoded, in `sequence_steps` steps. `acceptance` is the controller's estimate, per drafter,
-    that the draft token at a position is accepted where those before it were.
+    decoded, in `sequence_steps` steps. `sources` says whose draft tokens were verified: a drafter's
+    or the grammar's, of which a step may have one each. `acceptance` is the controller's estimate,
+    per drafter, that the draft token at a position is accepted where those before it were.
     """
 
     prompt_tokens: int = 0
@@ -174,15 +207,28 @@ class GenerationStats:
     sequence_steps: int = 0  # passes in which this request decoded
     drafts: int = 0  # of them, those with at least one draft token
     draft_misses: int = 0  # those whose drafter was asked and had nothing
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = ()
+    sources: Mapping[str, SourceStats] = field(default_factory=dict)
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # from leaving the queue to the first token
     decode_seconds: float = 0.0  # from the first token to the last
     estimated_speedup: float = 1.0  # over plain decoding, by the measured costs of the passes
     preemptions: int = 0  # how often it gave its KV blocks up and was computed again
     acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens that were verified."""
+        return sum(sum(source.verified_per_position) for source in self.sources.values())
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Of them, those that became part of the output."""
+        return sum(self.accepted_per_position)
+
+    @property
+    def accepted_per_position(self) -> tuple[int, ...]:
+        """Of all sources together."""
+        return sum(self.sources.values(), SourceStats()).accepted_per_position
 
     @property
     def tokens_per_jump(self) -> float:

@@ -15,7 +15,17 @@ from pathlib import Path
 from bench.models import BenchModel, Progress
 from bench.prompts import Prompt
 from bench.speculation.batches import HOW, Batch, in_batches, run_batch
-from bench.speculation.ways import COLUMNS, PLAIN, Config, Measured, Row, Runner, Sizes, measure
+from bench.speculation.ways import (
+    COLUMNS,
+    PLAIN,
+    Config,
+    Measured,
+    Row,
+    Runner,
+    Sizes,
+    measure,
+    sources_table,
+)
 from bench.tools.report import Outcome, Table, Wanted, spread, wanted_table, yes
 from bench.tools.stats import Summary, ratios, rotated
 from specops.config import ConfigError
@@ -127,7 +137,7 @@ def outcome(
         "wanted": [asdict(line) for line in wanted],
     }
     judged = wanted_table(f"Wanted of {own.label}, the default", wanted)
-    return Outcome(result, [table, together, judged], sound=sound)
+    return Outcome(result, [table, sources_table(whole), together, judged], sound=sound)
 
 
 def _own(measured: Measured) -> Row:

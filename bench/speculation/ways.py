@@ -7,16 +7,16 @@ none knows what another one has learned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.models import BenchModel, Progress
 from bench.prompts import Prompt
 from bench.tools.quiet import settle
-from bench.tools.report import spread
+from bench.tools.report import Table, spread
 from bench.tools.stats import Summary, ratios, rotated
 from specops.engine.engine import NO_DRAFTER, Engine
-from specops.request import GenerationRequest, GenerationStats
+from specops.request import GenerationRequest, GenerationStats, SourceStats
 from specops.speculation.controller import Controller
 from specops.text.chat_template import question
 
@@ -180,6 +180,7 @@ class Row:
     total_speedup: float
     greedy: int  # runs that are greedy
     equal: int  # of them those whose output is plain decoding's
+    sources: Mapping[str, SourceStats]
 
     @classmethod
     def of(
@@ -210,6 +211,7 @@ class Row:
                 counts and run.tokens == other.tokens
                 for counts, run, other in zip(greedy, runs, plain, strict=True)
             ),
+            sources=by_source(stats),
         )
 
     @property
@@ -227,6 +229,32 @@ class Row:
             f"{self.total_speedup:.2f}" if drafts else "",
             f"{self.equal}/{self.greedy}" if drafts and self.greedy else "",
         )
+
+
+def by_source(stats: Iterable[GenerationStats]) -> dict[str, SourceStats]:
+    """What became of draft tokens by their source and position, over all of these requests."""
+    found: dict[str, SourceStats] = {}
+    for one in stats:
+        for name, source in one.sources.items():
+            found[name] = found.get(name, SourceStats()) + source
+    return found
+
+
+def sources_table(row: Row) -> Table:
+    """A line per source: its draft tokens, and the share of them accepted at each position."""
+    longest = max((len(one.verified_per_position) for one in row.sources.values()), default=0)
+    lines = []
+    for name, source in row.sources.items():
+        pairs = list(zip(source.verified_per_position, source.accepted_per_position, strict=True))
+        shares = [f"{accepted / verified:.0%}" for verified, accepted in pairs]
+        shares += [""] * (longest - len(pairs))
+        lines.append((name, str(sum(source.verified_per_position)), *shares))
+    return Table(
+        f"Accepted by source and position: {row.label}",
+        ("source", "draft tokens", *map(str, range(1, longest + 1))),
+        lines,
+        ("of the draft tokens that were verified at the position",),
+    )
 
 
 def measure(

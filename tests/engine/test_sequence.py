@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specops.engine.sequence import Sequence
-from specops.request import TARGET, FinishReason, GenerationRequest
+from specops.request import TARGET, DraftStats, FinishReason, GenerationRequest
 from specops.runtime.sampling import Floats
 from tests.simulated_target import VOCAB, Clock, grammars, make_request, tokenizer
 
@@ -94,7 +94,8 @@ def test_counts_of_the_steps_become_the_statistics() -> None:
         clock.now += 1.0
         tokens = [A] * (accepted + 1)
         sequence.append(tokens, accepted, "suffix", logits(*tokens))
-        sequence.count_step(missed=missed, draft_tokens=drafted, accepted=accepted)
+        drafts = [DraftStats("suffix", drafted, accepted)] if drafted else []
+        sequence.count_step(drafts, missed=missed)
     sequence.preemptions = 1
     output = sequence.output()
     assert output.finish is FinishReason.LENGTH
@@ -102,7 +103,7 @@ def test_counts_of_the_steps_become_the_statistics() -> None:
     assert (stats.queue_seconds, stats.prefill_seconds, stats.decode_seconds) == (3.0, 2.0, 3.0)
     assert (stats.sequence_steps, stats.drafts, stats.draft_misses) == (3, 1, 1)
     assert (stats.draft_tokens, stats.accepted_tokens) == (3, 2)
-    assert stats.accepted_per_position == (1, 1)
+    assert stats.accepted_per_position == (1, 1, 0)
     assert stats.tokens_per_jump == pytest.approx(5 / 3)
     assert stats.preemptions == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import httpx
@@ -50,10 +50,10 @@ async def test_details_hold_every_figure_and_both_jumps() -> None:
     async with api() as here:
         body = (await here.generate(details=True, drafter="suffix", k_draft=4)).json()
     details = body["details"]
-    assert {name: details[name] for name in STATS.__slots__} == {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in ((name, getattr(STATS, name)) for name in STATS.__slots__)
-    }
+    figures = json.loads(json.dumps(asdict(STATS)))  # tuples become lists
+    assert {name: details[name] for name in figures} == figures
+    assert (details["draft_tokens"], details["accepted_tokens"]) == (3, 2)
+    assert details["accepted_per_position"] == [1, 1, 0]
     assert details["tokens_per_jump"] == STATS.tokens_per_jump == 2.0
     assert details["mean_acceptance_length"] == STATS.mean_acceptance_length == 3.0
     assert (details["drafter"], details["k_draft"], details["adaptive"]) == ("suffix", 4, True)

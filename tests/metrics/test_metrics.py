@@ -115,10 +115,10 @@ def test_verify_step_counts_tokens_drafts_and_positions(metrics: Readable) -> No
     assert metrics.value("pass_tokens_total", use="decoded") == 2
     assert metrics.value("pass_tokens_total", use="verified") == 8
     assert metrics.value("pass_tokens_total", use="prompt") == 0
-    position = "accepted_tokens_per_position_total"
-    assert metrics.value(position, position="1") == 2
-    assert metrics.value(position, position="2") == 1
-    assert metrics.value(position, position="3") == 0
+    for number, verified, accepted in (("1", 2, 2), ("2", 2, 1), ("3", 2, 0), ("4", 2, 0)):
+        labels = {"drafter": "draft", "position": number}
+        assert metrics.value("draft_tokens_per_position_total", **labels) == verified
+        assert metrics.value("accepted_tokens_per_position_total", **labels) == accepted
 
 
 def test_prefill_step_is_no_jump(metrics: Readable) -> None:
@@ -181,11 +181,20 @@ def test_drafts_of_several_drafters_in_one_pass_are_told_apart(metrics: Readable
         assert metrics.value("drafts_total", drafter=drafter) == count
         assert metrics.value("draft_tokens_total", drafter=drafter) == drafted
         assert metrics.value("accepted_tokens_total", drafter=drafter) == accepted
-    positions = [
-        metrics.value("accepted_tokens_per_position_total", position=str(position))
-        for position in (1, 2, 3, 4)
-    ]
-    assert positions == [2, 1, 1, 0]
+    for drafter, accepted in (("draft", [1, 1, 1, 0]), ("suffix", [1, 0, 0, 0])):
+        positions = [
+            metrics.value("accepted_tokens_per_position_total", drafter=drafter, position=str(one))
+            for one in (1, 2, 3, 4)
+        ]
+        assert positions == accepted
+
+
+def test_a_grammars_draft_may_be_longer_than_positions_are_counted(metrics: Readable) -> None:
+    drafts = (DraftStats("grammar", 20, 20),)
+    metrics.observe_step(StepStats(StepKind.VERIFY, 0.1, decoding=1, drafts=drafts))
+    last = {"drafter": "grammar", "position": "8"}
+    assert metrics.value("accepted_tokens_per_position_total", **last) == 1
+    assert metrics.value("draft_tokens_total", drafter="grammar") == 20
 
 
 def test_what_was_promised_and_what_was_kept_are_counted_by_tenth(metrics: Readable) -> None:

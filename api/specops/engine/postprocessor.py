@@ -101,18 +101,16 @@ class Postprocessor:
         self._computed(sequence, 1 + accepted)
         last = row + len(logits) - 1 - len(draft.tokens) + verdict.accepted
         self._target.keep_hidden(sequence.slot, last, sequence.num_computed, sequence.tokens[-1])
-        sequence.count_step(
-            missed=proposal.missed is not None,
-            draft_tokens=len(forced) + len(draft.tokens),
-            accepted=accepted,
-        )
+        drafts = []
         if forced:
             kept = min(len(forced), accepted)
-            progress.drafts.append(DraftStats(GRAMMAR, len(forced), kept))
+            drafts.append(DraftStats(GRAMMAR, len(forced), kept))
         if draft.tokens and (name := proposal.drafter) is not None:
             kept = max(0, accepted - len(forced))
             judged = draft.promised[: kept + (kept == verdict.accepted)]
-            progress.drafts.append(DraftStats(name, len(draft.tokens), kept, judged))
+            drafts.append(DraftStats(name, len(draft.tokens), kept, judged))
+        sequence.count_step(drafts, missed=proposal.missed is not None)
+        progress.drafts += drafts
         progress.decoded.append(emitted)
 
     def _take_chunk(self, progress: Progress, chunk: Chunk, logits: Floats, row: int) -> None:

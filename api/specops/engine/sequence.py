@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,11 +13,13 @@ import numpy as np
 from specops.request import (
     GRAMMAR,
     TARGET,
+    DraftStats,
     FinishReason,
     GenerationRequest,
     GenerationStats,
     Output,
     Piece,
+    SourceStats,
 )
 from specops.runtime.adjusting import Adjuster
 from specops.runtime.kernels import mask
@@ -34,8 +37,8 @@ class _Counts:
     sequence_steps: int = 0
     drafts: int = 0
     draft_misses: int = 0
-    draft_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
+    # By source: how often so many tokens were verified and so many of them accepted.
+    lengths: dict[str, Counter[tuple[int, int]]] = field(default_factory=dict)
 
 
 class Sequence:
@@ -227,23 +230,20 @@ class Sequence:
         self.matcher.advance(token)
         return self.matcher.complete
 
-    def count_step(self, *, missed: bool, draft_tokens: int = 0, accepted: int = 0) -> None:
+    def count_step(self, drafts: Collection[DraftStats] = (), *, missed: bool) -> None:
         """Count one pass in which the sequence decoded.
 
         Args:
+            drafts: that were verified, at most one of each source.
             missed: a drafter was asked for draft tokens and had none.
-            draft_tokens: those that were verified.
-            accepted: those that became part of the output.
         """
         counts = self._counts
         counts.sequence_steps += 1
-        counts.draft_tokens += draft_tokens
-        counts.drafts += draft_tokens > 0
         counts.draft_misses += missed
-        missing = accepted - len(counts.accepted_per_position)
-        counts.accepted_per_position += [0] * max(0, missing)
-        for position in range(accepted):
-            counts.accepted_per_position[position] += 1
+        for draft in drafts:
+            lengths = counts.lengths.setdefault(draft.drafter, Counter())
+            lengths[draft.draft_tokens, draft.accepted] += 1
+        counts.drafts += bool(drafts)
 
     def output(self) -> Output | None:
         """What is new since the last call; None if nothing is."""
@@ -273,9 +273,7 @@ class Sequence:
             sequence_steps=counts.sequence_steps,
             drafts=counts.drafts,
             draft_misses=counts.draft_misses,
-            draft_tokens=counts.draft_tokens,
-            accepted_tokens=sum(counts.accepted_per_position),
-            accepted_per_position=tuple(counts.accepted_per_position),
+            sources={name: SourceStats.of(found) for name, found in counts.lengths.items()},
             queue_seconds=started - self.request.arrival,
             prefill_seconds=first - started,
             decode_seconds=last - first,

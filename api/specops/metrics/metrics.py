@@ -55,7 +55,7 @@ class Metrics:
 
     Args:
         registry: where the series are registered; a new registry by default.
-        max_k_draft: positions of `accepted_tokens_per_position_total` that exist from the start.
+        max_k_draft: positions of drafts that are counted one by one.
         volume: a folder on the volume that models are kept on.
         clock: seconds, for the window over the last minute.
     """
@@ -152,8 +152,11 @@ class Metrics:
             series.draft_promises[drafter][tenth].inc()
             series.draft_promised[drafter][tenth].inc(promised)
             series.draft_promises_kept[drafter][tenth].inc(position < draft.accepted)
-        for position in range(1, draft.accepted + 1):
-            series.accepted_per_position.labels(position).inc()
+        # A grammar's drafts may be longer than there are positions.
+        for verified in series.verified_per_position[drafter][: draft.draft_tokens]:
+            verified.inc()
+        for accepted in series.accepted_per_position[drafter][: draft.accepted]:
+            accepted.inc()
 
     def observe_step_result(self, result: StepResult) -> None:
         """Set the gauges of the scheduler's load."""

@@ -69,6 +69,12 @@ class _Maker:
     def _per_drafter(self, name: str, text: str) -> dict[str, Counter]:
         return self._counters(name, text, "drafter", SOURCES)
 
+    def _per_position(self, name: str, text: str, positions: int) -> dict[str, list[Counter]]:
+        """A counter for each of the first positions of a draft, by drafter."""
+        counter = self._counter(name, text, ["drafter", "position"])
+        numbers = range(1, positions + 1)
+        return {drafter: [counter.labels(drafter, one) for one in numbers] for drafter in SOURCES}
+
     def _per_tenth(self, name: str, text: str) -> dict[str, list[Counter]]:
         """A counter for each tenth of what drafters promise, by drafter."""
         counter = self._counter(name, text, ["drafter", "tenth"])
@@ -82,7 +88,7 @@ class EngineSeries(_Maker):
 
     Args:
         registry: where the series are registered.
-        max_k_draft: positions of `accepted_per_position` that exist from the start.
+        max_k_draft: positions of drafts that are counted one by one.
     """
 
     def __init__(self, registry: CollectorRegistry, max_k_draft: int) -> None:
@@ -161,13 +167,16 @@ class EngineSeries(_Maker):
             "draft_promises_kept", "How many of them were accepted."
         )
         self.draft_seconds = self._counter("draft_seconds", "Seconds spent on drafting.")
-        self.accepted_per_position = self._counter(
+        self.verified_per_position = self._per_position(
+            "draft_tokens_per_position",
+            "Drafts whose token at this position was verified; a grammar's go on beyond the last.",
+            max_k_draft,
+        )
+        self.accepted_per_position = self._per_position(
             "accepted_tokens_per_position",
             "Drafts whose token at this position was accepted.",
-            ["position"],
+            max_k_draft,
         )
-        for position in range(1, max_k_draft + 1):
-            self.accepted_per_position.labels(position)
         lengths = self._histogram(
             "chosen_draft_tokens",
             "Draft tokens verified in a sequence step that had a choice; 0: drafting did not seem "

@@ -12,13 +12,30 @@ from bench.prompts import CREATIVE, Prompt
 from bench.speculation import ways
 from bench.speculation.ways import PLAIN, Config, Measured, Row, Runner, Sizes
 from specops.config import Settings
-from specops.request import SamplingParams
+from specops.request import SamplingParams, SourceStats
 from tests.bench.speculation.runs import ADAPTIVE, SUFFIX, run
 
 BASES = [run("aa", 2.0), run("bb", 6.0)]
 DRAFTED = [
-    run("aa", 1.0, steps=5, drafts=4, draft_misses=1, draft_tokens=16, accepted_tokens=5),
-    run("bc", 2.0, steps=5, drafts=1, draft_misses=4, draft_tokens=4, accepted_tokens=5),
+    run(
+        "aa",
+        1.0,
+        steps=5,
+        drafts=4,
+        draft_misses=1,
+        sources={"suffix": SourceStats((4, 4, 4), (2, 1, 0)), "head": SourceStats((4,), (2,))},
+    ),
+    run(
+        "bc",
+        2.0,
+        steps=5,
+        drafts=1,
+        draft_misses=4,
+        sources={
+            "suffix": SourceStats((1, 1, 1, 1), (1, 1, 1, 1)),
+            "head": SourceStats((1,), (1,)),
+        },
+    ),
 ]
 
 
@@ -28,11 +45,25 @@ def row(greedy: tuple[bool, ...] = (True, True)) -> Row:
 
 def test_acceptance_jumps_and_misses_are_sums_over_all_prompts() -> None:
     found = row()
-    assert found.acceptance == pytest.approx(10 / 20)
+    assert found.acceptance == pytest.approx(10 / 21)
     assert found.misses == pytest.approx(5 / 10)
     assert found.tokens_per_jump == pytest.approx(20 / 10)
     assert found.mean_acceptance_length == pytest.approx(1 + 10 / 5)
     assert found.tokens_per_second == pytest.approx(20 / 3)
+
+
+def test_sources_are_told_apart_position_by_position() -> None:
+    found = row()
+    assert found.sources == {
+        "suffix": SourceStats((5, 5, 5, 1), (3, 2, 1, 1)),
+        "head": SourceStats((5,), (3,)),
+    }
+    table = ways.sources_table(found)
+    assert table.columns == ("source", "draft tokens", "1", "2", "3", "4")
+    assert table.rows == [
+        ("suffix", "16", "60%", "40%", "20%", "100%"),
+        ("head", "5", "60%", "", "", ""),
+    ]
 
 
 def test_speedup_is_plain_time_over_this_per_prompt_and_of_the_sums() -> None:
@@ -68,9 +99,9 @@ def test_a_category_has_its_own_prompts_and_runs() -> None:
     part = both.of(CREATIVE)
     assert [prompt.text for prompt in part.prompts] == ["b"]
     assert part.runs == {PLAIN: BASES[1:], SUFFIX: DRAFTED[1:]}
-    result = [asdict(item) for item in part.rows()]
+    result = json.loads(json.dumps([asdict(item) for item in part.rows()]))
     assert [item["k"] for item in result] == [0, 4]
-    assert json.loads(json.dumps(result)) == result
+    assert [list(item["sources"]) for item in result] == [[], ["suffix", "head"]]
 
 
 def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: Settings) -> None:

@@ -48,6 +48,15 @@ class GenerateRequest(EngineOptions):
         return self.drawn(self.temperature, self.top_p, self.seed)
 
 
+class SourceDetails(BaseModel):
+    """How well one source's draft tokens did."""
+
+    verified_per_position: list[int] = Field(
+        description="item i: drafts whose token i + 1 was verified"
+    )
+    accepted_per_position: list[int] = Field(description="item i: those whose token was accepted")
+
+
 class Details(BaseModel):
     """What a request cost, and how well its draft tokens did."""
 
@@ -61,6 +70,9 @@ class Details(BaseModel):
     accepted_tokens: int = Field(description="of them, those accepted")
     accepted_per_position: list[int] = Field(
         description="item i: drafts whose token i + 1 was accepted"
+    )
+    sources: dict[str, SourceDetails] = Field(
+        description="the same by what proposed them: a drafter, or the grammar"
     )
     queue_seconds: float
     prefill_seconds: float = Field(description="from leaving the queue to the first token")
@@ -91,6 +103,9 @@ class Details(BaseModel):
         """Build from an engine's figures and what the request ran with."""
         return cls(
             **asdict(stats),
+            draft_tokens=stats.draft_tokens,
+            accepted_tokens=stats.accepted_tokens,
+            accepted_per_position=list(stats.accepted_per_position),
             tokens_per_jump=stats.tokens_per_jump,
             mean_acceptance_length=stats.mean_acceptance_length,
             draft_length=stats.draft_length,
