@@ -45,6 +45,7 @@ STACK = (
     ("GRAFANA_PORT", "3000", "port of Grafana on this machine (Docker)"),
     ("LOCUST_PORT", "8089", "port of Locust's page on this machine (Docker)"),
     ("GRAFANA_ADMIN_PASSWORD", "", "password of Grafana's `admin`; empty: a random one each start"),
+    ("GATEWAY_CLIENT_RATE", "200", "requests per second of one client's address (with replicas)"),
     ("STOP_GRACE_PERIOD", "40s", "longer than SPECOPS_DRAIN_TIMEOUT (Docker)"),
     ("PYTHON_IMAGE", "python:3.11-slim", "base of the images that are built here (Docker)"),
     ("LOAD_SHAPE", "smoke", "load that Locust plays: smoke, ramp, spike, soak, arrivals"),

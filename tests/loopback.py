@@ -45,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # of connections that come at once; beyond, a client waits a second
+
     def handle_error(self, *arguments: object) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # clients may leave in the middle
             super().handle_error(*arguments)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The gateway before the replicas: Envoy's configuration, and what runs it."""

