@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -13,7 +14,6 @@ import pytest
 
 from tests.gateway.running import Row, answers, row, wait
 
-HEALTHY = "envoy_cluster_membership_healthy"
 EJECTIONS = "envoy_cluster_outlier_detection_ejections_enforced_total"
 SESSION = {"X-Session-ID": "7"}
 
@@ -30,12 +30,19 @@ def three(three_of_all: Row) -> Iterator[Row]:
     gateway, fakes = three_of_all.gateway, three_of_all.fakes
     for fake in fakes:
         fake.status, fake.headers, fake.broken, fake.held = 200, {}, "", None
+    numbers = count()
+
+    def all_in() -> bool:
+        three_of_all.post(headers={"X-Session-ID": f"first {next(numbers)}"})
+        return all(fake.asked for fake in fakes)
+
+    wait("all are in", all_in)
+    for fake in fakes:
         fake.asked.clear()
         fake.others = 0
-    wait("all are in", lambda: gateway.figure(HEALTHY, 'cluster_name="replicas"') == 3)
     before = gateway.figure(EJECTIONS)
     yield three_of_all
-    if any(fake.broken and fake.asked for fake in fakes):
+    if any(fake.broken == "before" and fake.asked for fake in fakes):
         wait("the one that broke off is out", lambda: gateway.figure(EJECTIONS) > before)
 
 
@@ -136,9 +143,9 @@ def test_a_replica_that_drains_is_left_alone(three: Row) -> None:
     (owner,) = (fake for fake in three.fakes if fake.asked)
     owner.healthy = False
     wait("it is out", lambda: three.post(headers=SESSION).json()["replica"] != owner.port)
-    count = len(owner.asked)
+    before = len(owner.asked)
     assert three.post(headers=SESSION).json()["replica"] != owner.port
-    assert len(owner.asked) == count
+    assert len(owner.asked) == before
     owner.healthy = True
 
 
@@ -155,7 +162,7 @@ def test_where_no_replica_is_well_the_answer_is_503_in_the_protocols_shape(
     for fake in three.fakes:
         fake.healthy = False
     try:
-        wait("all are out", lambda: answers(f"{three.gateway.url}/v1/models", 503))
+        wait("all are out", lambda: three.post(path=path).status_code == 503)
         answer = three.post(path=path)
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) > 0
