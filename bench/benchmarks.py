@@ -9,7 +9,15 @@ from pathlib import Path
 
 from bench.engine import scheduling
 from bench.memory import caps
-from bench.models import CACHE, TINYLLAMA_VOCAB, BenchModel, Progress, configured, tinyllama
+from bench.models import (
+    CACHE,
+    TINYLLAMA_VOCAB,
+    BenchModel,
+    Progress,
+    configured,
+    tinyllama,
+    tinyllama_drafted,
+)
 from bench.peers import compare as peers
 from bench.peers import quality
 from bench.peers.environment import install
@@ -17,7 +25,7 @@ from bench.peers.models import peer_models
 from bench.prompts import CATEGORIES, CODE, CREATIVE, Prompt, by_category, code, from_file
 from bench.runtime import before, kernels, kv
 from bench.serving import at_once
-from bench.speculation import chat, compare, concurrency, equality, simulated
+from bench.speculation import chat, compare, concurrency, drafted, equality, simulated
 from bench.structured import structured
 from bench.tools.report import Outcome
 from specops.config import ConfigError
@@ -26,6 +34,7 @@ from specops.presets import CHAT
 _THREADS = 2  # of each side against peers
 _AGAINST = {"threads": _THREADS, "vocab": TINYLLAMA_VOCAB}
 _KERNEL_ROUNDS = 10
+_DRAFT_WEIGHTS = ("int8-128", "int4-128-rtn")  # random weights have nothing to look at
 
 
 def _compare(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -51,6 +60,12 @@ def _simulated(options: argparse.Namespace, progress: Progress) -> Outcome:
     return simulated.run(
         _sized(options, progress), _own(options) or code(plan.each), plan, progress
     )
+
+
+def _drafted(options: argparse.Namespace, progress: Progress) -> Outcome:
+    plan = drafted.QUICK if options.quick else drafted.FULL
+    models = {quant: tinyllama_drafted(progress, quant) for quant in _DRAFT_WEIGHTS}
+    return drafted.run(models, _own(options) or code(plan.each), plan, progress)
 
 
 def _equality(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -141,6 +156,7 @@ BENCHMARKS: dict[str, tuple[Callable[[argparse.Namespace, Progress], Outcome], s
     "concurrency": (_concurrency, "what speculation gains with several requests at once"),
     "chat": (_chat, "what speculation gains on ordinary questions, by their kind"),
     "simulated": (_simulated, "speculation at TinyLlama's size, at set levels of acceptance"),
+    "drafted": (_drafted, "from which acceptance on a draft model pays at TinyLlama's size"),
     "equality": (_equality, "whether output is always that of plain decoding alone"),
     "structured": (_structured, "what a grammar costs and saves, and whether answers fit it"),
     "kernels": (_kernels, "the operators of a pass"),
@@ -163,8 +179,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         type=Path,
-        help="compare, concurrency, simulated, equality: prompts of your own, JSON lines with the "
-        "field `prompt`",
+        help="compare, concurrency, simulated, drafted, equality: prompts of your own, JSON lines "
+        "with the field `prompt`",
     )
     parser.add_argument("--each", type=int, help="chat: questions of each kind at most")
     flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")

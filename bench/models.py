@@ -89,18 +89,28 @@ def tinyllama(progress: Progress, cache: Path = CACHE) -> BenchModel:
     return BenchModel("tinyllama-shape", "TinyLlama-1.1B shape, random weights", settings)
 
 
-def tinyllama_pair(progress: Progress, quant: str, cache: Path = CACHE) -> tuple[Path, Path]:
-    """TinyLlama's architecture in `quant` and Llama 160M's as its draft in int8, random weights.
+def tinyllama_pair(
+    progress: Progress, quant: str, cache: Path = CACHE, draft_quant: str = "int8-128"
+) -> tuple[Path, Path]:
+    """TinyLlama's architecture in `quant` and Llama 160M's as its draft, with random weights.
 
     Kept in `cache`; the first call for a `quant` takes about a minute and 3 GB of disk. Returns
     the folders of target and draft, which share a tokenizer.
     """
     home = cache / f"pair-{_exporter_digest()}"
-    target, draft = home / f"target-{quant}", home / "draft"
+    target, draft = home / f"target-{quant}", home / f"draft-{draft_quant}"
     tokenizer = _tokenizer(home, progress)
     _build(target, tinyllama_checkpoint, quant, progress, tokenizer)
-    _build(draft, llama_160m_checkpoint, "int8-128", progress, tokenizer)
+    _build(draft, llama_160m_checkpoint, draft_quant, progress, tokenizer)
     return target, draft
+
+
+def tinyllama_drafted(progress: Progress, draft_quant: str, cache: Path = CACHE) -> BenchModel:
+    """The pair of `tinyllama_pair` with its draft in `draft_quant`."""
+    target, draft = tinyllama_pair(progress, _TINYLLAMA_QUANT, cache, draft_quant)
+    own = {"target": str(target), "draft": str(draft), "quant": "", "draft_quant": ""}
+    settings = replace(_settings(), **own, context=_CONTEXT, cache_dir=target.parent)
+    return BenchModel("tinyllama-pair", "TinyLlama-1.1B and Llama 160M, random weights", settings)
 
 
 def published(progress: Progress, repository: str, quant: str, cache: Path = CACHE) -> Path:

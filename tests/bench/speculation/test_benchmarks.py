@@ -10,7 +10,7 @@ import pytest
 
 from bench.models import BenchModel
 from bench.prompts import CODE, CREATIVE, Prompt
-from bench.speculation import compare, concurrency, simulated
+from bench.speculation import compare, concurrency, drafted, simulated
 from bench.speculation.batches import Batch, run_batch
 from bench.speculation.ways import PLAIN, Runner, Sizes
 from bench.tools.report import Outcome
@@ -41,6 +41,19 @@ def fits_json(outcome: Outcome) -> dict[str, Any]:
     )
     result: dict[str, Any] = json.loads(text)
     return result
+
+
+def test_drafted_says_from_which_acceptance_on_a_draft_model_pays(tiny: BenchModel) -> None:
+    plan = drafted.Plan(2, Sizes(12), levels=(1.0, 0.0), lengths=(2,))
+    outcome = drafted.run({"int8-128": tiny}, PROMPTS, plan, quiet)
+    found = {level["acceptance"]: level["ways"] for level in fits_json(outcome)["levels"]}
+    for acceptance, ways in found.items():
+        plain, fixed, adaptive = ways
+        assert plain["acceptance"] == 0
+        assert all(way["equal"] == way["greedy"] == 2 for way in (fixed, adaptive))
+        # The draft says what the script says, and nothing of its own.
+        assert fixed["acceptance"] == pytest.approx(acceptance, abs=0.1)
+    assert [row[0] for row in outcome.tables[0].rows] == ["int8-128"]
 
 
 def test_compare_runs_each_drafter_fixed_and_adaptively(tiny: BenchModel) -> None:
