@@ -31,11 +31,11 @@ class Plan:
 
     each: int  # prompts
     sizes: Sizes
-    levels: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.0)  # of acceptance
-    lengths: tuple[int, ...] = (1, 3, 5)  # of drafts, beside adaptive ones
+    levels: tuple[float, ...] = (0.9, 0.7, 0.6, 0.5, 0.4, 0.3, 0.0)  # of acceptance
+    lengths: tuple[int, ...] = (1, 3)  # of drafts, beside adaptive ones
 
 
-FULL = Plan(6, Sizes(64, rounds=2))
+FULL = Plan(4, Sizes(48, rounds=2))
 QUICK = Plan(2, Sizes(12), levels=(0.9, 0.0), lengths=(2,))
 
 
