@@ -43,6 +43,7 @@ INFO = ModelInfo(
     kernels="plain C",
     foreign_products=(),
     chat=False,
+    embedding_size=4,
 )
 STATS = GenerationStats(
     prompt_tokens=3,

@@ -166,6 +166,7 @@ class SimulatedTarget:
         self._memory[:] = self._rng.integers(0, _WORD, self._memory.shape, np.uint64)
         self._weights = 2 * np.arange(context + BLOCK_TOKENS, dtype=np.uint64) + np.uint64(1)
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
+        self._states: list[int] = []
 
     def forward(self, batch: Batch) -> Floats:
         """Compute a batch; see `ModelRunner.forward`."""
@@ -182,6 +183,7 @@ class SimulatedTarget:
             states += found[wanted:]
             last += span.tokens[wanted:]
         self.passes.append(batch)
+        self._states = states if batch.hidden else []
         seconds = self._costs.cost(batch.num_tokens, batch.attention_work)
         self.clock.now += seconds * self._slowness * (1 + self._scatter * self._rng.uniform(-1, 1))
         if states:
@@ -190,6 +192,12 @@ class SimulatedTarget:
 
     def keep_hidden(self, slot: int, row: int, length: int, chosen: int) -> None:
         """There is nothing that a draft head could read."""
+
+    def hidden_states(self, row: int, count: int) -> Floats:
+        """[count, 4] numbers that depend on everything that was read."""
+        states = np.array(self._states[row : row + count], np.uint64)
+        parts = states[:, None] >> np.arange(0, 64, 16, dtype=np.uint64) & np.uint64(0xFFFF)
+        return parts.astype(np.float32) / np.float32(1 << 15) - 1
 
     @property
     def computed(self) -> int:

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 DrafterName = Literal["draft", "head", "suffix", "cascade", "none"]
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # those that draft
@@ -111,6 +115,9 @@ class GenerationRequest:
     k_draft: int = 0  # most draft tokens per step
     adaptive: bool = False  # fewer of them, or none, where that is faster
     logprobs: int | None = None  # likeliest tokens told beside each; None: no probabilities
+    prompt_logprobs: bool = False  # they are told of the prompt's tokens as well
+    embed: bool = False  # prompts' embeddings are wanted, and no answer
+    more_prompts: tuple[tuple[int, ...], ...] = ()  # to be embedded after the first, in its slot
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # that end the answer as well
     min_tokens: int = 0  # before which no end token comes
@@ -121,9 +128,19 @@ class GenerationRequest:
     deadline: float = float("inf")  # of the whole answer, the wait for a slot included
 
     @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        """All of its prompts: one, but where they are to be embedded."""
+        return (self.prompt_tokens, *self.more_prompts)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of its longest prompt."""
+        return max(map(len, self.prompts))
+
+    @property
     def tokens(self) -> int:
-        """Most tokens of KV cache that it takes: the prompt and the longest answer."""
-        return len(self.prompt_tokens) + self.max_new_tokens
+        """Most tokens of KV cache that it takes: a prompt and the longest answer."""
+        return self.longest_prompt + self.max_new_tokens
 
     @property
     def client_id(self) -> str:
@@ -259,7 +276,9 @@ class GenerationStats:
 class Output:
     """What one step brought for one request; `finish` is set on its last output, with `stats`.
 
-    A client waits for an `urgent` output; the others may be handed over together.
+    A client waits for an `urgent` output; the others may be handed over together. `prompt` comes
+    with the first output where it was asked for, an item per token of the prompt, the first of
+    which follows nothing. `embeddings` [prompts, size] come with the last.
     """
 
     request_id: str
@@ -269,6 +288,8 @@ class Output:
     error: str | None = None
     stop: str | None = None  # the stop string that ended it
     urgent: bool = True
+    prompt: tuple[Logprob | None, ...] = ()
+    embeddings: npt.NDArray[np.float32] | None = None
 
     @property
     def text(self) -> str:

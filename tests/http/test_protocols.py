@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import numpy as np
 import openai
 import pytest
 
@@ -33,10 +34,12 @@ ASK: dict[str, dict[str, Any]] = {
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 ROWS = re.findall(r"^\| `((?:openai|anthropic)\.[\w.]+)` \| `(\{.*\})` \| (\w+) \|$", PAGE, re.M)
+VECTORS = np.array([[0.6, 0.8, 0, 0]], np.float32)
 BASE: dict[str, dict[str, Any]] = {
     "openai.chat.completions.create": {k: v for k, v in ASK[MESSAGES].items() if k != "max_tokens"},
     "openai.completions.create": {"model": "fake", "prompt": "a"},
     "openai.responses.create": ASK[RESPONSES],
+    "openai.embeddings.create": {"model": "fake", "input": "a"},
     "anthropic.messages.create": ASK[MESSAGES],
     "anthropic.messages.count_tokens": {
         k: v for k, v in ASK[MESSAGES].items() if k != "max_tokens"
@@ -52,7 +55,9 @@ def test_the_table_has_rows() -> None:
 async def test_the_documentations_table_is_true(call: str, fields: str, outcome: str) -> None:
     given = json.loads(fields)
     async with clients() as here:
-        here.say("Hello")
+        here.script(
+            [output("Hello"), replace(output(finish=FinishReason.STOP), embeddings=VECTORS)]
+        )
         function: Any = here
         *path, last = call.split(".")
         for name in path:

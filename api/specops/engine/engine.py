@@ -86,6 +86,7 @@ class ModelInfo:
     kernels: str  # what computes here, see `specops.runtime.kernels`
     foreign_products: tuple[str, ...]  # nodes whose products with weights are ONNX Runtime's
     chat: bool  # it answers messages; else it continues texts
+    embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
 
     @property
     def batch_invariant(self) -> bool:
@@ -185,9 +186,9 @@ class Engine:
         Raises:
             PromptTooLong: the prompt leaves no room for one token.
         """
-        room = self.info.context - len(request.prompt_tokens)
+        room = self.info.context - request.longest_prompt
         if room < 1:
-            raise PromptTooLong(len(request.prompt_tokens), self.info.context)
+            raise PromptTooLong(request.longest_prompt, self.info.context)
         return replace(request, max_new_tokens=min(request.max_new_tokens, room))
 
     def generate(self, request: GenerationRequest) -> Generator[Output, None, None]:
@@ -277,6 +278,7 @@ def _assemble(
         kernels=kernels.kernel(),
         foreign_products=models[0].foreign_products,
         chat=chat_template is not None and chat_template.marks_turns(),
+        embedding_size=runner.hidden_size,
     )
     begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
     return Engine(

@@ -17,14 +17,26 @@ from specops.request import StepKind
 from specops.runtime.batch import Batch
 from specops.runtime.kv_cache import KvCache
 
+# Rows of logits of a pass, of which the memory plan counts nine for each slot: a prompt that is
+# read, with logits of all its tokens, takes no more than that.
+_ROWS_PER_SLOT, _LEAST_ROWS = 8, 8
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a prompt in a pass; `last`: its last token brings the answer's first."""
+    """A piece of a prompt in a pass.
+
+    Attributes:
+        sequence: whose it is.
+        tokens: how many.
+        last: the prompt ends with it: its last token brings the answer's first.
+        rows: of the pass's logits, those of its last tokens.
+    """
 
     sequence: Sequence
     tokens: int
     last: bool
+    rows: int
 
 
 @dataclass(slots=True)
@@ -80,6 +92,7 @@ class Planner:
         clock: Callable[[], float],
     ) -> None:
         self._cache = cache
+        self._most_rows = _ROWS_PER_SLOT * cache.num_slots
         self._running = running
         self._proposer = proposer
         self._budget = budget
@@ -89,7 +102,11 @@ class Planner:
         """Choose the spans of the next pass, maybe none; `started` is when the step began."""
         step = PlannedStep()
         decoding = self._running.with_room_to_decode()
-        prompts = [item for item in self._running if item.missing and not item.finish]
+        # What is to be embedded gets what is left: it may be far longer than any prompt.
+        prompts = sorted(
+            (item for item in self._running if item.missing and not item.finish),
+            key=lambda item: item.request.embed,
+        )
         if not prompts:
             step.reading_seconds = self._proposer.let_one_read(
                 decoding, lambda past: self._budget.draft_model_tokens(len(decoding), past)
@@ -131,12 +148,17 @@ class Planner:
         count = min(room, sequence.missing)
         if not count:  # another request has computed all of what it had given up
             return True
+        reads = sequence.reader is not None and not sequence.generated
+        if reads:
+            count = min(count, max(_LEAST_ROWS, self._most_rows - step.batch.num_logits))
         if not self._running.reserve(sequence, held + count, step.batch):
             return True
         last = count == sequence.missing and not sequence.generated
         tokens = sequence.tokens[held : held + count]
-        step.batch.add(sequence.slot, held, tokens, int(last))
-        step.chunks.append(Chunk(sequence, count, last))
+        rows = count if reads else int(last)
+        step.batch.add(sequence.slot, held, tokens, rows)
+        step.batch.hidden |= sequence.request.embed
+        step.chunks.append(Chunk(sequence, count, last, rows))
         sequence.begun = True
         return True
 

@@ -64,10 +64,10 @@ class Postprocessor:
             row += rows
         for chunk in step.chunks:
             try:
-                self._take_chunk(progress, chunk, logits[row : row + chunk.last], row)
+                self._take_chunk(progress, chunk, logits[row : row + chunk.rows], row)
             except Exception as error:
                 chunk.sequence.fail(error)
-            row += chunk.last
+            row += chunk.rows
         return progress
 
     def _take_decoded(
@@ -114,13 +114,20 @@ class Postprocessor:
         progress.decoded.append(emitted)
 
     def _take_chunk(self, progress: Progress, chunk: Chunk, logits: Floats, row: int) -> None:
-        """A piece of a prompt is computed; `logits` [1, V] follow its last token, [0, V] before."""
-        sequence = chunk.sequence
+        """A piece of a prompt is computed; `logits` [chunk.rows, V] follow its last tokens."""
+        sequence, start = chunk.sequence, chunk.sequence.num_computed
         self._computed(sequence, chunk.tokens)
-        if chunk.last:
-            token = sequence.next_token(logits)
+        if sequence.reader is not None and chunk.rows:
+            hidden = self._target.hidden_states(row, chunk.rows)
+            sequence.reader.take(start, logits, hidden)
+        if chunk.last and sequence.request.embed:
+            if sequence.next_prompt():
+                self._computed(sequence, 0)
+        elif chunk.last:
+            token = sequence.next_token(logits[-1:])
+            row += chunk.rows - 1
             self._target.keep_hidden(sequence.slot, row, sequence.num_computed, token)
-            sequence.append([token], 0, None, logits)
+            sequence.append([token], 0, None, logits[-1:])
             progress.first_tokens += 1
 
     def _computed(self, sequence: Sequence, tokens: int) -> None:

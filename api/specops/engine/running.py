@@ -114,7 +114,8 @@ class Running:
             if refused is sequence and spare <= before:
                 return False
         slot, client = self._free[-1], sequence.request.client
-        sequence.num_computed = cache.begin(slot, sequence.tokens, client)
+        share = sequence.reader is None  # what others have computed tells a reader nothing
+        sequence.num_computed = cache.begin(slot, sequence.tokens, client, share=share)
         if self._sequences and cache.available_blocks - owed < _lacking(sequence):
             cache.release(slot)
             self._refused = sequence, spare
@@ -125,7 +126,7 @@ class Running:
         sequence.start()
         self._sequences.append(sequence)
         try:
-            for drafter in self._drafters.values():
+            for drafter in self._drafters_of(sequence):
                 drafter.begin(slot, sequence.tokens, client)
         except Exception as error:
             sequence.fail(error)
@@ -151,13 +152,17 @@ class Running:
     def _leave(self, sequence: Sequence) -> None:
         self._sequences.remove(sequence)
         self._cache.release(sequence.slot)
-        for drafter in self._drafters.values():
+        for drafter in self._drafters_of(sequence):
             try:
                 drafter.release(sequence.slot)
             except Exception as error:
                 sequence.fail(error)
         self._free.append(sequence.slot)
         sequence.slot = -1
+
+    def _drafters_of(self, sequence: Sequence) -> Collection[Drafter]:
+        """Those who have to know of it: nobody drafts where nothing is generated."""
+        return () if sequence.request.embed else self._drafters.values()
 
 
 def _lacking(sequence: Sequence) -> int:

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from specops.engine.prompt_reader import PromptReader
 from specops.request import (
     GRAMMAR,
     TARGET,
@@ -55,6 +56,7 @@ class Sequence:
         finish: set once the request has ended.
         error: what went wrong, where that is why.
         speculation: what its drafts have been worth.
+        reader: reads the prompt, where something of it is wanted besides an answer.
         rng: random numbers of a request without a seed.
     """
 
@@ -77,6 +79,9 @@ class Sequence:
         self.error: str | None = None
         self.speculation = SpeculationState()
         self.rng = np.random.default_rng()
+        wanted = request.embed or request.prompt_logprobs
+        self.reader = PromptReader(request) if wanted else None
+        self._prompt_length = len(request.prompt_tokens)
         # A grammar says by an end token that the answer is complete.
         goes_on = request.ignore_eos and request.sampling.grammar is None
         self._end_tokens = frozenset() if goes_on else end_tokens
@@ -117,7 +122,7 @@ class Sequence:
     @property
     def generated(self) -> int:
         """Tokens generated so far."""
-        return len(self.tokens) - len(self.request.prompt_tokens)
+        return len(self.tokens) - self._prompt_length
 
     @property
     def remaining(self) -> int:
@@ -230,6 +235,20 @@ class Sequence:
         self.matcher.advance(token)
         return self.matcher.complete
 
+    def next_prompt(self) -> bool:
+        """The embedding of a prompt is complete: go on with the next one, or end.
+
+        Returns:
+            Whether there is a next one; nothing of it is computed yet.
+        """
+        found = self.reader and self.reader.next_prompt()
+        if not found:
+            self.finish = FinishReason.STOP
+            return False
+        self.tokens, self._prompt_length = list(found), len(found)
+        self.num_computed = 0
+        return True
+
     def count_step(self, drafts: Collection[DraftStats] = (), *, missed: bool) -> None:
         """Count one pass in which the sequence decoded.
 
@@ -258,7 +277,8 @@ class Sequence:
         stats = self._stats() if self.finish else None
         urgent = self.request.stream or self.finish is not None
         name = self.request.request_id
-        return Output(name, pieces, self.finish, stats, self.error, self._stop, urgent=urgent)
+        output = Output(name, pieces, self.finish, stats, self.error, self._stop, urgent=urgent)
+        return output if self.reader is None else self.reader.add(output)
 
     def _stats(self) -> GenerationStats:
         now = self._clock()
@@ -267,7 +287,7 @@ class Sequence:
         last = self._last_token if self._last_token is not None else now
         counts = self._counts
         return GenerationStats(
-            prompt_tokens=len(self.request.prompt_tokens),
+            prompt_tokens=sum(map(len, self.request.prompts)),
             cached_prompt_tokens=self.cached,
             generated_tokens=self.generated,
             sequence_steps=counts.sequence_steps,

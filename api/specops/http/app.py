@@ -26,6 +26,7 @@ from specops.http.routes import (
     chat,
     completions,
     console,
+    embeddings,
     generate,
     health,
     messages,
@@ -39,8 +40,18 @@ from specops.request import PromptTooLong
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 
-_GENERATING = frozenset((generate.PATH, completions.PATH, chat.PATH, messages.PATH, responses.PATH))
-_PROMPT_FIELDS = {chat.PATH: "messages", messages.PATH: "messages", responses.PATH: "input"}
+_GENERATING = frozenset(
+    (
+        *(generate.PATH, completions.PATH, chat.PATH, messages.PATH, responses.PATH),
+        embeddings.PATH,
+    )
+)
+_PROMPT_FIELDS = {
+    chat.PATH: "messages",
+    messages.PATH: "messages",
+    responses.PATH: "input",
+    embeddings.PATH: "input",
+}
 
 
 class _Described(FastAPI):
@@ -95,7 +106,8 @@ def create_app(
         observe_load_test=metrics.observe_load_test,
     )
     for endpoints in (
-        *(generate, chat, completions, messages, responses, tokens, models, health, console),
+        *(generate, chat, completions, messages, responses, embeddings),
+        *(tokens, models, health, console),
     ):
         app.include_router(endpoints.router)
     _answer_errors(app, metrics)

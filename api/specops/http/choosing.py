@@ -16,6 +16,19 @@ _COMPILER = ThreadPoolExecutor(1, "compile")
 _COMPILE_SECONDS = 5.0  # the largest takes a tenth, alone
 
 
+def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[int, ...]:
+    """The tokens of a text, or those that were given.
+
+    Raises:
+        InvalidField: there is no such token.
+    """
+    if isinstance(prompt, str):
+        return engine.encode(prompt)
+    if wrong := [token for token in prompt if token >= engine.info.vocab_size]:
+        raise InvalidField(field, f"{wrong[0]} is no token: there are {engine.info.vocab_size}")
+    return tuple(prompt)
+
+
 def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]:
     """What is added to logits, by token.
 

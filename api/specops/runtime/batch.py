@@ -34,15 +34,17 @@ class Batch:
         tokens: token ids of all spans, one after the other.
         logit_rows: indices into `tokens` of those that need logits, in order.
         attention_work: pairs of tokens that attention looks at, sum of n * (start + n / 2).
+        hidden: the last hidden states of `logit_rows` are wanted as well.
     """
 
-    __slots__ = ("_slots", "attention_work", "logit_rows", "spans", "tokens")
+    __slots__ = ("_slots", "attention_work", "hidden", "logit_rows", "spans", "tokens")
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.tokens: list[int] = []
         self.logit_rows: list[int] = []
         self.attention_work = 0.0
+        self.hidden = False
         self._slots: set[int] = set()
 
     @property

@@ -137,7 +137,9 @@ class KvCache:
         held = self._held(slot)
         return len(held.nodes) * BLOCK_TOKENS, held.end
 
-    def begin(self, slot: int, tokens: Sequence[int], client: str = "") -> int:
+    def begin(
+        self, slot: int, tokens: Sequence[int], client: str = "", *, share: bool = True
+    ) -> int:
         """Take a free slot, with the longest beginning of a request's tokens that is there.
 
         Whole blocks are shared; one that is equal in part is copied, or taken over where it
@@ -147,6 +149,7 @@ class KvCache:
             slot: a free one.
             tokens: the request's prompt, and what it has generated if it was preempted.
             client: whose it is.
+            share: take what is there, and leave its own to others.
 
         Returns:
             How many tokens the slot holds.
@@ -157,7 +160,7 @@ class KvCache:
         if self._slots[slot] is not None:
             raise ValueError(f"slot {slot} is in use")
         root = None
-        if self.reuse is not PrefixCache.OFF:
+        if share and self.reuse is not PrefixCache.OFF:
             root = self._trie.hold_root(client if self.reuse is PrefixCache.CLIENT else "")
         self._slots[slot] = CacheSlot(self._pool, self.block_tables[slot], root, tokens)
         return self.extend_prefix(slot, tokens)

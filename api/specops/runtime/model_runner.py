@@ -123,11 +123,11 @@ class ModelRunner:
         ):
             self._io.bind_ortvalue_input(name, shared_value(array))
         self.hidden_size = _hidden_size(session)
-        self._hidden: Floats = np.empty((0, self.hidden_size), np.float32)
+        self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
         self._kept: HiddenStates | None = None
         self._by_tokens: dict[int, list[tuple[str, ort.OrtValue]]] = {}
         self._by_logits: dict[int, list[ort.OrtValue]] = {}
-        self._bound_tokens = self._bound_logits = -1
+        self._bound_tokens, self._bound_logits = -1, (-1, False)
 
     def forward(self, batch: Batch) -> Floats:
         """Compute a batch: its keys and values go into the cache, whose lengths stay as they are.
@@ -150,8 +150,8 @@ class ModelRunner:
         self._logit_rows[:wanted] = batch.logit_rows
         if count != self._bound_tokens:
             self._bind_tokens(count)
-        if wanted != self._bound_logits:
-            self._bind_logits(wanted)
+        if (wanted, hidden := batch.hidden or self._kept is not None) != self._bound_logits:
+            self._bind_logits(wanted, hidden)
         self._session.run_with_iobinding(self._io)
         return self._logits[:wanted]
 
@@ -169,11 +169,12 @@ class ModelRunner:
                 "the model's graph does not give its last hidden states, which a draft head reads"
             )
         if self._kept is None:
-            self._hidden = np.empty((self.max_tokens, self.hidden_size), np.float32)
             self._kept = HiddenStates(self.cache.num_slots, self.hidden_size)
-            self._by_logits.clear()
-            self._bound_logits = -1
         return self._kept
+
+    def hidden_states(self, row: int, count: int) -> Floats:
+        """[count, hidden_size] of rows of the last pass's logits, where its batch wanted them."""
+        return self._hidden[row : row + count]
 
     def keep_hidden(self, slot: int, row: int, length: int, chosen: int) -> None:
         """Keep what the product read that gave a row of the last pass's logits, if that is wanted.
@@ -219,20 +220,22 @@ class ModelRunner:
             self._io.bind_ortvalue_input(name, value)
         self._bound_tokens = count
 
-    def _bind_logits(self, wanted: int) -> None:
+    def _bind_logits(self, wanted: int, hidden: bool) -> None:
         values = self._by_logits.get(wanted)
         if values is None:
             values = [
                 shared_value(self._logit_rows[:wanted]),
                 shared_value(self._logits[None, :wanted]),
             ]
-            if self._kept is not None:
+            if self.hidden_size:
                 values.append(shared_value(self._hidden[None, :wanted]))
             self._by_logits[wanted] = values
+        if not hidden:
+            self._io.clear_binding_outputs()
         self._io.bind_ortvalue_input("logit_rows", values[0])
-        for name, value in zip((_LOGITS, _HIDDEN), values[1:], strict=False):
+        for name, value in zip((_LOGITS, _HIDDEN)[: 1 + hidden], values[1:], strict=False):
             self._io.bind_ortvalue_output(name, value)
-        self._bound_logits = wanted
+        self._bound_logits = (wanted, hidden)
 
 
 class DraftHead:

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 
 from specops.engine.engine import Engine
 from specops.http.answers import json_answer
-from specops.http.errors import InvalidField
-from specops.http.routes.job import Job, Prompts, Tokens, output_limit, start
+from specops.http.choosing import prompt_tokens
+from specops.http.routes.job import Job, Prompts, output_limit, start
 from specops.http.routes.openai import RESPONSES, Heading, check_model, timings, usage
 from specops.http.schemas.completions import (
     Completion,
@@ -43,7 +43,7 @@ async def completions(body: CompletionRequest, request: Request, state: State) -
         request,
         body,
         Prompts(
-            lambda engine: [_encode(prompt, engine) for prompt in prompts],
+            lambda engine: [prompt_tokens(prompt, engine, "prompt") for prompt in prompts],
             len(prompts),
             sum(map(len, prompts)),
             body.prompt,
@@ -83,14 +83,6 @@ async def _stream(job: Job, heading: Heading, texts: list[_Text]) -> AsyncGenera
         choice = texts[index].choice(index, output.pieces, finish)
         yield heading.chunk(job, choice.model_dump())
     yield heading.end(job)
-
-
-def _encode(prompt: str | list[int], engine: Engine) -> Tokens:
-    if isinstance(prompt, str):
-        return engine.encode(prompt)
-    if wrong := [token for token in prompt if token >= engine.info.vocab_size]:
-        raise InvalidField("prompt", f"{wrong[0]} is no token: there are {engine.info.vocab_size}")
-    return tuple(prompt)
 
 
 def _echoes(body: CompletionRequest, engine: Engine) -> list[str]:

@@ -59,6 +59,14 @@ class Prompts:
     size: int
     shown: Any
 
+    async def encoded(self, engine: Engine, settings: Settings) -> Sequence[Tokens]:
+        """Their tokens; long texts are encoded on a thread.
+
+        Raises:
+            ApiError: that took too long.
+        """
+        return await computed(lambda: self.encode(engine), self.size, settings)
+
 
 @dataclass(slots=True)
 class Answer:
@@ -217,33 +225,56 @@ async def start(
     }
     if (grammar := sampling(0).grammar) is not None:
         await compiled(grammar, body, engine)
-    encoded = await computed(lambda: prompts.encode(engine), prompts.size, settings)
-    first = GenerationRequest(
-        request_id="",
-        prompt_tokens=(),
+    encoded = await prompts.encoded(engine, settings)
+    first = replace(
+        plain_request(request, settings),
         ignore_eos=body.ignore_eos,
         stop_token_ids=ends,
         min_tokens=body.min_tokens,
-        arrival=request.state.arrival,
-        deadline=request.state.arrival + settings.request_timeout,
-        client=request.state.client,
         **options,
         **fields,
     )
-    # Two clients may send the same X-Request-ID; the engine tells requests apart by theirs.
     requests = [
-        replace(
-            first,
-            request_id=f"{request.state.request_id}/{next(_sequence)}",
-            prompt_tokens=tuple(tokens),
-            sampling=replace(sampling(choice), **spelled),
-        )
+        replace(first, prompt_tokens=tuple(tokens), sampling=replace(sampling(choice), **spelled))
         for tokens in encoded
         for choice in range(choices)
     ]
-    shown = prompts.shown if settings.log_prompts else None
+    return submitted(state, request, requests, prompts, choices)
+
+
+def plain_request(request: Request, settings: Settings) -> GenerationRequest:
+    """What all that HTTP's request asks of the engine has in common; without a prompt."""
+    arrival: float = request.state.arrival
+    return GenerationRequest(
+        request_id="",
+        prompt_tokens=(),
+        max_new_tokens=0,
+        arrival=arrival,
+        deadline=arrival + settings.request_timeout,
+        client=request.state.client,
+    )
+
+
+def submitted(
+    state: AppState,
+    request: Request,
+    requests: Sequence[GenerationRequest],
+    prompts: Prompts,
+    choices: int = 1,
+) -> Job:
+    """Queue what HTTP's request comes down to, in the place that was kept for it.
+
+    Raises:
+        NotReady, QueueFull, PromptTooLong: see `AsyncEngine.submit`.
+    """
+    # Two clients may send the same X-Request-ID; the engine tells requests apart by theirs.
+    named = [
+        replace(item, request_id=f"{request.state.request_id}/{next(_sequence)}")
+        for item in requests
+    ]
+    shown = prompts.shown if state.settings.log_prompts else None
     request.state.release()
-    return Job(service.submit(*requests), request, choices, shown)
+    return Job(state.service.submit(*named), request, choices, shown)
 
 
 async def computed(work: Callable[[], _T], size: int, settings: Settings) -> _T:

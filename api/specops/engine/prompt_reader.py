@@ -1,0 +1,73 @@
+"""What some requests want to know of a prompt: its embedding, or how probable its tokens are.
+
+Both follow from what the target computes at every token of it. So nothing of such a prompt is
+taken from the prefix cache, and pieces of it want a row of logits for each of their tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from specops.request import GenerationRequest, Logprob, Output
+from specops.runtime.sampling import Floats, logprob
+
+
+class PromptReader:
+    """Reads the prompts of one request, each token once. Used by the engine's thread.
+
+    An embedding is the mean of the last hidden states of a prompt's tokens, scaled to length 1.
+    They are summed up in the order of the tokens, however the prompt is cut.
+
+    Args:
+        request: whose prompts they are.
+    """
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._prompt = request.prompt_tokens
+        self._position = 0  # of the first token that was not read
+        self._sum: npt.NDArray[np.float64] | None = None
+        self._embeddings: list[Floats] = []
+        self._told: list[Logprob | None] = [None]  # nothing is told of a prompt's first token
+        self._handed_out = not request.prompt_logprobs
+
+    def take(self, start: int, logits: Floats, hidden: Floats) -> None:
+        """Read tokens of the prompt; those that were read before it was preempted are skipped.
+
+        Args:
+            start: position of the first.
+            logits: [n, V] that follow them.
+            hidden: [n, H], their last hidden states; not looked at where no embedding is wanted.
+        """
+        for position in range(max(start, self._position), start + len(logits)):
+            row = position - start
+            if self._request.embed:
+                state = hidden[row].astype(np.float64)
+                self._sum = state if self._sum is None else self._sum + state
+            elif position + 1 < len(self._prompt):
+                most = self._request.logprobs or 0
+                self._told.append(logprob(logits[row], self._prompt[position + 1], most))
+            self._position = position + 1
+
+    def next_prompt(self) -> tuple[int, ...] | None:
+        """A prompt's end was read: keep its embedding, and turn to the next prompt, if any."""
+        if self._sum is not None:
+            length = float(np.linalg.norm(self._sum)) or 1.0
+            self._embeddings.append((self._sum / length).astype(np.float32))
+        self._sum, self._position = None, 0
+        if len(self._embeddings) > len(self._request.more_prompts):
+            return None
+        self._prompt = self._request.more_prompts[len(self._embeddings) - 1]
+        return self._prompt
+
+    def add(self, output: Output) -> Output:
+        """The output with what was read: probabilities in the first, embeddings in the last."""
+        if not self._handed_out:
+            self._handed_out = True
+            output = replace(output, prompt=tuple(self._told))
+        if self._embeddings and output.finish:
+            output = replace(output, embeddings=np.stack(self._embeddings))
+        return output

@@ -1,0 +1,88 @@
+"""POST /v1/embeddings: texts to vectors, as OpenAI has it.
+
+A request takes one place in the queue and one slot, however many texts it has: the engine embeds
+them one after the other, with what the requests beside it leave of a pass.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from specops.http.choosing import prompt_tokens
+from specops.http.errors import ApiError, InvalidField, error_responses
+from specops.http.routes.job import Prompts, plain_request, submitted
+from specops.http.routes.openai import check_model
+from specops.http.routes.unknown import ignore_unknown
+from specops.http.schemas.embeddings import EmbeddingList, EmbeddingRequest
+from specops.http.state import State
+
+PATH = "/v1/embeddings"
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    **error_responses(400),
+    404: error_responses(400)[400],
+}
+router = APIRouter(tags=["openai"])
+
+
+@router.post(PATH, response_model=EmbeddingList, responses=_RESPONSES)
+async def embeddings(body: EmbeddingRequest, request: Request, state: State) -> Response:
+    """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
+    engine = check_model(body.model, state)
+    ignore_unknown(body, request, state.settings)
+    size = engine.info.embedding_size
+    if not size:
+        raise ApiError(
+            400,
+            f"the graph of {engine.info.name} does not give the hidden states that embeddings are "
+            "made of: serve a model that was converted here",
+            code="no_embeddings",
+        )
+    if body.dimensions not in (None, size):
+        raise InvalidField(
+            "dimensions", f"this model's embeddings have {size}; shorter ones would mean nothing"
+        )
+    inputs = body.inputs
+    prompts = Prompts(
+        lambda engine: [prompt_tokens(item, engine, "input") for item in inputs],
+        1,
+        sum(map(len, inputs)),
+        body.input,
+    )
+    encoded = await prompts.encoded(engine, state.settings)
+    wanted = replace(
+        plain_request(request, state.settings),
+        prompt_tokens=encoded[0],
+        more_prompts=tuple(encoded[1:]),
+        embed=True,
+        stream=False,
+    )
+    job = submitted(state, request, [wanted], prompts)
+    (answer,) = await job.finished()
+    found = answer.last.embeddings if answer.last else None
+    if found is None:
+        raise AssertionError("a request for embeddings that ends well has them")
+    tokens = sum(map(len, encoded))
+    written = _written(found, body.encoding_format == "base64", engine.info.name, tokens)
+    return StreamingResponse(written, headers=job.headers, media_type="application/json")
+
+
+async def _written(
+    found: npt.NDArray[np.float32], as_base64: bool, model: str, tokens: int
+) -> AsyncIterator[bytes]:
+    """The answer, a vector at a time: thousands of them at once would keep the event loop."""
+    yield b'{"object":"list","data":['
+    for index, vector in enumerate(found):
+        told = base64.b64encode(vector.astype("<f4")).decode() if as_base64 else vector
+        item = {"object": "embedding", "index": index, "embedding": told}
+        yield b"," * (index > 0) + orjson.dumps(item, option=orjson.OPT_SERIALIZE_NUMPY)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    yield b"]," + orjson.dumps({"model": model, "usage": usage})[1:]

@@ -1,0 +1,179 @@
+"""Embeddings: the mean of transformers' hidden states, the same bits however they were computed,
+and nothing that requests beside them would notice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.request import FinishReason, GenerationRequest, PromptTooLong
+from tests.simulated_target import SimulatedTarget, expected, make_request, make_scheduler, serve
+
+Floats = npt.NDArray[np.float32]
+TEXTS = [
+    tuple(np.random.default_rng(seed).integers(0, 320, length).tolist())
+    for seed, length in enumerate((1, 7, 100, 64, 33))
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_settings: Settings) -> Engine:
+    return Engine.load(replace(tiny_settings, draft="none"))
+
+
+def request(*texts: tuple[int, ...], name: str = "e", **fields: object) -> GenerationRequest:
+    """That wants the texts' embeddings."""
+    return GenerationRequest(
+        request_id=name,
+        prompt_tokens=texts[0],
+        more_prompts=texts[1:],
+        max_new_tokens=0,
+        embed=True,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def embedded(engine: Engine, *texts: tuple[int, ...]) -> Floats:
+    *_, last = engine.generate(request(*texts))
+    assert last.finish is FinishReason.STOP
+    assert last.stats.prompt_tokens == sum(map(len, texts))
+    assert last.stats.generated_tokens == 0
+    return last.embeddings
+
+
+@pytest.mark.reference
+def test_they_are_the_mean_of_transformers_hidden_states(
+    tiny_settings: Settings, tiny_pair: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+
+    engine = Engine.load(replace(tiny_settings, draft="none", quant="fp32", kv_dtype="fp32"))
+    model = transformers.LlamaModel.from_pretrained(
+        tiny_pair / "target", dtype=torch.float32
+    ).eval()
+    found = embedded(engine, *TEXTS)
+    for text, vector in zip(TEXTS, found, strict=True):
+        with torch.no_grad():
+            states = model(torch.tensor([text])).last_hidden_state[0].double().numpy()
+        mean = states.mean(0)
+        assert vector == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
+
+
+def test_they_have_length_1_and_one_is_there_for_each_text(engine: Engine) -> None:
+    found = embedded(engine, *TEXTS)
+    assert found.shape == (len(TEXTS), engine.info.embedding_size)
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-6)
+
+
+def test_the_bits_are_the_same_alone_together_and_beside_others(engine: Engine) -> None:
+    together = embedded(engine, *TEXTS)
+    for text, vector in zip(TEXTS, together, strict=True):
+        assert (embedded(engine, text)[0] == vector).all()
+    talks = [
+        GenerationRequest(
+            request_id=str(number), prompt_tokens=TEXTS[2][number:], max_new_tokens=20,
+            ignore_eos=True,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    alone = [[p.token for o in engine.generate(talk) for p in o.pieces] for talk in talks]
+    outputs = run(engine, request(*TEXTS), *talks)
+    assert (outputs["e"][-1].embeddings == together).all()
+    for talk, tokens in zip(talks, alone, strict=True):
+        mine = outputs[talk.request_id]
+        assert [piece.token for output in mine for piece in output.pieces] == tokens
+
+
+def run(engine: Engine, *requests: GenerationRequest) -> dict[str, list]:
+    outputs: dict[str, list] = {item.request_id: [] for item in requests}
+    for item in requests:
+        engine.scheduler.add(item)
+    while engine.scheduler.busy:
+        for output in engine.scheduler.step().outputs:
+            outputs[output.request_id].append(output)
+    return outputs
+
+
+def test_a_text_beyond_the_context_is_refused(engine: Engine) -> None:
+    with pytest.raises(PromptTooLong):
+        engine.admit(request((1,), (1,) * engine.info.context))
+
+
+# -- beside others, on a simulated target --------------------------------------------------------
+
+
+def simulated(text: tuple[int, ...]) -> Floats:
+    target = SimulatedTarget(num_slots=1)
+    (outputs,) = serve(make_scheduler(target), request(text)).outputs.values()
+    return outputs[-1].embeddings[0]
+
+
+def longer(seed: int, length: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(1, 64, length).tolist())
+
+
+def test_a_pass_has_no_more_rows_than_the_memory_plan_counts() -> None:
+    target = SimulatedTarget(num_slots=4)
+    serve(make_scheduler(target), request(longer(1, 500)), make_request(90, 4))
+    assert max(batch.num_logits for batch in target.passes) <= 4 * 9
+
+
+def test_a_prompt_that_comes_later_goes_first() -> None:
+    """A request with many texts to embed would keep it waiting for minutes."""
+    target = SimulatedTarget(num_slots=4)
+    scheduler = make_scheduler(target)
+    scheduler.add(request(*(longer(seed, 300) for seed in range(40))))
+    for _ in range(3):
+        scheduler.step()
+    late = make_request(90, 1)
+    scheduler.add(late)
+    outputs = [output for _ in range(2) for output in scheduler.step().outputs]
+    assert [output.request_id for output in outputs] == [late.request_id]
+
+
+def test_preempted_and_computed_again_they_stay_the_same() -> None:
+    texts = [longer(seed, 150) for seed in range(6)]
+    target = SimulatedTarget(num_slots=3, context=256, num_blocks=6)
+    first, second = make_request(60, 150), make_request(60, 150)
+    asked = request(*texts)
+    served = serve(make_scheduler(target), first, second, asked)
+    assert served.stats(asked).preemptions > 0
+    found = served.outputs["e"][-1].embeddings
+    assert found is not None
+    for text, vector in zip(texts, found, strict=True):
+        assert (vector == simulated(text)).all()
+    for talk in (first, second):
+        assert served.tokens(talk) == expected(target.text, talk)
+
+
+def test_they_take_nothing_from_the_prefix_cache_and_leave_nothing_in_it() -> None:
+    target = SimulatedTarget(num_slots=2)
+    scheduler = make_scheduler(target)
+    talk = make_request(longer(3, 200), 8)
+    serve(scheduler, talk)
+    kept = target.cache.kept_blocks
+    asked = request(talk.prompt_tokens, longer(4, 500))
+    served = serve(scheduler, asked)
+    assert served.stats(asked).cached_prompt_tokens == 0
+    assert target.cache.kept_blocks == kept
+    assert (served.outputs["e"][-1].embeddings[0] == simulated(talk.prompt_tokens)).all()
+
+
+def test_one_that_leaves_frees_its_slot() -> None:
+    target = SimulatedTarget(num_slots=1)
+    scheduler = make_scheduler(target)
+    scheduler.add(request(*(longer(seed, 300) for seed in range(9))))
+    scheduler.step()
+    scheduler.cancel("e")
+    (output,) = scheduler.step().outputs
+    assert output.finish is FinishReason.CANCELLED
+    assert output.embeddings is None
+    assert not scheduler.busy
+    assert target.cache.used_blocks == 0

@@ -1,0 +1,199 @@
+"""/v1/embeddings through OpenAI's own client: against a scripted engine, and a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from specops.config import Settings
+from specops.http.app import create_app
+from specops.metrics.metrics import Metrics
+from specops.request import FinishReason, PromptTooLong
+from specops.serving.admission import QueueFull
+from specops.serving.async_engine import AsyncEngine, ModelState
+from tests.asgi import AsgiClient
+from tests.fakes import INFO, FakeService, output
+from tests.http.chat_clients import clients
+from tests.http.openai_api import api
+
+pytestmark = pytest.mark.anyio
+PATH = "/v1/embeddings"
+VECTORS = np.array([[0.6, 0.8, 0, 0], [0, 1, 0, 0]], np.float32)
+END = replace(output(finish=FinishReason.STOP), embeddings=VECTORS)
+
+
+async def test_vectors_come_in_the_order_of_the_texts_in_both_encodings() -> None:
+    async with clients() as here:
+        here.script([END])
+        ask = here.openai.embeddings.create
+        found = await ask(model="fake", input=["ab", "cde"])  # the client asks for base64
+        plain = await ask(model="fake", input=["ab", "cde"], encoding_format="float")
+        raw = await here.http.post(
+            PATH, json={"model": "fake", "input": ["ab", "cde"], "encoding_format": "base64"}
+        )
+    for answer in (found, plain):
+        assert answer.object == "list"
+        assert [item.index for item in answer.data] == [0, 1]
+        assert [item.object for item in answer.data] == ["embedding", "embedding"]
+        assert np.array([item.embedding for item in answer.data], np.float32).tolist() == (
+            VECTORS.tolist()
+        )
+        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (5, 5)
+        assert answer.model == "fake"
+    packed = base64.b64decode(raw.json()["data"][1]["embedding"])
+    assert np.frombuffer(packed, "<f4").tolist() == [0, 1, 0, 0]
+    assert raw.headers["x-queue-position"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ("ab", [b"ab"]),
+        (["ab", "c"], [b"ab", b"c"]),
+        ([1, 2], [b"\1\2"]),
+        ([[1, 2], [3]], [b"\1\2", b"\3"]),
+    ],
+)
+async def test_every_form_of_input_is_one_request_of_the_engine(
+    given: list[str], prompts: list[bytes]
+) -> None:
+    async with clients() as here:
+        here.script([END])
+        await here.openai.embeddings.create(model="fake", input=given)
+    assert [bytes(prompt) for prompt in here.request.prompts] == prompts
+    assert here.request.embed
+    assert len(here.service.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a", ""]}, "input"),
+        ({"input": [[]]}, "input"),
+        ({"input": [["a"]]}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": [999]}, "999 is no token"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"dimensions": 2}, "have 4"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"encoding_format": "hex"}, "encoding_format"),
+    ],
+)
+async def test_wrong_fields_are_named(fields: dict[str, object], word: str) -> None:
+    async with clients() as here:
+        with pytest.raises(openai.BadRequestError, match=word) as error:
+            await here.openai.post(
+                "/embeddings", body={"model": "fake", "input": "a"} | fields, cast_to=object
+            )
+    assert error.value.param in fields
+    assert not here.service.requests
+
+
+async def test_the_models_own_size_may_be_asked_for() -> None:
+    async with clients() as here:
+        here.script([END])
+        await here.openai.embeddings.create(model="fake", input="a", dimensions=4)
+
+
+async def test_a_model_without_hidden_states_says_so() -> None:
+    async with clients() as here:
+        here.service.info = replace(INFO, embedding_size=0)
+        with pytest.raises(openai.BadRequestError, match="hidden states") as error:
+            await here.openai.embeddings.create(model="fake", input="a")
+    assert error.value.code == "no_embeddings"
+
+
+async def test_refusals_are_those_of_every_request() -> None:
+    async with clients(api_keys="key") as here:
+        here.script([END])
+        ask = here.openai.embeddings.create
+        with pytest.raises(openai.NotFoundError):
+            await ask(model="other", input="a")
+        with pytest.raises(openai.AuthenticationError):
+            await here.openai.with_options(api_key="wrong").embeddings.create(
+                model="fake", input="a"
+            )
+        here.service.refusal = PromptTooLong(123, 64)
+        with pytest.raises(openai.BadRequestError, match="123 tokens") as error:
+            await ask(model="fake", input="a")
+        assert error.value.param == "input"
+        here.service.refusal = QueueFull(7)
+        with pytest.raises(openai.RateLimitError):
+            await ask(model="fake", input="a")
+        here.service.refusal = None
+        here.script([output(finish=FinishReason.TIMEOUT)])
+        with pytest.raises(openai.InternalServerError, match="within"):
+            await ask(model="fake", input="a")
+        here.service.state = ModelState.LOADING
+        with pytest.raises(openai.InternalServerError, match="not ready"):
+            await ask(model="fake", input="a")
+
+
+async def test_a_client_that_leaves_frees_its_place() -> None:
+    async with api(FakeService()) as here:
+        client = AsgiClient(here.app, PATH).send_json({"model": "fake", "input": "a"})
+        handle = await here.service.submitted.get()
+        client.leave()
+        await asyncio.wait_for(handle.cancelled.wait(), 5)
+        await client.done
+
+
+# -- a real engine -------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def served(settings: Settings) -> AsyncIterator[AsyncOpenAI]:
+    metrics = Metrics()
+    service = AsyncEngine(settings, metrics)
+    app = create_app(settings, service, metrics)
+    service.start()
+    try:
+        while service.state is not ModelState.READY:
+            assert service.state is not ModelState.FAILED, service.error
+            await asyncio.sleep(0.01)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
+            yield AsyncOpenAI(
+                base_url="http://test/v1", api_key="none", http_client=http, max_retries=0
+            )
+    finally:
+        await service.stop()
+
+
+async def test_texts_and_their_tokens_have_the_same_vectors_beside_an_answer(
+    tiny_settings: Settings,
+) -> None:
+    async with served(replace(tiny_settings, draft="none")) as client:
+        texts = ["def add(a, b):", "The quick brown fox", "x"] * 20
+        asked = [
+            await client.post(
+                "http://test/tokenize", body={"content": text}, cast_to=httpx.Response
+            )
+            for text in texts[:3]
+        ]
+        tokens = [item.json()["tokens"] for item in asked]
+        name = (await client.models.list()).data[0].id
+        answer, vectors = await asyncio.gather(
+            client.completions.create(model=name, prompt="def", max_tokens=40, temperature=0),
+            client.embeddings.create(model=name, input=texts),
+        )
+        again = await client.embeddings.create(model=name, input=tokens)
+        alone = await client.completions.create(
+            model=name, prompt="def", max_tokens=40, temperature=0
+        )
+        with pytest.raises(openai.BadRequestError, match="the model takes 128 tokens"):
+            await client.embeddings.create(model=name, input=[1] * 200)
+    assert [item.embedding for item in vectors.data[:3]] == [item.embedding for item in again.data]
+    assert vectors.data[0].embedding == vectors.data[-3].embedding
+    assert vectors.usage.prompt_tokens == 20 * again.usage.prompt_tokens
+    assert answer.choices[0].text == alone.choices[0].text
