@@ -65,10 +65,17 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer may consist of. Equal text is the same grammar, and compiled once."""
+    """What an answer may consist of. Equal text is the same grammar, and compiled once.
+
+    Attributes:
+        kind: what its text is.
+        text: says what may come.
+        said: what `@said` stands for in a text of the kind `LARK`.
+    """
 
     kind: GrammarKind
     text: str
+    said: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

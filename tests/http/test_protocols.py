@@ -204,7 +204,7 @@ async def test_a_response_may_have_to_follow_a_schema() -> None:
     async with clients() as here:
         here.say("{}")
         answer = await here.openai.responses.create(**ASK[RESPONSES], text={"format": form})  # type: ignore[arg-type]
-        assert "properties" in here.request.sampling.grammar.text
+        assert "properties" in here.request.sampling.grammar.said.text
         assert answer.text.format.type == "json_schema"
         with pytest.raises(openai.BadRequestError, match="text"):
             await here.openai.responses.create(

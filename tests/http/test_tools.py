@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -11,7 +12,7 @@ from specops.request import FinishReason, GrammarKind, Output, Piece
 from specops.text.tools.formats import THINKING
 from tests.fakes import STATS, FakeTokenizer
 from tests.http.chat_clients import CHAT_TOOLS, PROTOCOLS, RESPONSES_TOOLS, WEATHER, chat, clients
-from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts
+from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts, written
 
 pytestmark = pytest.mark.anyio
 FINISH = {
@@ -222,6 +223,45 @@ async def test_one_call_and_strict_tools_bind_the_model_too(protocol: str) -> No
         for body in (one, {"tools": strict}):
             await PROTOCOLS[protocol](here, stream=False, **body)
             assert "said" in here.request.sampling.grammar.text  # text is allowed as well
+
+
+FORM = {"type": "object", "properties": {"place": {"type": "string"}}}
+FORMS: dict[str, dict[str, Any]] = {
+    "chat": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": FORM}}
+    },
+    "messages": {"extra_body": {"guided_json": FORM}},
+    "responses": {"text": {"format": {"type": "json_schema", "name": "a", "schema": FORM}}},
+}
+
+
+@every_protocol
+async def test_a_form_of_the_text_goes_together_with_tools(protocol: str) -> None:
+    """An answer is calls by their schemas, or text by the form, as OpenAI has it."""
+    async with clients() as here:
+        ask = PROTOCOLS[protocol]
+        here.say('{"place": "here"}')
+        answer = await ask(here, stream=False, **FORMS[protocol])
+        assert (answer.text, answer.calls) == ('{"place": "here"}', ())
+        both = here.request.sampling.grammar
+        assert "@said" in both.text
+        assert json.loads(both.said.text) == FORM
+        here.say(written(BY_NAME["hermes"], [("get_weather", {"city": "a"})]))
+        answer = await ask(here, stream=False, **FORMS[protocol])
+        assert answer.calls == (("get_weather", {"city": "a"}),)
+        required = {"tool_choice": CHOICES[protocol]["required"]}
+        await ask(here, stream=False, **required, **FORMS[protocol])
+        assert here.request.sampling.grammar.said is None
+        await ask(here, stream=False, tools=[], **FORMS[protocol])
+        alone = here.request.sampling.grammar
+        assert alone.text.startswith("start: thoughts? @said")
+
+
+async def test_a_model_that_does_not_think_answers_by_the_form_alone() -> None:
+    async with clients(TEMPLATES["json"]) as here:
+        here.say("{}")
+        await chat(here, stream=False, tools=[], **FORMS["chat"])
+    assert here.request.sampling.grammar.kind is GrammarKind.JSON_SCHEMA
 
 
 async def test_a_schema_that_no_grammar_can_be_made_of_is_refused_with_the_reason() -> None:

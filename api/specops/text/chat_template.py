@@ -30,6 +30,7 @@ _FILE = "chat_template.jinja"
 _CONFIG = "tokenizer_config.json"
 _NAME, _TOOLS_NAME = "default", "tool_use"  # of a model that has several templates
 _PROBE = "specops-probe-7c1e"
+_MOST_OPTIONS = 64  # for which it is kept what the template makes of them
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -58,6 +59,7 @@ class ChatTemplate:
     ) -> None:
         self.calls = format_of(tools_source or source)
         self.thinking = thinking_of(source)
+        self._begins: dict[str, bool] = {}  # `begins_thinking`, by the options as JSON
         environment = LimitedEnvironment(
             filters={"tojson": _to_json},
             trim_blocks=True,
@@ -163,11 +165,19 @@ class ChatTemplate:
         """Whether prompts end with the tag that thoughts begin with."""
         if self.thinking is None:
             return False
+        key = json.dumps(options, sort_keys=True, default=repr)
+        found = self._begins.get(key)
+        if found is None:
+            if len(self._begins) >= _MOST_OPTIONS:
+                self._begins.clear()
+            found = self._begins[key] = self._ends_with(self.thinking[0], options)
+        return found
+
+    def _ends_with(self, tag: str, options: Mapping[str, Any]) -> bool:
         try:
-            prompt = self._render(question("a"), None, options)
+            return self._render(question("a"), None, options).rstrip().endswith(tag)
         except ChatTemplateError:
             return False
-        return prompt.rstrip().endswith(self.thinking[0])
 
     @cached_property
     def opening(self) -> str:

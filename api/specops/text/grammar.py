@@ -97,13 +97,14 @@ class Grammars:
         return -(-size // _WORD)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        if len(grammar.text) > MOST_CHARACTERS:
+        said = grammar.said.text if grammar.said else ""
+        if len(grammar.text) + len(said) > MOST_CHARACTERS:
             raise GrammarError(f"it has more than {MOST_CHARACTERS} characters")
         if self._vocabulary is None:
             self._vocabulary = self._make_vocabulary()
         try:
             source = _source(grammar)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise GrammarError(str(error)) from None
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=_LIMITS)
         _check(matcher)
@@ -241,7 +242,8 @@ def _source(grammar: Grammar) -> str:
     source: str
     match grammar.kind:
         case GrammarKind.JSON_OBJECT | GrammarKind.JSON_SCHEMA:
-            source = LLMatcher.grammar_from_json_schema(grammar.text, defaults=LAYOUT)
+            text = "{}" if grammar.text.strip() == "true" else grammar.text  # both allow all
+            source = LLMatcher.grammar_from_json_schema(text, defaults=LAYOUT)
         case GrammarKind.REGEX:
             source = LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.CHOICE:
@@ -249,4 +251,15 @@ def _source(grammar: Grammar) -> str:
             source = LLMatcher.grammar_from_lark("start: " + " | ".join(options))
         case GrammarKind.LARK:
             source = LLMatcher.grammar_from_lark(grammar.text)
+    if grammar.said is not None:
+        parts = [{"lark_grammar": source}, {"name": "said", **_part(_source(grammar.said))}]
+        source = json.dumps({"grammars": parts})
     return source
+
+
+def _part(source: str) -> dict[str, object]:
+    """A grammar in the library's terms as one of several."""
+    if not source.startswith("{"):
+        return {"lark_grammar": source}
+    (part,) = json.loads(source)["grammars"]
+    return {key: value for key, value in part.items() if key != "name"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -25,9 +26,10 @@ THINK, END = THINKING[0], 0
 def allowed(name: str, text: str, **options: Any) -> bool:
     """Whether this may be a whole answer."""
     thinking, begun = options.pop("thinking", None), options.pop("begun", False)
-    asked = {"required": True, "parallel": True} | options
-    lark = CallGrammar(BY_NAME[name], {}, thinking, begun).lark(TOOLS, **asked)
-    matcher = grammars().matcher(Grammar(GrammarKind.LARK, lark))
+    said, tools = options.pop("said", None), options.pop("tools", TOOLS)
+    asked = {"required": True, "parallel": True, "formed": said is not None} | options
+    lark = CallGrammar(BY_NAME[name], {}, thinking, begun).lark(tools, **asked)
+    matcher = grammars().matcher(Grammar(GrammarKind.LARK, lark, said))
     tokens = [*tokenizer().encode(text, special_tokens=False), END]
     return matcher.allows(tokens) == len(tokens)
 
@@ -63,6 +65,44 @@ def test_thoughts_come_before_calls(name: str, begun: bool) -> None:
     assert allowed(name, f"{thoughts}hm\n{THINK[1]}\n\n{call}", **options)
     assert not allowed(name, f"{thoughts}hm\n{call}", **options)
     assert allowed(name, call, **options) is not begun
+
+
+PLACE = {
+    "type": "object",
+    "properties": {"place": {"$ref": "#/$defs/p"}},
+    "required": ["place"],
+    "additionalProperties": False,
+    "$defs": {"p": {"enum": ["here", "there"]}},
+}
+FORMED = {  # what text may follow: one that fits, one that does not
+    Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PLACE)): ('{"place": "here"}', '{"place": "x"}'),
+    Grammar(GrammarKind.JSON_SCHEMA, "true"): ("[1]", "[1"),
+    Grammar(GrammarKind.JSON_OBJECT, '{"type":"object"}'): ('{"a": 1}', "[1]"),
+    Grammar(GrammarKind.REGEX, "a+/b"): ("aa/b", "a"),
+    Grammar(GrammarKind.CHOICE, '["yes", "no"]'): ("no", "maybe"),
+    Grammar(GrammarKind.LARK, 'start: "a" call\ncall: /b+/'): ("abb", "a"),
+}
+
+
+@pytest.mark.parametrize("said", FORMED, ids=lambda said: f"{said.kind} {said.text[:6]}")
+@pytest.mark.parametrize("name", BY_NAME)
+def test_text_that_follows_a_grammar_stands_in_place_of_calls(name: str, said: Grammar) -> None:
+    right, wrong = FORMED[said]
+    call, options = written(BY_NAME[name], GOOD), {"said": said, "required": False}
+    assert allowed(name, right, **options)
+    assert allowed(name, call, **options)
+    for text in (wrong, "Hello", f"{right}{call}"):
+        assert not allowed(name, text, **options), text
+    # A family that writes calls as JSON alone: where any JSON may be said, that may be, too.
+    any_json = said.kind is GrammarKind.JSON_OBJECT or said.text == "true"
+    wrong_call = written(BY_NAME[name], [("get_weather", {})])
+    assert allowed(name, wrong_call, **options) is (any_json and BY_NAME[name].bare)
+    for tools in (TOOLS, ()):
+        thinking = options | {"thinking": THINK, "tools": tools}
+        assert allowed(name, f"{THINK[0]}hm{THINK[1]}\n{right}", **thinking)
+        assert allowed(name, f"hm{THINK[1]}{right}", begun=True, **thinking)
+        assert not allowed(name, right, begun=True, **thinking)
+        assert not allowed(name, f"{THINK[0]}hm{THINK[1]}{wrong}", **thinking)
 
 
 def test_a_tool_without_a_schema_takes_no_arguments() -> None:

@@ -21,6 +21,7 @@ from specops.http.schemas.options import EngineOptions
 from specops.http.state import AppState
 from specops.request import Grammar, GrammarKind, Output, Piece, SamplingParams
 from specops.text.chat_template import ChatTemplateError
+from specops.text.tools.formats import GENERIC
 from specops.text.tools.grammar import CallGrammar
 from specops.text.tools.reader import AnswerReader, Block, Delta
 
@@ -104,17 +105,28 @@ class Speech:
         """The pieces' text, with the special tokens that a reader knows."""
         return "".join(piece.text or self._tags.get(piece.token, "") for piece in pieces)
 
-    @property
-    def grammar(self) -> Grammar | None:
-        """What answers follow where a call is required, must be right, or may only be one."""
+    def grammar(self, said: Grammar | None) -> Grammar | None:
+        """What answers follow.
+
+        Thoughts and calls stand beside a text that follows a grammar. Without one answers are free,
+        but where a call is required, must be right, or may only be one.
+
+        Args:
+            said: what the text of an answer follows.
+        """
         asked = self._asked
         strict = any(tool.strict for tool in asked.tools)
-        if self._calls is None or not (asked.required or strict or not asked.parallel):
-            return None
-        writer = CallGrammar(self._calls, self._special, self._thinking, self._begun)
+        bound = bool(asked.tools) and (asked.required or strict or not asked.parallel)
+        besides = bool(asked.tools) or self._thinking is not None
+        if not (bound or (said and besides)):
+            return said
+        calls = self._calls or GENERIC
+        writer = CallGrammar(calls, self._special, self._thinking, self._begun)
         tools = [tool for tool in asked.tools if asked.named in (None, tool.name)]
-        text = writer.lark(tools, required=asked.required, parallel=asked.parallel)
-        return Grammar(GrammarKind.LARK, text)
+        text = writer.lark(
+            tools, required=asked.required, parallel=asked.parallel, formed=said is not None
+        )
+        return Grammar(GrammarKind.LARK, text, None if asked.required else said)
 
 
 class Talk:
@@ -188,15 +200,11 @@ async def converse(
     """
     engine = state.service.engine
     speech = Speech(engine, conversation)
-    grammar = speech.grammar
+    grammar = speech.grammar(conversation.sampling(0).grammar)
 
     def sampling(choice: int) -> SamplingParams:
-        params = conversation.sampling(choice)
-        return params if grammar is None else replace(params, grammar=grammar)
+        return replace(conversation.sampling(choice), grammar=grammar)
 
-    if grammar is not None and body.grammar_field is not None:
-        message = "not together with tools that are required, strict or not parallel"
-        raise InvalidField(body.grammar_field, message)
     wanted, field = conversation.limit
     most = state.settings.max_new_tokens
     job = await start(

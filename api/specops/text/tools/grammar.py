@@ -31,26 +31,32 @@ class CallGrammar:
     thinking: tuple[str, str] | None
     begun: bool
 
-    def lark(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> str:
+    def lark(
+        self, tools: Sequence[Tool], *, required: bool, parallel: bool, formed: bool = False
+    ) -> str:
         """Return the grammar.
 
         Args:
-            tools: that may be called.
+            tools: that may be called; without any there are none.
             required: the answer consists of calls, and of thoughts before them; else it may be
                 text as well, and what begins like a call is one.
             parallel: it may have several calls.
+            formed: text follows a grammar of its own, `@said`, and none stands before calls.
         """
-        rules = [f"start: {self._start(required=required)}"]
-        rules += self._call_rules(tools, parallel=parallel)
+        rules = [f"start: {self._start(tools, required=required, formed=formed)}"]
+        rules += self._call_rules(tools, parallel=parallel) if tools else []
         rules += self._thought_rules() if self.thinking else []
-        if not required:
+        if not required and not formed:
             rules += self._text_rules()
         return "\n".join(rules) + "\n"
 
-    def _start(self, *, required: bool) -> str:
+    def _start(self, tools: Sequence[Tool], *, required: bool, formed: bool) -> str:
         thoughts = "thoughts " if self.begun else "thoughts? " if self.thinking else ""
-        if required:
-            return f"{thoughts}{self._literal(self._opening)} calls"
+        if formed and not tools:
+            return f"{thoughts}@said"
+        if required or formed:
+            calls = f"{self._literal(self._opening)} calls"
+            return thoughts + (calls if required else f"(@said | {calls})")
         opened = "calls" if self.calls.bare else f"before {self._rest()} calls"
         return f"{thoughts}(said | {opened})"
 
@@ -114,8 +120,10 @@ class CallGrammar:
             if form.named:
                 call = f"{json.dumps(tool.name)} {self._literal(ARGS)} args_{place}"
             else:
-                head = f'{{"name": {json.dumps(tool.name)}, {json.dumps(form.arguments)}: '
-                call = f'{json.dumps(head)} args_{place} "}}"'
+                # In pieces where JSON has them: another JSON may begin alike.
+                name, key = json.dumps(tool.name), json.dumps(form.arguments)
+                head = map(json.dumps, ("{", '"name"', ": ", name, ", ", key, ": "))
+                call = f'{" ".join(head)} args_{place} "}}"'
             rules += [f"call_{place}: {call}", f"args_{place}: %json {_schema(tool)}"]
         return rules
 
