@@ -71,6 +71,21 @@ def test_drafting_changes_no_probability(engine: Engine, temperature: float) -> 
     ]
 
 
+def test_those_of_a_prompt_are_those_of_its_own_tokens(engine: Engine) -> None:
+    """In chunks, beside a request that decodes, and although another has computed the same."""
+    asked = replace(REQUEST, prompt_logprobs=True, drafter="draft", k_draft=4)
+    told = [next(iter(output.prompt for output in engine.generate(asked))) for _ in range(2)]
+    assert told[0] == told[1]
+    assert told[0][0] is None
+    assert len(told[0]) == len(PROMPT)
+    for place in (1, 7, len(PROMPT) - 1):  # each one as the first token of an answer
+        before = replace(REQUEST, prompt_tokens=PROMPT[:place], max_new_tokens=1, logprobs=320)
+        (piece,) = generated(engine, before)
+        found = told[0][place]
+        assert dict(piece.logprob.top)[PROMPT[place]] == found.chosen
+        assert piece.logprob.top[:3] == found.top
+
+
 def test_they_are_those_of_the_models_logits(engine: Engine) -> None:
     sampling = SamplingParams(1.5, top_k=5, seed=4)
     pieces = generated(engine, replace(REQUEST, sampling=sampling))

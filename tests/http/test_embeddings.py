@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import httpx
 import numpy as np
 import openai
 import pytest
-from openai import AsyncOpenAI
 
 from specops.config import Settings
-from specops.http.app import create_app
-from specops.metrics.metrics import Metrics
 from specops.request import FinishReason, PromptTooLong
 from specops.serving.admission import QueueFull
-from specops.serving.async_engine import AsyncEngine, ModelState
+from specops.serving.async_engine import ModelState
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, FakeService, output
 from tests.http.chat_clients import clients
 from tests.http.openai_api import api
+from tests.http.real_engine import served
 
 pytestmark = pytest.mark.anyio
 PATH = "/v1/embeddings"
@@ -150,24 +146,6 @@ async def test_a_client_that_leaves_frees_its_place() -> None:
 
 
 # -- a real engine -------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def served(settings: Settings) -> AsyncIterator[AsyncOpenAI]:
-    metrics = Metrics()
-    service = AsyncEngine(settings, metrics)
-    app = create_app(settings, service, metrics)
-    service.start()
-    try:
-        while service.state is not ModelState.READY:
-            assert service.state is not ModelState.FAILED, service.error
-            await asyncio.sleep(0.01)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
-            yield AsyncOpenAI(
-                base_url="http://test/v1", api_key="none", http_client=http, max_retries=0
-            )
-    finally:
-        await service.stop()
 
 
 async def test_texts_and_their_tokens_have_the_same_vectors_beside_an_answer(

@@ -33,7 +33,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     (COMPLETIONS, "prompt", None, "invalid_value"),
     (COMPLETIONS, "prompt", [-1], "invalid_value"),
     (COMPLETIONS, "suffix", "x", "unsupported_parameter"),
-    (COMPLETIONS, "best_of", 3, "unsupported_parameter"),
+    (COMPLETIONS, "best_of", 0, "invalid_value"),
+    (COMPLETIONS, "best_of", 129, "invalid_value"),
     (COMPLETIONS, "logit_bias", {"256": 1}, "invalid_value"),
     (COMPLETIONS, "logit_bias", {"several": 1}, "invalid_value"),
     (COMPLETIONS, "logit_bias", {"5": 101}, "invalid_value"),
@@ -145,9 +146,22 @@ async def test_top_logprobs_need_logprobs() -> None:
         assert problem(await here.ask(CHAT, top_logprobs=2), 400)["param"] == "top_logprobs"
 
 
-async def test_echo_has_no_probabilities() -> None:
+TOGETHER: list[tuple[dict[str, Any], str]] = [
+    ({"n": 3, "best_of": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"suffix": "b", "echo": True}, "suffix"),
+    ({"max_tokens": 0, "logprobs": 1}, "max_tokens"),
+    ({"max_tokens": 0, "echo": True, "stream": True}, "max_tokens"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), TOGETHER)
+async def test_fields_of_completions_that_do_not_go_together(
+    fields: dict[str, Any], param: str
+) -> None:
     async with api() as here:
-        assert problem(await here.ask(COMPLETIONS, echo=True, logprobs=1), 400)["param"] == "echo"
+        assert problem(await here.ask(COMPLETIONS, **fields), 400)["param"] == param
+        assert not here.service.requests
 
 
 @both

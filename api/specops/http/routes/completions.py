@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request, Response
 from specops.engine.engine import Engine
 from specops.http.answers import json_answer
 from specops.http.choosing import prompt_tokens
-from specops.http.routes.job import Job, Prompts, output_limit, start
+from specops.http.errors import InvalidField
+from specops.http.routes.job import Answer, Job, Prompts, Tokens, output_limit, start
 from specops.http.routes.openai import RESPONSES, Heading, check_model, timings, usage
 from specops.http.schemas.completions import (
     Completion,
@@ -18,9 +19,12 @@ from specops.http.schemas.completions import (
     CompletionLogprobs,
     CompletionRequest,
 )
+from specops.http.schemas.openai import Usage
 from specops.http.sse import PAUSE, EventStream
 from specops.http.state import State
-from specops.request import Piece
+from specops.request import Logprob, Piece
+from specops.text.detokenizer import IncrementalDetokenizer
+from specops.text.fill_in import FillIn
 from specops.text.tokenizer import Tokenizer
 
 _DEFAULT_TOKENS = 16  # OpenAI's
@@ -37,37 +41,46 @@ async def completions(body: CompletionRequest, request: Request, state: State) -
     asked for; then `[DONE]`.
     """
     engine = check_model(body.model, state)
+    gap = _gap(body, engine)
     prompts = body.prompts
+    best = body.drawn_choices > body.choices
     job = await start(
         state,
         request,
         body,
         Prompts(
-            lambda engine: [prompt_tokens(prompt, engine, "prompt") for prompt in prompts],
+            lambda engine: [_encoded(prompt, body, gap, engine) for prompt in prompts],
             len(prompts),
-            sum(map(len, prompts)),
+            sum(map(len, prompts)) + len(prompts) * len(body.suffix or ""),
             body.prompt,
         ),
         sampling=body.sampling,
-        choices=body.choices,
+        choices=body.drawn_choices,
         max_new_tokens=output_limit(
             body.max_tokens, "max_tokens", state.settings, default=_DEFAULT_TOKENS
-        ),
-        stop=body.stops,
+        )
+        or 1,
+        stop=(*body.stops, *(gap.ends if gap else ())),
+        stop_token_ids=(*body.stop_token_ids, *(gap.ends.values() if gap else ())),
         stream=bool(body.stream),
-        logprobs=body.logprobs,
+        logprobs=0 if best and body.logprobs is None else body.logprobs,
+        prompt_logprobs=bool(body.echo) and body.logprobs is not None,
     )
-    answers = [_Text(engine.tokenizer, echo) for echo in _echoes(body, engine)]
+    texts = [
+        _Text(engine.tokenizer, body, answer, echo) for answer, echo in _echoes(body, job, engine)
+    ]
     heading = Heading("cmpl", "text_completion", engine, include_usage=body.include_usage)
     if body.stream:
-        return EventStream(_stream(job, heading, answers), job.handle.cancel, job.headers)
+        return EventStream(_stream(job, heading, texts), job.handle.cancel, job.headers)
+    answers = await job.finished()
+    chosen = _best(answers, body) if best else range(len(answers))
     content = Completion(
         **heading.fields,
         choices=[
-            text.choice(index, answer.pieces, answer.finish_reason)
-            for index, (answer, text) in enumerate(zip(await job.finished(), answers, strict=True))
+            texts[place].choice(index, answers[place].pieces, answers[place].finish_reason)
+            for index, place in enumerate(chosen)
         ],
-        usage=usage(job),
+        usage=_usage(job, body),
         timings=timings(job),
     )
     return json_answer(content, job.headers)
@@ -85,15 +98,58 @@ async def _stream(job: Job, heading: Heading, texts: list[_Text]) -> AsyncGenera
     yield heading.end(job)
 
 
-def _echoes(body: CompletionRequest, engine: Engine) -> list[str]:
-    """What each choice's text begins with."""
-    if not body.echo:
-        return [""] * (len(body.prompts) * body.choices)
-    texts = [
-        prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt)
-        for prompt in body.prompts
-    ]
-    return [text for text in texts for _ in range(body.choices)]
+def _gap(body: CompletionRequest, engine: Engine) -> FillIn | None:
+    """How the model is asked to fill in; None where it is not.
+
+    Raises:
+        InvalidField: it was not trained for that.
+    """
+    found = FillIn.of(engine.tokenizer) if body.suffix else None
+    if body.suffix and found is None:
+        message = "this model's tokenizer has no tokens for a gap that is to be filled in"
+        raise InvalidField("suffix", message, code="unsupported_parameter")
+    return found
+
+
+def _encoded(
+    prompt: str | list[int], body: CompletionRequest, gap: FillIn | None, engine: Engine
+) -> Tokens:
+    if gap is None:
+        return prompt_tokens(prompt, engine, "prompt")
+    before = prompt if isinstance(prompt, str) else prompt_tokens(prompt, engine, "prompt")
+    return gap.prompt(before, body.suffix or "")
+
+
+def _usage(job: Job, body: CompletionRequest) -> Usage:
+    """Count the tokens; one that is generated where none was asked for does not count."""
+    counted = usage(job)
+    if body.max_tokens == 0:
+        counted.completion_tokens, counted.total_tokens = 0, counted.prompt_tokens
+    return counted
+
+
+def _best(answers: Sequence[Answer], body: CompletionRequest) -> list[int]:
+    """Places of each prompt's best answers, the best one first."""
+    found = []
+    for first in range(0, len(answers), body.drawn_choices):
+        places = range(first, first + body.drawn_choices)
+        found += sorted(places, key=lambda place: -_mean(answers[place]))[: body.choices]
+    return found
+
+
+def _mean(answer: Answer) -> float:
+    """Log-probability per token."""
+    told = [piece.logprob.chosen for piece in answer.pieces if piece.logprob]
+    return sum(told) / max(1, len(told))
+
+
+def _echoes(body: CompletionRequest, job: Job, engine: Engine) -> Iterator[tuple[Answer, str]]:
+    """The answers, each with what its text begins with."""
+    for index, answer in enumerate(job.answers):
+        prompt = body.prompts[index // job.choices]
+        if not body.echo:
+            prompt = ""
+        yield answer, prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt)
 
 
 class _Text:
@@ -101,33 +157,58 @@ class _Text:
 
     Args:
         tokenizer: spells tokens.
+        body: the request's.
+        answer: that it is of.
         echo: what the text begins with.
     """
 
-    def __init__(self, tokenizer: Tokenizer, echo: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, body: CompletionRequest, answer: Answer, echo: str
+    ) -> None:
         self._tokenizer = tokenizer
+        self._answer = answer
         self._echo = echo
-        self._length = 0  # of the text without the echo
+        self._silent = body.max_tokens == 0  # the engine generates a token all the same
+        self._told = body.logprobs is not None
+        self._length = 0  # of the text so far
+        self._prompt_told = False
 
     def choice(self, index: int, pieces: Sequence[Piece], finish: Any) -> CompletionChoice:
         """Return what these pieces add."""
+        told = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        if self._told and not self._prompt_told:
+            self._tell_prompt(told)
+        if self._silent:
+            pieces = ()
         text, self._echo = self._echo + "".join(piece.text for piece in pieces), ""
+        for piece in pieces if self._told else ():
+            self._tell(told, piece.token, piece.logprob, len(piece.text))
         return CompletionChoice(
-            index=index, text=text, logprobs=self._logprobs(pieces), finish_reason=finish
+            index=index, text=text, logprobs=told if told.tokens else None, finish_reason=finish
         )
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> CompletionLogprobs | None:
-        """Offsets are in the text without the echo, which never comes with probabilities."""
-        told = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for piece in pieces:
-            if piece.logprob is None:
-                return None
-            told.tokens.append(self._tokenizer.spelling(piece.token)[0])
-            told.token_logprobs.append(piece.logprob.chosen)
-            top = reversed(piece.logprob.top)  # of two with the same spelling the likelier stays
-            told.top_logprobs.append(
-                {self._tokenizer.spelling(token)[0]: value for token, value in top}
-            )
-            told.text_offset.append(self._length)
-            self._length += len(piece.text)
-        return told if told.tokens else None
+    def _tell_prompt(self, told: CompletionLogprobs) -> None:
+        """Tell the prompt's tokens, which come with the first output; offsets begin with them."""
+        self._prompt_told = True
+        tokens, text = (
+            self._answer.request.prompt_tokens,
+            IncrementalDetokenizer(self._tokenizer, ()),
+        )
+        for token, logprob in zip(tokens, self._answer.prompt, strict=False):
+            self._tell(told, token, logprob, len(text.push(token)))
+        self._length = len(self._echo)
+
+    def _tell(
+        self, told: CompletionLogprobs, token: int, logprob: Logprob | None, length: int
+    ) -> None:
+        """Tell a token that adds so many characters to the text."""
+        spelling = self._tokenizer.spelling
+        told.tokens.append(spelling(token)[0])
+        told.token_logprobs.append(None if logprob is None else logprob.chosen)
+        # Of two with the same spelling the likelier stays.
+        top = None if logprob is None else reversed(logprob.top)
+        told.top_logprobs.append(
+            None if top is None else {spelling(token)[0]: value for token, value in top}
+        )
+        told.text_offset.append(self._length)
+        self._length += length

@@ -25,6 +25,7 @@ from specops.request import (
     FinishReason,
     GenerationRequest,
     GenerationStats,
+    Logprob,
     Output,
     Piece,
     SamplingParams,
@@ -74,6 +75,7 @@ class Answer:
 
     request: GenerationRequest
     pieces: list[Piece] = field(default_factory=list)
+    prompt: tuple[Logprob | None, ...] = ()  # of the prompt's tokens, where they are told
     last: Output | None = None
 
     @property
@@ -143,6 +145,7 @@ class Job:
             index = self._index[output.request_id]
             answer = self.answers[index]
             answer.pieces += output.pieces
+            answer.prompt = answer.prompt or output.prompt
             if output.finish:
                 answer.last = output
             error = _failure(output, answer.request)
@@ -226,14 +229,9 @@ async def start(
     if (grammar := sampling(0).grammar) is not None:
         await compiled(grammar, body, engine)
     encoded = await prompts.encoded(engine, settings)
-    first = replace(
-        plain_request(request, settings),
-        ignore_eos=body.ignore_eos,
-        stop_token_ids=ends,
-        min_tokens=body.min_tokens,
-        **options,
-        **fields,
-    )
+    options |= {"ignore_eos": body.ignore_eos, "stop_token_ids": ends}
+    options |= {"min_tokens": body.min_tokens, **fields}
+    first = replace(plain_request(request, settings), **options)
     requests = [
         replace(first, prompt_tokens=tuple(tokens), sampling=replace(sampling(choice), **spelled))
         for tokens in encoded

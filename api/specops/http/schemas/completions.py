@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from specops.http.schemas.openai import (
     MOST_CHOICES,
-    Only,
     OpenAiRequest,
     Timings,
     Usage,
@@ -28,22 +27,40 @@ class CompletionRequest(OpenAiRequest):
     """One or several prompts to continue, as text or as tokens."""
 
     prompt: Prompts
-    max_tokens: int | None = Field(16, ge=1)
+    max_tokens: int | None = Field(16, ge=0, description="0: nothing, only with `echo`")
     logprobs: int | None = Field(
         None, ge=0, le=5, description="tell each token's probability, and of so many others"
     )
     echo: bool | None = Field(False, description="begin the answer with the prompt")
 
-    best_of: Annotated[Any, Only(None, 1)] = Field(None, description="not supported: 1")
-    suffix: Annotated[Any, Only(None, "")] = Field(None, description="not supported")
+    best_of: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_CHOICES,
+        description="draw so many answers, return the `n` of the highest mean log-probability",
+    )
+    suffix: Text | None = Field(
+        None, description="what follows the answer, for models that were trained to fill in"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:
         if self.stream_options is not None and not self.stream:
             raise wrong_together("stream_options", "only where `stream` is true")
-        if self.echo and self.logprobs is not None:
-            raise wrong_together("echo", "not together with `logprobs`")
+        if self.best_of is not None and self.best_of < self.choices:
+            raise wrong_together("best_of", "at least `n`")
+        if self.best_of is not None and self.best_of > self.choices and self.stream:
+            raise wrong_together("best_of", "no more than `n` where `stream` is true")
+        if self.suffix and self.echo:
+            raise wrong_together("suffix", "not together with `echo`")
+        if self.max_tokens == 0 and (self.stream or not self.echo):
+            raise wrong_together("max_tokens", "0 only together with `echo`, and not streamed")
         return self
+
+    @property
+    def drawn_choices(self) -> int:
+        """Answers that are drawn for each prompt, of which `choices` are returned."""
+        return self.best_of or self.choices
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -59,8 +76,8 @@ class CompletionLogprobs(BaseModel):
     """Probabilities, one item per token of the text, as natural logarithms."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None] = Field(description="null: it follows nothing")
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int] = Field(description="where in the choice's text the token begins")
 
 

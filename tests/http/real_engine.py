@@ -1,0 +1,33 @@
+"""OpenAI's client of the application on a real engine, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from openai import AsyncOpenAI
+
+from specops.config import Settings
+from specops.http.app import create_app
+from specops.metrics.metrics import Metrics
+from specops.serving.async_engine import AsyncEngine, ModelState
+
+
+@asynccontextmanager
+async def served(settings: Settings) -> AsyncIterator[AsyncOpenAI]:
+    metrics = Metrics()
+    service = AsyncEngine(settings, metrics)
+    app = create_app(settings, service, metrics)
+    service.start()
+    try:
+        while service.state is not ModelState.READY:
+            assert service.state is not ModelState.FAILED, service.error
+            await asyncio.sleep(0.01)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
+            yield AsyncOpenAI(
+                base_url="http://test/v1", api_key="none", http_client=http, max_retries=0
+            )
+    finally:
+        await service.stop()
