@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
 
 DrafterName = Literal["draft", "head", "suffix", "cascade", "none"]
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # those that draft
@@ -65,17 +64,11 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer may consist of. Equal text is the same grammar, and compiled once.
-
-    Attributes:
-        kind: what its text is.
-        text: says what may come.
-        said: what `@said` stands for in a text of the kind `LARK`.
-    """
+    """What an answer may consist of. Equal text is the same grammar, and compiled once."""
 
     kind: GrammarKind
     text: str
-    said: Grammar | None = None
+    said: Grammar | None = None  # what `@said` in a Lark grammar's text stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +133,9 @@ class GenerationRequest:
         return (self.prompt_tokens, *self.more_prompts)
 
     @property
-    def longest_prompt(self) -> int:
-        """Tokens of its longest prompt."""
-        return max(map(len, self.prompts))
-
-    @property
     def tokens(self) -> int:
         """Most tokens of KV cache that it takes: a prompt and the longest answer."""
-        return self.longest_prompt + self.max_new_tokens
+        return max(map(len, self.prompts)) + self.max_new_tokens
 
     @property
     def client_id(self) -> str:
@@ -281,12 +269,7 @@ class GenerationStats:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step brought for one request; `finish` is set on its last output, with `stats`.
-
-    A client waits for an `urgent` output; the others may be handed over together. `prompt` comes
-    with the first output where it was asked for, an item per token of the prompt, the first of
-    which follows nothing. `embeddings` [prompts, size] come with the last.
-    """
+    """What one step brought for one request; `finish` is set on its last output, with `stats`."""
 
     request_id: str
     pieces: tuple[Piece, ...] = ()
@@ -294,9 +277,9 @@ class Output:
     stats: GenerationStats | None = None
     error: str | None = None
     stop: str | None = None  # the stop string that ended it
-    urgent: bool = True
-    prompt: tuple[Logprob | None, ...] = ()
-    embeddings: npt.NDArray[np.float32] | None = None
+    urgent: bool = True  # a client waits for it; others may be handed over together
+    prompt: tuple[Logprob | None, ...] = ()  # of its tokens, with the first output
+    embeddings: npt.NDArray[np.float32] | None = None  # [prompts, size], with the last output
 
     @property
     def text(self) -> str:

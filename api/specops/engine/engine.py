@@ -186,9 +186,10 @@ class Engine:
         Raises:
             PromptTooLong: the prompt leaves no room for one token.
         """
-        room = self.info.context - request.longest_prompt
+        longest = max(map(len, request.prompts))
+        room = self.info.context - longest
         if room < 1:
-            raise PromptTooLong(request.longest_prompt, self.info.context)
+            raise PromptTooLong(longest, self.info.context)
         return replace(request, max_new_tokens=min(request.max_new_tokens, room))
 
     def generate(self, request: GenerationRequest) -> Generator[Output, None, None]:
