@@ -4,6 +4,9 @@ zig's C compiler comes as a package, so that nothing needs to be on the machine;
 Each kind of processor has its kernels, compiled with its own flags; which of them compute is
 decided when they are loaded. Flags never allow to fuse a multiplication with an addition or to
 reorder sums: all kernels compute the same bits.
+
+`SPECOPS_TARGET` names another machine to compile for, one of `TARGETS`; scripts/wheels does. The
+library knows nothing of Python, so that a wheel serves every version of it.
 """
 
 import importlib.util
@@ -15,6 +18,7 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -22,22 +26,64 @@ KERNELS = Path("api/specops/runtime/kernels")
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=default")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
 AVX2 = ("-mavx2", "-mf16c")
-AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 COMMON = ("operators", "processor", "matmul_operator", "attention_operator")
 COMMON += ("matmul", "attention", "sampling", "suffixes")
+# Of each variant of the products' kernel the source and the flags; attention and sampling gain
+# nothing from instructions for bytes.
+MATMUL = {
+    "x86_64": {
+        "avx2": ("pairs", AVX2),
+        "avx512": ("pairs", AVX512),
+        "vnni256": ("dots", (*AVX2, "-mavxvnni")),
+        "vnni512": ("dots", (*AVX512, "-mavx512vnni")),
+    },
+    "aarch64": {
+        "dotprod": ("dots", ("-march=armv8.2-a+dotprod",)),
+        "i8mm": ("dots", ("-march=armv8.2-a+dotprod+i8mm",)),
+    },
+}
+VECTORS = {"x86_64": {"avx2": AVX2, "avx512": AVX512}}
+# What wheels are made for: the machine, zig's target (with the oldest system) and the wheel's tag.
+TARGETS = {
+    "linux-x86_64": ("x86_64", "x86_64-linux-gnu.2.28", "manylinux_2_28_x86_64"),
+    "linux-arm64": ("aarch64", "aarch64-linux-gnu.2.28", "manylinux_2_28_aarch64"),
+    "macos-arm64": ("aarch64", "aarch64-macos.11.0", "macosx_11_0_arm64"),
+}
+Objects = dict[str, tuple[str, tuple[str, ...]]]
 
 
-def objects() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Each object's source and flags of its own."""
-    table: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in COMMON}
-    variants = {"plain": ()}
-    if platform.machine() in ("x86_64", "AMD64"):
-        variants |= {"avx2": AVX2, "avx512": AVX512}
-    for variant, flags in variants.items():
-        table[f"matmul_{variant}"] = (f"matmul_{variant}", flags)
-        for kernel in ("attention", "sampling"):
-            name = f"-D{kernel.upper()}={kernel.upper()}_{variant.upper()}"
-            table[f"{kernel}_{variant}"] = (f"{kernel}_kernel", (*flags, name))
+def target() -> str | None:
+    """The target to compile for; None: this machine.
+
+    Raises:
+        CompileError: there is none of that name.
+    """
+    name = os.environ.get("SPECOPS_TARGET") or None
+    if name is not None and name not in TARGETS:
+        raise CompileError(f"SPECOPS_TARGET is {name}: it is none of {', '.join(TARGETS)}")
+    return name
+
+
+def machine() -> str:
+    """The kind of processor to compile for."""
+    if name := target():
+        return TARGETS[name][0]
+    here = platform.machine()
+    return {"AMD64": "x86_64", "arm64": "aarch64"}.get(here, here)
+
+
+def objects(kind: str) -> Objects:
+    """Each object's source and flags of its own, for a kind of processor."""
+    table: Objects = {name: (name, ()) for name in COMMON}
+    plain: Objects = {"plain": ("pairs", ())}
+    for variant, (source, flags) in (plain | MATMUL.get(kind, {})).items():
+        name = f"matmul_{variant}"
+        table[name] = (f"matmul_{source}", (*flags, f"-DMATMUL={name.upper()}"))
+    for kernel in ("attention", "sampling"):
+        for variant, flags in ({"plain": ()} | VECTORS.get(kind, {})).items():
+            name = f"{kernel}_{variant}"
+            table[name] = (f"{kernel}_kernel", (*flags, f"-D{kernel.upper()}={name.upper()}"))
     return table
 
 
@@ -48,24 +94,49 @@ def compiler() -> list[str]:
         command = shlex.split(given)
     elif importlib.util.find_spec("ziglang"):
         command = [sys.executable, "-m", "ziglang", "cc"]
-    # zig compiles for the very processor that it runs on, unless told not to.
-    return [*command, "-mcpu=baseline"] if any("zig" in word for word in command) else command
+    if name := target():
+        command += ["-target", TARGETS[name][1]]
+    return command
+
+
+def command_of(*arguments: str, compiler: list[str]) -> list[str]:
+    """The compiler's command, with the arguments in its own words."""
+    if any("zig" in word for word in compiler):
+        # It has its own word for what a processor has, and left alone compiles for the very
+        # processor that it runs on.
+        words = [word.replace("-march=armv8.2-a", "-mcpu=generic") for word in arguments]
+        known = any(word.startswith("-mcpu") for word in words)
+        return [*compiler, *(() if known else ("-mcpu=baseline",)), *words]
+    return [*compiler, *arguments]
 
 
 class Compile(build_ext):
     """Builds the library without the flags that Python was built with."""
 
+    def get_ext_filename(self, fullname: str) -> str:
+        """The library's name, which has nothing of Python's in it."""
+        return str(Path(*fullname.split("."))) + ".so"
+
     def build_extension(self, ext: Extension) -> None:
         """Write the library to where setuptools looks for it."""
         library = Path(self.get_ext_fullpath(ext.name))
-        folder = Path(self.build_temp) / "kernels"
+        folder = Path(self.build_temp) / "kernels" / (target() or "here")
         for parent in (library.parent, folder):
             parent.mkdir(parents=True, exist_ok=True)
         built = []
-        for name, (source, flags) in objects().items():
+        for name, (source, flags) in objects(machine()).items():
             built.append(str(folder / f"{name}.o"))
             call(*FLAGS, *WARNINGS, *flags, "-c", str(KERNELS / f"{source}.c"), "-o", built[-1])
         call("-shared", "-s", *built, "-lm", "-o", str(library))
+
+
+class Wheel(bdist_wheel):
+    """Names the wheel by what it runs on: any Python 3 of the target."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """The wheel's tag."""
+        name = target()
+        return "py3", "none", TARGETS[name][2] if name else super().get_tag()[2]
 
 
 def call(*arguments: str) -> None:
@@ -74,7 +145,7 @@ def call(*arguments: str) -> None:
     Raises:
         CompileError: it is missing or failed.
     """
-    command = [*compiler(), *arguments]
+    command = command_of(*arguments, compiler=compiler())
     print(shlex.join(command), flush=True)
     try:
         subprocess.run(command, check=True)  # noqa: S603
@@ -87,7 +158,7 @@ def call(*arguments: str) -> None:
 
 if __name__ == "__main__":
     setup(
-        cmdclass={"build_ext": Compile},
+        cmdclass={"build_ext": Compile, "bdist_wheel": Wheel},
         ext_modules=[
             Extension(
                 "specops.runtime.kernels._native",

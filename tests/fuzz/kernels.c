@@ -23,6 +23,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+const char *specops_kernel_of(unsigned has, int number);
+unsigned specops_features(void);
 int specops_force_kernel(const char *name);
 int specops_filter(const float *, int64_t, int64_t, const Filter *, float *);
 void specops_mask(float *, int64_t, int64_t, const uint32_t *, int64_t);
@@ -30,11 +32,47 @@ int64_t specops_draw(const float *, int64_t, double);
 int64_t specops_race(const float *, int64_t, uint64_t, uint64_t);
 int64_t specops_block_bytes(int64_t, int64_t, int64_t, int);
 
-enum { KERNELS = 3, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16 };
-static const char *const NAMES[KERNELS] = {"plain C", "AVX2", "AVX512-VNNI"};
+enum { MOST_KERNELS = 8, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16 };
+static const char *names[MOST_KERNELS];  // plain C, which the others are compared with, first
+static int kernels;
+
+#if defined(__x86_64__)
+// The kernel of AVX-VNNI, from the same source, with the instructions that AVX512-VNNI has for the same.
+extern const MatmulKernel MATMUL_EVEX;
+static const Processor EVEX = {"AVX-VNNI by EVEX", HAS_AVX512 | HAS_VNNI512, &MATMUL_EVEX,
+                               &ATTENTION_AVX2, &SAMPLING_AVX2};
+#endif
+
+static void list_kernels(void) {
+    while ((names[kernels] = specops_kernel_of(specops_features(), kernels))) kernels++;
+    for (int i = 0; i < kernels / 2; i++) {
+        const char *name = names[i];
+        names[i] = names[kernels - 1 - i], names[kernels - 1 - i] = name;
+    }
+#if defined(__x86_64__)
+    if (!(EVEX.needs & ~specops_features())) names[kernels++] = EVEX.name;
+#endif
+}
+
+static void use_kernel(int number) {
+    if (specops_force_kernel(names[number])) return;
+#if defined(__x86_64__)
+    use_processor(&EVEX);
+#endif
+}
 
 static uint64_t state, seed;
 static uint64_t executions, refusals;
+static uint64_t digest = 0xcbf29ce484222325u;  // of all that plain C computed: the same everywhere
+
+static void digest_words(const void *from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t word;
+        memcpy(&word, (const char *)from + 4 * i, 4);
+        if ((word & 0x7fffffff) > 0x7f800000) word = 0x7fc00000;  // one NaN is as good as another
+        digest = (digest ^ word) * 0x100000001b3u;
+    }
+}
 
 static void tell_seed(int number) {  // the sanitizers abort, too
     (void)number;
@@ -398,10 +436,10 @@ static int run(Case *c, OrtKernelContext *context, char *cache) {
 static void try_operator(void (*make)(Case *)) {
     Case c = {0};
     make(&c);
-    OrtKernelContext contexts[KERNELS] = {0};
-    int computed[KERNELS] = {0}, count = 0;
-    for (int k = 0; k < KERNELS; k++) {
-        if (!specops_force_kernel(NAMES[k])) continue;
+    OrtKernelContext contexts[MOST_KERNELS] = {0};
+    int computed[MOST_KERNELS] = {0};
+    for (int k = 0; k < kernels; k++) {
+        use_kernel(k);
         contexts[k].fill = 0x11 * (k + 1);
         contexts[k].order = one_in(64) ? (int)from_to(2, 5) : one_in(2);
         char *cache = c.cache ? malloc((size_t)c.cache_bytes) : NULL;
@@ -410,12 +448,11 @@ static void try_operator(void (*make)(Case *)) {
         free(cache);
         const OrtValue *out = &contexts[k].output;
         check(computed[k] == computed[0], "one refuses");
-        if (computed[k] && k)
-            check(same(out->data, contexts[0].output.data, elements(out->dimensions, out->count)),
-                  NAMES[k]);
-        count++;
+        const int64_t all = computed[k] ? elements(out->dimensions, out->count) : 0;
+        if (!k) digest_words(out->data, all);
+        check(same(out->data, contexts[0].output.data, all), names[k]);
     }
-    for (int k = 0; k < KERNELS; k++) free(contexts[k].output.data);
+    for (int k = 0; k < kernels; k++) free(contexts[k].output.data);
     discard(&c);
 }
 
@@ -424,7 +461,7 @@ static void try_operator(void (*make)(Case *)) {
 static void try_sampling(void) {
     const int64_t count = one_in(64) ? from_to(1, 5000) : from_to(1, 100), rows = from_to(1, 2);
     const int64_t odd = oddness(), all = rows * count;
-    float *logits = malloc((size_t)all * sizeof *logits), *probs[KERNELS] = {0};
+    float *logits = malloc((size_t)all * sizeof *logits), *probs[MOST_KERNELS] = {0};
     const float spread = one_in(3) ? 30.0f : 1.0f;
     for (int64_t i = 0; i < all; i++) logits[i] = some_float(odd) * spread;
     Filter filter = {one_in(4) ? fabsf(some_float(3)) : 0.7f, one_in(2) ? 0 : from_to(1, count),
@@ -438,10 +475,10 @@ static void try_sampling(void) {
     const int64_t words = (count + 31) / 32 + below(2);
     uint32_t *mask = malloc((size_t)(rows * words) * sizeof *mask);
     for (int64_t i = 0; i < rows * words; i++) mask[i] = (uint32_t)random_word();
-    float *masked[KERNELS] = {0};
-    int64_t drawn[KERNELS], raced[KERNELS];
-    for (int k = 0; k < KERNELS; k++) {
-        if (!specops_force_kernel(NAMES[k])) continue;
+    float *masked[MOST_KERNELS] = {0};
+    int64_t drawn[MOST_KERNELS], raced[MOST_KERNELS];
+    for (int k = 0; k < kernels; k++) {
+        use_kernel(k);
         probs[k] = malloc((size_t)all * sizeof(float));
         memset(probs[k], 0x11 * (k + 1), (size_t)all * sizeof(float));
         if (specops_filter(logits, rows, count, &filter, probs[k])) abort();
@@ -457,7 +494,9 @@ static void try_sampling(void) {
         check(same(masked[0], masked[k], all), "masked logits");
         check(drawn[0] == drawn[k] && raced[0] == raced[k], "tokens");
     }
-    for (int k = 0; k < KERNELS; k++) free(probs[k]), free(masked[k]);
+    digest_words(probs[0], all), digest_words(masked[0], all);
+    digest_words(drawn, sizeof *drawn / 4), digest_words(raced, sizeof *raced / 4);
+    for (int k = 0; k < kernels; k++) free(probs[k]), free(masked[k]);
     free(mask);
     free(logits);
 }
@@ -485,6 +524,7 @@ static void try_suffixes(void) {
                                                   seen + begin, count, most, line, tokens, promised);
             executions++;
             check(found >= 0 && found <= most && found <= SUFFIX_LONGEST_DRAFT, "a draft's length");
+            digest_words(tokens, found), digest_words(promised, found);
             for (int64_t i = 0; i < found; i++)
                 check(promised[i] >= 0 && promised[i] <= 1, "a promise is no probability");
         }
@@ -502,6 +542,7 @@ int main(int count, char **arguments) {
     const uint64_t first = seed = strtoull(arguments[3], NULL, 10);
     api = &API;
     signal(SIGABRT, tell_seed);
+    list_kernels();
     do {
         state = seed;
         const int64_t kind = below(9);
@@ -514,5 +555,7 @@ int main(int count, char **arguments) {
     printf("kernels: %llu cases from seed %llu, %llu executions, %llu of them refused\n",
            (unsigned long long)(seed - first), (unsigned long long)first,
            (unsigned long long)executions, (unsigned long long)refusals);
+    for (int k = 0; k < kernels; k++) printf("%s%s", k ? ", " : "", names[k]);
+    printf("\ndigest %016llx\n", (unsigned long long)digest);
     return 0;
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -41,32 +43,46 @@ def _compiler(setup: ModuleType, folder: Path) -> list[str]:
             continue
         return command
     print("neither gcc nor clang has an address sanitizer here: undefined behaviour alone")
-    command = setup.compiler()
-    return [*command, OURS]
+    return [*setup.compiler(), OURS]
 
 
-def build(folder: Path) -> Path:
-    """The program, compiled with each kernel's own flags."""
+def build(folder: Path, foreign: str | None = None) -> Path:
+    """The program, compiled with each kernel's own flags.
+
+    Args:
+        folder: where it is written.
+        foreign: a kind of processor to compile for by zig, without sanitizers and with nothing that
+            it needs of a system, so that an emulator runs it; None: this machine.
+    """
     setup = _build_script()
-    command = _compiler(setup, folder)
+    if foreign is None:
+        command, checks = _compiler(setup, folder), FLAGS
+    else:
+        command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{foreign}-linux-musl"]
+        checks = ("-O1", "-static")
+    kind = foreign or setup.machine()
+    objects = setup.objects(kind)
+    if kind == "x86_64":
+        flags = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", "-DMATMUL=MATMUL_EVEX")
+        objects["matmul_evex"] = ("matmul_dots", flags)
     sources = {
         name: (ROOT / setup.KERNELS / f"{source}.c", flags)
-        for name, (source, flags) in setup.objects().items()
+        for name, (source, flags) in objects.items()
     }
     sources["fuzz"] = (Path(__file__).with_suffix(".c"), ("-I", str(ROOT / setup.KERNELS)))
 
     def compiled(name: str) -> str:
         source, flags = sources[name]
         made = str(folder / f"{name}.o")
-        _call(
-            *command, *setup.FLAGS, *setup.WARNINGS, *FLAGS, *flags, "-c", str(source), "-o", made
-        )
+        arguments = (*setup.FLAGS, *setup.WARNINGS, *checks, *flags, "-c", str(source), "-o", made)
+        _call(*setup.command_of(*arguments, compiler=command))
         return made
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = list(pool.map(compiled, sources))
     program = folder / "kernels"
-    _call(*command, *made, "-lm", "-pthread", "-o", str(program))
+    arguments = (*checks, *made, "-lm", "-pthread", "-o", str(program))
+    _call(*setup.command_of(*arguments, compiler=command))
     return program
 
 

@@ -16,10 +16,6 @@ def best_kernels_afterwards() -> Iterator[None]:
     kernels.force(None)
 
 
-def available() -> list[str]:
-    return list(kernels.NAMES[kernels.NAMES.index(kernels.kernel()) :])
-
-
 def random_logits(vocab: int, spread: float) -> np.ndarray:
     """Rounded, so that some are equal."""
     numbers = np.random.default_rng(vocab).standard_normal((3, vocab))
@@ -31,7 +27,7 @@ def random_logits(vocab: int, spread: float) -> np.ndarray:
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (7, 1.0), (0, 0.9), (40, 0.5)])
 def test_kernels_agree_to_the_bit(vocab: int, spread: float, top_k: int, top_p: float) -> None:
     logits, found = random_logits(vocab, spread), []
-    for name in available():
+    for name in kernels.NAMES:
         kernels.force(name)
         probs = kernels.filtered(logits, temperature=0.7, top_k=top_k, top_p=top_p)
         drawn = [kernels.draw(row, number / 50) for row in probs for number in range(50)]

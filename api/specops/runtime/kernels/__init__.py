@@ -8,7 +8,7 @@ suffixes, too (`suffixes.h`), which `specops.runtime.suffixes` offers.
 from __future__ import annotations
 
 import ctypes
-import sysconfig
+import itertools
 from pathlib import Path
 from typing import Protocol
 
@@ -16,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 DOMAIN, MATMUL, ATTENTION = "specops", "QuantizedMatMul", "Attention"
-LIBRARY = Path(__file__).with_name(f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
-NAMES = ("AVX512-VNNI", "AVX2", "plain C")
-"""Kernels, the fastest first; a processor that has one has all that follow."""
+LIBRARY = Path(__file__).with_name("_native.so")
 BLOCK_TOKENS = 64
 """Positions of a block of the KV cache."""
 Floats = npt.NDArray[np.float32]
@@ -52,6 +50,9 @@ def _load(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
         library.specops_kernel.restype = ctypes.c_char_p
+        library.specops_kernel_of.argtypes = [ctypes.c_uint, ctypes.c_int]
+        library.specops_kernel_of.restype = ctypes.c_char_p
+        library.specops_features.restype = ctypes.c_uint
         library.specops_force_kernel.argtypes = [ctypes.c_char_p]
         library.specops_block_bytes.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_int]
         library.specops_block_bytes.restype = ctypes.c_int64
@@ -82,6 +83,20 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 library = _load(LIBRARY)
+
+
+def names_for(features: int) -> tuple[str, ...]:
+    """Names of the kernels that a processor can compute with, the fastest first.
+
+    Args:
+        features: what it has, bits as `processor.h` numbers them.
+    """
+    names = (library.specops_kernel_of(features, number) for number in itertools.count())
+    return tuple(name.decode() for name in itertools.takewhile(bool, names))
+
+
+NAMES = names_for(library.specops_features())
+"""Kernels that this processor can compute with, the fastest first; the last one is plain C."""
 
 
 def kernel() -> str:

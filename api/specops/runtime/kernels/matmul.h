@@ -54,7 +54,6 @@ typedef struct {
 
 // What there is for one kind of processor.
 typedef struct {
-    const char *name;
     int width;  // rows of a group; the last one may have one more
     // Round a block's numbers, of which the first `size` are there, to codes, four of them every
     // `stride` bytes. Returns the scale; `sum` gets that of the codes.
@@ -109,21 +108,8 @@ static inline Operands operands_of(const Shape *shape, const uint8_t *weights,
                       x->sums + first * blocks, weights + blocks * bytes_of_block(shape)};
 }
 
-// A row of a tile, of whose columns the first `columns` are there, with their bias if there is one.
-static inline void put_row(float *values, const float *bias, float *y, int columns) {
-    if (bias)
-        for (int column = 0; column < columns; column++) values[column] += bias[column];
-    memcpy(y, values, columns * sizeof(float));
-}
-
-// A case for each number of rows, so that a compiler knows it: `group` is every kernel's own.
-#define GROUP(COUNT)                                                                      \
-    case COUNT:                                                                           \
-        if (shape->bits == 4) group(4, COUNT, shape, weights, end, x, first, bias, y, columns); \
-        else group(8, COUNT, shape, weights, end, x, first, bias, y, columns);            \
-        break;
-
-extern const MatmulKernel MATMUL_AVX512, MATMUL_AVX2, MATMUL_PLAIN;
+extern const MatmulKernel MATMUL_PLAIN, MATMUL_AVX2, MATMUL_AVX512, MATMUL_VNNI256, MATMUL_VNNI512;
+extern const MatmulKernel MATMUL_DOTPROD, MATMUL_I8MM;
 
 // y [rows, N] = x [rows, K] times the weights, plus `bias` [N] unless it is NULL. Returns 0, or -1
 // where memory ran out.

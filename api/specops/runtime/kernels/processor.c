@@ -9,63 +9,114 @@
 #error "tiles of weights are little-endian"
 #endif
 
-static const Processor PLAIN = {"plain C", &MATMUL_PLAIN, &ATTENTION_PLAIN, &SAMPLING_PLAIN};
-static const Processor *_Atomic chosen;  // by force, else once it has been asked for
+// The fastest first. What an entry lacks of its own kernels it takes from one that needs less.
+static const Processor ALL[] = {
+#if defined(__x86_64__)
+    {"AVX512-VNNI", HAS_AVX512 | HAS_VNNI512, &MATMUL_VNNI512, &ATTENTION_AVX512, &SAMPLING_AVX512},
+    {"AVX-VNNI", HAS_AVX2 | HAS_VNNI256, &MATMUL_VNNI256, &ATTENTION_AVX2, &SAMPLING_AVX2},
+    {"AVX-512", HAS_AVX512, &MATMUL_AVX512, &ATTENTION_AVX512, &SAMPLING_AVX512},
+    {"AVX2", HAS_AVX2, &MATMUL_AVX2, &ATTENTION_AVX2, &SAMPLING_AVX2},
+#elif defined(__aarch64__)
+    {"NEON-I8MM", HAS_DOTPROD | HAS_I8MM, &MATMUL_I8MM, &ATTENTION_PLAIN, &SAMPLING_PLAIN},
+    {"NEON-DOTPROD", HAS_DOTPROD, &MATMUL_DOTPROD, &ATTENTION_PLAIN, &SAMPLING_PLAIN},
+#endif
+    {"plain C", 0, &MATMUL_PLAIN, &ATTENTION_PLAIN, &SAMPLING_PLAIN},
+};
+enum { COUNT = sizeof ALL / sizeof *ALL };
 
 #if defined(__x86_64__)
 
 #include <cpuid.h>
 
-static const Processor AVX2 = {"AVX2", &MATMUL_AVX2, &ATTENTION_AVX2, &SAMPLING_AVX2};
-static const Processor AVX512 = {"AVX512-VNNI", &MATMUL_AVX512, &ATTENTION_AVX512,
-                                 &SAMPLING_AVX512};
-
 enum { AVX_STATE = 0x6, AVX512_STATE = 0xe6 };  // registers that the system saves
 
-static inline int has(unsigned bits, int bit) { return bits >> bit & 1; }
+static inline unsigned has(unsigned bits, int bit) { return bits >> bit & 1; }
 
 // By hand: not every compiler comes with what __builtin_cpu_supports needs.
-static const Processor *best(void) {
-    unsigned a, b, c, d, saved, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d)) return &PLAIN;
-    if (!has(c, 27) || !has(c, 29)) return &PLAIN;  // XSAVE, F16C
+static unsigned features(void) {
+    unsigned a, b, c, d, saved, high, next_a = 0, most;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    if (!has(c, 27) || !has(c, 29)) return 0;  // XSAVE, F16C
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (saved & AVX_STATE) != AVX_STATE)
-        return &PLAIN;
-    const int avx512 = has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31);  // F, DQ, BW, VL
-    if (avx512 && has(c, 11) && (saved & AVX512_STATE) == AVX512_STATE) return &AVX512;
-    return has(b, 5) ? &AVX2 : &PLAIN;
+    if (!__get_cpuid_count(7, 0, &most, &b, &c, &d) || (saved & AVX_STATE) != AVX_STATE) return 0;
+    if (most) __get_cpuid_count(7, 1, &next_a, &a, &high, &d);
+    unsigned found = has(b, 5) * HAS_AVX2;
+    if (has(next_a, 4)) found |= HAS_VNNI256;
+    if (has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) &&  // F, DQ, BW, VL
+        (saved & AVX512_STATE) == AVX512_STATE)
+        found |= HAS_AVX512 | has(c, 11) * HAS_VNNI512;
+    return found;
 }
 
-static const Processor *const ALL[] = {&AVX512, &AVX2, &PLAIN};
+#elif defined(__aarch64__) && defined(__linux__)
+
+#include <sys/auxv.h>
+
+enum { CAPABILITY_DOTPROD = 1 << 20, CAPABILITY2_I8MM = 1 << 13 };  // the kernel's, for AT_HWCAP
+
+static unsigned features(void) {
+    return (getauxval(AT_HWCAP) & CAPABILITY_DOTPROD ? HAS_DOTPROD : 0) |
+           (getauxval(AT_HWCAP2) & CAPABILITY2_I8MM ? HAS_I8MM : 0);
+}
+
+#elif defined(__aarch64__) && defined(__APPLE__)
+
+#include <sys/sysctl.h>
+
+static unsigned told(const char *name, unsigned feature) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, NULL, 0) || !value ? 0 : feature;
+}
+
+static unsigned features(void) {
+    return told("hw.optional.arm.FEAT_DotProd", HAS_DOTPROD) |
+           told("hw.optional.arm.FEAT_I8MM", HAS_I8MM);
+}
 
 #else
 
-static const Processor *best(void) { return &PLAIN; }
-
-static const Processor *const ALL[] = {&PLAIN};
+static unsigned features(void) { return 0; }
 
 #endif
 
+static const Processor *_Atomic chosen;  // by force, else once it has been asked for
+
+// The fastest kernels from number `index` on for a processor with those features; NULL: none. The
+// last ones need none.
+static const Processor *from(int index, unsigned has) {
+    for (; index < COUNT; index++)
+        if (!(ALL[index].needs & ~has)) return ALL + index;
+    return NULL;
+}
+
 const Processor *choose_processor(void) {
-    if (!chosen) chosen = best();
+    if (!chosen) chosen = from(0, features());
     return chosen;
+}
+
+void use_processor(const Processor *processor) {
+    chosen = processor ? processor : from(0, features());
 }
 
 // The name of what new sessions compute with.
 const char *specops_kernel(void) { return choose_processor()->name; }
 
+// The name of the kernels of that number, the fastest first, among those that a processor with those
+// features can compute with; NULL where there are no more.
+const char *specops_kernel_of(unsigned has, int number) {
+    const Processor *found = from(0, has);
+    while (found && number-- > 0) found = from((int)(found - ALL) + 1, has);
+    return found ? found->name : NULL;
+}
+
+// What this processor has.
+unsigned specops_features(void) { return features(); }
+
 // Has new sessions compute with the kernels of that name; NULL: with the best again. Returns 0 and
 // changes nothing where there are none or this processor lacks what they need. For tests.
 int specops_force_kernel(const char *name) {
-    const Processor *most = best();
-    int within = 0;
-    for (size_t i = 0; i < sizeof ALL / sizeof *ALL; i++) {
-        within |= ALL[i] == most;
-        if (within && (!name || !strcmp(ALL[i]->name, name))) {
-            chosen = ALL[i];
-            return 1;
-        }
-    }
+    for (const Processor *p = from(0, features()); p; p = from((int)(p - ALL) + 1, features()))
+        if (!name || !strcmp(p->name, name)) return use_processor(p), 1;
     return 0;
 }

@@ -7,14 +7,28 @@
 #include "matmul.h"
 #include "sampling.h"
 
+// What a processor has and its system allows, as far as kernels need it.
+enum {
+    HAS_AVX2 = 1,       // with F16C
+    HAS_AVX512 = 2,     // F, BW, DQ and VL
+    HAS_VNNI512 = 4,    // AVX512-VNNI
+    HAS_VNNI256 = 8,    // AVX-VNNI
+    HAS_DOTPROD = 16,   // NEON's dot products, Armv8.2
+    HAS_I8MM = 32,      // NEON's products of matrices of 8 bits, Armv8.6
+};
+
 typedef struct {
     const char *name;
+    unsigned needs;
     const MatmulKernel *matmul;
     const AttentionKernel *attention;
     const SamplingKernel *sampling;
 } Processor;
 
-// The best that this processor can compute with, or what is forced. Never NULL.
+// What new sessions compute with: the best for this processor, or what was chosen. Never NULL.
 const Processor *choose_processor(void);
+
+// Has new sessions compute with that; NULL: with the best again. For tests.
+void use_processor(const Processor *processor);
 
 #endif

@@ -203,6 +203,27 @@ static inline uint64_t mixed(uint64_t word) {
     return word ^ word >> 31;
 }
 
+// The natural logarithm of a normal number above 0, with an error below one unit in the last place: the
+// same bits everywhere, as a system's need not be. Method and coefficients: fdlibm, e_log.c (Sun).
+static inline double logarithm(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    // x = 2^k m, with m from sqrt(1/2) to sqrt(2)
+    const int64_t k = (int64_t)(bits - 0x3FE6A09E00000000u) >> 52;
+    bits -= (uint64_t)k << 52;
+    double m;
+    memcpy(&m, &bits, sizeof m);
+    const double f = m - 1, s = f / (2 + f), z = s * s, w = z * z, half = 0.5 * f * f;
+    const double even = w * (3.999999999940941908e-01 +
+                             w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
+    const double odd = z * (6.666666666666735130e-01 +
+                            w * (2.857142874366239149e-01 +
+                                 w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+    const double n = (double)k;
+    return n * 6.93147180369123816490e-01 -
+           (half - (s * (half + even + odd) + n * 1.90821492927058770002e-10) - f);
+}
+
 static int64_t race(const float *weights, int64_t count, uint64_t seed, uint64_t position) {
     const uint64_t start = mixed(mixed(seed) + position);
     double best = INFINITY;
@@ -215,7 +236,7 @@ static int64_t race(const float *weights, int64_t count, uint64_t seed, uint64_t
             const uint64_t word = mixed(start + ((uint64_t)j + 1) * 0x9E3779B97F4A7C15u);
             const double uniform = ((double)(word >> 11) + 0.5) * 0x1p-53;  // never 0 or 1
             if (1 - uniform >= best * weights[j]) continue;  // -log(u) is never less than 1 - u
-            const double time = -log(uniform) / weights[j];
+            const double time = -logarithm(uniform) / weights[j];
             if (time < best) best = time, winner = j;
         }
     }

@@ -31,6 +31,27 @@ typedef int8_t CodesAt __attribute__((vector_size(16), aligned(1), may_alias));
 
 INLINE Floats load(const float *from) { return *(const FloatsAt *)from; }
 INLINE void store(float *to, Floats values) { *(FloatsAt *)to = values; }
+
+// The first `count` numbers, at most 16; the others are 0, or stay in memory as they are.
+INLINE Floats load_first(const float *from, int count) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#else
+    Floats values = {0};
+    memcpy(&values, from, (size_t)count * sizeof(float));
+    return values;
+#endif
+}
+
+INLINE void store_first(float *to, int count, Floats values) {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)values);
+#else
+    if (count == LANES) store(to, values);
+    else memcpy(to, &values, (size_t)count * sizeof(float));
+#endif
+}
+
 INLINE Floats splat(float value) { return value - (Floats){0}; }  // -0 stays -0
 
 INLINE Floats choose(Ints condition, Floats yes, Floats no) {
@@ -177,10 +198,11 @@ INLINE Floats from_codes(const int8_t *from) {
     return __builtin_convertvector(__builtin_convertvector(*(const CodesAt *)from, Ints), Floats);
 }
 
-// The nearest integers, ties to even, of numbers within 127 of 0.
-INLINE void to_codes(int8_t *to, Floats values) {
+// The nearest integers, ties to even, of numbers within 127 of 0; returns them, too.
+INLINE Ints to_codes(int8_t *to, Floats values) {
     const Ints rounded = (Ints)(values + ROUNDER) - (Ints)((Floats){0} + ROUNDER);
     *(CodesAt *)to = __builtin_convertvector(rounded, Codes);
+    return rounded;
 }
 
 #endif

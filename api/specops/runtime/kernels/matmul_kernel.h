@@ -1,0 +1,101 @@
+// What all kernels of products have in common: rounding activations, and adding a block's products to
+// a row's totals. Written with the compiler's vectors, so that each rounding is the same by construction.
+
+#ifndef SPECOPS_MATMUL_KERNEL_H
+#define SPECOPS_MATMUL_KERNEL_H
+
+#include "matmul.h"
+#include "vectors.h"
+
+typedef uint8_t PointsAt __attribute__((vector_size(16), aligned(1), may_alias));
+
+static float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
+                         int64_t stride, int32_t *sum) {
+    float filled[MOST_BLOCK];
+    if (size < block) {
+        memcpy(filled, x, size * sizeof(float));
+        for (int64_t k = size; k < block; k++) filled[k] = 0;
+        x = filled;
+    }
+    Floats most = {0}, odd = {0};
+    for (int64_t k = 0; k < block; k += LANES) {
+        most = larger(magnitude(load(x + k)), most);
+        // 0, or NaN from the first infinity or NaN on: no such thing may get lost.
+        odd += load(x + k) * 0.0f;
+    }
+    const float highest = largest(most) + total(odd);
+    *sum = 0;
+    if (!(highest > TINY)) return no_codes(codes, block, stride), highest / 127;
+    Ints sums = {0};
+    for (int64_t k = 0; k < block; k += LANES) {
+        int8_t rounded[LANES];
+        sums += to_codes(rounded, load(x + k) * (127 / highest));
+        for (int word = 0; word < LANES; word += 4, codes += stride)
+            memcpy(codes, rounded + word, 4);
+    }
+    for (int lane = 0; lane < LANES; lane++) *sum += sums[lane];
+    return highest / 127;
+}
+
+// Adds a block: `dots` are the products' sums of each row, with the tile's columns in lanes; `lines`
+// the block's scales and behind them its zero points, where these are fractions. Returns what follows.
+INLINE const uint8_t *add_block(const Shape *shape, const int count, const Ints *dots,
+                                const uint8_t *lines, Operands *at, Floats *totals) {
+    const Floats scale = load((const float *)lines);
+    // Two loops: in one the compiler keeps the sums of 8 rows in memory, and 8 tokens of the demo
+    // pair take 1.6 times as long.
+    if (shape->zero_points == FRACTIONS) {
+        const Floats zero = load((const float *)(lines + LINE));
+        for (int row = 0; row < count; row++) {
+            const Floats dot = __builtin_convertvector(dots[row], Floats);
+            const Floats shifted = dot - zero * (float)at->sums[row];
+            totals[row] = shifted * (scale * at->scales[row]) + totals[row];
+        }
+        lines += LINE;
+    } else {
+        Ints zero = (Ints){0} + (1 << (shape->bits - 1));
+        if (shape->zero_points == CODES) {
+            zero = __builtin_convertvector(*(const PointsAt *)at->zero_points, Ints);
+            at->zero_points += TILE;
+        }
+        for (int row = 0; row < count; row++) {
+            const Floats dot = __builtin_convertvector(dots[row] - zero * at->sums[row], Floats);
+            totals[row] = dot * (scale * at->scales[row]) + totals[row];
+        }
+    }
+    at->scales += count, at->sums += count;
+    return lines + LINE;
+}
+
+// Rows of a tile, of whose columns the first `columns` are there, with their bias if there is one.
+INLINE void put_rows(const Shape *shape, const int count, const Floats *totals, const float *bias,
+                     float *y, int columns) {
+    const Floats added = bias ? load_first(bias, columns) : (Floats){0};
+    for (int row = 0; row < count; row++)
+        store_first(y + row * shape->columns, columns, bias ? totals[row] + added : totals[row]);
+}
+
+// A processor reads ahead by itself within a page only, and tiles are short.
+INLINE void ask_ahead(const uint8_t *weights, const uint8_t *end) {
+    const uint8_t *ahead = weights + AHEAD;
+    __builtin_prefetch(ahead < end ? ahead : weights);
+}
+
+INLINE int32_t word_at(const int8_t *codes) {
+    int32_t word;
+    memcpy(&word, codes, 4);
+    return word;
+}
+
+// A case for each number of rows, so that a compiler knows it: `group` is every kernel's own.
+#define GROUP(COUNT)                                                                      \
+    case COUNT:                                                                           \
+        if (shape->bits == 4) group(4, COUNT, shape, weights, end, x, first, bias, y, columns); \
+        else group(8, COUNT, shape, weights, end, x, first, bias, y, columns);            \
+        break;
+
+static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
+                 const Activations *x, int64_t first, int count, const float *bias, float *y,
+                 int columns);
+
+#endif

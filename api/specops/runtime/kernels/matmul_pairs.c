@@ -1,0 +1,107 @@
+// Kernel for processors that multiply no four bytes at once: plain C for any, the reference of all
+// others, AVX2, and AVX-512 without VNNI. Products of 8 bits are added in pairs, in 16 bits, before they
+// are in 32. This file is compiled once for each, see setup.py.
+
+#include "matmul_kernel.h"
+
+// A tile's 16 columns are PARTS registers; in plain C one, and a compiler makes several of it.
+#if defined(__AVX512BW__)
+enum { PARTS = 1, WIDTH = 8 };
+#elif defined(__AVX2__)
+enum { PARTS = 2, WIDTH = 4 };
+#else
+enum { PARTS = 1, WIDTH = 4 };
+#endif
+
+// 16-bit sums hold 4 lines: a line adds at most 4 products of 15 and 127 where codes have 4 bits
+// or are taken apart into halves of 4.
+enum { LINES = 4, REGISTER = LINE / PARTS };
+
+typedef int16_t Shorts __attribute__((vector_size(REGISTER)));
+typedef uint16_t Pairs __attribute__((vector_size(REGISTER)));  // two of a column's four bytes each
+typedef int32_t Sums __attribute__((vector_size(REGISTER)));
+typedef uint32_t Fours __attribute__((vector_size(REGISTER)));
+typedef uint8_t Bytes __attribute__((vector_size(REGISTER)));
+typedef Bytes BytesAt __attribute__((aligned(1), may_alias));
+
+// Adds four codes of 4 bits, a byte each, times the four of `word` to a column's two sums.
+INLINE Shorts add_products(Shorts sums, Bytes codes, int32_t word) {
+#if defined(__AVX512BW__)
+    return sums + (Shorts)_mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(word));
+#elif defined(__AVX2__)
+    return sums + (Shorts)_mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(word));
+#else
+    const Pairs c = (Pairs)codes, x = (Pairs)((Fours){0} + (uint32_t)word);
+    return (Shorts)((Pairs)sums + (c & 255) * (Pairs)((Shorts)(x << 8) >> 8) +
+                    (c >> 8) * (Pairs)((Shorts)x >> 8));
+#endif
+}
+
+// A column's two sums, added.
+INLINE Sums sum_pairs(Shorts sums) {
+#if defined(__AVX512BW__)
+    return (Sums)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+    return (Sums)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1));
+#else
+    return ((Sums)((Fours)sums << 16) >> 16) + ((Sums)sums >> 16);
+#endif
+}
+
+INLINE void group(const int bits, const int count, const Shape *shape, const uint8_t *weights,
+                  const uint8_t *end, const Activations *x, int64_t first, const float *bias,
+                  float *y, int columns) {
+    const int64_t blocks = blocks_of(shape), bytes = code_bytes(shape);
+    Operands at = operands_of(shape, weights, x, first);
+    Floats totals[WIDTH + 1];
+    for (int row = 0; row < count; row++) totals[row] = (Floats){0};
+    for (int64_t block = 0; block < blocks; block++) {
+        Sums sums[WIDTH + 1][PARTS];
+        for (int row = 0; row < count; row++)
+            for (int part = 0; part < PARTS; part++) sums[row][part] = (Sums){0};
+        for (int64_t byte = 0; byte < bytes; byte += LINES * LINE) {
+            Shorts lows[WIDTH + 1][PARTS], highs[WIDTH + 1][PARTS];
+            for (int row = 0; row < count; row++)
+                for (int part = 0; part < PARTS; part++)
+                    lows[row][part] = highs[row][part] = (Shorts){0};
+            for (int line = 0; line < LINES; line++, weights += LINE) {
+                ask_ahead(weights, end);
+                for (int part = 0; part < PARTS; part++) {
+                    const Bytes both = *(const BytesAt *)(weights + part * REGISTER);
+                    for (int row = 0; row < count; row++) {
+                        // Halves of a byte are two weights of 4 bits, or parts of one of 8.
+                        const int8_t *one = at.codes + row * 4;
+                        const int8_t *other = bits == 4 ? one + count * 4 : one;
+                        Shorts *low = &lows[row][part];
+                        Shorts *high = bits == 4 ? low : &highs[row][part];
+                        *low = add_products(*low, both & 15, word_at(one));
+                        *high = add_products(*high, both >> 4, word_at(other));
+                    }
+                }
+                at.codes += count * (32 / bits);
+            }
+            for (int row = 0; row < count; row++)
+                for (int part = 0; part < PARTS; part++) {
+                    sums[row][part] += sum_pairs(lows[row][part]);
+                    if (bits == 8) sums[row][part] += sum_pairs(highs[row][part]) << 4;
+                }
+        }
+        Ints dots[WIDTH + 1];
+        memcpy(dots, sums, sizeof dots);
+        weights = add_block(shape, count, dots, weights, &at, totals);
+    }
+    put_rows(shape, count, totals, bias, y, columns);
+}
+
+static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
+                 const Activations *x, int64_t first, int count, const float *bias, float *y,
+                 int columns) {
+    switch (count) {
+        GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5)
+#if defined(__AVX512BW__)
+        GROUP(6) GROUP(7) GROUP(8) GROUP(9)
+#endif
+    }
+}
+
+const MatmulKernel MATMUL = {WIDTH, round_block, tile};
