@@ -1,5 +1,6 @@
 """Runs the stack without Docker: the API, and Prometheus where its binary is there.
 
+With REPLICAS=3 there are three of the API, on free ports, and the gateway at the one's URL.
 Everything listens on this machine alone. Ends cleanly (exit 0) on Ctrl-C or SIGTERM, the API
 first, so that running requests finish. If a part dies by itself, its last log lines are shown,
 the rest is ended and the exit status is 1.
@@ -19,6 +20,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from pathlib import Path
 from specops.presets import CHAT
 
 ROOT = Path(__file__).resolve().parents[1]
+LOCAL = "127.0.0.1"
 PROMETHEUS_HELP = (
     "not installed (Debian, Ubuntu: apt-get install prometheus; macOS: brew install prometheus)"
 )
@@ -44,7 +47,9 @@ def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
     if env_file.exists():
         for line in env_file.read_text().splitlines():
             name, _, value = line.strip().partition("=")
-            if name.startswith("SPECOPS_") or (name.endswith("_PORT") and name.isidentifier()):
+            if name.startswith(("SPECOPS_", "GATEWAY_", "REPLICAS")) or (
+                name.endswith("_PORT") and name.isidentifier()
+            ):
                 value = value.strip().strip("\"'")
                 values[name] = os.path.expanduser(value) if name.endswith("_DIR") else value
     return {**values, **environ}
@@ -93,26 +98,31 @@ class Address:
 
 @dataclass
 class Part:
-    """One running process of the stack and where its output goes."""
+    """One running process of the stack, where its output goes, and how it is started again."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    spawn: Callable[[], subprocess.Popen[bytes]]
 
     @classmethod
     def start(cls, name: str, command: list[str], log: Path, environ: dict[str, str]) -> Part:
         """Start `command` in a session of its own, so that Ctrl-C reaches only this script."""
-        with log.open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603
-                command,
-                cwd=ROOT,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return cls(name, process, log)
+
+        def spawn() -> subprocess.Popen[bytes]:
+            with log.open("ab") as output:
+                return subprocess.Popen(  # noqa: S603
+                    command,
+                    cwd=ROOT,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+
+        log.unlink(missing_ok=True)
+        return cls(name, spawn(), log, spawn)
 
     def require_alive(self) -> None:
         """Raise StartError with the last lines of the log if the process has ended."""
@@ -133,20 +143,25 @@ class Part:
             self.process.wait()
 
 
-def prometheus_config(api: str) -> str:
-    """prometheus/prometheus.yml for a native run: `api` as target, the rules by full path."""
+def prometheus_config(apis: list[str], gateway: str | None = None) -> str:
+    """prometheus/prometheus.yml for a native run: addresses for names, the rules by full path."""
     text = (ROOT / "prometheus" / "prometheus.yml").read_text()
-    for inside, outside in (("api:8000", api), ("rules/", f"{ROOT}/prometheus/rules/")):
+    replaced = {"rules/": f"{ROOT}/prometheus/rules/"}
+    for name, port, targets in (("api", 8000, apis), ("gateway", 9901, [gateway] * bool(gateway))):
+        found = (
+            f"dns_sd_configs: [{{names: [{name}], type: A, port: {port}, refresh_interval: 5s}}]"
+        )
+        replaced[found] = f"static_configs: [{{targets: {json.dumps(targets)}}}]"
+    for inside, outside in replaced.items():
         if text.count(inside) != 1:
             raise StartError(f"prometheus/prometheus.yml names {inside} not exactly once")
         text = text.replace(inside, outside)
     return text
 
 
-def start_prometheus(address: Address, api: Address, state: Path, binary: str) -> Part:
-    """Start Prometheus on a configuration made for `api`; its data goes below `state`."""
-    config = state / "prometheus.yml"
-    config.write_text(prometheus_config(api.target))
+def start_prometheus(address: Address, config_text: str, state: Path, binary: str) -> Part:
+    """Start Prometheus on a configuration; its data goes below `state`."""
+    (config := state / "prometheus.yml").write_text(config_text)
     command = [
         binary,
         f"--config.file={config}",
@@ -157,6 +172,43 @@ def start_prometheus(address: Address, api: Address, state: Path, binary: str) -
     return Part.start("Prometheus", command, state / "prometheus.log", dict(os.environ))
 
 
+def replica_count(environ: Mapping[str, str]) -> int:
+    """REPLICAS, how many of the API are to run."""
+    if (text := environ.get("REPLICAS") or "1") not in map(str, range(1, 65)):
+        raise StartError(f"REPLICAS takes a number from 1 to 64, not {text!r}")
+    return int(text)
+
+
+def free_addresses(count: int) -> list[Address]:
+    """Addresses on this machine alone, that nobody listens on now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server((LOCAL, 0))) for _ in range(count)]
+        return [Address(LOCAL, probe.getsockname()[1], "REPLICAS") for probe in probes]
+
+
+def start_apis(apis: list[Address], state: Path, environ: Mapping[str, str]) -> list[Part]:
+    """Start the API once for each address, all at the same time."""
+    serve = [str(Path(sys.executable).parent / "specops"), "serve"]
+    if len(apis) == 1:
+        return [Part.start("The API", serve, state / "api.log", dict(environ))]
+    started = []
+    for number, api in enumerate(apis, start=1):
+        own = {**environ, "SPECOPS_HOST": api.host, "SPECOPS_PORT": str(api.port)}
+        started.append(Part.start(f"Replica {number}", serve, state / f"api-{number}.log", own))
+    return started
+
+
+def start_gateway(
+    listen: Address, figures: Address, apis: list[Address], state: Path, environ: Mapping[str, str]
+) -> Part:
+    """Start the gateway before these replicas."""
+    command = [sys.executable, str(ROOT / "gateway" / "run.py"), "--state", str(state)]
+    command += ["--listen", f"{listen.host}:{listen.port}", "--figures", figures.target]
+    for api in apis:
+        command += ["--replica", api.target]
+    return Part.start("The gateway", command, state / "gateway.log", dict(environ))
+
+
 def api_awaited(api: Address) -> str | None:
     """What the API still does before it serves, "" where it does not listen yet; None: ready."""
     try:
@@ -164,6 +216,8 @@ def api_awaited(api: Address) -> str | None:
             return None
     except urllib.error.HTTPError as error:
         health = json.loads(error.read())
+        if "state" not in health:  # it is the gateway's answer: no replica is ready
+            return ""
         if health["error"]:
             raise StartError(f"The model cannot be served: {health['error']}") from None
         return f"{health['state']}: {health['detail']}"
@@ -196,12 +250,13 @@ def wait_ready(
             said = now
 
 
-def show_urls(api: Address, prometheus: Address | None, state: Path) -> None:
+def show_urls(api: Address, replicas: list[Address], prometheus: str, state: Path) -> None:
     """Print the table of URLs and what to do next."""
     rows = {
         "API": api.url,
+        "replicas": ", ".join(one.target for one in replicas),
         "its docs": f"{api.url}/docs",
-        "Prometheus": prometheus.url if prometheus else PROMETHEUS_HELP,
+        "Prometheus": prometheus,
         "Grafana": "needs Docker: `make up` starts it where an engine answers",
         "logs": str(state / "*.log"),
     }
@@ -212,23 +267,32 @@ def show_urls(api: Address, prometheus: Address | None, state: Path) -> None:
 
 
 def supervise(parts: list[Part], stopped: threading.Event) -> None:
-    """Return when `stopped` is set; raise StartError when a part ends before that."""
+    """Return when `stopped` is set; raise StartError when a part ends before that.
+
+    One replica of several is started again instead, as Compose does it.
+    """
     while not stopped.wait(0.5):
         for part in parts:
+            if part.name.startswith("Replica") and (status := part.process.poll()) is not None:
+                print(f"{part.name} ended with status {status}: started again", flush=True)
+                part.process = part.spawn()
             part.require_alive()
 
 
 def run(state: Path, environ: dict[str, str]) -> int:
     """Start everything, wait for the end, end everything. Returns the exit status."""
-    host = environ.get("SPECOPS_HOST") or "127.0.0.1"
+    host = environ.get("SPECOPS_HOST") or LOCAL
     api = Address.read(environ, "SPECOPS_PORT", 8000, host)
-    prometheus = Address.read(environ, "PROMETHEUS_PORT", 9090, "127.0.0.1")
+    prometheus = Address.read(environ, "PROMETHEUS_PORT", 9090, LOCAL)
+    count = replica_count(environ)
     binary = shutil.which("prometheus")
     api.require_free()
     if binary:
         prometheus.require_free()
     if (environ.get("SPECOPS_MODEL") or CHAT) == CHAT and not environ.get("SPECOPS_TARGET"):
         subprocess.run([sys.executable, ROOT / "scripts" / "chat_model.py"], check=True)  # noqa: S603
+    *replicas, figures = free_addresses(count + 1)
+    replicas = replicas if count > 1 else [api]
 
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -239,19 +303,24 @@ def run(state: Path, environ: dict[str, str]) -> int:
     pid_file.write_text(str(os.getpid()))
     parts: list[Part] = []
     try:
-        serve = [str(Path(sys.executable).parent / "specops"), "serve"]
-        parts.append(Part.start("The API", serve, state / "api.log", environ))
+        parts += start_apis(replicas, state, environ)
+        if count > 1:
+            parts.append(start_gateway(api, figures, replicas, state, environ))
         if binary:
-            parts.append(start_prometheus(prometheus, api, state, binary))
-        wait_ready(partial(api_awaited, api), parts, stopped)
+            gateway = figures.target if count > 1 else None
+            config = prometheus_config([one.target for one in replicas], gateway)
+            parts.append(start_prometheus(prometheus, config, state, binary))
+        for one in dict.fromkeys([*replicas, api]):
+            wait_ready(partial(api_awaited, one), parts, stopped)
         if binary:
             wait_ready(partial(prometheus_awaited, prometheus), parts, stopped)
         if not stopped.is_set():
-            show_urls(api, prometheus if binary else None, state)
+            show_urls(api, replicas, prometheus.url if binary else PROMETHEUS_HELP, state)
             supervise(parts, stopped)
     finally:
         patience = float(environ.get("SPECOPS_DRAIN_TIMEOUT") or 25) + 10
-        for part in parts:
+        # The gateway first: it waits for the answers that the replicas still give.
+        for part in sorted(parts, key=lambda part: part.name != "The gateway"):
             part.stop(patience)
         pid_file.unlink(missing_ok=True)
     print("Ended.", flush=True)
@@ -268,7 +337,7 @@ def main() -> int:
     environ = environment(ROOT / ".env", os.environ)
     try:
         if arguments.print_url:
-            host = environ.get("SPECOPS_HOST") or "127.0.0.1"
+            host = environ.get("SPECOPS_HOST") or LOCAL
             print(Address.read(environ, "SPECOPS_PORT", 8000, host).url)
             return 0
         return run(arguments.state.resolve(), environ)

@@ -140,6 +140,18 @@ def test_the_first_break_takes_a_replica_out_and_a_check_brings_it_back(three: R
     wait("it is back", lambda: three.post(headers=SESSION).json()["replica"] == owner.port)
 
 
+def test_the_first_503_takes_a_replica_out_and_a_429_does_not(three: Row) -> None:
+    before = three.gateway.figure(EJECTIONS)
+    three.post(headers=SESSION)
+    (owner,) = (fake for fake in three.fakes if fake.asked)
+    owner.status = 429
+    three.post(headers=SESSION)
+    assert three.gateway.figure(EJECTIONS) == before
+    owner.status = 503
+    three.post(headers=SESSION)
+    wait("it is out", lambda: three.gateway.figure(EJECTIONS) == before + 1)
+
+
 def test_a_replica_that_drains_is_left_alone(three: Row) -> None:
     three.post(headers=SESSION)
     (owner,) = (fake for fake in three.fakes if fake.asked)

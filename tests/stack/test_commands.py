@@ -61,6 +61,12 @@ def test_a_wrong_port_is_named(port: str) -> None:
         native.Address.read({"SPECOPS_PORT": port}, "SPECOPS_PORT", 8000, "127.0.0.1")
 
 
+@pytest.mark.parametrize("count", ["some", "0", "65", "-1"])
+def test_a_wrong_number_of_replicas_is_named(count: str) -> None:
+    with pytest.raises(native.StartError, match="REPLICAS"):
+        native.replica_count({"REPLICAS": count})
+
+
 def test_listening_everywhere_is_reached_on_this_machine() -> None:
     address = native.Address.read({}, "SPECOPS_PORT", 8000, "0.0.0.0")  # noqa: S104
     assert address.url == "http://127.0.0.1:8000"

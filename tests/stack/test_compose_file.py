@@ -14,6 +14,16 @@ from tests.stack.support import ROOT, run, tool
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SCALE = (ROOT / "compose.scale.yaml").read_text()
+
+
+class _Loader(yaml.SafeLoader):
+    """Knows Compose's word for what an override takes away."""
+
+
+_Loader.add_constructor("!reset", lambda loader, node: None)
+GATEWAY: dict[str, Any] = yaml.load(SCALE, _Loader)["services"]["gateway"]  # noqa: S506
+SERVICES = {**SERVICES, "gateway": GATEWAY}
 every_service = pytest.mark.parametrize("name", SERVICES)
 
 
@@ -24,14 +34,14 @@ def compose_command() -> list[str] | None:
     return [path] if (path := tool("docker-compose")) else None
 
 
-def resolved(tmp_path: Path, dotenv: str = "") -> dict[str, Any]:
+def resolved(tmp_path: Path, dotenv: str = "", *options: str) -> dict[str, Any]:
     """The file as Docker Compose understands it, with the lines of `dotenv` as .env."""
     command = compose_command()
     if command is None:
         pytest.skip("no Docker Compose here")
     env_file = tmp_path / "env"
     env_file.write_text(dotenv)
-    result = run(*command, "--env-file", env_file, "--profile", "load", "config")
+    result = run(*command, "--env-file", env_file, *options, "--profile", "load", "config")
     assert result.returncode == 0, result.stderr
     config: dict[str, Any] = yaml.safe_load(result.stdout)
     return config
@@ -92,7 +102,7 @@ def test_every_setting_can_be_passed_on() -> None:
 
 
 def test_locust_starts_on_request_only() -> None:
-    assert {name: service.get("profiles") for name, service in SERVICES.items()} == {
+    assert {name: one.get("profiles") for name, one in COMPOSE["services"].items()} == {
         "api": None,
         "prometheus": None,
         "grafana": None,
@@ -147,3 +157,42 @@ def test_settings_in_dotenv_reach_the_service(tmp_path: Path) -> None:
 def test_running_requests_get_longer_to_end_than_they_take(tmp_path: Path) -> None:
     grace = resolved(tmp_path)["services"]["api"]["stop_grace_period"]
     assert float(grace.removesuffix("s")) > Settings().drain_timeout
+
+
+SCALED = ("--file", "compose.yaml", "--file", "compose.scale.yaml", "--profile", "scale")
+
+
+def published(config: dict[str, Any]) -> dict[str, str]:
+    """The service at each port of this machine."""
+    return {
+        port["published"]: name
+        for name, service in config["services"].items()
+        for port in service.get("ports") or ()
+    }
+
+
+def test_one_replica_needs_no_gateway(tmp_path: Path) -> None:
+    config = resolved(tmp_path)
+    assert "gateway" not in config["services"]
+    assert published(config)["8000"] == "api"
+
+
+@pytest.mark.parametrize("way", ["options", "dotenv"])
+def test_several_have_the_gateway_at_the_same_url(tmp_path: Path, way: str) -> None:
+    lines = "SPECOPS_PORT=8123\nREPLICAS=2\n"
+    if way == "dotenv":
+        lines += "COMPOSE_FILE=compose.yaml:compose.scale.yaml\n"
+    config = resolved(tmp_path, lines, *(SCALED if way == "options" else ("--profile", "scale")))
+    alone = resolved(tmp_path, "SPECOPS_PORT=8123\n")
+    assert published(config) == {**published(alone), "8123": "gateway"}
+    assert config["services"]["api"]["scale"] == 2
+    assert config["services"]["locust"]["command"][1] == "http://gateway:8000"
+    # All else is as with one: the same volume, the same cap each.
+    for name in ("volumes", "memswap_limit", "mem_limit", "environment"):
+        assert config["services"]["api"][name] == alone["services"]["api"][name]
+
+
+def test_the_gateway_outlives_the_longest_answer(tmp_path: Path) -> None:
+    grace = resolved(tmp_path, "", *SCALED)["services"]["gateway"]["stop_grace_period"]
+    minutes, _, seconds = grace.removesuffix("s").rpartition("m")
+    assert float(minutes or 0) * 60 + float(seconds) > Settings().request_timeout

@@ -9,7 +9,7 @@ import pytest
 
 from tests.stack.support import ROOT
 
-DOCKERFILES = [ROOT / "api" / "Dockerfile", ROOT / "loadtest" / "Dockerfile"]
+DOCKERFILES = [ROOT / name / "Dockerfile" for name in ("api", "gateway", "loadtest")]
 every_image = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
 
 
@@ -66,6 +66,12 @@ def test_the_load_generator_is_the_one_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (locust,) = project["optional-dependencies"]["load"]
     assert f'"{locust}"' in (ROOT / "loadtest" / "Dockerfile").read_text()
+
+
+def test_the_gateway_is_the_one_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (envoy,) = project["optional-dependencies"]["gateway"]
+    assert f'"{envoy}"' in (ROOT / "gateway" / "Dockerfile").read_text()
 
 
 @every_image

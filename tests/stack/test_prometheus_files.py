@@ -63,12 +63,29 @@ def test_every_alert_says_what_to_do(name: str) -> None:
     assert len(rule["annotations"]["runbook"]) > 40
 
 
-def test_a_native_run_scrapes_the_api_where_it_listens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("apis", "gateway"),
+    [(["127.0.0.1:8123"], None), (["127.0.0.1:8123", "127.0.0.1:8124"], "127.0.0.1:9901")],
+)
+def test_a_native_run_scrapes_what_there_is_where_it_listens(
+    apis: list[str], gateway: str | None, tmp_path: Path
+) -> None:
     path = tmp_path / "prometheus.yml"
-    path.write_text(native.prometheus_config("127.0.0.1:8123"))
+    path.write_text(native.prometheus_config(apis, gateway))
     config = yaml.safe_load(path.read_text())
-    assert config["scrape_configs"][0]["static_configs"] == [{"targets": ["127.0.0.1:8123"]}]
+    found = {job["job_name"]: job["static_configs"] for job in config["scrape_configs"]}
+    assert found == {
+        "specops": [{"targets": apis}],
+        "gateway": [{"targets": [gateway] if gateway else []}],
+    }
     assert config["rule_files"] == [f"{ROOT}/prometheus/rules/*.yml"]
     assert config["global"] == yaml.safe_load(CONFIG.read_text())["global"]
     result = promtool("check", "config", str(path))
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_in_compose_every_replica_is_found_by_its_name() -> None:
+    config = yaml.safe_load(CONFIG.read_text())
+    jobs = {job["job_name"]: job["dns_sd_configs"][0] for job in config["scrape_configs"]}
+    asked = {name: (job["names"], job["port"]) for name, job in jobs.items()}
+    assert asked == {"specops": (["api"], 8000), "gateway": (["gateway"], 9901)}

@@ -15,7 +15,7 @@ from tests.stack.support import ROOT, Finished, run
 # Writes its arguments down; in the container it runs the command, here on this machine.
 DOCKER = """\
 #!/bin/sh
-echo "$*" >>{calls}
+echo "${{COMPOSE_FILE:+$COMPOSE_FILE }}$*" >>{calls}
 case "$*" in
 "compose exec -T api python "*) shift 5; exec {python} "$@" ;;
 "compose logs "*) echo "the service's last words" ;;
@@ -24,7 +24,7 @@ esac
 """
 
 
-def up(tmp_path: Path, *answers: Health) -> tuple[Finished, list[str]]:
+def up(tmp_path: Path, *answers: Health, replicas: str = "") -> tuple[Finished, list[str]]:
     """What `scripts/up` does beside a service that answers so, and what it asks of Docker."""
     calls = tmp_path / "calls"
     docker = tmp_path / "docker"
@@ -35,6 +35,7 @@ def up(tmp_path: Path, *answers: Health) -> tuple[Finished, list[str]]:
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "api"),
             "SPECOPS_PORT": str(port),
+            "REPLICAS": replicas,
         }
         return run("scripts/up", env=env), calls.read_text().splitlines()
 
@@ -47,6 +48,14 @@ def test_progress_is_shown_until_everything_runs(tmp_path: Path) -> None:
     assert "http://127.0.0.1:8000" in finished.stdout
     ups = [call for call in calls if call.startswith("compose up")]
     assert ups == ["compose up --build --detach", "compose up --detach --wait"]
+
+
+def test_several_replicas_take_the_gateways_file(tmp_path: Path) -> None:
+    finished, calls = up(tmp_path, state("ready"), replicas="3")
+    assert finished.returncode == 0, finished.stderr
+    files = "compose.yaml:compose.scale.yaml"
+    assert f"{files} compose up --build --detach" in calls
+    assert f"{files} compose port gateway 8000" in calls
 
 
 def test_a_model_that_failed_ends_it_with_the_reason(tmp_path: Path) -> None:

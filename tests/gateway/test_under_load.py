@@ -1,0 +1,95 @@
+"""Replicas are killed, stopped, full and restarted under load, and no client is refused for it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gateway.replicas import Fleet, Replica, fleet, load
+from tests.gateway.running import wait
+
+pytestmark = pytest.mark.e2e
+
+CLIENTS = 9
+
+
+@pytest.fixture(scope="module")
+def three_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with fleet(3, tmp_path_factory.mktemp("fleet")) as running:
+        yield running
+
+
+@pytest.fixture
+def three(three_of_all: Fleet) -> Fleet:
+    """All three, in rotation."""
+    three_of_all.wait_all_in()
+    return three_of_all
+
+
+def test_nobody_fails_while_all_are_well(three: Fleet) -> None:
+    with load(three.gateway.url, CLIENTS) as seen:
+        seen.wait_more(60)
+    assert (seen.failed, seen.cut) == ([], 0)
+    assert all(replica.figure("specops_requests_total") > 0 for replica in three.replicas)
+
+
+def test_a_killed_replica_costs_only_what_it_had_begun_to_stream(three: Fleet) -> None:
+    victim = three.replicas[0]
+    with load(three.gateway.url, CLIENTS) as seen:
+        seen.wait_more(30)
+        victim.running.kill()
+        victim.running.wait()
+        seen.wait_more(60)
+        victim.start()
+        victim.wait_ready()
+        three.wait_all_in()
+        wait("it is asked again", lambda: victim.figure("specops_requests_total") > 0)
+        seen.wait_more(30)
+    assert seen.failed == []
+    assert seen.cut <= CLIENTS
+
+
+def test_a_hung_replica_costs_only_what_it_had_begun_to_stream(three: Fleet) -> None:
+    victim = three.replicas[1]
+    with load(three.gateway.url, CLIENTS) as seen:
+        seen.wait_more(30)
+        victim.running.send_signal(signal.SIGSTOP)
+        try:
+            wait("it is out", lambda: three.healthy() == 2, 120)
+            seen.wait_more(60)
+        finally:
+            victim.running.send_signal(signal.SIGCONT)
+        three.wait_all_in()
+        seen.wait_more(30)
+    assert seen.failed == []
+    assert seen.cut <= CLIENTS
+
+
+def restart(replica: Replica, **settings: object) -> None:
+    replica.running.terminate()
+    assert replica.running.wait(60) == 0
+    replica.start(**settings)
+    replica.wait_ready()
+
+
+def test_a_full_replica_costs_nothing(three: Fleet) -> None:
+    full = three.replicas[2]
+    restart(full, slots=1, queue_size=0)
+    three.wait_all_in()
+    with load(three.gateway.url, CLIENTS) as seen:
+        wait("it refuses", lambda: full.figure("specops_requests_rejected_total") > 0, 120)
+        seen.wait_more(60)
+    restart(full)
+    assert (seen.failed, seen.cut) == ([], 0)
+
+
+def test_a_rolling_restart_costs_nothing(three: Fleet) -> None:
+    with load(three.gateway.url, CLIENTS) as seen:
+        for replica in three.replicas:
+            seen.wait_more(20)
+            restart(replica)
+            three.wait_all_in()
+        seen.wait_more(30)
+    assert (seen.failed, seen.cut) == ([], 0)
