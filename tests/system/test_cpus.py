@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.memory.cgroup import CgroupError, cgroup
-from specops.system.cpus import available_threads, cpu_quota
+from specops.system.cpus import available_threads, cores, cpu_quota
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_no_cgroup_is_no_quota(tmp_path: Path) -> None:
 
 
 def test_threads_are_at_least_one_and_at_most_the_affinity(tmp_path: Path) -> None:
-    allowed = len(os.sched_getaffinity(0))
+    allowed = cores(os.sched_getaffinity(0))
     assert available_threads(tmp_path) == allowed
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     assert available_threads(tmp_path) == 1

@@ -7,13 +7,12 @@ where SHA-256 took three times as long on two processors.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import xxhash
 
-from specops.system.page_cache import read_ahead
+from specops.system.page_cache import drop, read_ahead
 
 CHECKSUMS = "checksums.json"
 _PIECE = 4 << 20  # bytes read at a time, whole large pages
@@ -68,9 +67,7 @@ def checksums(
                 tell(done)
                 digest.update(buffer[:size])
                 if stays < size:  # a length of 0 would mean the whole file
-                    os.posix_fadvise(
-                        file.fileno(), start + stays, size - stays, os.POSIX_FADV_DONTNEED
-                    )
+                    drop(file.fileno(), start + stays, size - stays)
                 done += size
                 start += size
         found[path.name] = digest.hexdigest()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
+_SYSTEM = Path("/sys/devices/system/cpu")
 
 
 def cpu_quota(root: Path = _CGROUP, proc: Path = _PROC) -> float:
@@ -20,14 +21,50 @@ def cpu_quota(root: Path = _CGROUP, proc: Path = _PROC) -> float:
     return min((_quota(folder) for folder in _folders(root, proc)), default=math.inf)
 
 
+def allowed_cpus() -> set[int]:
+    """Numbers of the CPUs that this process may run on; all where affinity is unknown (macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return {*range(os.cpu_count() or 1)}
+
+
+def cores(cpus: set[int], system: Path = _SYSTEM) -> int:
+    """Cores that the CPUs belong to: two hyperthreads compute hardly faster than one.
+
+    Each is its own where the system does not say.
+    """
+    found = set()
+    for cpu in cpus:
+        try:
+            core = (system / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
+        except OSError:
+            core = str(cpu)
+        found.add(core.strip())
+    return len(found)
+
+
 def available_cpus(root: Path = _CGROUP, proc: Path = _PROC) -> float:
     """CPUs that this process can keep busy, parts of one included."""
-    return min(float(len(os.sched_getaffinity(0))), cpu_quota(root, proc))
+    return min(float(len(allowed_cpus())), cpu_quota(root, proc))
 
 
-def available_threads(root: Path = _CGROUP, proc: Path = _PROC) -> int:
-    """Threads worth starting; at least 1."""
-    return max(1, math.floor(available_cpus(root, proc)))
+def available_threads(
+    root: Path = _CGROUP,
+    proc: Path = _PROC,
+    *,
+    cpus: set[int] | None = None,
+    system: Path = _SYSTEM,
+) -> int:
+    """Threads worth starting, one a core; at least 1.
+
+    Args:
+        root: where the cgroup hierarchies are mounted.
+        proc: where procfs is mounted.
+        cpus: that the process may run on; None: as the system says.
+        system: the folder that describes each CPU.
+    """
+    allowed = allowed_cpus() if cpus is None else cpus
+    return max(1, math.floor(min(cores(allowed, system), cpu_quota(root, proc))))
 
 
 def _folders(root: Path, proc: Path) -> Iterator[Path]:

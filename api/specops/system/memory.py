@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from specops.system import without_procfs
+
 PROC = Path("/proc")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 _PAGE_BYTES = mmap.PAGESIZE
@@ -62,6 +64,9 @@ def read_memory(proc: Path = PROC, root: Path = CGROUP_ROOT) -> MemoryReading:
     Raises:
         OSError: procfs is not readable.
     """
+    if not (proc / "meminfo").exists():  # macOS
+        own, total = process_memory(proc), without_procfs.total_memory()
+        return MemoryReading(own.anon, own.file, own.swap, total, swap_limit=0, source="process")
     machine = _fields_kib(proc / "meminfo")
     memory_total, swap_total = machine["MemTotal"], machine["SwapTotal"]
     version2, version1 = _cgroups(proc, root)
@@ -117,6 +122,9 @@ def process_memory(proc: Path = PROC) -> ProcessMemory:
     Raises:
         OSError: procfs is not readable.
     """
+    if not (proc / "self" / "status").exists():
+        anon, file = without_procfs.own_memory()
+        return ProcessMemory(anon, file, swap=0)
     # `status` and not `smaps_rollup`: the latter walks every page of the mapped weights.
     status = _fields_kib(proc / "self" / "status")
     if "RssAnon" in status:
@@ -137,6 +145,8 @@ def page_cache_room(proc: Path = PROC, root: Path = CGROUP_ROOT) -> int:
     """
     reading = read_memory(proc, root)
     room = max(0, reading.limit - reading.anon)
+    if not (proc / "meminfo").exists():
+        return room
     available = _fields_kib(proc / "meminfo").get("MemAvailable")  # old kernels do not say
     return room if available is None else min(room, available)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 _LARGE_PAGE = 2 << 20
-_POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; the module `mmap` has no name for it
+# MADV_POPULATE_READ, Linux 5.14; the module `mmap` has no name for it. Elsewhere the next best.
+_POPULATE_READ = 22 if sys.platform == "linux" else mmap.MADV_WILLNEED
 
 
 def read_ahead(file: int, start: int, size: int) -> None:
@@ -34,11 +36,23 @@ def read_ahead(file: int, start: int, size: int) -> None:
         suppress(OSError, ValueError),  # an old kernel, a file system without mappings
         mmap.mmap(file, size, prot=mmap.PROT_READ, offset=start) as mapped,
     ):
-        with suppress(OSError):  # a kernel without large pages
-            mapped.madvise(mmap.MADV_HUGEPAGE)
+        ask_large_pages(mapped)
         # A page of each: the kernel reads all around it, and what it has is not mapped in vain.
         for place in range(0, size, _LARGE_PAGE):
             mapped.madvise(_POPULATE_READ, place, mmap.PAGESIZE)
+
+
+def ask_large_pages(mapped: mmap.mmap) -> None:
+    """Let a mapping have large pages, where the system knows of them."""
+    if (advice := getattr(mmap, "MADV_HUGEPAGE", None)) is not None:
+        with suppress(OSError):  # a kernel without large pages
+            mapped.madvise(advice)
+
+
+def drop(file: int, start: int = 0, size: int = 0) -> None:
+    """Let a part of a file leave the page cache, where the system can be told; 0: to its end."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, start, size, os.POSIX_FADV_DONTNEED)
 
 
 def forget(path: Path) -> None:
@@ -49,4 +63,4 @@ def forget(path: Path) -> None:
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop(file.fileno())

@@ -6,6 +6,7 @@ privileged exporter has to stand beside it. Both cgroup versions exist in the fi
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import resource
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,11 @@ def raise_open_files(wanted: int) -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted and hard > soft:
-        soft = min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+            soft = min(wanted, hard)
+        except (OSError, ValueError) as error:  # macOS allows fewer than its own hard limit says
+            log.warning("%d open files are all there can be: %s", soft, error)
     return min(soft, wanted)
 
 

@@ -65,7 +65,8 @@ class WeightStore:
         self._file = file
         self._on_read = on_read
         self._written: dict[tuple[str, BlockFormat, bool], _Written] = {}
-        self._workers = len(os.sched_getaffinity(0))
+        affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+        self._workers = len(affinity(0)) if affinity else os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="quantize")
 
     def __enter__(self) -> WeightStore:

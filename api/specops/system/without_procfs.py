@@ -1,0 +1,51 @@
+"""Memory figures where there is no procfs: on macOS.
+
+What a process holds there only a call of the system's library tells. Where that is missing, too,
+the most that was ever held stands for it: too much, never too little.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import sys
+
+_RUSAGE_INFO_V0 = 0
+
+
+class _Usage(ctypes.Structure):
+    """`struct rusage_info_v0` of macOS: <sys/resource.h>."""
+
+    _fields_ = (
+        ("uuid", ctypes.c_uint8 * 16),
+        ("user_time", ctypes.c_uint64),
+        ("system_time", ctypes.c_uint64),
+        ("package_wakeups", ctypes.c_uint64),
+        ("interrupt_wakeups", ctypes.c_uint64),
+        ("page_ins", ctypes.c_uint64),
+        ("wired", ctypes.c_uint64),
+        ("resident", ctypes.c_uint64),
+        ("footprint", ctypes.c_uint64),
+        ("started", ctypes.c_uint64),
+        ("ended", ctypes.c_uint64),
+    )
+
+
+def total_memory() -> int:
+    """Bytes that the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def own_memory(library: ctypes.CDLL | None = None) -> tuple[int, int]:
+    """Bytes that this process holds: anonymous ones, and those that are backed by files.
+
+    Args:
+        library: the system's, which may have `proc_pid_rusage`.
+    """
+    told = getattr(library or ctypes.CDLL(None), "proc_pid_rusage", None)
+    usage = _Usage()
+    if told is not None and not told(os.getpid(), _RUSAGE_INFO_V0, ctypes.byref(usage)):
+        return usage.footprint, max(0, usage.resident - usage.footprint)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024, 0
