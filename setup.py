@@ -127,7 +127,9 @@ class Compile(build_ext):
         for name, (source, flags) in objects(machine()).items():
             built.append(str(folder / f"{name}.o"))
             call(*FLAGS, *WARNINGS, *flags, "-c", str(KERNELS / f"{source}.c"), "-o", built[-1])
-        call("-shared", "-s", *built, "-lm", "-o", str(library))
+        apple = "macos" in (target() or "") or (target() is None and sys.platform == "darwin")
+        named = ("-install_name", f"@rpath/{library.name}") if apple else ()
+        call("-shared", "-s", *named, *built, "-lm", "-o", str(library))
 
 
 class Wheel(bdist_wheel):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -82,5 +85,36 @@ def test_everything_copied_is_let_through_by_dockerignore(path: Path) -> None:
     }
     for word, rest in instructions(path):
         if word == "COPY" and "--from" not in rest:
-            for source in rest.split()[:-1]:
+            for source in rest.replace("${WHEELS}", "LICENSE").split()[:-1]:
                 assert source in allowed or source.split("/")[0] in allowed, source
+
+
+def test_the_image_of_every_architecture_has_a_wheel() -> None:
+    """docker-bake.hcl builds for what scripts/wheels makes wheels for, and compiles nothing."""
+    text = (ROOT / "docker-bake.hcl").read_text()
+    platforms = re.search(r"platforms\s*=\s*(\[.*\])", text)
+    assert platforms is not None
+    assert json.loads(platforms[1]) == ["linux/amd64", "linux/arm64"]
+    assert re.search(r'dockerfile\s*=\s*"api/Dockerfile"', text)
+    assert re.search(r'WHEELS\s*=\s*"dist"', text)
+    assert "!dist" in (ROOT / ".dockerignore").read_text().splitlines()
+    assert '"python:3.11-slim"' in text
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "riscv64"])
+def test_the_image_takes_the_wheel_of_its_machine_or_compiles(tmp_path: Path, machine: str) -> None:
+    """The command of the Dockerfile's step, by a shell, with another uname."""
+    step = next(
+        rest
+        for word, rest in instructions(ROOT / "api" / "Dockerfile")
+        if word == "RUN" and "ours=" in rest
+    )
+    (tmp_path / "wheels").mkdir()
+    for built in ("x86_64", "aarch64"):
+        (tmp_path / "wheels" / f"specops-0.1.0-py3-none-manylinux_2_28_{built}.whl").touch()
+    script = f"uname() {{ echo {machine}; }}; {step.split('&&')[0]}; echo $ours"
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    wheel = f"wheels/specops-0.1.0-py3-none-manylinux_2_28_{machine}.whl"
+    assert done.stdout.strip() == ("." if machine == "riscv64" else wheel)

@@ -31,6 +31,7 @@ def share_threads(threads: int) -> None:
     if not _pool:
         ort.set_global_thread_pool_sizes(intra_op_num_threads=threads, inter_op_num_threads=1)
         _pool.append(threads)
+        kernels.share(threads)
     elif _pool != [threads]:
         raise ModelLoadError(f"this process computes with {_pool[0]} threads, not {threads}")
 

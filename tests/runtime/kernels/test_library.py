@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -47,12 +48,12 @@ def test_what_the_processor_has_can_be_forced() -> None:
     assert kernels.kernel() == best
 
 
-def build(compiler: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def build(compiler: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("setuptools")
     return subprocess.run(
         [sys.executable, "setup.py", "build_ext", "-b", str(folder), "-t", str(folder)],
         cwd=ROOT,
-        env={**os.environ, "CC": compiler},
+        env={**os.environ, "CC": compiler, **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -74,6 +75,28 @@ def test_where_nothing_compiles_the_installation_says_what_to_do(
 def test_zig_compiles_for_every_processor(tmp_path: Path) -> None:
     """Left alone it compiles for the one that it runs on, and the library fails on others."""
     assert "-mcpu=baseline" in build("false zig", tmp_path).stdout
+
+
+def test_another_target_than_there_is_is_refused(tmp_path: Path) -> None:
+    done = build("false", tmp_path, SPECOPS_TARGET="amiga")
+    assert done.returncode != 0
+    assert "amiga: it is none of linux-x86_64, linux-arm64, macos-arm64" in done.stderr
+
+
+def test_a_library_for_macos_is_compiled_here(tmp_path: Path) -> None:
+    """It cannot be loaded here: it is one of arm64's for macOS, and has what Python calls."""
+    pytest.importorskip("ziglang")
+    zig = f"{sys.executable} -m ziglang cc"
+    done = build(zig, tmp_path, SPECOPS_TARGET="macos-arm64")
+    assert done.returncode == 0, done.stderr
+    (library,) = tmp_path.rglob("_native.so")
+    content = library.read_bytes()
+    magic, cpu = struct.unpack_from("<Ii", content)
+    assert (magic, cpu) == (0xFEEDFACF, 0x0100000C)  # Mach-O of 64 bits, arm64
+    for name in ("RegisterCustomOps", "specops_kernel_of", "specops_filter", "specops_look_up"):
+        assert f"_{name}".encode() in content
+    for name in (b"@rpath/_native.so", b"/usr/lib/libSystem", b"hw.optional.arm.FEAT_I8MM"):
+        assert name in content
 
 
 def test_multiplications_are_never_fused_with_additions(tmp_path: Path) -> None:

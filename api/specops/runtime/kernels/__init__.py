@@ -56,6 +56,10 @@ def _load(path: Path) -> ctypes.CDLL:
         library.specops_force_kernel.argtypes = [ctypes.c_char_p]
         library.specops_block_bytes.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_int]
         library.specops_block_bytes.restype = ctypes.c_int64
+        library.specops_share.argtypes = [ctypes.c_int64]
+        library.specops_share.restype = None
+        library.specops_pieces.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_int, ctypes.c_int64]
+        library.specops_pieces.restype = ctypes.c_int64
         array, size, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
         library.specops_filter.argtypes = [array, size, size, ctypes.POINTER(_Filter), array]
         library.specops_mask.argtypes = [array, size, size, array, size]
@@ -115,6 +119,11 @@ def force(name: str | None) -> None:
     """
     if not library.specops_force_kernel(None if name is None else name.encode()):
         raise ValueError(f"no {name} kernels for this processor, whose best are {kernel()}")
+
+
+def share(threads: int) -> None:
+    """Have products be cut so that this many threads share them evenly."""
+    library.specops_share(threads)
 
 
 def register(options: SessionOptions) -> None:

@@ -7,7 +7,7 @@
 // Bytes of weights that a thread takes at a time, by as many groups of rows as they are read for:
 // enough to stream. Smaller weights are cut into FEW pieces all the same, so that 2 or 4 threads
 // share them evenly: 8 tokens of the demo pair take 0.89 of the time that whole pieces took (2
-// cores, AMD EPYC), TinyLlama's as long.
+// cores, AMD EPYC), TinyLlama's as long. More threads get a piece each, and all of them as many.
 static const int64_t PIECE = 256 << 10;
 enum { FEW = 4 };
 // Multiplications that are worth a thread; a core does 200 a nanosecond, and while it waits for
@@ -18,6 +18,10 @@ enum { READ_ROWS = 4 };
 static const int64_t ROUNDED_ALONE = 8192;
 // Bytes of activations that stay in a core's own cache while weights pass by.
 static const int64_t PANEL = 384 << 10;
+
+static _Atomic int64_t sharing = 2;  // threads
+
+void specops_share(int64_t threads) { sharing = threads > 1 ? threads : 1; }
 
 typedef struct {
     const MatmulKernel *kernel;
@@ -80,8 +84,16 @@ static int64_t pieces_of(const Shape *shape, int64_t groups, int64_t rows) {
     const int64_t tiles = tiles_of(shape), weights = tiles * TILE * shape->depth;
     const int64_t large = tiles * tile_bytes(shape) * groups / PIECE;
     const int64_t worth = weights * (rows > READ_ROWS ? rows : READ_ROWS) / LITTLE;
-    const int64_t pieces = least(worth, large > FEW ? large : FEW);
+    const int64_t threads = sharing, few = threads > FEW ? threads : FEW;
+    int64_t pieces = least(worth, large > few ? large : few);
+    if (pieces > threads) pieces = (pieces + threads - 1) / threads * threads;
     return pieces < 1 ? 1 : least(pieces, tiles);
+}
+
+// The pieces that so many rows, one panel of them, are multiplied with. For tests.
+int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int bits, int64_t rows) {
+    const Shape shape = {columns, depth, block, bits, MIDDLE};
+    return pieces_of(&shape, (rows + 7) / 8, rows);
 }
 
 int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,

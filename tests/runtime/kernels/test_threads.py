@@ -1,0 +1,85 @@
+"""Products are cut for as many threads as there are; what is computed does not depend on it.
+
+The machine that this was written on has two cores: that more of them share a pass evenly is
+shown by the cut alone, that more threads than cores compute the same by running them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specops.runtime import kernels
+
+ROOT = Path(__file__).resolve().parents[3]
+TILE = 16  # columns
+SHAPES = {  # columns, depth
+    "TinyLlama's attention": (2048, 2048),
+    "TinyLlama's MLP": (5632, 2048),
+    "a model of 7 billion": (4096, 4096),
+    "its MLP": (11008, 4096),
+    "a vocabulary": (32000, 2048),
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    kernels.share(2)
+
+
+def makespan(tiles: int, pieces: int, threads: int) -> int:
+    """Tiles of the thread that has most, where each takes the next piece when it is done."""
+    loads = [0] * threads
+    for piece in range(pieces):
+        size = (piece + 1) * tiles // pieces - piece * tiles // pieces
+        heapq.heapreplace(loads, loads[0] + size)
+    return max(loads)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 64])
+@pytest.mark.parametrize("threads", [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_threads_share_a_product_evenly(shape: str, threads: int, rows: int) -> None:
+    columns, depth = SHAPES[shape]
+    kernels.share(threads)
+    pieces = kernels.library.specops_pieces(columns, depth, 64, 4, rows)
+    busy = min(threads, columns * depth * max(rows, 4) // 400_000)  # more would not be worth it
+    tiles = columns // TILE
+    assert pieces >= busy
+    # A tile more or less is what cannot be shared.
+    assert makespan(tiles, pieces, threads) <= tiles / busy + pieces / threads + 1
+
+
+def test_little_work_is_not_cut_for_threads_that_cost_more() -> None:
+    kernels.share(64)
+    assert kernels.library.specops_pieces(256, 256, 64, 4, 1) == 1
+
+
+COMPUTE = """
+import hashlib, sys
+import numpy as np
+from tests.runtime.kernels import attention
+from tests.runtime.kernels.test_matmul import CODES, product, random_weights
+attention.THREADS = int(sys.argv[1])
+weights = random_weights(1000, 1024, 4, 64, zero_points=CODES, bias=True)
+x = np.random.default_rng(5).normal(size=(1, 37, 1024)).astype(np.float32)
+print(hashlib.sha256(product(weights)(x).tobytes()).hexdigest())
+"""
+
+
+def test_more_threads_than_cores_compute_the_same_bits() -> None:
+    """Threads are a process's."""
+
+    def digest(threads: int) -> str:
+        command = [sys.executable, "-c", COMPUTE, str(threads)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    expected = digest(1)
+    assert [digest(threads) for threads in (2, 16, 64)] == [expected] * 3
