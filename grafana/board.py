@@ -1,4 +1,4 @@
-"""What the four dashboards share: links to each other, variables, annotations, refresh."""
+"""What the five dashboards share: links to each other, variables, annotations, refresh."""
 
 from __future__ import annotations
 

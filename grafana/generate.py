@@ -18,10 +18,12 @@ import capacity
 import healthy
 import latency
 import speculation
+import spread
 
 FOLDER = Path(__file__).parent / "dashboards"
 DASHBOARDS = {
-    f"{module.__name__}.json": module.build for module in (healthy, speculation, latency, capacity)
+    f"{module.__name__}.json": module.build
+    for module in (healthy, speculation, latency, capacity, spread)
 }
 
 

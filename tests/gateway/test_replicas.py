@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.gateway.running import Row, answers, row, wait
+from tests.stack import queries
 
 EJECTIONS = "envoy_cluster_outlier_detection_ejections_enforced_total"
 SESSION = {"X-Session-ID": "7"}
@@ -216,3 +217,18 @@ def test_a_gateway_that_is_ended_lets_answers_end(tmp_path: Path) -> None:
         release.set()
         assert answer.result().status_code == 200
         assert one.gateway.process.wait(60) == 0
+
+
+def test_the_figures_that_dashboards_and_alerts_read_are_there(three: Row) -> None:
+    three.fakes[0].status = three.fakes[1].status = 429
+    for number in range(20):
+        three.post(headers={"X-Session-ID": str(number)})
+
+    def missing() -> set[str]:
+        page = three.gateway.page()
+        names = {line.partition("{")[0] for line in page.splitlines()}
+        return set(queries.GATEWAY) - names
+
+    wait("all are there", lambda: not missing())  # histograms come a few seconds later
+    labels = {label for known in queries.GATEWAY.values() for label in known}
+    assert {label for label in labels if f"{label}=" not in three.gateway.page()} == set()

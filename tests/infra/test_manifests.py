@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from specops.config import PREFIX, Settings
-from specops.http.app import create_app
+from specops.http.app import _GENERATING, create_app
+from specops.http.routes import embeddings
 from specops.metrics.metrics import Metrics
 from tests.infra.manifests import (
     INFRA,
@@ -28,6 +30,13 @@ from tests.infra.manifests import (
 from tests.stack.support import ROOT, run
 
 OLDEST = "1.30"  # preStop's sleep
+GATEWAY_API = sorted((Path(__file__).parent / "crds").glob("*.json"))
+# The projects' own schemas, with their version and licence; descriptions are left out.
+SCHEMAS: dict[str, Any] = {
+    name: schema
+    for path in GATEWAY_API
+    for name, schema in json.loads(path.read_text())["schemas"].items()
+}
 CUSTOM = {("keda.sh/v1alpha1", "ScaledObject"), ("monitoring.coreos.com/v1", "PodMonitor")}
 SELECTOR = {"app.kubernetes.io/name": "specops", "app.kubernetes.io/component": "api"}
 every_overlay = pytest.mark.parametrize(
@@ -35,10 +44,27 @@ every_overlay = pytest.mark.parametrize(
 )
 
 
+def strictly(schema: Any) -> Any:
+    """The schema, refusing fields that it does not name, as an API server's strict check does."""
+    if isinstance(schema, list):
+        return [strictly(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: strictly(value) for name, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
+        if schema["properties"].keys() & {"apiVersion", "metadata"}:
+            found["properties"]["metadata"] = {"type": "object"}
+        found["additionalProperties"] = bool(schema.get("x-kubernetes-preserve-unknown-fields"))
+    return found
+
+
 def validate(manifest: dict[str, Any]) -> None:
     """Hold a manifest against the schemas of the oldest and the newest version, strictly."""
     if (manifest["apiVersion"], manifest["kind"]) in CUSTOM:
         return  # their schemas are the operators' own
+    if schema := SCHEMAS.get(f"{manifest['apiVersion']}/{manifest['kind']}"):
+        jsonschema.Draft202012Validator(strictly(schema)).validate(manifest)
+        return
     for version in (OLDEST, kubernetes_validate.latest_version()):
         kubernetes_validate.validate(manifest, version, strict=True)
 
@@ -77,7 +103,6 @@ def test_everything_selects_the_same_pods(name: str) -> None:
     assert deployment["spec"]["selector"]["matchLabels"] == SELECTOR
     assert deployment["spec"]["template"]["metadata"]["labels"] == SELECTOR
     assert one(manifests, "Service")["spec"]["selector"] == SELECTOR
-    assert one(manifests, "Service", "specops-replicas")["spec"]["selector"] == SELECTOR
     assert one(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == SELECTOR
     assert one(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == SELECTOR
 
@@ -210,25 +235,68 @@ def test_every_dashboard_becomes_a_config_map_that_the_sidecar_finds() -> None:
     assert carried == there
 
 
-def sticky() -> Any:
-    """The function `replica_for` of the documentation's example."""
-    text = (ROOT / "docs" / "kubernetes.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    namespace: dict[str, Any] = {}
-    exec(code, namespace)  # noqa: S102 - our own documentation
-    return namespace["replica_for"]
+ENVOY = INFRA / "overlays" / "envoy-gateway"
 
 
-def test_the_documented_choice_of_a_replica_keeps_prompts_where_they_were() -> None:
-    replica_for = sticky()
-    replicas = [f"10.0.0.{number}" for number in range(1, 9)]
-    system = "You are a helpful assistant. " * 20
-    prompts = [f"{number} {system}" for number in range(400)]
-    before = {prompt: replica_for(prompt, replicas) for prompt in prompts}
-    shares = [list(before.values()).count(replica) for replica in replicas]
-    assert min(shares) > 400 / 8 / 2  # nobody is left out
-    assert replica_for(prompts[0] + " and then?", replicas) == before[prompts[0]]
-    # One more replica takes its share and moves nobody else.
-    after = {prompt: replica_for(prompt, [*replicas, "10.0.0.9"]) for prompt in prompts}
-    moved = {after[prompt] for prompt in prompts if after[prompt] != before[prompt]}
-    assert moved == {"10.0.0.9"}
+def gateway_manifests() -> list[dict[str, Any]]:
+    """The overlay's own manifests, without kustomize."""
+    return [
+        manifest
+        for name in ("gateway.yaml", "policies.yaml")
+        for manifest in documents((ENVOY / name).read_text())
+    ]
+
+
+@pytest.mark.parametrize("path", GATEWAY_API, ids=lambda path: path.stem)
+def test_a_schema_says_whose_it_is(path: Path) -> None:
+    whole = json.loads(path.read_text())
+    assert whole["project"]
+    assert whole["version"].startswith("v")
+    assert whole["license"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    gateway_manifests(),
+    ids=lambda manifest: f"{manifest['kind']} {manifest['metadata']['name']}",
+)
+def test_the_gateways_manifests_fit_the_projects_schemas(manifest: dict[str, Any]) -> None:
+    assert f"{manifest['apiVersion']}/{manifest['kind']}" in SCHEMAS
+    validate(manifest)
+    broken = json.loads(json.dumps(manifest))
+    broken["spec"]["readyness"] = {}
+    with pytest.raises(jsonschema.ValidationError):
+        validate(broken)
+
+
+def test_the_gateways_policy_is_that_of_one_machine() -> None:
+    config = yaml.safe_load((ROOT / "gateway" / "envoy.yaml").read_text())
+    cluster = config["static_resources"]["clusters"][0]
+    (check,), outliers = cluster["health_checks"], cluster["outlier_detection"]
+    policies = [item for item in gateway_manifests() if item["kind"] == "BackendTrafficPolicy"]
+    assert len(policies) == 2
+    for policy in policies:
+        spec = policy["spec"]
+        active, passive = spec["healthCheck"]["active"], spec["healthCheck"]["passive"]
+        assert active["http"]["path"] == check["http_health_check"]["path"]
+        for ours, theirs in (("timeout", "timeout"), ("interval", "interval")):
+            assert active[theirs] == check[ours]
+        assert active["unhealthyThreshold"] == check["unhealthy_threshold"]
+        assert passive["maxEjectionPercent"] == outliers["max_ejection_percent"]
+        assert passive["baseEjectionTime"] == outliers["base_ejection_time"]
+        retry = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]
+        own = retry["typed_config"]["route_config"]["virtual_hosts"][0]["retry_policy"]
+        assert ",".join(spec["retry"]["retryOn"]["triggers"]) == own["retry_on"]
+        assert spec["retry"]["retryOn"]["httpStatusCodes"] == own["retriable_status_codes"]
+        assert spec["retry"]["numRetries"] == own["num_retries"]
+    assert (ENVOY / "key.lua").read_text() == (ROOT / "gateway" / "key.lua").read_text()
+
+
+def test_the_same_paths_are_routed_by_key() -> None:
+    (route,) = (
+        item
+        for item in gateway_manifests()
+        if item["kind"] == "HTTPRoute" and item["metadata"]["name"] == "specops-generate"
+    )
+    paths = {match["path"]["value"] for match in route["spec"]["rules"][0]["matches"]}
+    assert paths == _GENERATING - {embeddings.PATH}

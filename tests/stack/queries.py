@@ -17,6 +17,24 @@ DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
 RULE_FILES = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
 # Prometheus' own series, with the labels that are asked for.
 OWN = {"up": {"job"}, "ALERTS": {"alertstate", "alertname"}}
+# The gateway's; tests/gateway asks a running one for them.
+CLUSTER, CLIENTS = {"envoy_cluster_name"}, {"envoy_http_conn_manager_prefix"}
+GATEWAY = {
+    "envoy_cluster_membership_total": CLUSTER,
+    "envoy_cluster_membership_healthy": CLUSTER,
+    "envoy_cluster_upstream_rq_total": CLUSTER,
+    "envoy_cluster_upstream_rq_retry": CLUSTER,
+    "envoy_cluster_upstream_rq_retry_success": CLUSTER,
+    "envoy_cluster_outlier_detection_ejections_active": CLUSTER,
+    "envoy_cluster_upstream_rq_time_bucket": CLUSTER | {"le"},
+    "envoy_cluster_upstream_rq_time_sum": CLUSTER,
+    "envoy_cluster_upstream_rq_time_count": CLUSTER,
+    "envoy_http_downstream_rq_time_bucket": CLIENTS | {"le"},
+    "envoy_http_downstream_rq_time_sum": CLIENTS,
+    "envoy_http_downstream_rq_time_count": CLIENTS,
+    "envoy_http_downstream_rq_xx": CLIENTS | {"envoy_response_code_class"},
+}
+OWN |= GATEWAY
 ATTACHED = {"instance", "job"}  # by Prometheus, to everything that it scrapes
 _WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring"}
 _WORDS |= {"group_left", "group_right", "inf", "nan"}

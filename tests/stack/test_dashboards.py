@@ -91,6 +91,7 @@ def test_there_is_a_dashboard_for_each_question() -> None:
         "Does speculation pay?",
         "Where does the time go?",
         "Will it fit?",
+        "How is the load spread?",
     }
     assert len({board["uid"] for board in queries.boards().values()}) == len(titles)
 

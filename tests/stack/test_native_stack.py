@@ -167,6 +167,7 @@ NOT_TRAFFIC |= {"Page faults per second", "Disk in use", "Disk of the models", "
 NOT_TRAFFIC |= {"Gain over plain decoding", "Gain over time"}  # 1 where nothing is gained
 NOT_TRAFFIC |= {"Cost of a pass, by its tokens", "Cost of a token, a draft token, attention"}
 NOT_TRAFFIC |= {"KV blocks"}  # free ones
+NOT_TRAFFIC |= {"Replicas"}
 NOT_TRAFFIC |= {"Throttled", "Stopped by the processor quota", "Killed for memory, and restarts"}
 
 

@@ -1,0 +1,105 @@
+-- What a request is routed by, as the header x-specops-key: its session, its user, or what its
+-- prompt begins with. The header holds a hash: no replica and no log sees the text through it.
+
+local MOST_BYTES = 512   -- of one text that counts
+local MOST_STEPS = 20000 -- over a body: one of a million brackets must not hold up the others
+local QUOTE, OPEN, LIST = 34, 123, 91
+
+-- Where the string that begins at `i` ends: the place behind it.
+local function behind_string(text, i)
+  while true do
+    i = text:find('["\\]', i + 1)
+    if not i then return #text + 1 end
+    if text:byte(i) == QUOTE then return i + 1 end
+    i = i + 1 -- whatever is escaped
+  end
+end
+
+-- The place behind the JSON value that begins at `i`, and how many steps that took.
+local function behind(text, i)
+  local first = text:byte(i)
+  if first == QUOTE then return behind_string(text, i), 1 end
+  if first ~= OPEN and first ~= LIST then return text:find('[,%]}%s]', i) or #text + 1, 1 end
+  local depth, steps = 0, 0
+  while steps < MOST_STEPS do
+    i = text:find('["{}%[%]]', i)
+    if not i then return #text + 1, steps end
+    local byte = text:byte(i)
+    steps = steps + 1
+    if byte == QUOTE then
+      i = behind_string(text, i)
+    else
+      depth = depth + ((byte == OPEN or byte == LIST) and 1 or -1)
+      i = i + 1
+      if depth == 0 then return i, steps end
+    end
+  end
+  return #text + 1, steps
+end
+
+-- The fields of a JSON object, values as they are written.
+local function fields(text)
+  local found, steps = {}, 0
+  local i = text:match('^%s*{()')
+  while i and steps < MOST_STEPS do
+    i = text:match('^[%s,]*()"', i)
+    if not i then break end
+    local last = behind_string(text, i)
+    local value = text:match('^%s*:%s*()[^%s]', last)
+    if not value then break end
+    local next_one, taken = behind(text, value)
+    found[text:sub(i + 1, last - 2)] = text:sub(value, next_one - 1)
+    i, steps = next_one, steps + taken
+  end
+  return found
+end
+
+-- The beginning of a conversation: up to the first words of its user, which no later turn changes.
+local function beginning(value)
+  if value:byte(1) ~= LIST then return value:sub(1, MOST_BYTES) end
+  local parts, i = {}, 2
+  for _ = 1, 8 do
+    i = value:match('^[%s,]*()[^%s,%]]', i)
+    if not i then break end
+    local last = behind(value, i)
+    local part = value:sub(i, last - 1)
+    parts[#parts + 1] = part:sub(1, MOST_BYTES)
+    if part:find('"role"%s*:%s*"user"') or part:byte(1) ~= OPEN then break end
+    i = last
+  end
+  return table.concat(parts, '\n')
+end
+
+local function text_key(body)
+  local given = fields(body)
+  local user = given.user or (given.metadata or ''):match('"user_id"%s*:%s*(".-")')
+  if user and user:byte(1) == QUOTE and #user > 2 then return 'user ' .. user:sub(1, MOST_BYTES) end
+  local system = (given.system or given.instructions or ''):sub(1, MOST_BYTES)
+  local said = given.messages or given.input or given.prompt
+  if not said then return nil end
+  return 'text ' .. system .. '\n' .. beginning(said)
+end
+
+-- A polynomial modulo the largest prime below 2^32, exact in a double.
+local function hash(text)
+  local value = 0
+  for i = 1, #text do value = (value * 257 + text:byte(i) + 1) % 4294967291 end
+  return string.format('%08x', value)
+end
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  headers:remove('x-specops-key')
+  local session = headers:get('x-session-id')
+  local client = headers:get('authorization') or headers:get('x-api-key') or ''
+  local key
+  if session and #session > 0 then
+    key = 'session ' .. session:sub(1, MOST_BYTES)
+  else
+    local body = handle:body() -- waits for all of it; what `headers` held is void after that
+    if body then key = text_key(body:getBytes(0, body:length())) end
+  end
+  if not key then return end
+  -- Two clients' sessions of one name are two: they share no prefix cache either.
+  handle:headers():add('x-specops-key', hash(client .. '\n' .. key))
+end
