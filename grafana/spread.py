@@ -9,9 +9,10 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from board import board
 from panels import PER_SECOND, TIMES, big_number, curves
-from promql import INSTANCES, QUANTILE_WINDOW, WINDOW, now_by, rate_by, ratio_by
+from promql import INSTANCES, QUANTILE_WINDOW, WINDOW, now_by, rate_by
 
 REQUESTS, REFUSED = "specops_requests_total", "specops_requests_rejected_total"
+CACHED, COMPUTED = "specops_cached_prompt_tokens_total", "specops_prompt_tokens_total"
 BY_LOAD = 'reason=~"queue_full|kv_tokens|memory|pressure"'
 GENERATING = 'envoy_cluster_name="replicas"'  # the gateway's two ways to the replicas
 EITHER = 'envoy_cluster_name=~"replicas|replicas_any"'
@@ -36,6 +37,16 @@ def _mean(histogram: str, labels: str) -> str:
         for part in ("sum", "count")
     )
     return f"({total}) / (({number}) > 0) / 1000"
+
+
+def _cached_share() -> str:
+    """Cached prompt tokens of all, by replica; the second counter has only computed ones."""
+    cached, computed = (
+        f"sum by (instance) (rate({name}{{{INSTANCES}}}[{WINDOW}]))" for name in (CACHED, COMPUTED)
+    )
+    return (
+        f"{cached} / ({cached} + {computed} > 0) or 0 * sum by (instance) ({CACHED}{{{INSTANCES}}})"
+    )
 
 
 def _glance(made: Dashboard) -> None:
@@ -126,11 +137,7 @@ def _replicas(made: Dashboard) -> None:
             "the others: conversations reach it that belong elsewhere, or its cache is too small "
             "(SPECOPS_KV_TOKENS). All low: no X-Session-ID, and prompts do not begin alike.",
             "percentunit",
-            {
-                "{{instance}}": ratio_by(
-                    "instance", "specops_cached_prompt_tokens_total", "specops_prompt_tokens_total"
-                )
-            },
+            {"{{instance}}": _cached_share()},
             maximum=1,
         )
     )
