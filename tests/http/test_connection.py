@@ -47,6 +47,34 @@ async def test_half_a_request_is_answered_408_and_takes_no_place(sent: bytes, re
         assert len(here.service.requests) == before
 
 
+MESSAGES = HEAD.replace(b"/generate", b"/v1/messages")
+
+
+@pytest.mark.parametrize("sent", [MESSAGES[:40], MESSAGES + b"content-length: 9\r\n\r\n{", WHOLE])
+async def test_refusals_have_the_shape_of_the_protocol_that_is_spoken(sent: bytes) -> None:
+    async with served() as here:
+        client = await here.connect()
+        await client.send(sent)
+        if sent is WHOLE:  # one protocol's request behind another's on the same connection
+            assert (await client.answer())[0] == 200
+            await client.send(MESSAGES)
+        here.look(LIMITS.stall)
+        status, _, body = await client.answer()
+    assert status == 408
+    assert body["type"] == "error"
+    assert body["error"]["message"] == "the request did not arrive in time"
+
+
+async def test_half_a_message_is_told_that_the_server_ends_in_its_protocol() -> None:
+    async with served() as here:
+        client = await here.connect()
+        await client.send(MESSAGES + b"content-length: 17\r\n\r\n" + BODY[:9])
+        here.server.should_exit = True
+        status, _, body = await client.answer()
+    assert status == 503
+    assert body["error"]["type"] == "overloaded_error"
+
+
 async def test_half_a_request_is_told_that_the_server_ends() -> None:
     async with served() as here:
         client = await here.connect()

@@ -174,3 +174,21 @@ def test_a_configuration_of_another_kind_is_refused(tmp_path: Path, text: str) -
     (tmp_path / "tokenizer_config.json").write_text(text)
     with pytest.raises(ChatTemplateError, match="its template cannot be read"):
         ChatTemplate.load(tmp_path)
+
+
+def test_whether_a_prompt_opens_thoughts_is_found_once_for_the_same_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    template = ChatTemplate("{% if think %}<think>{% endif %}{# </think> #}", {})
+    rendered: list[object] = []
+    render = ChatTemplate._render
+    monkeypatch.setattr(
+        ChatTemplate, "_render", lambda *given: rendered.append(given) or render(*given)
+    )
+    for _ in range(3):
+        assert template.begins_thinking({"think": True, "other": {"a": [1]}})
+        assert not template.begins_thinking({})
+    assert len(rendered) == 2
+    for number in range(200):
+        assert template.begins_thinking({"think": True, "number": number})
+    assert len(template._begins) <= 64

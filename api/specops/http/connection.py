@@ -168,13 +168,20 @@ class Connection(H11Protocol):
                 return
             cycle.disconnected, cycle.waiting_for_100_continue = True, False
             cycle.message_event.set()
-        response = error.response()
+        response = error.response(self._path())
         response.headers["connection"] = "close"
         status = HTTPStatus(response.status_code)
         lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
         lines += [name + b": " + value for name, value in response.raw_headers]
         self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
         self._linger()
+
+    def _path(self) -> str:
+        """Of the request that the client is at, as far as it has said; empty before that."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            return str(self.cycle.scope["path"])
+        method_and_path = self.conn.trailing_data[0].split(b"\r", 1)[0].split(b" ")[:2]
+        return method_and_path[-1].decode("latin-1") if len(method_and_path) > 1 else ""
 
     def _lingers(self) -> bool:
         """Called instead of closing; whether the client is in the midst of a request."""
