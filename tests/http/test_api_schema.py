@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
+import numpy as np
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
@@ -26,7 +28,8 @@ class Lasting(FakeService):
         self.calls.append("stop")
 
 
-service = Lasting([output("Hel", "lo"), output(" world", finish=FinishReason.STOP)])
+LAST = replace(output(" world", finish=FinishReason.STOP), embeddings=np.ones((1, 4), np.float32))
+service = Lasting([output("Hel", "lo"), LAST])
 schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(Settings(), service))  # type: ignore[arg-type]
 
 

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from datetime import datetime
+from typing import Any
 
 import pytest
 
 from specops.request import FinishReason, PromptTooLong
 from tests.fakes import INFO, STATS, FakeService, output
-from tests.http.openai_api import ANSWER, CHAT, COMPLETIONS, api, both, chunks, problem, text_of
+from tests.http.openai_api import (
+    ANSWER,
+    BODIES,
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    api,
+    both,
+    chunks,
+    problem,
+    text_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -319,3 +332,43 @@ async def test_the_description_knows_our_errors_alone() -> None:
         *("200", "400", "401", "404", "408", "413", "415", "429", "500", "503", "504")
     }
     assert "422" in paths["/generate"]["post"]["responses"]
+
+
+class Waiting:
+    """A template that renders when it may."""
+
+    calls = thinking = None
+
+    def __init__(self) -> None:
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def render(self, *_: Any) -> str:
+        self.begun.set()
+        assert self.may.wait(60)
+        return "a"
+
+    def begins_thinking(self, *_: Any) -> bool:
+        return False
+
+
+TALKS: dict[str, dict[str, Any]] = {
+    CHAT: {},
+    GENERATE: {"system": ""},
+    "/v1/messages/count_tokens": BODIES[CHAT],
+    "/apply-template": BODIES[CHAT],
+}
+
+
+@pytest.mark.parametrize("path", TALKS)
+async def test_a_template_that_takes_long_holds_up_no_other_request(path: str) -> None:
+    """However short its text is: templates come from strangers."""
+    async with api() as here:
+        template = Waiting()
+        here.service.loaded.chat_template = template  # type: ignore[assignment]
+        body = BODIES.get(path, {}) | TALKS[path]
+        asked = asyncio.create_task(here.client.post(path, json=body))
+        await asyncio.to_thread(template.begun.wait, 60)
+        assert (await here.ask(COMPLETIONS)).status_code == 200
+        assert not asked.done()
+        template.may.set()
+        assert (await asked).status_code == 200

@@ -43,6 +43,7 @@ _LINKS = {
     "responses": "/v1/responses",
     "messages": "/v1/messages",
     "count_tokens": "/v1/messages/count_tokens",
+    "embeddings": "/v1/embeddings",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
     "apply_template": "/apply-template",

@@ -15,7 +15,7 @@ from fastapi import Request
 
 from specops.engine.engine import Engine
 from specops.http.errors import InvalidField
-from specops.http.routes.job import Job, Prompts, Tokens, output_limit, start
+from specops.http.routes.job import Job, Prompts, Tokens, computed, output_limit, start
 from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.options import EngineOptions
 from specops.http.state import AppState
@@ -52,7 +52,9 @@ class ChatPrompt:
     def prompts(self) -> Prompts:
         """What `start` and `encode` take."""
         asked = self._conversation
-        return Prompts(lambda engine: [self.encode(engine)], 1, asked.size, asked.messages)
+        return Prompts(
+            lambda engine: [self.encode(engine)], 1, asked.size, asked.messages, rendered=True
+        )
 
     def render(self, engine: Engine) -> str:
         """Write the prompt.
@@ -199,7 +201,13 @@ async def converse(
         NotReady, QueueFull, PromptTooLong: see `AsyncEngine.submit`.
     """
     engine = state.service.engine
-    speech = Speech(engine, conversation)
+    template = engine.chat_template
+    speech = await computed(
+        lambda: Speech(engine, conversation),
+        0,
+        state.settings,
+        renders=bool(template and template.thinking),
+    )
     grammar = speech.grammar(conversation.sampling(0).grammar)
 
     def sampling(choice: int) -> SamplingParams:

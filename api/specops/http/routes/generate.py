@@ -44,6 +44,7 @@ async def generate(body: GenerateRequest, request: Request, state: State) -> Res
             1,
             len(body.prompt) + len(body.system or ""),
             body.prompt,
+            rendered=body.system is not None,
         ),
         sampling=lambda _: body.sampling,
         max_new_tokens=output_limit(

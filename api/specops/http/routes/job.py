@@ -39,6 +39,9 @@ _T = TypeVar("_T")
 _LONG_TEXT = 4096
 # One thread: long prompts wait for each other, and the engine keeps its cores.
 _ENCODER = ThreadPoolExecutor(1, "encode")
+# Chat templates come from strangers, and may take a second for a short text. With a thread of their
+# own the event loop has the interpreter back every 5 ms; that costs a chat 40 microseconds.
+_RENDERER = ThreadPoolExecutor(1, "render")
 _PAUSE_SECONDS = 15.0  # proxies give a silent connection up after 30 to 60
 _sequence = itertools.count(1)
 log = logging.getLogger(__name__)
@@ -53,12 +56,14 @@ class Prompts:
         count: how many there are.
         size: characters, of which encoding takes time.
         shown: the text as given, for a log that shows prompts.
+        rendered: a chat template writes them.
     """
 
     encode: Callable[[Engine], Sequence[Tokens]]
     count: int
     size: int
     shown: Any
+    rendered: bool = False
 
     async def encoded(self, engine: Engine, settings: Settings) -> Sequence[Tokens]:
         """Their tokens; long texts are encoded on a thread.
@@ -66,7 +71,9 @@ class Prompts:
         Raises:
             ApiError: that took too long.
         """
-        return await computed(lambda: self.encode(engine), self.size, settings)
+        return await computed(
+            lambda: self.encode(engine), self.size, settings, renders=self.rendered
+        )
 
 
 @dataclass(slots=True)
@@ -275,17 +282,20 @@ def submitted(
     return Job(state.service.submit(*named), request, choices, shown)
 
 
-async def computed(work: Callable[[], _T], size: int, settings: Settings) -> _T:
-    """Do what takes time by the size of a text; for a long one on a thread.
+async def computed(
+    work: Callable[[], _T], size: int, settings: Settings, *, renders: bool = False
+) -> _T:
+    """Do what takes time by the size of a text; for a long one, or a template, on a thread.
 
     Raises:
         ApiError: that took too long.
     """
-    if size < _LONG_TEXT:
+    if size < _LONG_TEXT and not renders:
         return work()
+    thread = _RENDERER if size < _LONG_TEXT else _ENCODER
     try:
         async with asyncio.timeout(settings.request_timeout):
-            return await asyncio.get_running_loop().run_in_executor(_ENCODER, work)
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
     except TimeoutError:
         raise _late("encoded", settings.request_timeout) from None
 

@@ -66,7 +66,9 @@ async def count_tokens(body: TokensRequest, request: Request, state: State) -> R
     conversation = body.conversation()
     ignore_unknown(body, request, state.settings, conversation.skipped)
     prompt = ChatPrompt(conversation)
-    tokens = await computed(lambda: prompt.encode(engine), conversation.size, state.settings)
+    tokens = await computed(
+        lambda: prompt.encode(engine), conversation.size, state.settings, renders=True
+    )
     return json_answer(TokensResponse(input_tokens=len(tokens)), ignored_header(request))
 
 

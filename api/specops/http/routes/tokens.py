@@ -67,7 +67,9 @@ async def apply_template(body: ApplyTemplateRequest, request: Request, state: St
         **ToolChoice().apply((function.tool() for function in functions), ()),
     )
     prompt = ChatPrompt(conversation)
-    text = await computed(lambda: prompt.render(engine), conversation.size, state.settings)
+    text = await computed(
+        lambda: prompt.render(engine), conversation.size, state.settings, renders=True
+    )
     return json_answer(ApplyTemplateResponse(prompt=text), ignored_header(request))
 
 
