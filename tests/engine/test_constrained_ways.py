@@ -1,0 +1,112 @@
+"""Speculative constrained output is plain constrained output, to the token, in every way.
+
+`python -m bench structured` compares 200 prompts of a real model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from specops.config import Settings
+from specops.engine.engine import Engine
+from specops.request import (
+    FinishReason,
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    Output,
+    SamplingParams,
+)
+from tests.draft_heads import make_random_head
+
+AT_ONCE = 8
+PLACE = {"type": "object", "properties": {"city": {"enum": ["Bern", "Basel", "Zug"]}}}
+SCHEMAS = (
+    PLACE | {"required": ["city"], "additionalProperties": False},
+    {"type": "array", "items": {"enum": ["red", "green", "dark green"]}, "minItems": 2},
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "of": {"type": "integer"}},
+        "required": ["name", "of"],
+        "additionalProperties": False,
+    },
+)
+GRAMMARS = (
+    *(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)) for schema in SCHEMAS),
+    Grammar(GrammarKind.REGEX, "(def (add|sub)[(]a, b[)]:\n)+"),
+    Grammar(GrammarKind.CHOICE, '["The quick brown fox", "The quick brown dog"]'),
+)
+_ids = count()
+
+
+@pytest.fixture(scope="module")
+def engines(
+    tiny_settings: Settings, tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Engine]:
+    """One with a draft model, one with a head."""
+    folder = tmp_path_factory.mktemp("heads") / "head"
+    graph = tiny_pair / "target" / "onnx" / "int8-128" / "model.onnx"
+    make_random_head(folder, graph, vocab=320, size=256)
+    wide = replace(tiny_settings, slots=AT_ONCE, max_batched_tokens=64)
+    return [Engine.load(wide), Engine.load(replace(wide, draft=str(folder)))]
+
+
+def requests(seeded: bool) -> Iterator[GenerationRequest]:
+    """Twenty prompts, each under a grammar."""
+    for number in range(20):
+        drawn = (1.0, number) if seeded else (0.0, None)
+        yield GenerationRequest(
+            request_id="",
+            prompt_tokens=tuple(range(1 + number, 30 + 3 * number)),
+            max_new_tokens=32,
+            sampling=SamplingParams(
+                drawn[0], top_k=20, seed=drawn[1], grammar=GRAMMARS[number % len(GRAMMARS)]
+            ),
+        )
+
+
+def answers(
+    engine: Engine, asked: Sequence[GenerationRequest], at_once: int, seen: Counter[str]
+) -> list[list[int]]:
+    """The tokens of each; `seen` counts where they came from."""
+    found: dict[str, list[Output]] = {}
+    for start in range(0, len(asked), at_once):
+        for item in asked[start : start + at_once]:
+            named = replace(item, request_id=str(next(_ids)))
+            found[named.request_id] = []
+            engine.scheduler.add(named)
+        while engine.scheduler.busy:
+            for output in engine.scheduler.step().outputs:
+                found[output.request_id].append(output)
+    for outputs in found.values():
+        assert outputs[-1].finish in (FinishReason.STOP, FinishReason.LENGTH), outputs[-1].error
+    pieces = [[piece for item in outputs for piece in item.pieces] for outputs in found.values()]
+    seen.update(piece.origin for mine in pieces for piece in mine)
+    return [[piece.token for piece in mine] for mine in pieces]
+
+
+@pytest.mark.parametrize("seeded", [False, True], ids=["greedy", "seeded"])
+def test_every_drafter_comes_to_the_same_tokens_alone_and_together(
+    engines: list[Engine], seeded: bool
+) -> None:
+    asked = list(requests(seeded))
+    seen: Counter[str] = Counter()
+    plain = answers(engines[0], asked, 1, Counter())
+    drafters = set()
+    for engine in engines:
+        for drafter in engine.info.drafters:
+            drafters.add(drafter)
+            k_draft = 0 if drafter == "none" else 6
+            ways = [replace(item, drafter=drafter, k_draft=k_draft) for item in asked]
+            for at_once in (1, AT_ONCE):
+                found = answers(engine, ways, at_once, seen)
+                assert found == plain, (drafter, at_once)
+    assert drafters == {"draft", "head", "suffix", "cascade", "none"}
+    assert {"grammar", "target", "draft", "suffix"} <= set(seen)
