@@ -2,9 +2,9 @@
 
 Masks cost time: a free text is compared with the same text under a grammar that allows all texts.
 What a grammar forces saves passes: forms are answered by plain constrained decoding and as they
-are served, in turns. Then every schema is answered plainly and alone, as it is served, and among
-others: each answer that was not cut must parse and validate, and all ways must come to the same
-tokens.
+are served, in turns. Then every schema is answered greedily and with a seed, plainly and by every
+drafter, alone and among others: each answer that was not cut must parse and validate, and all ways
+must come to the same tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator
 
 from bench.models import BenchModel, Progress
 from bench.structured.schemas import FORMS, SCHEMAS
-from bench.tools.report import Outcome, Table, Wanted, spread, wanted_table, yes
+from bench.tools.report import Outcome, Table, Wanted, spread, wanted_table
 from bench.tools.stats import Summary, ratios
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import (
@@ -91,13 +91,18 @@ def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
         wanted_table("Wanted of structured output", wanted),
         Table(
             f"Schemas: {model.title}",
-            ("schemas", "complete", "valid of these", "cut", "same tokens in all ways"),
-            [(str(checked["schemas"]), str(checked["complete"]), str(checked["valid"]),
-              str(checked["cut"]), yes(not checked["differing"]))],
-            (f"greedy and seeded by turns, {plan.schema_tokens} tokens at most; plainly and alone, "
-             f"served alone, and served {plan.at_once} at once",
-             *(f"invalid: {name}" for name in checked["invalid"]),
-             *(f"differing: {name}" for name in checked["differing"])),
+            ("schemas", "answers", "complete", "valid of these", "cut"),
+            [tuple(str(checked[name])
+                   for name in ("schemas", "answers", "complete", "valid", "cut"))],
+            (f"each greedy and with a seed, {plan.schema_tokens} tokens at most",
+             *(f"invalid: {name}" for name in checked["invalid"])),
+        ),
+        Table(
+            f"Ways: {model.title}",
+            ("way", "answers", "other tokens than plain constrained decoding alone"),
+            [(way, str(checked["answers"]), str(others))
+             for way, others in checked["ways"].items()],
+            tuple(f"differing: {name}" for name in checked["differing"]),
         ),
     ]  # fmt: skip
     result = {
@@ -166,46 +171,46 @@ def _row(name: str, form: dict[str, Any]) -> tuple[str, ...]:
 def _check(engine: Engine, plan: Plan, progress: Progress) -> dict[str, Any]:
     """Answer every schema in all ways."""
     names = list(SCHEMAS)[: plan.schemas]
-    requests = []
+    asked: dict[str, GenerationRequest] = {}
     for index, name in enumerate(names):
         prompt = _prompt(engine, f"Write JSON, {name}.")
         request = _request(prompt, _grammar(SCHEMAS[name]), plan.schema_tokens, drafter=NO_DRAFTER)
-        if index % 2:
-            drawn = replace(request.sampling, temperature=0.8, seed=index)
-            request = replace(request, sampling=drawn)
-        requests.append(request)
-    plain: list[Answer] = []
-    for number, request in enumerate(requests):
-        if number % 50 == 0:
-            progress(f"schema {number + 1} of {len(requests)}")
-        plain += _answers(engine, [request])
-    served = [replace(item, drafter=engine.info.default_drafter, k_draft=8) for item in requests]
-    progress("the same as they are served")
-    alone = [answer for request in served for answer in _answers(engine, [request])]
-    progress(f"the same, {plan.at_once} at once")
-    together: list[Answer] = []
-    for start in range(0, len(served), plan.at_once):
-        together += _answers(engine, served[start : start + plan.at_once])
-    complete = [
-        name
-        for name, answer in zip(names, plain, strict=True)
-        if answer.finish == FinishReason.STOP
-    ]
-    texts = dict(zip(names, plain, strict=True))
-    invalid = [name for name in complete if not fits(texts[name].text, SCHEMAS[name])]
-    differing = [
-        name
-        for name, *found in zip(names, plain, alone, together, strict=True)
-        if len({answer.tokens for answer in found}) > 1
-    ]
+        drawn = replace(request.sampling, temperature=0.8, seed=index)
+        asked[f"{name}, greedy"] = request
+        asked[f"{name}, seeded"] = replace(request, sampling=drawn)
+    progress(f"{len(asked)} answers, plainly")
+    plain = dict(zip(asked, _in_groups(engine, list(asked.values()), 1), strict=True))
+    differing: set[str] = set()
+    ways: dict[str, int] = {}
+    for drafter in engine.info.drafters:
+        k_draft = 0 if drafter == NO_DRAFTER else 8
+        requests = [replace(item, drafter=drafter, k_draft=k_draft) for item in asked.values()]
+        for at_once in (1, plan.at_once):
+            way = f"{drafter}, {at_once} at once"
+            progress(f"the same, {way}")
+            found = dict(zip(asked, _in_groups(engine, requests, at_once), strict=True))
+            others = [key for key in asked if found[key].tokens != plain[key].tokens]
+            ways[way] = len(others)
+            differing |= {f"{key}, {way}" for key in others}
+    complete = [key for key, answer in plain.items() if answer.finish == FinishReason.STOP]
+    schemas = {f"{name}, {kind}": SCHEMAS[name] for name in names for kind in ("greedy", "seeded")}
+    invalid = [key for key in complete if not fits(plain[key].text, schemas[key])]
     return {
         "schemas": len(names),
+        "answers": len(asked),
         "complete": len(complete),
         "valid": len(complete) - len(invalid),
-        "cut": len(names) - len(complete),
+        "cut": len(asked) - len(complete),
+        "ways": ways,
         "invalid": invalid,
-        "differing": differing,
+        "differing": sorted(differing),
     }
+
+
+def _in_groups(engine: Engine, requests: Sequence[GenerationRequest], at_once: int) -> list[Answer]:
+    """Answer so many requests at once, then as many more."""
+    groups = (requests[start : start + at_once] for start in range(0, len(requests), at_once))
+    return [answer for group in groups for answer in _answers(engine, group)]
 
 
 def fits(text: str, schema: dict[str, Any]) -> bool:
