@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -139,14 +140,49 @@ async def test_max_completion_tokens_is_the_newer_name() -> None:
     assert problem(both_names, 400)["param"] == "max_tokens"
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-async def test_more_than_the_server_gives_is_refused_by_the_name_it_was_asked_by(
-    field: str,
-) -> None:
+async def test_more_than_the_server_gives_is_refused() -> None:
     async with api(max_new_tokens=100) as here:
-        error = problem(await here.ask(CHAT, **{field: 101}), 400)
-    assert error["param"] == field
+        error = problem(await here.ask(COMPLETIONS, max_tokens=101), 400)
+    assert error["param"] == "max_tokens"
     assert "100" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODIES[CHAT] | {"max_tokens": 32_000}),
+        (CHAT, BODIES[CHAT] | {"max_completion_tokens": 32_000}),
+        ("/v1/messages", BODIES[CHAT] | {"max_tokens": 32_000}),
+        ("/v1/responses", {"model": "fake", "input": "a", "max_output_tokens": 32_000}),
+    ],
+)
+async def test_a_chats_limit_above_the_servers_is_the_servers(
+    path: str, body: dict[str, Any]
+) -> None:
+    """Agents send what other models can give, whatever they are going to need."""
+    async with api(max_new_tokens=100) as here:
+        assert (await here.client.post(path, json=body)).status_code == 200
+    assert here.request.max_new_tokens == 100
+
+
+UNSET = (
+    *("top_k", "min_p", "typical_p", "top_n_sigma", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "bad_words", "stop_token_ids", "min_tokens"),
+    *("ignore_eos", "k_draft", "drafter", "adaptive", "guided_json", "response_format"),
+)
+
+
+@both
+@pytest.mark.parametrize("body", [{"top_k": -1}, dict.fromkeys(UNSET)], ids=["-1", "null"])
+async def test_what_other_servers_take_for_nothing_asks_for_nothing(
+    path: str, body: dict[str, Any]
+) -> None:
+    async with api() as here:
+        assert (await here.ask(path)).status_code == 200
+        assert (await here.ask(path, **body)).status_code == 200
+    plain, asked = here.service.requests
+    named = {"request_id": "", "arrival": 0, "deadline": 0}
+    assert replace(asked, **named) == replace(plain, **named)
 
 
 # -- prompts -----------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
 
 def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...]:
     """Each word as it begins a text, and as it stands behind a space."""
-    texts = [spelled for word in body.bad_words for spelled in (word, f" {word.lstrip()}")]
+    texts = [spelled for word in body.bad_words or () for spelled in (word, f" {word.lstrip()}")]
     return tuple(dict.fromkeys(tuple(_spelled(text, engine)) for text in texts))
 
 
@@ -56,9 +56,10 @@ def stop_tokens(body: EngineOptions, engine: Engine) -> tuple[int, ...]:
     Raises:
         InvalidField: there is no such token.
     """
-    if max(body.stop_token_ids, default=0) >= engine.info.vocab_size:
+    wanted = tuple(body.stop_token_ids or ())
+    if max(wanted, default=0) >= engine.info.vocab_size:
         raise InvalidField("stop_token_ids", f"there are {engine.info.vocab_size} tokens")
-    return tuple(body.stop_token_ids)
+    return wanted
 
 
 def _spelled(text: str, engine: Engine) -> tuple[int, ...]:

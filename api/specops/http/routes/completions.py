@@ -61,7 +61,7 @@ async def completions(body: CompletionRequest, request: Request, state: State) -
         )
         or 1,
         stop=(*body.stops, *(gap.ends if gap else ())),
-        stop_token_ids=(*body.stop_token_ids, *(gap.ends.values() if gap else ())),
+        stop_token_ids=(*(body.stop_token_ids or ()), *(gap.ends.values() if gap else ())),
         stream=bool(body.stream),
         logprobs=0 if best and body.logprobs is None else body.logprobs,
         prompt_logprobs=bool(body.echo) and body.logprobs is not None,

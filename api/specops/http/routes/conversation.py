@@ -15,7 +15,7 @@ from fastapi import Request
 
 from specops.engine.engine import Engine
 from specops.http.errors import InvalidField
-from specops.http.routes.job import Job, Prompts, Tokens, computed, output_limit, start
+from specops.http.routes.job import Job, Prompts, Tokens, computed, start
 from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.options import EngineOptions
 from specops.http.state import AppState
@@ -213,8 +213,9 @@ async def converse(
     def sampling(choice: int) -> SamplingParams:
         return replace(conversation.sampling(choice), grammar=grammar)
 
-    wanted, field = conversation.limit
+    # Agents ask for as many tokens as other models give: a limit is no wish for a length.
     most = state.settings.max_new_tokens
+    limit = most if conversation.limit is None else min(conversation.limit, most)
     job = await start(
         state,
         request,
@@ -223,7 +224,7 @@ async def converse(
         sampling=sampling,
         choices=conversation.choices,
         skipped=conversation.skipped,
-        max_new_tokens=output_limit(wanted, field, state.settings, default=most),
+        max_new_tokens=limit,
         stop=conversation.stops,
         stream=conversation.stream,
         logprobs=conversation.logprobs,

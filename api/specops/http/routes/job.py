@@ -236,8 +236,8 @@ async def start(
     if (grammar := sampling(0).grammar) is not None:
         await compiled(grammar, body, engine)
     encoded = await prompts.encoded(engine, settings)
-    options |= {"ignore_eos": body.ignore_eos, "stop_token_ids": ends}
-    options |= {"min_tokens": body.min_tokens, **fields}
+    options |= {"ignore_eos": bool(body.ignore_eos), "stop_token_ids": ends}
+    options |= {"min_tokens": body.min_tokens or 0, **fields}
     first = replace(plain_request(request, settings), **options)
     requests = [
         replace(first, prompt_tokens=tuple(tokens), sampling=replace(sampling(choice), **spelled))

@@ -159,7 +159,6 @@ class ChatRequest(OpenAiRequest):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        limit = "max_tokens" if self.max_tokens is not None else "max_completion_tokens"
         match self.tool_choice:
             case NamedTool(function=function):
                 choice = ToolChoice("required", function.name)
@@ -170,7 +169,7 @@ class ChatRequest(OpenAiRequest):
         return Conversation(
             messages=with_names([message.for_template() for message in self.messages]),
             source="messages",
-            limit=(getattr(self, limit), limit),
+            limit=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,
             sampling=self.sampling,
             parallel=self.parallel_tool_calls is not False,
             template_options=self.chat_template_kwargs or {},

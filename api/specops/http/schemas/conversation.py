@@ -31,7 +31,7 @@ class Conversation:
     Attributes:
         messages: as chat templates take them.
         source: the request's field that has them, for errors.
-        limit: the most tokens that the client wants, None for the server's, and that field.
+        limit: the most tokens that the client wants; None: as many as the server gives.
         sampling: how the tokens of one of the choices are drawn.
         tools: that the model is told about.
         skipped: names of tools that this server does not have; they are as good as unknown fields.
@@ -43,7 +43,7 @@ class Conversation:
 
     messages: Sequence[Message]
     source: str
-    limit: tuple[int | None, str] = (None, "")
+    limit: int | None = None
     sampling: Callable[[int], SamplingParams] = lambda _: SamplingParams()
     tools: tuple[Tool, ...] = ()
     skipped: tuple[str, ...] = ()

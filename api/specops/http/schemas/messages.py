@@ -180,7 +180,7 @@ class MessagesRequest(TokensRequest, EngineOptions):
         """What is asked, without the protocol."""
         sampling = self.drawn(self.temperature, self.top_p)
         return super().conversation(
-            limit=(self.max_tokens, "max_tokens"),
+            limit=self.max_tokens,
             sampling=lambda _: sampling,
             stops=tuple(self.stop_sequences or ()),
             stream=bool(self.stream),

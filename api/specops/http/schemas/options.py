@@ -130,14 +130,16 @@ class EngineOptions(Body):
         description="accepted and without effect: output is always bit for bit that of plain "
         "decoding, alone or beside others, where GET /v1/models says `batch_invariant`",
     )
-    top_k: int = Field(0, ge=0, description="draw from the k likeliest tokens only; 0: from all")
-    min_p: float = Field(
+    top_k: int | None = Field(
+        0, ge=-1, description="draw from the k likeliest tokens only; 0 or -1: from all"
+    )
+    min_p: float | None = Field(
         0.0, ge=0, le=1, description="draw from tokens with this share of the likeliest's chance"
     )
-    typical_p: float = Field(
+    typical_p: float | None = Field(
         1.0, gt=0, le=1, description="draw from the most typical tokens that sum to this"
     )
-    top_n_sigma: float = Field(
+    top_n_sigma: float | None = Field(
         0.0,
         ge=0,
         description="draw from logits within so many standard deviations of the largest; 0: all",
@@ -148,20 +150,20 @@ class EngineOptions(Body):
     frequency_penalty: float | None = Field(
         0.0, ge=-2, le=2, description="taken off them for each time that it has them"
     )
-    repetition_penalty: float = Field(
+    repetition_penalty: float | None = Field(
         1.0, gt=0, le=10, description="divides the logits of tokens of the prompt and the answer"
     )
     logit_bias: Annotated[dict[Text, Bias], Field(max_length=300)] | None = Field(
         None, description="added to logits, by token: its number, or a text that is one token"
     )
-    bad_words: Annotated[list[StopString], Field(max_length=64)] = Field(
+    bad_words: Annotated[list[StopString], Field(max_length=64)] | None = Field(
         default=[], description="texts whose tokens the answer has not in a row"
     )
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(
         default=[], description="tokens that end the output, as a part of it"
     )
-    min_tokens: int = Field(0, ge=0, description="tokens before which no end token comes")
-    ignore_eos: bool = Field(
+    min_tokens: int | None = Field(0, ge=0, description="tokens before which no end token comes")
+    ignore_eos: bool | None = Field(
         False, description="go on after an end token, where no grammar ends the answer"
     )
     response_format: ResponseFormat | None = Field(
@@ -197,16 +199,16 @@ class EngineOptions(Body):
         """How tokens are chosen; what is said in texts is added where they become tokens."""
         return SamplingParams(
             temperature=1.0 if temperature is None else temperature,
-            top_k=self.top_k,
+            top_k=max(0, self.top_k or 0),
             top_p=1.0 if top_p is None else top_p,
             seed=seed,
             grammar=self.grammar,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            top_n_sigma=self.top_n_sigma,
+            min_p=self.min_p or 0.0,
+            typical_p=self.typical_p or 1.0,
+            top_n_sigma=self.top_n_sigma or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=self.repetition_penalty or 1.0,
         )
 
     @property

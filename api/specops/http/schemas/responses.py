@@ -173,7 +173,7 @@ class ResponsesRequest(EngineOptions):
         return Conversation(
             messages=with_names(self._messages()),
             source=_FIELD,
-            limit=(self.max_output_tokens, "max_output_tokens"),
+            limit=self.max_output_tokens,
             sampling=lambda _: sampling,
             parallel=self.parallel_tool_calls is not False,
             template_options={} if effort is None else {"enable_thinking": effort != "none"},
