@@ -1,6 +1,6 @@
 // Kernel for processors that multiply no four bytes at once: plain C for any, the reference of all
-// others, AVX2, and AVX-512 without VNNI. Products of 8 bits are added in pairs, in 16 bits, before they
-// are in 32. This file is compiled once for each, see setup.py.
+// others, AVX2, and AVX-512 without VNNI. Products are added in pairs, those of 4 bits in 16 bits before
+// they are in 32. This file is compiled once for each, see setup.py.
 
 #include "matmul_kernel.h"
 
@@ -13,8 +13,7 @@ enum { PARTS = 2, WIDTH = 4 };
 enum { PARTS = 1, WIDTH = 4 };
 #endif
 
-// 16-bit sums hold 4 lines: a line adds at most 4 products of 15 and 127 where codes have 4 bits
-// or are taken apart into halves of 4.
+// 16-bit sums hold 4 lines of codes of 4 bits: a line adds at most 4 products of 15 and 127.
 enum { LINES = 4, REGISTER = LINE / PARTS };
 
 typedef int16_t Shorts __attribute__((vector_size(REGISTER)));
@@ -37,15 +36,30 @@ INLINE Shorts add_products(Shorts sums, Bytes codes, int32_t word) {
 #endif
 }
 
-// A column's two sums, added.
-INLINE Sums sum_pairs(Shorts sums) {
+// Products of 16 bits in 32, those of two neighbours added.
+INLINE Sums multiply_pairs(Shorts a, Shorts b) {
 #if defined(__AVX512BW__)
-    return (Sums)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1));
+    return (Sums)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-    return (Sums)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1));
+    return (Sums)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)  // every x86-64
+    __m128i parts[4], others[4];
+    memcpy(parts, &a, sizeof parts), memcpy(others, &b, sizeof others);
+    for (int i = 0; i < 4; i++) parts[i] = _mm_madd_epi16(parts[i], others[i]);
+    Sums sums;
+    memcpy(&sums, parts, sizeof sums);
+    return sums;
 #else
-    return ((Sums)((Fours)sums << 16) >> 16) + ((Sums)sums >> 16);
+    return ((Sums)((Fours)a << 16) >> 16) * ((Sums)((Fours)b << 16) >> 16) +
+           ((Sums)a >> 16) * ((Sums)b >> 16);
 #endif
+}
+
+// Adds four codes of 8 bits times the four of `word` to a column's sum.
+INLINE Sums add_bytes(Sums sums, Bytes codes, int32_t word) {
+    const Pairs x = (Pairs)((Fours){0} + (uint32_t)word);
+    return sums + multiply_pairs((Shorts)((Pairs)codes & 255), (Shorts)(x << 8) >> 8) +
+           multiply_pairs((Shorts)((Pairs)codes >> 8), (Shorts)x >> 8);
 }
 
 INLINE void group(const int bits, const int count, const Shape *shape, const uint8_t *weights,
@@ -60,31 +74,29 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
         for (int row = 0; row < count; row++)
             for (int part = 0; part < PARTS; part++) sums[row][part] = (Sums){0};
         for (int64_t byte = 0; byte < bytes; byte += LINES * LINE) {
-            Shorts lows[WIDTH + 1][PARTS], highs[WIDTH + 1][PARTS];
+            Shorts pairs[WIDTH + 1][PARTS];
             for (int row = 0; row < count; row++)
-                for (int part = 0; part < PARTS; part++)
-                    lows[row][part] = highs[row][part] = (Shorts){0};
+                for (int part = 0; part < PARTS; part++) pairs[row][part] = (Shorts){0};
             for (int line = 0; line < LINES; line++, weights += LINE) {
                 ask_ahead(weights, end);
                 for (int part = 0; part < PARTS; part++) {
                     const Bytes both = *(const BytesAt *)(weights + part * REGISTER);
                     for (int row = 0; row < count; row++) {
-                        // Halves of a byte are two weights of 4 bits, or parts of one of 8.
-                        const int8_t *one = at.codes + row * 4;
-                        const int8_t *other = bits == 4 ? one + count * 4 : one;
-                        Shorts *low = &lows[row][part];
-                        Shorts *high = bits == 4 ? low : &highs[row][part];
-                        *low = add_products(*low, both & 15, word_at(one));
-                        *high = add_products(*high, both >> 4, word_at(other));
+                        const int32_t one = word_at(at.codes + row * 4);
+                        if (bits == 8) {
+                            sums[row][part] = add_bytes(sums[row][part], both, one);
+                            continue;
+                        }
+                        const int32_t other = word_at(at.codes + (count + row) * 4);
+                        Shorts *pair = &pairs[row][part];
+                        *pair = add_products(add_products(*pair, both & 15, one), both >> 4, other);
                     }
                 }
                 at.codes += count * (32 / bits);
             }
-            for (int row = 0; row < count; row++)
-                for (int part = 0; part < PARTS; part++) {
-                    sums[row][part] += sum_pairs(lows[row][part]);
-                    if (bits == 8) sums[row][part] += sum_pairs(highs[row][part]) << 4;
-                }
+            for (int row = 0; bits == 4 && row < count; row++)
+                for (int part = 0; part < PARTS; part++)
+                    sums[row][part] += multiply_pairs(pairs[row][part], (Shorts){0} + 1);
         }
         Ints dots[WIDTH + 1];
         memcpy(dots, sums, sizeof dots);
