@@ -13,6 +13,7 @@ import pytest
 from specops.config import ConfigError, Settings
 from specops.engine.engine import Engine
 from specops.models import prepare as preparing
+from specops.models.head_folder import HeadFolder
 from specops.models.hub import HubModel
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.presets import Preset, chat_model, presets
@@ -33,7 +34,8 @@ def test_a_presets_models_are_bundled_or_pinned_to_a_commit(name: str, preset: P
     for text in sources(preset):
         hub = HubModel.parse(text)
         if hub is None:
-            assert text.startswith("share/specops/" if name == "smollm2" else "./demo/")
+            assert text.startswith(("share/specops/", "./demo/", "./smollm2-head"))
+            assert text.startswith("./demo/") == (name == "demo")
         else:
             assert re.fullmatch(r"[0-9a-f]{40}", hub.revision), text
             assert str(hub) == text
@@ -93,7 +95,8 @@ def test_the_chat_model_is_asked_for_where_it_is_not(
     chat_model().touch()
     for settings in (Settings(), Settings(model="smollm2")):
         choice = choose(settings)
-        assert (choice.name, choice.target, choice.draft) == ("smollm2", chat_model(), None)
+        assert (choice.name, choice.target) == ("smollm2", chat_model())
+        assert choice.draft == settings.models_dir / "smollm2-head"
         assert choice.target_quant == "gguf"
     assert choose(Settings(target="a/b")).name == "b"
 
@@ -285,3 +288,12 @@ def test_a_draft_may_lack_the_targets_last_ids(
         drafted |= {piece.token for piece in pieces if piece.origin == "draft"}
     assert drafted
     assert max(drafted) < 300
+
+
+def test_the_bundled_head_is_small_and_says_which_model_it_is_for() -> None:
+    folder = Settings().models_dir / "smollm2-head"
+    head = HeadFolder.read(folder)
+    assert presets()["smollm2"].target.endswith(f"/{head.target}.gguf")
+    assert (head.vocab_size, head.hidden_size) == (49152, 576)
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 8_000_000
+    assert "How it was made" in (folder / "README.md").read_text(encoding="utf-8")
