@@ -2,8 +2,8 @@
 
 glibc gives threads pools of their own. What is allocated on one thread and freed on another, as
 requests and their tokens are, stays in the first one's pool, and the service's memory goes up and
-down with which thread did what: 124 to 127 MB under 50 minutes of mixed load (`python -m
-tests.soak`), 106.5 to 106.7 with one pool. Bursts of eight requests are as fast with one.
+down with which thread did what: 124 to 127 MB under an hour of mixed load (`python -m
+tests.soak`), 106.5 to 108.8 with one pool. Bursts of eight requests are as fast with one.
 """
 
 from __future__ import annotations
