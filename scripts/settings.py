@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specops.config import PREFIX, Settings
-from specops.models.head_folder import HEAD_MANIFEST
+from specops.models.head_folder import is_head
 from specops.models.hub import HubModel
 from specops.presets import presets
 
@@ -114,7 +114,7 @@ def model_rows() -> list[str]:
     for name, preset in presets().items():
         draft = "" if preset.draft == "none" else source(preset.draft)
         draft_quant = f"`{preset.draft_quant}`" if draft else ""
-        if (Settings().models_dir / preset.draft / HEAD_MANIFEST).is_file():
+        if is_head(Settings().models_dir / preset.draft):
             draft_quant = "its own"
         lines.append(
             f"| `{name}` | {preset.about} | {source(preset.target)} "

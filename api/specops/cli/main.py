@@ -231,6 +231,7 @@ def _progress(done: int, total: int) -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
+    from specops.models.head_folder import is_head  # noqa: PLC0415
     from specops.models.prepare import Source, choose, prepare  # noqa: PLC0415
     from specops.system.memory import read_memory  # noqa: PLC0415
 
@@ -260,7 +261,9 @@ def _info(options: argparse.Namespace) -> int:
         "memory limit": f"{_megabytes(memory.limit)} ({memory.source})",
         "swap limit": _megabytes(memory.swap_limit),
     }
-    if choice.draft is not None:
+    if isinstance(choice.draft, Path) and is_head(choice.draft):
+        lines["draft"] = f"a head, {_megabytes(_size(choice.draft))}, {choice.draft}"
+    elif choice.draft is not None:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters or 0)
     for name, value in lines.items():
         print(f"{name:16} {value}")

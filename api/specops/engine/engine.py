@@ -15,7 +15,7 @@ from specops.engine.draft_heads import head_drafter, load_head
 from specops.engine.open_models import open_models
 from specops.engine.request_queue import FairShares, FirstComeFirstServed
 from specops.engine.scheduler import Scheduler
-from specops.models.head_folder import HEAD_MANIFEST, HeadFolder
+from specops.models.head_folder import HeadFolder, is_head
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.presets import CHAT, chat_model
 from specops.request import GenerationRequest, Output, PromptTooLong
@@ -142,7 +142,7 @@ class Engine:
 
         target = prepared("target", choice.target, choice.target_quant, choice.name)
         draft: ModelFolder | HeadFolder | None = None
-        if isinstance(choice.draft, Path) and (choice.draft / HEAD_MANIFEST).is_file():
+        if isinstance(choice.draft, Path) and is_head(choice.draft):
             draft = HeadFolder.read(choice.draft)
         elif choice.draft is not None:
             draft = prepared("draft", choice.draft, choice.draft_quant, f"{choice.name}-draft")

@@ -14,6 +14,11 @@ EPSILON = 1e-5  # of the norms in its graph
 _DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
+def is_head(source: object) -> bool:
+    """Whether what is to draft is a head's folder, not a model."""
+    return isinstance(source, Path) and (source / HEAD_MANIFEST).is_file()
+
+
 @dataclass(frozen=True, slots=True)
 class HeadFolder:
     """What a head's manifest says.
