@@ -1,18 +1,19 @@
 // Kernel for processors that multiply no four bytes at once: plain C for any, the reference of all
-// others, AVX2, and AVX-512 without VNNI. Products are added in pairs, those of 4 bits in 16 bits before
-// they are in 32. This file is compiled once for each, see setup.py.
+// others, AVX2, and AVX-512 without VNNI. Products of 4 bits are added in pairs, in 16 bits, before they
+// are in 32. This file is compiled once for each, see setup.py.
 
 #include "matmul_kernel.h"
 
 // A tile's 16 columns are PARTS registers; in plain C one, and a compiler makes several of it.
 #if defined(__AVX512BW__)
-enum { PARTS = 1, WIDTH = 8 };
+enum { PARTS = 1, WIDTH = 8, HALVES = 1 };
 #elif defined(__AVX2__)
-enum { PARTS = 2, WIDTH = 4 };
+enum { PARTS = 2, WIDTH = 4, HALVES = 1 };
 #else
-enum { PARTS = 1, WIDTH = 4 };
+enum { PARTS = 1, WIDTH = 4, HALVES = 0 };
 #endif
 
+// HALVES: codes of 8 bits are multiplied as two of 4, for which these processors have an instruction.
 // 16-bit sums hold 4 lines of codes of 4 bits: a line adds at most 4 products of 15 and 127.
 enum { LINES = 4, REGISTER = LINE / PARTS };
 
@@ -74,29 +75,37 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
         for (int row = 0; row < count; row++)
             for (int part = 0; part < PARTS; part++) sums[row][part] = (Sums){0};
         for (int64_t byte = 0; byte < bytes; byte += LINES * LINE) {
-            Shorts pairs[WIDTH + 1][PARTS];
+            Shorts lows[WIDTH + 1][PARTS], highs[WIDTH + 1][PARTS];
             for (int row = 0; row < count; row++)
-                for (int part = 0; part < PARTS; part++) pairs[row][part] = (Shorts){0};
+                for (int part = 0; part < PARTS; part++)
+                    lows[row][part] = highs[row][part] = (Shorts){0};
             for (int line = 0; line < LINES; line++, weights += LINE) {
                 ask_ahead(weights, end);
                 for (int part = 0; part < PARTS; part++) {
                     const Bytes both = *(const BytesAt *)(weights + part * REGISTER);
                     for (int row = 0; row < count; row++) {
                         const int32_t one = word_at(at.codes + row * 4);
-                        if (bits == 8) {
+                        if (bits == 8 && !HALVES) {
                             sums[row][part] = add_bytes(sums[row][part], both, one);
                             continue;
                         }
-                        const int32_t other = word_at(at.codes + (count + row) * 4);
-                        Shorts *pair = &pairs[row][part];
-                        *pair = add_products(add_products(*pair, both & 15, one), both >> 4, other);
+                        // Halves of a byte are two weights of 4 bits, or parts of one of 8.
+                        const int32_t other =
+                            bits == 4 ? word_at(at.codes + (count + row) * 4) : one;
+                        Shorts *low = &lows[row][part];
+                        Shorts *high = bits == 4 ? low : &highs[row][part];
+                        *low = add_products(*low, both & 15, one);
+                        *high = add_products(*high, both >> 4, other);
                     }
                 }
                 at.codes += count * (32 / bits);
             }
-            for (int row = 0; bits == 4 && row < count; row++)
-                for (int part = 0; part < PARTS; part++)
-                    sums[row][part] += multiply_pairs(pairs[row][part], (Shorts){0} + 1);
+            for (int row = 0; (bits == 4 || HALVES) && row < count; row++)
+                for (int part = 0; part < PARTS; part++) {
+                    sums[row][part] += multiply_pairs(lows[row][part], (Shorts){0} + 1);
+                    if (bits == 8)
+                        sums[row][part] += multiply_pairs(highs[row][part], (Shorts){0} + 16);
+                }
         }
         Ints dots[WIDTH + 1];
         memcpy(dots, sums, sizeof dots);
