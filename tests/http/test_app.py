@@ -153,7 +153,7 @@ WRONG_FIELDS = [
     ("temperature", -0.1),
     ("temperature", 2.1),
     ("temperature", float("nan")),
-    ("top_k", -1),
+    ("top_k", -2),
     ("top_p", 0),
     ("top_p", 1.1),
     ("seed", -1),
@@ -163,7 +163,6 @@ WRONG_FIELDS = [
     ("stop", ["a"] * 5),
     ("stop", 3),
     ("stream", 1),
-    ("ignore_eos", None),
 ]
 
 
