@@ -98,7 +98,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                     const uint8_t *from = weights + part * REGISTER;
                     const Codes8 both = *(const CodesOf8At *)from;
                     before[part] = bits == 4 ? both & 15 : both;
-                    after[part] = bits == 4 ? both >> 4 : *(const CodesOf8At *)(from + LINE);
+                    after[part] = bits == 4 ? both >> 4 : (Codes8) * (const CodesOf8At *)(from + LINE);
                     if (bits == 8 && LOWERED) before[part] ^= LOWERED, after[part] ^= LOWERED;
                 }
                 ask_ahead(weights, end);
