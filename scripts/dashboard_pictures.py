@@ -1,4 +1,4 @@
-"""Opens the four dashboards in a running Grafana and saves a picture of each.
+"""Opens the dashboards in a running Grafana and saves a picture of each.
 
     python scripts/dashboard_pictures.py [URL] [--output FOLDER] [--minutes 15] [--patience 60]
 
