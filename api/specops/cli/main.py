@@ -261,7 +261,7 @@ def _info(options: argparse.Namespace) -> int:
         "memory limit": f"{_megabytes(memory.limit)} ({memory.source})",
         "swap limit": _megabytes(memory.swap_limit),
     }
-    if isinstance(choice.draft, Path) and is_head(choice.draft):
+    if is_head(choice.draft):
         lines["draft"] = f"a head, {_megabytes(_size(choice.draft))}, {choice.draft}"
     elif choice.draft is not None:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters or 0)

@@ -142,7 +142,7 @@ class Engine:
 
         target = prepared("target", choice.target, choice.target_quant, choice.name)
         draft: ModelFolder | HeadFolder | None = None
-        if isinstance(choice.draft, Path) and is_head(choice.draft):
+        if is_head(choice.draft):
             draft = HeadFolder.read(choice.draft)
         elif choice.draft is not None:
             draft = prepared("draft", choice.draft, choice.draft_quant, f"{choice.name}-draft")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from specops.models.folder import ModelError
 
@@ -14,7 +15,7 @@ EPSILON = 1e-5  # of the norms in its graph
 _DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
-def is_head(source: object) -> bool:
+def is_head(source: object) -> TypeGuard[Path]:
     """Whether what is to draft is a head's folder, not a model."""
     return isinstance(source, Path) and (source / HEAD_MANIFEST).is_file()
 
