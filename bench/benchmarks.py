@@ -24,6 +24,8 @@ from bench.peers.environment import install
 from bench.peers.models import peer_models
 from bench.prompts import CATEGORIES, CODE, CREATIVE, Prompt, by_category, code, from_file
 from bench.runtime import before, kernels, kv
+from bench.scale import scale
+from bench.scale import simulated as many
 from bench.serving import at_once
 from bench.speculation import chat, compare, concurrency, drafted, equality, simulated
 from bench.structured import structured
@@ -141,6 +143,15 @@ def _serving(options: argparse.Namespace, progress: Progress) -> Outcome:
     return at_once.outcome(model.title, measured)
 
 
+def _scale(options: argparse.Namespace, progress: Progress) -> Outcome:
+    return scale.run(configured(), scale.QUICK if options.quick else scale.FULL, progress)
+
+
+def _scale_simulated(options: argparse.Namespace, progress: Progress) -> Outcome:
+    plan = many.QUICK if options.quick else many.FULL
+    return many.run(configured(), options.results, plan, progress)
+
+
 def _own(options: argparse.Namespace) -> list[Prompt]:
     return from_file(options.prompts) if options.prompts else []
 
@@ -167,6 +178,8 @@ BENCHMARKS: dict[str, tuple[Callable[[argparse.Namespace, Progress], Outcome], s
     "peers": (_peers, "single passes against llama.cpp and OpenVINO, which it installs first"),
     "quality": (_quality, "what each kind of weights costs, in quality and in time, beside peers"),
     "serving": (_serving, "whole requests at once against the same"),
+    "scale": (_scale, "several replicas behind the gateway, and what it costs itself"),
+    "scale-simulated": (_scale_simulated, "a thousand of them, from what `scale` measured"),
 }
 
 

@@ -113,7 +113,7 @@ def serving(
 
     `enclosed` makes of the command line another one that ends in becoming the first.
     """
-    settings = replace(settings, host=_HOST, port=_free_port(), log_level="warning")
+    settings = replace(settings, host=_HOST, port=free_port(), log_level="warning")
     inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -159,7 +159,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port: int = probe.getsockname()[1]

@@ -1,0 +1,145 @@
+"""Replicas of the service behind the real gateway, each on the processors that it is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.serving.server import Client, ServerError, free_port, serving
+from specops.config import Settings
+
+HOST = "127.0.0.1"
+GATEWAY = Path(__file__).resolve().parents[2] / "gateway" / "run.py"
+_START_SECONDS, _POLL_SECONDS = 60.0, 0.05
+_NO_LIMIT = "1000000"  # requests per second: all clients have one address here
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Replicas that serve, and the gateway before them.
+
+    Attributes:
+        ports: the replicas', in order.
+        port: the gateway's.
+        envoy: process id of Envoy itself, not of the program that runs it.
+        output: the gateway's log.
+    """
+
+    ports: list[int]
+    port: int
+    envoy: int
+    output: Path
+
+    def figures(self, name: str) -> list[float]:
+        """A counter of every replica, over all its labels."""
+        return [_figure(port, name) for port in self.ports]
+
+    def log(self) -> list[dict[str, Any]]:
+        """The access log, which is whole once the gateway has ended."""
+        lines = self.output.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which processors replicas compute on; clients and the gateway have the first one."""
+
+    clients: frozenset[int]
+    replicas: tuple[frozenset[int], ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether replicas take turns on the same processors."""
+        return len(set(self.replicas)) < len(self.replicas)
+
+
+def cores(most: int) -> Cores:
+    """Equal parts for `most` replicas where there are enough processors, else one part for all.
+
+    However many of the replicas run, each has the same part.
+    """
+    first, *others = sorted(os.sched_getaffinity(0))
+    others = others or [first]
+    each = len(others) // most
+    parts = [others[n * each : (n + 1) * each] if each else others[-1:] for n in range(most)]
+    return Cores(frozenset({first}), tuple(frozenset(part) for part in parts))
+
+
+@contextmanager
+def fleet(settings: Settings, size: int, pinned: Cores, folder: Path) -> Iterator[Fleet]:
+    """Start so many replicas, and the gateway, whose log goes to `folder`; end them all."""
+    with ExitStack() as stack:
+        ports = []
+        for part in pinned.replicas[:size]:
+            listed = ",".join(map(str, sorted(part)))
+
+            def on_part(command: list[str], listed: str = listed) -> list[str]:
+                return ["taskset", "--cpu-list", listed, *command]
+
+            own = replace(settings, threads=len(part))
+            _, client = stack.enter_context(serving(own, on_part))
+            client.close()
+            ports.append(client.port)
+        yield stack.enter_context(_gateway(ports, folder, pinned.clients))
+
+
+@contextmanager
+def _gateway(ports: Sequence[int], folder: Path, part: frozenset[int]) -> Iterator[Fleet]:
+    listen, figures = free_port(), free_port()
+    command = ["taskset", "--cpu-list", ",".join(map(str, sorted(part))), sys.executable]
+    command += [str(GATEWAY), "--state", str(folder), "--drain", "5"]
+    command += ["--listen", f"{HOST}:{listen}", "--figures", f"{HOST}:{figures}"]
+    for port in ports:
+        command += ["--replica", f"{HOST}:{port}"]
+    output = folder / "gateway.log"
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "GATEWAY_CLIENT_RATE": _NO_LIMIT},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait(process, listen, figures, len(ports), output)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        (envoy,) = map(int, children.split())
+        yield Fleet(list(ports), listen, envoy, output)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait(
+    process: subprocess.Popen[bytes], listen: int, figures: int, size: int, output: Path
+) -> None:
+    """Until the gateway answers for a replica, and has found all of them well."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerError(f"the gateway ended: {output.read_text(errors='replace')}")
+        client = Client(listen)
+        with suppress(OSError):  # it does not listen yet
+            healthy = _figure(figures, "envoy_cluster_membership_healthy", "/stats/prometheus")
+            if healthy >= 2 * size + 1 and client.ready():  # of two clusters, and its own
+                return
+        client.close()
+        time.sleep(_POLL_SECONDS)  # between two looks at the condition
+    raise ServerError(f"the gateway found no {size} replicas in {_START_SECONDS:g} s")
+
+
+def _figure(port: int, name: str, path: str = "/metrics") -> float:
+    client = Client(port)
+    try:
+        rows = client.get(path).splitlines()
+    finally:
+        client.close()
+    kept = [row for row in rows if row.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(row.rpartition(" ")[2]) for row in kept)

@@ -1,0 +1,233 @@
+"""One, two and three replicas behind the gateway, with the same traffic: what is gained and kept.
+
+A replica's prefix cache is its own. A gateway that sent requests anywhere would have every replica
+compute every conversation again; one that sent them by key alone would fill one replica while
+others idle. What is measured is whether this one does neither, and what it costs itself.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.models import BenchModel, Progress
+from bench.scale.clients import send
+from bench.scale.cost import Cost, cost
+from bench.scale.envoy import Maglev
+from bench.scale.fleet import HOST, Cores, Fleet, cores, fleet
+from bench.scale.traffic import OUTPUT, PREAMBLES, requests, talks
+from bench.tools.quiet import cpu_seconds
+from bench.tools.report import Outcome, Table, spread, yes
+from bench.tools.stats import Summary
+
+LEAST_HITS = 0.9  # of a single replica's share of prompt tokens from prefix caches
+MOST_LOAD = 1.5  # the busiest replica's requests over the mean
+MOST_ADDED, MOST_CORE = 1e-3, 0.05  # seconds at the median, share of a core
+_GENERATING = "/generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: `rounds` of talks by each of `clients`, at every number of replicas."""
+
+    clients: int
+    rounds: int
+    turns: int
+    replicas: tuple[int, ...] = (1, 2, 3)
+
+
+FULL = Plan(clients=9, rounds=40, turns=1000)
+QUICK = Plan(clients=3, rounds=1, turns=10, replicas=(1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What so many replicas did with the traffic.
+
+    Attributes:
+        addresses: of each replica; the gateway's table follows from them.
+        seconds: from the first request to the last answer.
+        requests: that each replica answered.
+        cached: share of prompt tokens that came from prefix caches.
+        gateway: Envoy's processor seconds per second.
+        at_home: share of requests that went where their key belongs.
+        retried: requests that more than one replica was asked for.
+    """
+
+    addresses: list[str]
+    seconds: float
+    requests: list[int]
+    tokens_per_second: float
+    cached: float
+    p50: float
+    p95: float
+    refused: int
+    gateway: float
+    at_home: float = 0.0
+    retried: int = 0
+
+    @property
+    def busiest(self) -> float:
+        """The most requests of a replica over the mean."""
+        return max(self.requests) * len(self.requests) / sum(self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All of it: a run for each number of replicas, and what the gateway costs by request."""
+
+    plan: Plan
+    shared: bool
+    runs: list[Run]
+    costs: Mapping[str, Cost]
+
+
+def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
+    """Measure, and say it."""
+    settings = replace(model.settings, prefix_cache="client")  # as served
+    pinned = cores(max(plan.replicas))
+    model.folder()  # prepares the weights before anything is timed
+    runs, costs = [], dict[str, Cost]()
+    with _pinned(pinned):
+        for size in plan.replicas:
+            progress(f"{size} of {max(plan.replicas)} replicas")
+            with tempfile.TemporaryDirectory(prefix="scale-") as folder:
+                with fleet(settings, size, pinned, Path(folder)) as running:
+                    if size == 1:
+                        costs = cost(running, plan.turns)
+                    found = _measure(running, plan)
+                runs.append(_logged(found, running))
+    return outcome(model.title, Measured(plan, pinned.shared, runs, costs))
+
+
+@contextmanager
+def _pinned(pinned: Cores) -> Iterator[None]:
+    """The clients, which are this process, on their part of the processors."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, pinned.clients)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _measure(running: Fleet, plan: Plan) -> Run:
+    names = ("requests", "prompt_tokens", "cached_prompt_tokens")
+    counters = [f"specops_{name}_total" for name in names]
+    before = [running.figures(name) for name in counters]
+    processor = cpu_seconds(running.envoy)
+    seen = send(running.port, talks(plan.clients, plan.rounds))
+    processor = cpu_seconds(running.envoy) - processor
+    asked, computed, cached = (
+        [new - old for new, old in zip(running.figures(name), then, strict=True)]
+        for name, then in zip(counters, before, strict=True)
+    )
+    p50, p95 = np.quantile(seen.seconds, (0.5, 0.95))
+    return Run(
+        addresses=[f"{HOST}:{port}" for port in running.ports],
+        seconds=seen.wall,
+        requests=[int(count) for count in asked],
+        tokens_per_second=OUTPUT * len(seen.seconds) / seen.wall,
+        cached=sum(cached) / (sum(cached) + sum(computed)),
+        p50=float(p50),
+        p95=float(p95),
+        refused=seen.refused,
+        gateway=processor / seen.wall,
+    )
+
+
+def _logged(found: Run, ended: Fleet) -> Run:
+    """The run with what the gateway's log says of the traffic; probes had no session."""
+    rows = [row for row in ended.log() if row["path"] == _GENERATING]
+    rows = rows[-sum(found.requests) :]
+    table = Maglev(found.addresses)
+    home = sum(found.addresses[table.home(row["key"])] == row["replica"] for row in rows)
+    retried = sum(int(row["tried"]) > 1 for row in rows)
+    return replace(found, at_home=home / len(rows), retried=retried)
+
+
+def outcome(title: str, measured: Measured) -> Outcome:
+    """Tables, and whether every line was reached."""
+    tables = [_replicas(title, measured), _costs(measured), wanted(measured)]
+    return Outcome(asdict(measured), tables)
+
+
+def _replicas(title: str, measured: Measured) -> Table:
+    first, plan = measured.runs[0], measured.plan
+    columns = (
+        "replicas", "tok/s", "p50, ms", "p95, ms", "from caches", "of one replica's",
+        "busiest over mean", "at home", "429s", "asked again", "gateway, cores",
+    )  # fmt: skip
+    rows = [
+        (
+            str(len(found.requests)), f"{found.tokens_per_second:.0f}", f"{found.p50 * 1e3:.0f}",
+            f"{found.p95 * 1e3:.0f}", f"{found.cached:.3f}", f"{found.cached / first.cached:.3f}",
+            f"{found.busiest:.2f}", f"{found.at_home:.3f}", str(found.refused),
+            str(found.retried), f"{found.gateway:.4f}",
+        )
+        for found in measured.runs
+    ]  # fmt: skip
+    count = requests(talks(plan.clients, plan.rounds))
+    seconds = ", ".join(f"{found.seconds:.0f}" for found in measured.runs)
+    notes = (
+        f"{count} requests of {plan.clients} clients, the same for every row, each client's one "
+        f"after the other, {OUTPUT} tokens each, half of them streamed: conversations of four "
+        f"turns with X-Session-ID, and two questions without between two of them; all begin with "
+        f"one of {PREAMBLES} preambles; {seconds} s",
+        "each replica has one thread, and all share one processor: more of them bring no more "
+        "tokens here; clients and the gateway have the other one"
+        if measured.shared
+        else "each replica has as many processors of its own in every row; clients and the gateway "
+        "have one more",
+        "from caches: share of prompt tokens; at home: requests that went where their key belongs, "
+        "the others were passed on because that replica had its fill",
+    )
+    return Table(f"Replicas behind the gateway: {title}", columns, rows, notes)
+
+
+def _costs(measured: Measured) -> Table:
+    rows = [
+        (name, *(spread_ms(found) for found in (item.direct, item.through, item.added)),
+         f"{item.processor * 1e6:.0f}")
+        for name, item in measured.costs.items()
+    ]  # fmt: skip
+    note = f"{measured.plan.turns} turns, one client: directly, then through the gateway"
+    columns = ("request", "directly, ms", "through, ms", "added, ms", "gateway's processor, µs")
+    return Table("What the gateway adds to a request", columns, rows, (note,))
+
+
+def spread_ms(found: Summary) -> str:
+    """A median with its quartiles, in milliseconds."""
+    return spread(Summary(found.median * 1e3, found.low * 1e3, found.high * 1e3, found.count))
+
+
+def wanted(measured: Measured) -> Table:
+    """What was wanted, and whether it is so."""
+    single = measured.runs[0]
+    lines: list[tuple[str, str, str, bool]] = []
+    for found in measured.runs[1:]:
+        size, kept = len(found.requests), found.cached / single.cached
+        lines += [
+            (f"{size} replicas: from caches, of one replica's", f"at least {LEAST_HITS}",
+             f"{kept:.3f}", kept >= LEAST_HITS),
+            (f"{size} replicas: busiest over mean", f"at most {MOST_LOAD}",
+             f"{found.busiest:.2f}", found.busiest <= MOST_LOAD),
+        ]  # fmt: skip
+    for name, item in measured.costs.items():
+        added = item.added.median
+        lines.append(
+            (f"{name}: added at the median, ms", f"under {MOST_ADDED * 1e3:g}",
+             f"{added * 1e3:.3f}", added < MOST_ADDED)
+        )  # fmt: skip
+    used = max(found.gateway for found in measured.runs)
+    lines.append(
+        ("the gateway's share of a core", f"under {MOST_CORE}", f"{used:.4f}", used < MOST_CORE)
+    )
+    rows = [(what, line, figure, yes(met)) for what, line, figure, met in lines]
+    return Table("Wanted of the gateway", ("what", "line", "measured", "reached"), rows)

@@ -1,0 +1,85 @@
+"""What clients ask of the replicas: conversations with sessions, and questions under one preamble.
+
+The same traffic goes to one, two and three replicas, request for request, and to the simulated
+ones. Every prompt begins with one of a few preambles, as those of an application's users do.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from bench.prompts import code
+
+PREAMBLES = 4
+OUTPUT = 24  # tokens of every answer
+_PREAMBLE_BYTES = 640  # more than the gateway's key looks at: whoever shares one has one key
+_QUESTION_LINES = 4
+_TURNS, _SINGLES = 4, 2  # of a conversation; questions without a session between two of them
+_KEY_BYTES = 512  # as gateway/key.lua counts them
+_PRIME = 4294967291
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A conversation, which has a session, or a single question, which has none.
+
+    Every question is sent with everything that was said before.
+    """
+
+    session: str | None
+    preamble: str
+    questions: tuple[str, ...]
+
+
+def talks(clients: int, rounds: int, preambles: int = PREAMBLES) -> list[list[Talk]]:
+    """What each of so many clients does, one thing after the other."""
+    texts = ["".join(item.text.splitlines(True)[:_QUESTION_LINES]) for item in code(200)]
+    begins = ["".join(random.Random(n).sample(texts, len(texts))) for n in range(preambles)]
+    shared = [f"# {number}\n{text[:_PREAMBLE_BYTES]}\n\n" for number, text in enumerate(begins)]
+    return [list(_of_client(number, rounds, shared, texts)) for number in range(clients)]
+
+
+def _of_client(
+    number: int, rounds: int, preambles: Sequence[str], texts: Sequence[str]
+) -> Iterator[Talk]:
+    chance = random.Random(number)
+
+    def question(turn: int) -> str:
+        return f"# {number} {turn} {chance.randrange(10**6)}\n{chance.choice(texts)}"
+
+    for turn in range(rounds):
+        questions = tuple(question(turn) for _ in range(_TURNS))
+        yield Talk(f"{number}.{turn}", chance.choice(preambles), questions)
+        for _ in range(_SINGLES):
+            yield Talk(None, chance.choice(preambles), (question(turn),))
+
+
+def requests(plan: Sequence[Sequence[Talk]]) -> int:
+    """How many requests that is."""
+    return sum(len(talk.questions) for client in plan for talk in client)
+
+
+def body(prompt: str, stream: bool) -> dict[str, Any]:
+    """A request for an answer of `OUTPUT` tokens, whatever the model would end at."""
+    return {
+        "prompt": prompt, "max_new_tokens": OUTPUT, "ignore_eos": True, "temperature": 0,
+        "stream": stream,
+    }  # fmt: skip
+
+
+@cache
+def key(talk: Talk) -> str:
+    """What the gateway routes this by: the header that gateway/key.lua makes of it."""
+    if talk.session is None:
+        text = "text \n" + json.dumps(talk.preamble + talk.questions[0])[:_KEY_BYTES]
+    else:
+        text = f"session {talk.session}"
+    value = 0
+    for byte in f"\n{text}".encode():  # no client has an API key
+        value = (value * 257 + byte + 1) % _PRIME
+    return f"{value:08x}"

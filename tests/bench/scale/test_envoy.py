@@ -1,0 +1,85 @@
+"""The simulation chooses as the real Envoy does, key by key, and hashes as the others do."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from bench.scale.envoy import Maglev, xxhash64
+from bench.scale.traffic import Talk, key
+from tests.gateway.running import Row, row, wait
+from tests.loopback import HOST
+
+
+@pytest.mark.parametrize(
+    ("text", "hashed"),
+    [
+        (b"", 0xEF46DB3751D8E999),
+        (b"a", 0xD24EC4F1A98C6E5B),
+        (b"abc", 0x44BC2CF5AD770999),
+    ],
+)
+def test_hashes_are_the_published_ones(text: bytes, hashed: int) -> None:
+    assert xxhash64(text) == hashed
+
+
+def test_a_long_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="31 are the most"):
+        xxhash64(b"x" * 32)
+
+
+def table(fakes: Row) -> Maglev:
+    return Maglev([f"{HOST}:{fake.port}" for fake in fakes.fakes])
+
+
+def asked(fakes: Row) -> list[int]:
+    return [len(fake.asked) for fake in fakes.fakes]
+
+
+def test_a_request_goes_where_the_table_says(tmp_path: Path) -> None:
+    with row(3, tmp_path) as fakes:
+        expected = [0, 0, 0]
+        for number in range(60):
+            talk = Talk(f"session {number}", "", ("a",))
+            assert fakes.post(headers={"X-Session-ID": f"session {number}"}).status_code == 200
+            expected[table(fakes).home(key(talk))] += 1
+        assert asked(fakes) == expected
+        assert min(expected) > 0
+
+
+def test_the_key_of_a_prompt_is_the_gateways(tmp_path: Path) -> None:
+    with row(1, tmp_path) as fakes:
+        for talk in (Talk("7.3", "", ("a",)), Talk(None, 'a "quote"\n' * 60, ("b",))):
+            headers = {} if talk.session is None else {"X-Session-ID": talk.session}
+            body = {"prompt": talk.preamble + talk.questions[0]}
+            assert fakes.key(body, headers=headers) == key(talk)
+
+
+def test_a_replica_that_has_its_fill_is_passed_over_as_the_table_says(tmp_path: Path) -> None:
+    with row(5, tmp_path, {"GATEWAY_CLIENT_RATE": "5000"}) as fakes:
+        held = threading.Event()
+        for fake in fakes.fakes:
+            fake.held = held
+        chosen, threads = table(fakes), []
+        passed = 0
+        try:
+            for number in range(25):
+                talk = Talk(f"held {number % 4}", "", ("a",))  # four keys for five replicas
+                before = asked(fakes)
+                route = key(talk)
+                place = chosen.choose(route, before, sum(before))
+                passed += place != chosen.home(route)
+                headers = {"X-Session-ID": f"held {number % 4}"}
+                thread = threading.Thread(target=fakes.post, kwargs={"headers": headers})
+                thread.start()
+                threads.append(thread)
+                wait("it arrived", lambda count=number + 1: sum(asked(fakes)) == count)
+                after = asked(fakes)
+                assert after[place] == before[place] + 1, f"request {number}: {before} to {after}"
+        finally:
+            held.set()
+            for thread in threads:
+                thread.join()
+        assert passed > 0

@@ -1,0 +1,97 @@
+"""Tables say what was measured, and nothing is extrapolated from what disagrees with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from bench.models import configured
+from bench.scale import simulated
+from bench.scale.cost import Cost
+from bench.scale.envoy import Maglev
+from bench.scale.fleet import cores
+from bench.scale.model import by_key, simulate
+from bench.scale.scale import QUICK, Measured, Run, outcome, wanted
+from bench.scale.traffic import talks
+from bench.tools.stats import Summary
+from specops.config import ConfigError
+from specops.text.tokenizer import Tokenizer
+
+ONE = Run(["127.0.0.1:1"], 10.0, [60], 100.0, 0.8, 0.1, 0.2, 0, 0.01)
+TWO = replace(ONE, addresses=["127.0.0.1:1", "127.0.0.1:2"], requests=[40, 20], cached=0.76)
+
+
+def costs(added: float) -> dict[str, Cost]:
+    summary = Summary(added, added, added, 10)
+    return {"/tokenize": Cost(summary, summary, summary, 1e-4)}
+
+
+def reached(measured: Measured) -> list[str]:
+    return [row[-1] for row in wanted(measured).rows]
+
+
+def test_what_was_wanted_is_held_against_what_was_measured() -> None:
+    assert reached(Measured(QUICK, True, [ONE, TWO], costs(0.0005))) == ["yes"] * 4
+    uneven = replace(TWO, requests=[50, 10], cached=0.7)
+    busy = replace(ONE, gateway=0.06)
+    assert reached(Measured(QUICK, True, [busy, uneven], costs(0.0015))) == ["NO"] * 4
+
+
+def test_the_tables_say_it() -> None:
+    tables = outcome("a model", Measured(QUICK, True, [ONE, TWO], costs(0.0005))).tables
+    (one, two) = tables[0].rows
+    assert one[5:7] == ("1.000", "1.00")
+    assert two[5:7] == ("0.950", "1.33")
+    assert tables[1].rows[0][3].startswith("0.50 ")
+
+
+def test_replicas_have_equal_parts_or_one_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    found = cores(3)
+    assert found.shared
+    assert found.replicas == (frozenset({1}),) * 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    found = cores(3)
+    assert not found.shared
+    assert found.replicas == (frozenset({1, 2}), frozenset({3, 4}), frozenset({5, 6}))
+    assert found.clients == frozenset({0})
+
+
+def documents(folder: Path, **changed: float) -> Path:
+    """Results of `scale` as the simulation finds them, but for what is changed."""
+    model = configured()
+    encode = Tokenizer.load(model.folder().path).encode
+    table = Maglev(TWO.addresses)
+    told = simulate(
+        2, talks(QUICK.clients, QUICK.rounds), by_key(table), lambda t: len(encode(t)), table.home
+    )
+    found = replace(TWO, requests=told.requests, cached=told.cached, at_home=told.at_home)
+    run = replace(found, **changed)
+    measured = Measured(QUICK, True, [run], {})
+    (folder / "scale.json").write_text(json.dumps(asdict(measured)))
+    return folder
+
+
+def test_what_agrees_is_extrapolated(tmp_path: Path) -> None:
+    found = simulated.run(configured(), documents(tmp_path), simulated.Plan((4,), 1), print)
+    assert found.sound
+    assert [row[-1] for row in found.tables[0].rows] == ["yes"]
+    assert len(found.tables[1].rows) == 6
+    assert len(found.charts) == 2
+
+
+def test_what_disagrees_is_not(tmp_path: Path) -> None:
+    folder = documents(tmp_path, cached=0.5)
+    found = simulated.run(configured(), folder, simulated.Plan((4,), 1), print)
+    assert not found.sound
+    (check,) = found.tables
+    assert [row[-1] for row in check.rows] == ["NO"]
+
+
+def test_without_a_measurement_it_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="measure first"):
+        simulated.run(configured(), tmp_path, simulated.QUICK, print)
