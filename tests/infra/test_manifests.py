@@ -63,6 +63,9 @@ def validate(manifest: dict[str, Any]) -> None:
     if (manifest["apiVersion"], manifest["kind"]) in CUSTOM:
         return  # their schemas are the operators' own
     if schema := SCHEMAS.get(f"{manifest['apiVersion']}/{manifest['kind']}"):
+        # Every resource has these; not every project's schema says so.
+        common = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {}}
+        schema = {**schema, "properties": {**common, **schema["properties"]}}
         jsonschema.Draft202012Validator(strictly(schema)).validate(manifest)
         return
     for version in (OLDEST, kubernetes_validate.latest_version()):

@@ -308,6 +308,7 @@ def test_load_gauges_show_the_last_step(metrics: Readable) -> None:
     assert metrics.value("kv_capacity_tokens") == 4096
     for state, blocks in (("used", 9), ("shared", 4), ("kept", 1), ("free", 54)):
         assert metrics.value("kv_blocks", state=state) == blocks
+    assert metrics.value("kv_usage_ratio") == 9 / 64
 
 
 def test_finished_request_is_counted_by_outcome_and_timed(metrics: Readable) -> None:

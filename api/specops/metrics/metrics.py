@@ -169,6 +169,7 @@ class Metrics:
         series.kv_blocks["shared"].set(result.shared_blocks)
         series.kv_blocks["kept"].set(result.kept_blocks)
         series.kv_blocks["free"].set(self._blocks - result.used_blocks - result.kept_blocks)
+        series.kv_usage.set(result.used_blocks / self._blocks if self._blocks else 0.0)
 
     def watch_controller(
         self, speedup: Callable[[], float], costs: Callable[[], PassCosts]

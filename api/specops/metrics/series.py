@@ -222,6 +222,11 @@ class EngineSeries(_Maker):
             ["state"],
         )
         self.kv_blocks = {state: blocks.labels(state) for state in BLOCK_STATES}
+        self.kv_usage = self._gauge(
+            "kv_usage_ratio",
+            "Share of the blocks that running requests use, 0 to 1: what routers of several "
+            "replicas ask for.",
+        )
 
 
 class RequestSeries(_Maker):
