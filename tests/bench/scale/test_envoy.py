@@ -66,12 +66,12 @@ def test_a_replica_that_has_its_fill_is_passed_over_as_the_table_says(tmp_path: 
         passed = 0
         try:
             for number in range(25):
-                talk = Talk(f"held {number % 4}", "", ("a",))  # four keys for five replicas
+                talk = Talk(f"held {number % 2}", "", ("a",))  # two keys for five replicas
                 before = asked(fakes)
                 route = key(talk)
                 place = chosen.choose(route, before, sum(before))
                 passed += place != chosen.home(route)
-                headers = {"X-Session-ID": f"held {number % 4}"}
+                headers = {"X-Session-ID": f"held {number % 2}"}
                 thread = threading.Thread(target=fakes.post, kwargs={"headers": headers})
                 thread.start()
                 threads.append(thread)
