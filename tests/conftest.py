@@ -1,10 +1,14 @@
-"""Small models with random weights, made once per test run: real graphs, no talent."""
+"""What all tests share: small models with random weights, workers, and what tests tell at the end.
+
+The models are made once per worker of pytest: real graphs, no talent.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,13 +17,58 @@ from specops.models.convert import Quantization, export_checkpoint
 from specops.runtime import calibration
 from specops.runtime.session import share_threads
 from tests.checkpoints import make_llama_checkpoint
+from tests.draft_heads import make_random_head
 
 THREADS = 1  # each worker of pytest has a core; tests of threads start processes of their own
 SLOTS = 3
 CONTEXT = 128
 
+Told = dict[str, list[str]]
+_TOLD = pytest.StashKey[Told]()
+
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and ends.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file stays with one worker of pytest, since its tests share what they load."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+# -- what tests tell: figures, whether they pass or fail -------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_TOLD] = {}
+
+
+@pytest.fixture(scope="session")
+def told(pytestconfig: pytest.Config) -> Told:
+    """Headings of the summary at the end, each with its lines."""
+    return pytestconfig.stash[_TOLD]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # of one worker among several
+        session.config.workeroutput["told"] = session.config.stash[_TOLD]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for heading, lines in getattr(node, "workeroutput", {}).get("told", {}).items():
+        node.config.stash[_TOLD].setdefault(heading, []).extend(lines)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for heading, lines in terminalreporter.config.stash[_TOLD].items():
+        terminalreporter.section(heading)
+        for line in lines:
+            terminalreporter.line(line)
+
+
+# -- how models run here ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,6 +105,15 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 folder / model / "onnx" / quant,
                 quantization=Quantization.parse(quant),
             )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_head(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft head for the tiny target, mostly wrong."""
+    folder = tmp_path_factory.mktemp("tiny-head") / "head"
+    graph = tiny_pair / "target" / "onnx" / "int8-128" / "model.onnx"
+    make_random_head(folder, graph, vocab=320, size=256)
     return folder
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 HOST = "127.0.0.1"
+PORTS = (12_000, 32_000)  # above what browsers refuse, below what systems hand out to clients
+_random = random.SystemRandom()  # Hypothesis seeds the other one
 
 
 def free_port() -> int:
-    """A port that no process listens on now."""
-    with socket.create_server((HOST, 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
+    """A port that no process listens on now, nor will be given unasked: it may be taken later."""
+    while True:
+        port = _random.randrange(*PORTS)
+        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
+            return port
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -52,7 +56,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(*arguments)  # type: ignore[arg-type]
 
 
-@contextmanager
+@contextlib.contextmanager
 def listening(handler: type[Handler]) -> Iterator[int]:
     """Serve with a handler; the port."""
     with _Server((HOST, 0), handler) as server:

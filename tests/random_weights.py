@@ -16,7 +16,7 @@ Shapes = dict[str, tuple[int, ...]]
 _SAFETENSORS_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _TABLES = ("embed_tokens.weight", "embed_positions.weight", "wte.weight", "wpe.weight")
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-_BLOCK = (1 << 24) - 3  # a prime: in a larger tensor, whose values repeat, no two rows are equal
+_BLOCK = (1 << 20) - 3  # a prime: in a larger tensor, whose values repeat, no two rows are equal
 
 
 def write_safetensors(
@@ -73,8 +73,7 @@ class RandomWeights:
             drawn = self._rng.standard_normal(_BLOCK, np.float32)
             self._blocks[scale] = (drawn * np.float32(scale)).astype(self._dtype)
         start = int(self._rng.integers(_BLOCK))  # elsewhere each time: equal tensors are shared
-        repeated = np.resize(self._blocks[scale], start + math.prod(shape))
-        return repeated[start:].reshape(shape)
+        return np.resize(np.roll(self._blocks[scale], start), shape)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

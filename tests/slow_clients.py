@@ -181,10 +181,16 @@ async def left(port: int, process: subprocess.Popen[bytes], before: int) -> bool
     return any(taken) or descriptors(process) > before
 
 
-def run(port: int, process: subprocess.Popen[bytes], crowd: Crowd, seconds: float) -> Report:
+def run(
+    port: int,
+    process: subprocess.Popen[bytes],
+    crowd: Crowd,
+    seconds: float,
+    seconds_without: float = 30.0,
+) -> Report:
     """Honest clients alone, then beside the crowd; then wait until that is gone."""
     asyncio.run(honest(port, 1))
-    without = asyncio.run(honest(port, min(30.0, seconds)))
+    without = asyncio.run(honest(port, seconds_without))
     before = descriptors(process)
     with attacking(port, crowd) as crowded:
         beside = asyncio.run(honest(port, seconds))

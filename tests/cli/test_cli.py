@@ -26,7 +26,6 @@ from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, GenerationStats, Piece
 from specops.system.memory import read_memory
-from tests.draft_heads import make_random_head
 from tests.loopback import free_port
 
 PROMPT = "def add(a, b):"
@@ -236,15 +235,11 @@ def test_info_without_a_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-def test_info_names_a_draft_head(
-    tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    graph = tiny_pair / "target" / "onnx" / "int8-128" / "model.onnx"
-    make_random_head(tmp_path / "head", graph, vocab=320, size=256)
-    assert main(["info", "--draft", str(tmp_path / "head")]) == 0
+def test_info_names_a_draft_head(tiny_head: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--draft", str(tiny_head)]) == 0
     about, _ = capsys.readouterr().out.split("\n\n")
     lines = dict(line.split(maxsplit=1) for line in about.splitlines())
-    assert re.fullmatch(rf"a head, [\d.]+ MB, {tmp_path / 'head'}", lines["draft"])
+    assert re.fullmatch(rf"a head, [\d.]+ MB, {tiny_head}", lines["draft"])
     assert lines["drafters"] == "head, suffix, cascade, none (default: cascade)"
 
 

@@ -1,4 +1,4 @@
-"""One stack for all tests, and a summary of what was measured on it at the end of the run."""
+"""One stack for all tests, and lines about it at the end of the run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from tests.e2e.engine import running_engine
 from tests.e2e.stack import Stack, running_stack
 
 Tell = Callable[[str], None]
-_facts: list[str] = []
 
 
 @pytest.fixture(scope="session")
-def tell() -> Tell:
+def tell(told: dict[str, list[str]]) -> Tell:
     """Puts a line into the summary, whether tests pass or fail."""
-    return _facts.append
+    return told.setdefault("the stack on a Docker Engine", []).append
 
 
 @pytest.fixture(scope="package")
@@ -39,11 +38,3 @@ def stack(started: Stack) -> Stack:
     """The stack, all of it healthy whatever the test before has done to it."""
     started.up()
     return started
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what the tests told."""
-    if _facts:
-        terminalreporter.section("the stack on a Docker Engine")
-        for fact in _facts:
-            terminalreporter.line(fact)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import yaml
 
 from tests.e2e import stand_ins
 from tests.e2e.engine import COMMAND_SECONDS, Engine
+from tests.loopback import free_port
 from tests.stack.support import ROOT, Finished, run
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -117,7 +117,11 @@ def running_stack(engine: Engine, folder: Path) -> Iterator[Stack]:
     # Every setting is given, so that neither the environment nor .env changes what is tested.
     # Empty means default. Where the models are may be said.
     settings = re.findall(r"^#?(\w+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE)
-    env = {**dict.fromkeys(settings, ""), **engine.env, **_free_ports()}
+    env = {
+        **dict.fromkeys(settings, ""),
+        **engine.env,
+        **{name: str(free_port()) for name in PORTS.values()},
+    }
     env["SPECOPS_MODEL"] = "demo"  # small and quick, whether the chat model can be had or not
     env["SPECOPS_MODELS_DIR"] = os.environ.get("SPECOPS_MODELS_DIR", "")
     changes: dict[str, Any] = {
@@ -149,12 +153,3 @@ def running_stack(engine: Engine, folder: Path) -> Iterator[Stack]:
             *("images", "--quiet", "--filter", f"reference={stand_ins.PREFIX}/*"), check=False
         ).stdout.split()
         engine.docker("image", "rm", "--force", *images, check=False)
-
-
-def _free_ports() -> dict[str, str]:
-    """A free port for every service."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in PORTS]
-    ports = [str(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return dict(zip(PORTS.values(), ports, strict=True))

@@ -24,7 +24,6 @@ from specops.request import (
     Output,
     SamplingParams,
 )
-from tests.draft_heads import make_random_head
 
 AT_ONCE = 8
 PLACE = {"type": "object", "properties": {"city": {"enum": ["Bern", "Basel", "Zug"]}}}
@@ -47,15 +46,10 @@ _ids = count()
 
 
 @pytest.fixture(scope="module")
-def engines(
-    tiny_settings: Settings, tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[Engine]:
+def engines(tiny_settings: Settings, tiny_head: Path) -> list[Engine]:
     """One with a draft model, one with a head."""
-    folder = tmp_path_factory.mktemp("heads") / "head"
-    graph = tiny_pair / "target" / "onnx" / "int8-128" / "model.onnx"
-    make_random_head(folder, graph, vocab=320, size=256)
     wide = replace(tiny_settings, slots=AT_ONCE, max_batched_tokens=64)
-    return [Engine.load(wide), Engine.load(replace(wide, draft=str(folder)))]
+    return [Engine.load(wide), Engine.load(replace(wide, draft=str(tiny_head)))]
 
 
 def requests(seeded: bool) -> Iterator[GenerationRequest]:

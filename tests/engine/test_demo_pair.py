@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -38,13 +39,24 @@ def engine(cache_dir: Path) -> Engine:
     return Engine.load(replace(SETTINGS, cache_dir=cache_dir))
 
 
-def generate(engine: Engine, prompt: tuple[int, ...], **fields: object) -> list[int]:
-    request = GenerationRequest(
-        request_id=str(next(_ids)),
-        prompt_tokens=prompt,
-        **{"max_new_tokens": 32, **fields},  # type: ignore[arg-type]
-    )
-    return [piece.token for output in engine.generate(request) for piece in output.pieces]
+def generate(
+    engine: Engine, prompts: Sequence[tuple[int, ...]], **fields: object
+) -> list[list[int]]:
+    """The tokens that follow each prompt, as many of them at once as there are slots."""
+    found: dict[str, list[int]] = {}
+    for prompt in prompts:
+        request = GenerationRequest(
+            request_id=str(next(_ids)),
+            prompt_tokens=prompt,
+            **{"max_new_tokens": 32, **fields},  # type: ignore[arg-type]
+        )
+        found[request.request_id] = []
+        engine.scheduler.add(request)
+    while engine.scheduler.busy:
+        for output in engine.scheduler.step().outputs:
+            assert output.error is None
+            found[output.request_id] += [piece.token for piece in output.pieces]
+    return list(found.values())
 
 
 def test_there_are_200_prompts() -> None:
@@ -55,7 +67,7 @@ def test_there_are_200_prompts() -> None:
 def plain(engine: Engine) -> list[tuple[tuple[int, ...], list[int]]]:
     """Every prompt's tokens and its plain greedy continuation."""
     prompts = [engine.encode(prompt)[:PROMPT_TOKENS] for prompt in PROMPTS]
-    return [(prompt, generate(engine, prompt)) for prompt in prompts]
+    return list(zip(prompts, generate(engine, prompts), strict=True))
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "draft"])
@@ -67,26 +79,25 @@ def test_speculative_greedy_output_is_plain_greedy_output(
     k_draft: int,
 ) -> None:
     """All 200 prompts, all tokens, every number of draft tokens; `make bench` does all of each."""
-    for prompt, expected in plain[k_draft - 1 :: 8]:
-        assert generate(engine, prompt, drafter=drafter, k_draft=k_draft) == expected
+    prompts, expected = zip(*plain[k_draft - 1 :: 8], strict=True)
+    assert generate(engine, prompts, drafter=drafter, k_draft=k_draft) == [*expected]
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_seed_fixes_the_text_whoever_drafts_how_much(engine: Engine, adaptive: bool) -> None:
-    for number, text in enumerate(PROMPTS[:4]):
-        prompt = engine.encode(text)[:PROMPT_TOKENS]
-        sampling = SamplingParams(0.8, top_k=50, top_p=0.95, seed=number)
-        expected = generate(engine, prompt, sampling=sampling)
-        for drafter in ("suffix", "draft", "cascade"):
-            for k_draft in (1, 3, 8):
-                fields = {"drafter": drafter, "k_draft": k_draft, "adaptive": adaptive}
-                assert generate(engine, prompt, sampling=sampling, **fields) == expected
+    prompts = [engine.encode(text)[:PROMPT_TOKENS] for text in PROMPTS[:4]]
+    sampling = SamplingParams(0.8, top_k=50, top_p=0.95, seed=1)
+    expected = generate(engine, prompts, sampling=sampling)
+    for drafter in ("suffix", "draft", "cascade"):
+        for k_draft in (1, 3, 8):
+            fields = {"drafter": drafter, "k_draft": k_draft, "adaptive": adaptive}
+            assert generate(engine, prompts, sampling=sampling, **fields) == expected
 
 
 def fourth_tokens(engine: Engine, drafter: str, k_draft: int, seeds: range, seeded: bool) -> Counts:
     """How often each token is the fourth: two to three verifications have decided by then."""
     prompt = engine.encode("import os\nimport sys\nimport re\nimport os\nimport")
-    found = np.zeros(engine.info.vocab_size, np.int64)
+    last: dict[str, int] = {}
     for seed in seeds:
         request = GenerationRequest(
             request_id=str(next(_ids)),
@@ -99,10 +110,10 @@ def fourth_tokens(engine: Engine, drafter: str, k_draft: int, seeds: range, seed
         )
         engine.scheduler.add(request)
         list(engine.scheduler.waiting)[-1].rng = np.random.default_rng(seed)
-        while engine.scheduler.busy:
-            outputs = engine.scheduler.step().outputs
-        found[outputs[-1].pieces[-1].token] += 1
-    return found
+    while engine.scheduler.busy:
+        for output in engine.scheduler.step().outputs:
+            last[output.request_id] = output.pieces[-1].token
+    return np.bincount([*last.values()], minlength=engine.info.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +143,9 @@ def test_plain_greedy_output_is_transformers_greedy_output(cache_dir: Path) -> N
     transformers = pytest.importorskip("transformers")
     engine = Engine.load(replace(SETTINGS, quant="fp32", draft="none", cache_dir=cache_dir))
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32)
-    for text in PROMPTS[:20]:
-        prompt = engine.encode(text)
-        ours = generate(engine, prompt, max_new_tokens=64)
+    prompts = [engine.encode(text) for text in PROMPTS[:20]]
+    answers = generate(engine, prompts, max_new_tokens=64)
+    for prompt, ours in zip(prompts, answers, strict=True):
         with torch.inference_mode():  # what it would say after each of our tokens
             logits = model(torch.tensor([[*prompt, *ours]])).logits[0, len(prompt) - 1 : -1]
         chosen = logits[torch.arange(len(ours)), torch.tensor(ours)]

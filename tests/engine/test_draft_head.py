@@ -15,7 +15,6 @@ from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.models.prepare import ModelError
 from specops.request import GenerationRequest, GenerationStats, SamplingParams
-from tests.draft_heads import make_random_head
 
 _ids = count()
 PROMPTS = [np.random.default_rng(seed).integers(0, 320, 20).tolist() for seed in range(4)]
@@ -23,13 +22,8 @@ SAMPLED = SamplingParams(1.0, top_k=5, seed=3)
 
 
 @pytest.fixture(scope="module")
-def settings(
-    tiny_settings: Settings, tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Settings:
-    folder = tmp_path_factory.mktemp("heads") / "head"
-    graph = tiny_pair / "target" / "onnx" / "int8-128" / "model.onnx"
-    make_random_head(folder, graph, vocab=320, size=256)
-    return replace(tiny_settings, draft=str(folder))
+def settings(tiny_settings: Settings, tiny_head: Path) -> Settings:
+    return replace(tiny_settings, draft=str(tiny_head))
 
 
 @pytest.fixture(scope="module")

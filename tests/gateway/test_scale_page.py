@@ -6,32 +6,22 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.gateway.running import answers, wait
-from tests.loopback import HOST, free_port
-from tests.stack.support import ROOT, run, tool
+from tests.gateway.running import answers
+from tests.stack.support import ROOT, MadeUp, made_up, run, tool
 
 pytestmark = pytest.mark.e2e
 
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), flags=re.DOTALL)
-START_SECONDS = 300.0
 
 
-@dataclass
-class Started:
+class Started(MadeUp):
     """What the page's first command has brought up."""
-
-    url: str
-    prometheus: str | None
-    output: Path
-    env: dict[str, str]
 
     def replicas(self) -> list[str]:
         (line,) = re.findall(r"^  replicas +(.*)$", self.output.read_text(), flags=re.MULTILINE)
@@ -40,45 +30,32 @@ class Started:
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """Fast where it must be: natively, on the demo pair, one thread each."""
+    make, up, *arguments = BLOCKS[0].split()
+    assert (make, up) == ("make", "up")
     folder = tmp_path_factory.mktemp("scale")
-    ports = {"SPECOPS_PORT": str(free_port()), "PROMETHEUS_PORT": str(free_port())}
-    # Fast where it must be: natively, on the demo pair, one thread each.
-    env = {**ports, "SPECOPS_MODEL": "demo", "SPECOPS_THREADS": "1", "NATIVE_STATE": str(folder)}
-    output = folder / "up.log"
-    with output.open("wb") as log:
-        process = subprocess.Popen(
-            [*BLOCKS[0].split(), "ARGS=--native"],
-            cwd=ROOT,
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    url, prometheus = (f"http://{HOST}:{port}" for port in ports.values())
+    with made_up(folder, *arguments, SPECOPS_THREADS="1") as running:
+        yield Started(**vars(running))
+
+
+def environment(pid: str) -> bytes:
+    """The variables of a process; none where it has ended."""
     try:
-        wait(
-            "Ready",
-            lambda: process.poll() is not None or "Ready." in output.read_text(),
-            START_SECONDS,
-        )
-        assert process.poll() is None, output.read_text()
-        yield Started(url, prometheus if tool("prometheus") else None, output, env)
-    finally:
-        run("scripts/down", env=env)
-        process.wait(60)
-    assert process.returncode == 0, output.read_text()
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def test_the_pages_request_is_answered_at_the_url_of_one_replica(started: Started) -> None:
     (command,) = (block for block in BLOCKS if block.startswith("curl"))
-    done = run("sh", "-c", command.replace("http://127.0.0.1:8000", started.url))
+    done = run("sh", "-c", command.replace("http://127.0.0.1:8000", started.api))
     assert json.loads(done.stdout)["generated_tokens"] == 16
     assert len(started.replicas()) == 3
     assert all(answers(f"{replica}/health") for replica in started.replicas())
 
 
 def test_prometheus_finds_every_replica_and_the_gateway(started: Started) -> None:
-    if started.prometheus is None:
+    if tool("prometheus") is None:
         pytest.skip("no Prometheus here")
 
     def up(job: str) -> int:
@@ -86,7 +63,7 @@ def test_prometheus_finds_every_replica_and_the_gateway(started: Started) -> Non
         body = httpx.get(f"{started.prometheus}/api/v1/query", params=query).json()
         return int(body["data"]["result"][0]["value"][1])
 
-    wait("all are scraped", lambda: (up("specops"), up("gateway")) == (3, 1))
+    started.wait("all are scraped", lambda: (up("specops"), up("gateway")) == (3, 1))
 
 
 def test_the_weights_are_mapped_by_all_and_owned_by_none(started: Started) -> None:
@@ -94,13 +71,10 @@ def test_the_weights_are_mapped_by_all_and_owned_by_none(started: Started) -> No
     ports = {httpx.URL(replica).port for replica in started.replicas()}
     shared = []
     for pid in found:
-        try:
-            given = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            maps = Path(f"/proc/{pid}/smaps").read_text()
-        except OSError:
-            continue  # another's, or it has ended
+        given = environment(pid).split(b"\0")
         if not any(b"SPECOPS_PORT=%d" % port in given for port in ports):
             continue
+        maps = Path(f"/proc/{pid}/smaps").read_text()
         weights = re.findall(r"/prepacked/.*?\nSize:.*?Private_Dirty: +(\d+) kB", maps, re.DOTALL)
         shared.append(sum(map(int, weights)) if weights else -1)
     assert shared == [0, 0, 0]
@@ -111,13 +85,13 @@ def test_a_replica_that_was_killed_is_started_again(started: Started) -> None:
     (pid,) = (
         int(pid)
         for pid in run("pgrep", "-f", "specops serve").stdout.split()
-        if f"SPECOPS_PORT={port}\0" in Path(f"/proc/{pid}/environ").read_text()
+        if b"SPECOPS_PORT=%d\0" % port in environment(pid)
     )
     os.kill(pid, signal.SIGKILL)
     body = {"prompt": "a", "max_new_tokens": 4}
     for number in range(12):
         headers = {"X-Session-ID": str(number)}
-        answer = httpx.post(f"{started.url}/generate", json=body, headers=headers, timeout=60)
+        answer = httpx.post(f"{started.api}/generate", json=body, headers=headers, timeout=60)
         assert answer.status_code == 200
-    wait("it is said", lambda: "started again" in started.output.read_text())
-    wait("it is ready", lambda: answers(f"{started.replicas()[0]}/health"), START_SECONDS)
+    started.wait("it is said", lambda: "started again" in started.output.read_text())
+    started.wait("it is ready", lambda: answers(f"{started.replicas()[0]}/health"))

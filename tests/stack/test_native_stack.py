@@ -6,12 +6,9 @@ import bisect
 import csv
 import json
 import math
-import os
 import re
-import subprocess
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,26 +17,17 @@ import httpx
 import pytest
 
 from specops.metrics.metrics import Metrics
-from tests.loopback import free_port
 from tests.stack import queries
-from tests.stack.support import ROOT, Finished, run, tool
+from tests.stack.support import ROOT, Finished, MadeUp, made_up, run, tool
 
 pytestmark = pytest.mark.e2e
 
-START_SECONDS = 300.0  # a first start converts the weights
 SCRAPE_SECONDS = 60.0
 Answers = dict[str, list[float]]  # the values of a query's series, by panel and legend
 
 
-@dataclass
-class Stack:
-    """A running `make up`, with ports and a state folder of its own."""
-
-    process: subprocess.Popen[bytes]
-    output: Path
-    api: str
-    prometheus: str
-    env: dict[str, str]
+class Stack(MadeUp):
+    """`make up`, and what its tests ask of it."""
 
     def make(self, target: str, *arguments: str) -> Finished:
         return run("make", target, f"ARGS={' '.join(arguments)}", env=self.env, timeout=300)
@@ -50,44 +38,16 @@ class Stack:
         assert body["status"] == "success", body
         return [float(series["value"][1]) for series in body["data"]["result"]]
 
-    def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
-        """Poll until `condition` holds; fail where the stack ends or time runs out."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"waited in vain: {what}\n{self.output.read_text()}")
-            time.sleep(0.2)
-
     def all_panels(self) -> Answers:
         return {name: self.query(expr) for name, expr in queries.dashboard_queries()}
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The stack, ready; ended with `make down`, or by force where that fails."""
     if tool("prometheus") is None:
         pytest.skip("no Prometheus here")
-    folder = tmp_path_factory.mktemp("stack")
-    ports = {"SPECOPS_PORT": str(free_port()), "PROMETHEUS_PORT": str(free_port())}
-    env = {**ports, "SPECOPS_MODEL": "demo", "NATIVE_STATE": str(folder / "state")}
-    output = folder / "up.log"
-    with output.open("wb") as log:
-        process = subprocess.Popen(
-            ["make", "up", "ARGS=--native"],
-            cwd=ROOT,
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    api, prometheus = (f"http://127.0.0.1:{port}" for port in ports.values())
-    running = Stack(process, output, api, prometheus, env)
-    try:
-        running.wait("Ready", lambda: "Ready." in output.read_text(), START_SECONDS)
-        yield running
-    finally:
-        run("scripts/down", env=env)
-        process.wait(60)
+    with made_up(tmp_path_factory.mktemp("stack")) as running:
+        yield Stack(**vars(running))
 
 
 @pytest.fixture(scope="module")
