@@ -78,6 +78,21 @@ def graph(tiny_pair: Path) -> Path:
     return tiny_pair / "draft" / "onnx" / "int8-128" / "model.onnx"
 
 
+@pytest.fixture(scope="module")
+def made(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds what is made of `graph`."""
+    cache = tmp_path_factory.mktemp("made")
+    prepacked_graph(tiny_pair / "draft" / "onnx" / "int8-128" / "model.onnx", "tiny", cache, print)
+    return cache
+
+
+@pytest.fixture
+def first(graph: Path, made: Path, tmp_path: Path) -> Path:
+    """The prepacked graph in a cache of the test's own, `tmp_path`."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "prepacked" / f"tiny-{weight_cache.graph_key(graph)}" / "model.onnx"
+
+
 def test_it_is_made_once(graph: Path, tmp_path: Path) -> None:
     said: list[str] = []
     first = prepacked_graph(graph, "tiny", tmp_path, said.append)
@@ -90,9 +105,8 @@ def test_it_is_made_once(graph: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["model.onnx", "model.onnx.data", "prepacked.json", "used"])
 def test_a_damaged_cache_is_made_again(
-    graph: Path, tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
+    graph: Path, first: Path, tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = prepacked_graph(graph, "tiny", tmp_path, print)
     before = logits(first)
     damaged = first.with_name(file)
     content = bytearray(damaged.read_bytes())
@@ -118,14 +132,13 @@ def test_another_processor_or_runtime_gets_its_own(
 
 
 def test_reading_ahead_tells_how_far_it_is(
-    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_cache, "_REPORT_SECONDS", 0.0)
     monkeypatch.setattr(checksums, "_PIECE", 1 << 14)
-    prepacked = prepacked_graph(graph, "tiny", tmp_path, print)
     said: list[str] = []
-    assert prepacked_graph(graph, "tiny", tmp_path, said.append) == prepacked
-    percents = [int(text.removeprefix(f"reading {prepacked.parent}: ")[:-2]) for text in said]
+    assert prepacked_graph(graph, "tiny", tmp_path, said.append) == first
+    percents = [int(text.removeprefix(f"reading {first.parent}: ")[:-2]) for text in said]
     assert percents == sorted(percents)
     assert percents[0] == 0
     assert percents[-1] >= 90
@@ -135,14 +148,13 @@ def test_reading_ahead_tells_how_far_it_is(
 @pytest.mark.parametrize("room", [0, 200_000, 1 << 40])
 def test_what_has_no_room_is_checked_and_let_go(
     graph: Path,
-    tmp_path: Path,
+    first: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     room: int,
 ) -> None:
     monkeypatch.setattr(checksums, "_PIECE", 1 << 14)
-    prepacked = prepacked_graph(graph, "tiny", tmp_path, print)
-    sizes = [path.stat().st_size for path in sorted(prepacked.parent.glob("model.onnx*"))]
+    sizes = [path.stat().st_size for path in sorted(first.parent.glob("model.onnx*"))]
     assert sum(sizes) > 250_000
     let_go: list[int] = []
 
@@ -152,21 +164,22 @@ def test_what_has_no_room_is_checked_and_let_go(
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
     monkeypatch.setattr(weight_cache, "page_cache_room", lambda: room)
-    assert prepacked_graph(graph, "tiny", tmp_path, print) == prepacked
-    used = weight_cache.used_bytes(prepacked.parent)
+    assert prepacked_graph(graph, "tiny", first.parents[2], print) == first
+    used = weight_cache.used_bytes(first.parent)
     assert sum(let_go) == sum(sizes) - min(room, used)
     assert ("has room for" in caplog.text) == (room < used)
-    with prepacked.with_name("model.onnx.data").open("r+b") as file:  # in the last piece
+    with first.with_name("model.onnx.data").open("r+b") as file:  # in the last piece
         file.seek(-1, os.SEEK_END)
         last = file.read(1)[0]
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last ^ 0xFF]))
-    assert prepacked_graph(graph, "tiny", tmp_path, print) == prepacked
+    assert prepacked_graph(graph, "tiny", first.parents[2], print) == first
     assert "is damaged" in caplog.text
 
 
-def test_an_export_and_a_copy_or_link_of_it_share_one(graph: Path, tmp_path: Path) -> None:
-    first = prepacked_graph(graph, "target", tmp_path, print)
+def test_an_export_and_a_copy_or_link_of_it_share_one(
+    graph: Path, first: Path, tmp_path: Path
+) -> None:
     for name, place in (("link", os.link), ("copy", shutil.copy2)):
         other = tmp_path / name
         shutil.copytree(graph.parent, other, copy_function=place)
@@ -195,12 +208,11 @@ def test_graphs_without_a_manifest_are_told_apart_by_their_path(
 
 
 def test_outdated_ones_and_leftovers_are_removed(
-    tiny_pair: Path,
+    graph: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    graph = tiny_pair / "draft" / "onnx" / "int8-128" / "model.onnx"
     other = prepacked_graph(graph, "tiny-draft", tmp_path, print)
     leftover = tmp_path / "prepacked" / ".tiny-0123456789abcdef.partial"
     leftover.mkdir()
@@ -345,10 +357,9 @@ def test_a_strangers_graph_is_refused_with_a_reason(
 
 
 def test_a_cache_that_cannot_be_written_serves_what_it_holds(
-    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No lock is taken for it: replicas that start together read beside each other."""
-    first = prepacked_graph(graph, "tiny", tmp_path, print)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -359,10 +370,9 @@ def test_a_cache_that_cannot_be_written_serves_what_it_holds(
 
 
 def test_who_waits_takes_what_another_process_made(
-    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one is at it: once it is done nothing is made again."""
-    elsewhere = prepacked_graph(graph, "tiny", tmp_path / "elsewhere", print)
     said: list[str] = []
     lock = weight_cache.locked
 
@@ -370,12 +380,12 @@ def test_who_waits_takes_what_another_process_made(
     def after_another(root: Path, waiting: Callable[[], None]) -> Iterator[int]:
         waiting()
         with lock(root) as handle:
-            shutil.copytree(elsewhere.parent, root / elsewhere.parent.name, dirs_exist_ok=True)
+            shutil.copytree(first.parent, root / first.parent.name, dirs_exist_ok=True)
             yield handle
 
     monkeypatch.setattr(weight_cache, "locked", after_another)
     found = prepacked_graph(graph, "tiny", tmp_path / "here", said.append)
-    assert found == tmp_path / "here" / "prepacked" / elsewhere.parent.name / "model.onnx"
+    assert found == tmp_path / "here" / "prepacked" / first.parent.name / "model.onnx"
     assert [text.split()[0] for text in said] == ["waiting", "reading"]
 
 
