@@ -23,6 +23,9 @@ THREADS = 1  # each worker of pytest has a core; tests of threads start processe
 SLOTS = 3
 CONTEXT = 128
 
+TOGETHER = {"tests/e2e/test_readme.py": "tests/e2e/test_compose.py"}  # on one Docker Engine
+APART = {"tests/models_e2e/test_presets.py"}  # whose tests share nothing
+
 Told = dict[str, list[str]]
 _TOLD = pytest.StashKey[Told]()
 
@@ -30,11 +33,17 @@ _TOLD = pytest.StashKey[Told]()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file stays with one worker of pytest, since its tests share what they load."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - where it is in use
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return nodeid if file in APART else TOGETHER.get(file, file)
+
+    return Files(config, log)
 
 
 # -- what tests tell: figures, whether they pass or fail -------------------------------------------

@@ -20,7 +20,7 @@ from tests.e2e.clients import PROMPT, Stream
 from tests.e2e.stack import COMPOSE, UP, Stack, wait
 from tests.stack import queries
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("docker")]  # there is one engine
+pytestmark = pytest.mark.e2e
 
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 BYTES = {"m": 1 << 20, "g": 1 << 30}

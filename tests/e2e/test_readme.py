@@ -15,7 +15,7 @@ from tests.e2e.conftest import Tell
 from tests.e2e.stack import COMPOSE, Stack
 from tests.stack.support import ROOT, Finished, run, tool
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("docker")]  # there is one engine
+pytestmark = pytest.mark.e2e
 
 README = (ROOT / "README.md").read_text()
 COMMANDS: list[str] = re.findall(r"^```bash\n(.*?)\n```", README, flags=re.DOTALL | re.MULTILINE)

@@ -140,7 +140,7 @@ def took(name: str, first: Running, again: Running, downloaded: int) -> str:
     return f"{name}: {', '.join(f'{kind} {value}' for kind, value in figures.items())}"
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in NAMES])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_preset_goes_from_the_hub_to_answers(name: str, tmp_path: Path, tell: Tell) -> None:
     pytest.importorskip("torch", reason="needs the extra `reference`")
     preset, models, cache = presets()[name], models_of(name), tmp_path / "cache"
