@@ -1,9 +1,8 @@
 """Every preset in its published shape: hub, converter, service, answer, within 4 GB.
 
-Weights are random. TinyLlama, Llama 160M, OPT 125M, GPT-2 and DistilGPT-2 are whole; of the larger
-ones and of those that are as well tested small, two layers are there and all else is true.
-`WHOLE_PRESETS=phi3-hf` takes all layers of the presets that it names: Phi-3's 3.8 B parameters need
-30 GB of disk and some minutes.
+Weights are random. TinyLlama and Llama 160M are whole; of the others two layers are there and all
+else is true. `WHOLE_PRESETS=phi3-hf` takes all layers of the presets that it names: Phi-3's 3.8 B
+parameters need 30 GB of disk and some minutes.
 """
 
 from __future__ import annotations
@@ -29,13 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.reference]
 
 CAP = 4 << 30
 LAYERS = 2
-WHOLE = {
-    "tinyllama": {"TinyLlama/TinyLlama-1.1B-Chat-v1.0", "JackFram/llama-160m"},
-    "opt": {"facebook/opt-125m"},
-    "gpt2": {"distilbert/distilgpt2"},
-    "gpt2-large": {"openai-community/gpt2"},
-}
-ASKED_WHOLE = os.environ.get("WHOLE_PRESETS", "").split(",")
+WHOLE = {"tinyllama", *os.environ.get("WHOLE_PRESETS", "").split(",")}
 CONVERTER_LIMIT = 2_000_000_000  # bytes of resident memory, whatever the checkpoint's size
 NAMES = [name for name in presets() if name not in ("demo", "smollm2", "custom")]
 PROMPT = {"prompt": "The quick brown fox", "max_new_tokens": 12, "ignore_eos": True}
@@ -64,9 +57,7 @@ def published(name: str, folder: Path) -> Hub:
             write_phi3_graph(path, LAYERS)
             repos[model.repo] = folder_paths(path, f"{model.subfolder}/")
         else:
-            whole = name in ASKED_WHOLE or model.repo in WHOLE.get(name, ())
-            layers = None if whole else LAYERS
-            REPOSITORIES[model.repo].write(path, layers)
+            REPOSITORIES[model.repo].write(path, None if name in WHOLE else LAYERS)
             repos[model.repo] = folder_paths(path)
     return Hub(repos, tuple({model.revision for model in models}))
 
