@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.http.server import make_server
-from specops.request import FinishReason, Logprob, Output, Piece, PromptTooLong
+from specops.request import FinishReason, PromptTooLong
 from specops.serving.admission import QueueFull
 from tests.fakes import FakeService, output
 
@@ -48,30 +48,6 @@ async def test_models(client: AsyncOpenAI) -> None:
         await client.models.retrieve("other")
 
 
-async def test_completions(client: AsyncOpenAI, service: FakeService) -> None:
-    answer = await client.completions.create(
-        model="fake", prompt=["a", "b"], max_tokens=5, n=2, stop="END", seed=1
-    )
-    assert [choice.text for choice in answer.choices] == ["Hello world"] * 4
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 20)
-    assert service.requests[0].stop == ("END",)
-
-
-async def test_completions_streamed(client: AsyncOpenAI) -> None:
-    stream = await client.completions.create(model="fake", prompt="abc", stream=True)
-    chunks = [chunk async for chunk in stream]
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello world"
-    assert chunks[-1].choices[0].finish_reason == "stop"
-
-
-async def test_chat(client: AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model="fake", messages=ASK)  # type: ignore[arg-type]
-    assert answer.choices[0].message.content == "Hello world"
-    assert answer.choices[0].message.role == "assistant"
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.model_extra["timings"]["draft_n_accepted"] == 2
-
-
 async def test_chat_streamed_with_usage(client: AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model="fake",
@@ -92,32 +68,6 @@ async def test_the_librarys_own_stream_helper_puts_the_answer_together(client: A
         answer = await stream.get_final_completion()
     assert answer.choices[0].message.content == "Hello world"
     assert answer.choices[0].finish_reason == "stop"
-
-
-async def test_logprobs(client: AsyncOpenAI, service: FakeService) -> None:
-    piece = Piece(97, "a", "target", Logprob(-0.5, ((97, -0.5), (98, -1.5))))
-    service.answer = (Output("", (piece,), FinishReason.STOP, ANSWER[1].stats),)
-    answer = await client.chat.completions.create(
-        model="fake",
-        messages=ASK,  # type: ignore[arg-type]
-        logprobs=True,
-        top_logprobs=2,
-    )
-    told = answer.choices[0].logprobs
-    assert told.content[0].token == "a"  # noqa: S105 - of the model's, no secret
-    assert [top.logprob for top in told.content[0].top_logprobs] == [-0.5, -1.5]
-    plain = await client.completions.create(model="fake", prompt="a", logprobs=2)
-    assert plain.choices[0].logprobs.top_logprobs == [{"a": -0.5, "b": -1.5}]
-
-
-async def test_options_of_the_engine_go_as_extra_body(
-    client: AsyncOpenAI, service: FakeService
-) -> None:
-    extra = {"drafter": "suffix", "k_draft": 2, "exact": True, "top_k": 3}
-    await client.completions.create(model="fake", prompt="a", extra_body=extra)
-    (request,) = service.requests
-    assert (request.drafter, request.k_draft) == ("suffix", 2)
-    assert request.sampling.top_k == 3
 
 
 async def test_errors_are_the_librarys_own(client: AsyncOpenAI, service: FakeService) -> None:
