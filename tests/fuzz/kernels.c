@@ -311,18 +311,41 @@ static void make_wrong(Case *c, const int64_t *sizes) {
     } else if (c->inputs[index].count) reshape(c->inputs + index, sizes[index]);
 }
 
+// Scales and zero points, random bits so far, become numbers that are seldom odd.
+static void tame_scales(const Shape *shape, uint8_t *tiles, int64_t odd) {
+    const int fractions = shape->zero_points == FRACTIONS;
+    for (int64_t tile = 0; tile < tiles_of(shape); tile++) {
+        uint8_t *at = tiles + tile * tile_bytes(shape);
+        for (int64_t block = 0; block < blocks_of(shape); block++) {
+            at += code_bytes(shape);
+            if (shape->half_scales && !fractions && block % 2) continue;
+            const int lines = fractions && !shape->half_scales ? 2 : 1;
+            for (uint8_t *end = at + lines * LINE; at < end; at += shape->half_scales ? 2 : 4) {
+                const float scale = some_float(odd);
+                // Of float16 the sign, an exponent next to 1 and all digits, or any bits.
+                uint16_t half = (uint16_t)random_word();
+                if (!odd || !one_in(odd)) half = (half & 0x8fff) | 0x2000;
+                if (shape->half_scales) memcpy(at, &half, sizeof half);
+                else memcpy(at, &scale, sizeof scale);
+            }
+        }
+    }
+}
+
 static void product(Case *c) {
     static const int64_t SIZES[] = {4, 1, 4};
     const int64_t odd = oddness();
     Shape shape = {.columns = from_to(1, one_in(32) ? 200 : 40),
                    .depth = from_to(1, one_in(32) ? 1200 : 150), .block = 32 << below(4),
-                   .bits = one_in(2) ? 4 : 8, .zero_points = (int)below(3)};
+                   .bits = one_in(2) ? 4 : 8, .zero_points = (int)below(3),
+                   .half_scales = one_in(2)};
     if (one_in(6)) shape.block = 32 * from_to(1, 8);
     const int bias = one_in(2);
     c->operator = &MATMUL_OPERATOR;
     put_attribute(c, "N", shape.columns, 0), put_attribute(c, "K", shape.depth, 0);
     put_attribute(c, "block_size", shape.block, 0), put_attribute(c, "bits", shape.bits, 0);
     put_attribute(c, "zero_points", shape.zero_points, 0), put_attribute(c, "bias", bias, 0);
+    put_attribute(c, "half_scales", shape.half_scales, 0);
     const int64_t rows = one_in(4) ? from_to(0, 40) : from_to(1, 6);
     const int64_t x[] = {1, rows, shape.depth};
     const size_t rank = one_in(2) ? 2 : 3;
@@ -333,12 +356,7 @@ static void product(Case *c) {
         const uint64_t word = random_word();
         memcpy(tiles + i, &word, bytes - i < 8 ? (size_t)(bytes - i) : 8);
     }
-    for (uint8_t *tile = tiles; tile < tiles + bytes; tile += tile_bytes(&shape))
-        for (int64_t block = 0; block < blocks_of(&shape); block++)
-            for (int64_t at = code_bytes(&shape); at < bytes_of_block(&shape); at += 4) {
-                const float scale = some_float(odd ? 10 * odd : 0);
-                memcpy(tile + block * bytes_of_block(&shape) + at, &scale, sizeof scale);
-            }
+    tame_scales(&shape, tiles, odd ? 10 * odd : 0);
     if (bias) put_floats(c, 2, odd, 1, &shape.columns);
     if (one_in(4)) make_wrong(c, SIZES);
 }

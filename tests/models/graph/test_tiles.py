@@ -38,9 +38,10 @@ def foreign(graph: Path) -> list[str]:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("block", [32, 128, 256])
 @pytest.mark.parametrize("points", list(ZeroPoints))
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize(("columns", "depth"), [(16, 256), (5, 40), (40, 700)])
 def test_tiles_give_back_what_was_packed(
-    bits: int, block: int, points: ZeroPoints, columns: int, depth: int
+    *, bits: int, block: int, points: ZeroPoints, columns: int, depth: int, halves: bool
 ) -> None:
     rng = np.random.default_rng(bits * block + columns)
     blocks = -(-depth // block)
@@ -52,8 +53,16 @@ def test_tiles_give_back_what_was_packed(
         ZeroPoints.CODES: rng.integers(0, 256, (columns, wide), np.uint8),
         ZeroPoints.FRACTIONS: rng.standard_normal((columns, blocks)).astype(np.float32),
     }[points]
-    tiles = pack(codes, scales, zero_points, bits=bits, block=block)
-    found = unpack(tiles, columns, depth, bits=bits, block=block, points=points)
+    if halves:
+        short = scales.astype(np.float16)
+        scales, stored = short.astype(np.float32), zero_points
+        if points is ZeroPoints.FRACTIONS:
+            stored = rng.standard_normal((columns, blocks)).astype(np.float16)
+            zero_points = -stored.astype(np.float32) / scales
+        tiles = pack(codes, short, stored, bits=bits, block=block)
+    else:
+        tiles = pack(codes, scales, zero_points, bits=bits, block=block)
+    found = unpack(tiles, columns, depth, bits=bits, block=block, points=points, halves=halves)
     np.testing.assert_array_equal(found.codes, unpacked(codes, bits))
     np.testing.assert_array_equal(found.scales, scales)
     assert (found.zero_points is None) == (zero_points is None)

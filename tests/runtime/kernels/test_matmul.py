@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from specops.runtime import kernels
-from specops.runtime.kernels.packing import pack
+from specops.runtime.kernels.packing import as_halves, pack
 from tests.runtime.kernels.attention import opened
 
 ROWS = 19  # more than two groups of any kernel, and a rest
@@ -97,10 +97,20 @@ def session(node: Any, depth: int, columns: int, **tensors: np.ndarray | None) -
 
 
 def product(
-    weights: Weights, tiles: np.ndarray | None = None
+    weights: Weights, tiles: np.ndarray | None = None, *, half_scales: bool = False
 ) -> Callable[[np.ndarray], np.ndarray]:
     """x [B, S, K] to y [B, S, N] by the kernels."""
-    if tiles is None:
+    if half_scales:
+        found = as_halves(weights.scales, weights.zero_points)
+        assert found is not None
+        tiles = pack(
+            weights.codes,
+            found.scales,
+            weights.zero_points if found.offsets is None else found.offsets,
+            bits=weights.bits,
+            block=weights.block,
+        )
+    elif tiles is None:
         tiles = pack(
             *(weights.codes, weights.scales, weights.zero_points),
             bits=weights.bits,
@@ -113,6 +123,7 @@ def product(
         domain=kernels.DOMAIN,
         **weights.attributes,
         zero_points=weights.points,
+        half_scales=int(half_scales),
         bias=int(weights.bias is not None),
     )
     made = session(node, weights.depth, weights.columns, tiles=tiles, bias=weights.bias)
@@ -240,6 +251,60 @@ def test_zero_points_that_are_fractions_take_steps_in_one_order() -> None:
     assert np.array_equal(product(weights)(x[None, None])[0, 0], expected)
 
 
+def weights_of_halves(columns: int, depth: int, bits: int, block: int, zero_points: int) -> Weights:
+    """Weights whose scales and offsets float16 has: some are 0, tiny, huge, or lack the other."""
+    weights = random_weights(columns, depth, bits, block, zero_points=zero_points, bias=True)
+    random = np.random.default_rng(block)
+
+    def numbers() -> np.ndarray:
+        odd = np.array([0, -0.0, 6e-8, -5e-7, 6.1e-5, 65504, -65504], np.float16)
+        some = random.normal(0, 0.05, weights.scales.shape).astype(np.float16)
+        return np.where(random.random(some.shape) < 0.2, random.choice(odd, some.shape), some)
+
+    scales = numbers().astype(np.float32)
+    if zero_points != FRACTIONS:
+        return weights._replace(scales=scales)
+    divisors = np.where(scales == 0, np.float32(1), scales)
+    points = np.where(scales == 0, np.float32(0), -numbers().astype(np.float32) / divisors)
+    return weights._replace(scales=scales, zero_points=points)
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("zero_points", [MIDDLE, CODES, FRACTIONS])
+@pytest.mark.parametrize(
+    ("block", "depth"), [(32, 700), (32, 33), (32, 576), (128, 700), (256, 512)]
+)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_in_float16_compute_the_same_bits(
+    bits: int, block: int, depth: int, zero_points: int
+) -> None:
+    weights = weights_of_halves(40, depth, bits, block, zero_points)
+    x = np.random.default_rng(3).normal(size=(1, ROWS, depth)).astype(np.float32)
+    expected = product(weights)(x)
+    assert np.isfinite(expected).all()
+    found = product(weights, half_scales=True)
+    for width in range(1, ROWS + 1):
+        assert np.array_equal(found(x[:, :width]).view(int), expected[:, :width].view(int))
+
+
+def test_numbers_that_float16_has_not_stay_float32() -> None:
+    f = np.float32
+    halves = np.array([[0.5, 0.25]], f)
+    for wrong in (1 + 2**-11, 65520, 2.0**-25, np.inf, np.nan):
+        scales = np.array([[0.5, wrong]], f)
+        assert as_halves(scales, None) is None
+        assert as_halves(halves, np.array([[3, wrong / 0.25]], f)) is None
+        assert as_halves(scales, np.array([[3, 0]], f)) is None
+    assert as_halves(np.array([[0.0, 1.0]], f), np.array([[3, 3]], f)) is None  # 0 * (code - 3)
+    assert as_halves(halves, np.array([[1, 7]], np.uint8)) is not None
+    found = as_halves(np.array([[2.0**-24, -65504]], f), np.array([[2**23, -2]], f))
+    assert found is None  # an offset of 131008
+    found = as_halves(np.array([[2.0**-24, -65504]], f), np.array([[2**23, -1]], f))
+    assert found is not None
+    assert found.offsets is not None
+    assert found.offsets.tolist() == [[-0.5, -65504]]
+
+
 def test_no_rows() -> None:
     weights = random_weights(32, 64, 4, 32, zero_points=MIDDLE, bias=False)
     assert product(weights)(np.zeros((0, 3, 64), np.float32)).shape == (0, 3, 32)
@@ -278,7 +343,8 @@ def test_a_bias_that_is_not_there_is_refused() -> None:
         ({"block_size": 512}, "multiples of 32"),
         ({"zero_points": 3}, "0, 1 or 2"),
         ({"zero_points": -1}, "0, 1 or 2"),
-        ({"bias": -1}, "0 or 1"),
+        ({"half_scales": 2}, "half_scales is 0 or 1"),
+        ({"bias": -1}, "bias is 0 or 1"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(changed: dict[str, int], message: str) -> None:
@@ -294,6 +360,7 @@ def test_a_shape_that_cannot_be_is_refused(changed: dict[str, int], message: str
         {"N": 33},
         {"zero_points": CODES},
         {"zero_points": FRACTIONS},
+        {"half_scales": 1},
     ],
 )
 def test_a_shape_that_the_weights_do_not_have_is_refused(changed: dict[str, int]) -> None:
@@ -306,7 +373,7 @@ def test_a_shape_that_the_weights_do_not_have_is_refused(changed: dict[str, int]
 def refused(weights: Weights, **changed: int) -> Callable[[np.ndarray], np.ndarray]:
     """A product whose attributes are not those of its weights."""
     tiles = pack(weights.codes, weights.scales, None, bits=weights.bits, block=weights.block)
-    attributes = {**weights.attributes, "zero_points": 0, "bias": 0, **changed}
+    attributes = {**weights.attributes, "zero_points": 0, "half_scales": 0, "bias": 0, **changed}
     node = helper.make_node(
         kernels.MATMUL, ["x", "tiles"], ["y"], domain=kernels.DOMAIN, **attributes
     )

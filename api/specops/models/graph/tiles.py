@@ -8,7 +8,7 @@ onnxruntime's, and a few arbitrary tokens can make any difference out of that.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from specops.models.folder import ModelError
 from specops.models.graph.tensors import external, fill_page, values_of
 from specops.runtime import kernels
-from specops.runtime.kernels.packing import TILE, pack, unpacked
+from specops.runtime.kernels.packing import TILE, as_halves, pack, unpacked, zero_points_of
 
 _COLUMNS = 256 * TILE  # packed at a time
 _LINE = 64  # bytes
@@ -85,9 +85,9 @@ def write_tiles(
             key: values_of(tensors[operands[key]], folder) for key in _TYPES if key in operands
         }
         name = f"{node.name or node.output[0]}.tiles"
-        written.append(_write(name, arrays, _attributes(node), location, target))
-        points = _kind_of(arrays.get("zero_points"))
-        graph.node[index].CopyFrom(_replaced(node, operands, name, points))
+        product = _Product(arrays, _attributes(node))
+        written.append(_write(name, product, location, target))
+        graph.node[index].CopyFrom(_replaced(node, operands, name, product))
     used = {name for node in graph.node for name in node.input}
     for name in tensors.keys() - used:
         graph.initializer.remove(tensors[name])
@@ -95,7 +95,14 @@ def write_tiles(
 
 
 def unpack(
-    tiles: Bytes, columns: int, depth: int, *, bits: int, block: int, points: ZeroPoints
+    tiles: Bytes,
+    columns: int,
+    depth: int,
+    *,
+    bits: int,
+    block: int,
+    points: ZeroPoints,
+    halves: bool = False,
 ) -> Weights:
     """The weights that tiles hold: what `specops.runtime.kernels.packing.pack` was given.
 
@@ -106,30 +113,43 @@ def unpack(
         bits: of a code, 4 or 8.
         block: weights with one scale.
         points: where zero points are, if anywhere.
+        halves: scales, and offsets instead of fractions, are float16.
     """
     blocks = math.ceil(depth / block)
     count = math.ceil(columns / TILE)
     code_bytes = TILE * block * bits // 8
     whole = tiles.reshape(count, -1)
-    block_bytes = code_bytes + _LINE * (2 if points is ZeroPoints.FRACTIONS else 1)
-    lines = whole[:, : blocks * block_bytes].reshape(count, blocks, -1)
-    floats = np.ascontiguousarray(lines[:, :, code_bytes:]).view(np.float32)
-    words = lines[:, :, :code_bytes]
+    fractions = points is ZeroPoints.FRACTIONS
+    lines_of_scales = blocks * (2 if fractions else 1)
+    if halves:
+        lines_of_scales = -(-lines_of_scales // 2)
+    used = blocks * code_bytes + lines_of_scales * _LINE
+    if halves and not fractions:  # behind every other block the scales of two
+        pairs = np.pad(whole[:, :used], ((0, 0), (0, blocks % 2 * code_bytes)))
+        pairs = pairs.reshape(count, -1, 2 * code_bytes + _LINE)
+        ends = (code_bytes, code_bytes + _LINE)
+        words = np.stack([pairs[:, :, : ends[0]], pairs[:, :, ends[1] :]], axis=2)
+        words = words.reshape(count, -1, code_bytes)[:, :blocks]
+        stored = pairs[:, :, ends[0] : ends[1]].reshape(count, -1, _LINE // 2)[:, :blocks]
+    else:
+        lines = whole[:, :used].reshape(count, blocks, -1)
+        words, stored = lines[:, :, :code_bytes], lines[:, :, code_bytes:]
+    numbers = np.ascontiguousarray(stored).view(np.float16 if halves else np.float32)
     if bits == 4:  # a byte holds a code and the one four further on
         words = words.reshape(count, blocks, -1, 1, TILE, 4)
         words = np.concatenate([words & np.uint8(15), words >> np.uint8(4)], axis=3)
     codes = words.reshape(count, blocks, block // 4, TILE, 4).transpose(0, 3, 1, 2, 4)
     zero_points = None
     if points is ZeroPoints.CODES:
-        flat = whole[:, blocks * block_bytes :][:, : blocks * TILE]
+        flat = whole[:, used:][:, : blocks * TILE]
         zero_points = _by_column(flat.reshape(count, blocks, TILE), columns)
-    elif points is ZeroPoints.FRACTIONS:
-        zero_points = _by_column(floats[:, :, TILE:], columns)
-    return Weights(
-        codes.reshape(count * TILE, blocks, block)[:columns],
-        _by_column(floats[:, :, :TILE], columns),
-        zero_points,
-    )
+    elif fractions:
+        zero_points = _by_column(numbers[:, :, TILE:], columns)
+    scales = _by_column(numbers[:, :, :TILE], columns)
+    if halves and fractions:
+        zero_points = zero_points_of(scales, zero_points)
+    codes = codes.reshape(count * TILE, blocks, block)[:columns]
+    return Weights(codes, scales.astype(np.float32, copy=False), zero_points)
 
 
 def _by_column(values: NDArray[Any], columns: int) -> NDArray[Any]:
@@ -188,32 +208,55 @@ def _computable(
     )
 
 
-def _write(
-    name: str,
-    arrays: Mapping[str, NDArray[Any]],
-    attributes: Mapping[str, int],
-    location: str,
-    target: BinaryIO,
-) -> TensorProto:
-    """Append a product's tiles, some columns at a time, and describe them."""
-    columns, depth, block = (attributes[key] for key in ("N", "K", "block_size"))
-    bits, blocks = attributes.get("bits", 4), math.ceil(depth / block)
-    codes = arrays["codes"].reshape(columns, blocks, -1)
-    scales = arrays["scales"].reshape(columns, blocks)
-    points = arrays.get("zero_points")
-    if points is not None:
-        points = points.reshape(columns, -1)
+class _Product:
+    """A product's weights as its graph has them, some columns at a time."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, int]) -> None:
+        self.columns, self.depth, self.block = (attributes[key] for key in ("N", "K", "block_size"))
+        self.bits = attributes.get("bits", 4)
+        self._blocks = math.ceil(self.depth / self.block)
+        self._codes = arrays["codes"].reshape(self.columns, self._blocks, -1)
+        self._scales = arrays["scales"].reshape(self.columns, self._blocks)
+        points = arrays.get("zero_points")
+        self._points = None if points is None else points.reshape(self.columns, -1)
+        self.kind = _kind_of(points)
+        self.halves = all(as_halves(*self._factors(part)) is not None for part in self.parts())
+
+    def parts(self) -> Iterator[slice]:
+        """Columns that are packed at a time."""
+        for start in range(0, self.columns, _COLUMNS):
+            yield slice(start, start + _COLUMNS)
+
+    def packed(self, part: slice) -> Bytes:
+        """The tiles of some columns."""
+        scales, points = self._factors(part)
+        if self.halves and (found := as_halves(scales, points)):
+            scales = found.scales
+            points = points if found.offsets is None else found.offsets
+        return pack(self._codes[part], scales, points, bits=self.bits, block=self.block)
+
+    def held(self, tiles: Bytes, part: slice) -> bool:
+        """Whether the tiles are those columns' weights, bit by bit."""
+        codes = unpacked(self._codes[part], self.bits)
+        scales, points = self._factors(part)
+        if points is not None and self.kind is ZeroPoints.CODES:
+            points = unpacked(points, self.bits)[:, : self._blocks]
+        shape = {"bits": self.bits, "block": self.block}
+        found = unpack(
+            tiles, len(codes), self.depth, **shape, points=self.kind, halves=self.halves
+        )
+        return _equal(found, Weights(codes, scales, points))
+
+    def _factors(self, part: slice) -> tuple[NDArray[np.float32], NDArray[Any] | None]:
+        return self._scales[part], None if self._points is None else self._points[part]
+
+
+def _write(name: str, product: _Product, location: str, target: BinaryIO) -> TensorProto:
+    """Append a product's tiles, and describe them."""
     offset = target.tell()
-    for start in range(0, columns, _COLUMNS):
-        part = slice(start, start + _COLUMNS)
-        some = None if points is None else points[part]
-        tiles = pack(codes[part], scales[part], some, bits=bits, block=block)
-        kind = _kind_of(some)
-        if some is not None and kind is ZeroPoints.CODES:
-            some = unpacked(some, bits)[:, :blocks]
-        wanted = Weights(unpacked(codes[part], bits), scales[part], some)
-        found = unpack(tiles, len(wanted.codes), depth, bits=bits, block=block, points=kind)
-        if not _equal(found, wanted):
+    for part in product.parts():
+        tiles = product.packed(part)
+        if not product.held(tiles, part):
             raise ModelError(f"{name} do not hold the weights that the graph has")
         target.write(tiles.data)
     length = target.tell() - offset
@@ -249,20 +292,23 @@ def _bits(values: NDArray[Any]) -> Bytes:
 
 
 def _replaced(
-    node: onnx.NodeProto, operands: Mapping[str, str], tiles: str, points: ZeroPoints
+    node: onnx.NodeProto, operands: Mapping[str, str], tiles: str, product: _Product
 ) -> onnx.NodeProto:
     """The same product, computed by the kernels."""
     inputs = [operands["x"], tiles]
     if "bias" in operands:
         inputs.append(operands["bias"])
-    attributes = {"bits": 4, **_attributes(node)}
     return helper.make_node(
         kernels.MATMUL,
         inputs,
         list(node.output),
         name=node.name or node.output[0],
         domain=kernels.DOMAIN,
-        **{key: attributes[key] for key in ("N", "K", "bits", "block_size")},
-        zero_points=int(points),
+        N=product.columns,
+        K=product.depth,
+        bits=product.bits,
+        block_size=product.block,
+        zero_points=int(product.kind),
+        half_scales=int(product.halves),
         bias=int("bias" in operands),
     )

@@ -92,7 +92,7 @@ static int64_t pieces_of(const Shape *shape, int64_t groups, int64_t rows) {
 
 // The pieces that so many rows, one panel of them, are multiplied with. For tests.
 int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int bits, int64_t rows) {
-    const Shape shape = {columns, depth, block, bits, MIDDLE};
+    const Shape shape = {columns, depth, block, bits, MIDDLE, 0};
     return pieces_of(&shape, (rows + 7) / 8, rows);
 }
 

@@ -13,12 +13,17 @@
 //           4 bits, k to k + 3 in the low halves and k + 4 to k + 7 in the high ones
 //   scales  16 float32
 //   zero points, where they are fractions: 16 float32
+// or, where float16 has all of a product's numbers exactly, a line behind
+//   each block, where zero points are fractions: 16 scales and 16 offsets in float16
+//   every other block: 16 scales of that block and 16 of the next, in float16
 // and behind the last block, where zero points are codes, those of all: 16 uint8 a block, filled
 // up to whole lines. Columns and K that fill the last tile and the last block are zeros.
 //
 // Fractions come from formats that store scale * code + offset: zero point -offset / scale. With
 // them a block's product is (dot - zero_point * sum) * (scale[n] * scale[m]), each step rounded to
 // float32; dot and sum, of products and of activations' codes, are integers that float32 holds.
+// From an offset in float16 a kernel makes the zero point, by the one division that float32 rounds
+// alike everywhere; where a scale is 0 the zero point is 0, too.
 
 #ifndef SPECOPS_MATMUL_H
 #define SPECOPS_MATMUL_H
@@ -37,6 +42,7 @@ typedef struct {
     int64_t block;           // of K; a multiple of 32, so small that float32 holds its sums
     int bits;                // 4 or 8
     int zero_points;         // MIDDLE, CODES or FRACTIONS
+    int half_scales;         // whether scales, and offsets instead of fractions, are float16
 } Shape;
 
 // `rows` rows of activations in 8 bits, K filled up to whole blocks with zeros. Rows come in
@@ -75,13 +81,17 @@ static inline int64_t code_bytes(const Shape *shape) {
     return shape->block * shape->bits / 8 * TILE;
 }
 
-static inline int64_t bytes_of_block(const Shape *shape) {
-    return code_bytes(shape) + LINE + (shape->zero_points == FRACTIONS ? LINE : 0);
+// Of a tile's blocks, with their scales.
+static inline int64_t bytes_of_blocks(const Shape *shape) {
+    const int64_t blocks = blocks_of(shape), fractions = shape->zero_points == FRACTIONS;
+    int64_t lines = fractions ? 2 * blocks : blocks;
+    if (shape->half_scales) lines = (lines + 1) / 2;
+    return blocks * code_bytes(shape) + lines * LINE;
 }
 
 static inline int64_t tile_bytes(const Shape *shape) {
     const int64_t zero_points = shape->zero_points == CODES ? blocks_of(shape) * TILE : 0;
-    return blocks_of(shape) * bytes_of_block(shape) + (zero_points + LINE - 1) / LINE * LINE;
+    return bytes_of_blocks(shape) + (zero_points + LINE - 1) / LINE * LINE;
 }
 
 static inline int64_t tiles_of(const Shape *shape) { return (shape->columns + TILE - 1) / TILE; }
@@ -105,7 +115,7 @@ static inline Operands operands_of(const Shape *shape, const uint8_t *weights,
                                    const Activations *x, int64_t first) {
     const int64_t blocks = blocks_of(shape);
     return (Operands){x->codes + first * blocks * shape->block, x->scales + first * blocks,
-                      x->sums + first * blocks, weights + blocks * bytes_of_block(shape)};
+                      x->sums + first * blocks, weights + bytes_of_blocks(shape)};
 }
 
 extern const MatmulKernel MATMUL_PLAIN, MATMUL_AVX2, MATMUL_AVX512, MATMUL_VNNI256, MATMUL_VNNI512;

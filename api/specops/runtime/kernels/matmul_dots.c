@@ -2,8 +2,6 @@
 // VNNI of 512 and of 256 bits, NEON's dot products and its products of matrices (i8mm). This file is
 // compiled once for each, see setup.py.
 
-#include "matmul_kernel.h"
-
 // A register has 4, 8 or 16 columns, and a tile's 16 are PARTS of them. A sum waits for the one
 // before it: few rows have several CHAINS each, so that there are enough. WIDTH + 1 rows' sums fit
 // into the registers; with 512 bits a verification of 8 draft tokens has 9 rows.
@@ -18,6 +16,8 @@ enum { PARTS = 1, WIDTH = 8 };
 enum { PARTS = 2, WIDTH = 4 };
 #define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
 #endif
+#include "matmul_kernel.h"
+
 enum { MOST_CHAINS = 4, REGISTER = LINE / PARTS };
 
 typedef int32_t Sums __attribute__((vector_size(REGISTER)));
@@ -131,20 +131,9 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
             memcpy(dots + row, sums[row][0], sizeof *dots);
             if (bits == 8 && LOWERED) dots[row] += at.sums[row] * LOWERED;
         }
-        weights = add_block(shape, count, dots, weights, &at, totals);
+        weights = add_block(shape, count, block, dots, weights, &at, totals);
     }
     put_rows(shape, count, totals, bias, y, columns);
-}
-
-static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
-                 const Activations *x, int64_t first, int count, const float *bias, float *y,
-                 int columns) {
-    switch (count) {
-        GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5)
-#if !defined(__aarch64__) && defined(__AVX512VNNI__) && !defined(HALF_REGISTERS)
-        GROUP(6) GROUP(7) GROUP(8) GROUP(9)
-#endif
-    }
 }
 
 const MatmulKernel MATMUL = {WIDTH, round_block, tile};

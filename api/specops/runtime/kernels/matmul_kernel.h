@@ -1,5 +1,6 @@
 // What all kernels of products have in common: rounding activations, and adding a block's products to
 // a row's totals. Written with the compiler's vectors, so that each rounding is the same by construction.
+// Before it is included a kernel says how many rows a group has, in WIDTH.
 
 #ifndef SPECOPS_MATMUL_KERNEL_H
 #define SPECOPS_MATMUL_KERNEL_H
@@ -38,20 +39,31 @@ static float round_block(const float *x, int64_t size, int64_t block, int8_t *co
 }
 
 // Adds a block: `dots` are the products' sums of each row, with the tile's columns in lanes; `lines`
-// the block's scales and behind them its zero points, where these are fractions. Returns what follows.
-INLINE const uint8_t *add_block(const Shape *shape, const int count, const Ints *dots,
-                                const uint8_t *lines, Operands *at, Floats *totals) {
-    const Floats scale = load((const float *)lines);
+// what stands behind the block's codes. Returns what follows.
+INLINE const uint8_t *add_block(const Shape *shape, const int count, int64_t block,
+                                const Ints *dots, const uint8_t *lines, Operands *at,
+                                Floats *totals) {
+    const int fractions = shape->zero_points == FRACTIONS, half = shape->half_scales;
+    // Without offsets two blocks share a line, which stands before the second one's codes.
+    const int shared = half && !fractions && block % 2;
+    const uint8_t *line = shared ? lines - code_bytes(shape) - LINE / 2 : lines;
+    const Floats scale = half ? from_halves((const uint16_t *)line) : load((const float *)line);
     // Two loops: in one the compiler keeps the sums of 8 rows in memory, and 8 tokens of the demo
     // pair take 1.6 times as long.
-    if (shape->zero_points == FRACTIONS) {
-        const Floats zero = load((const float *)(lines + LINE));
+    if (fractions) {
+        Floats zero;
+        if (half) {
+            const Floats offset = from_halves((const uint16_t *)(lines + LINE / 2));
+            zero = choose(scale == 0.0f, (Floats){0}, -offset / scale);
+        } else {
+            lines += LINE;
+            zero = load((const float *)lines);
+        }
         for (int row = 0; row < count; row++) {
             const Floats dot = __builtin_convertvector(dots[row], Floats);
             const Floats shifted = dot - zero * (float)at->sums[row];
             totals[row] = shifted * (scale * at->scales[row]) + totals[row];
         }
-        lines += LINE;
     } else {
         Ints zero = (Ints){0} + (1 << (shape->bits - 1));
         if (shape->zero_points == CODES) {
@@ -64,7 +76,7 @@ INLINE const uint8_t *add_block(const Shape *shape, const int count, const Ints 
         }
     }
     at->scales += count, at->sums += count;
-    return lines + LINE;
+    return shared ? lines : lines + LINE;
 }
 
 // Rows of a tile, of whose columns the first `columns` are there, with their bias if there is one.
@@ -87,15 +99,26 @@ INLINE int32_t word_at(const int8_t *codes) {
     return word;
 }
 
-// A case for each number of rows, so that a compiler knows it: `group` is every kernel's own.
+// Every kernel's own: a tile for a group of `count` rows.
+INLINE void group(const int bits, const int count, const Shape *shape, const uint8_t *weights,
+                  const uint8_t *end, const Activations *x, int64_t first, const float *bias,
+                  float *y, int columns);
+
+// A case for each number of rows, so that a compiler knows it.
 #define GROUP(COUNT)                                                                      \
     case COUNT:                                                                           \
-        if (shape->bits == 4) group(4, COUNT, shape, weights, end, x, first, bias, y, columns); \
+        if (COUNT > WIDTH + 1) break;                                                     \
+        if (shape->bits == 4)                                                             \
+            group(4, COUNT, shape, weights, end, x, first, bias, y, columns);             \
         else group(8, COUNT, shape, weights, end, x, first, bias, y, columns);            \
         break;
 
 static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
                  const Activations *x, int64_t first, int count, const float *bias, float *y,
-                 int columns);
+                 int columns) {
+    switch (count) {
+        GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(6) GROUP(7) GROUP(8) GROUP(9)
+    }
+}
 
 #endif

@@ -2,7 +2,8 @@
 //
 //   specops.QuantizedMatMul(x float32 [..., K], weights uint8 [bytes], bias float32 [N], optional)
 //       -> float32 [..., N]
-//   attributes: N, K, bits, block_size, zero_points (0 to 2), bias (0 or 1), see matmul.h
+//   attributes: N, K, bits, block_size, zero_points (0 to 2), half_scales and bias (0 or 1), see
+//   matmul.h
 
 #include "matmul.h"
 #include "operators.h"
@@ -19,12 +20,13 @@ typedef struct {
 } Operator;
 
 static const char *check_shape(const Shape *shape, int64_t bits, int64_t zero_points,
-                               int64_t bias) {
+                               int64_t half_scales, int64_t bias) {
     if (shape->block % 32 || shape->block <= 0 || shape->block > MOST_BLOCK)
         return "QuantizedMatMul: blocks are multiples of 32, up to 256";
     if (bits != 4 && bits != 8) return "QuantizedMatMul: codes have 4 or 8 bits";
     if (zero_points < MIDDLE || zero_points > FRACTIONS)
         return "QuantizedMatMul: zero_points is 0, 1 or 2";
+    if (half_scales >> 1) return "QuantizedMatMul: half_scales is 0 or 1";
     if (bias >> 1) return "QuantizedMatMul: bias is 0 or 1";
     if (shape->columns < 1 || shape->depth < 1) return "QuantizedMatMul: N and K are at least 1";
     if (shape->columns > MOST_SIDE || shape->depth > MOST_SIDE)
@@ -35,19 +37,21 @@ static const char *check_shape(const Shape *shape, int64_t bits, int64_t zero_po
 static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
                          void **out) {
     (void)op, (void)given;
-    int64_t bits, zero_points, bias;
+    int64_t bits, zero_points, half_scales, bias;
     Shape shape;
     OrtStatus *status = api->KernelInfoGetAttribute_int64(info, "N", &shape.columns);
     if (!status) status = api->KernelInfoGetAttribute_int64(info, "K", &shape.depth);
     if (!status) status = api->KernelInfoGetAttribute_int64(info, "block_size", &shape.block);
     if (!status) status = api->KernelInfoGetAttribute_int64(info, "bits", &bits);
     if (!status) status = api->KernelInfoGetAttribute_int64(info, "zero_points", &zero_points);
+    if (!status) status = api->KernelInfoGetAttribute_int64(info, "half_scales", &half_scales);
     if (!status) status = api->KernelInfoGetAttribute_int64(info, "bias", &bias);
     if (status) return status;
-    const char *wrong = check_shape(&shape, bits, zero_points, bias);
+    const char *wrong = check_shape(&shape, bits, zero_points, half_scales, bias);
     if (wrong) return failure(wrong);
     shape.bits = (int)bits;
     shape.zero_points = (int)zero_points;
+    shape.half_scales = (int)half_scales;
     Operator *created = malloc(sizeof *created);
     if (!created) return failure("QuantizedMatMul: out of memory");
     *created = (Operator){choose_processor()->matmul, shape, bias};

@@ -2,8 +2,6 @@
 // others, AVX2, and AVX-512 without VNNI. Products of 4 bits are added in pairs, in 16 bits, before they
 // are in 32. This file is compiled once for each, see setup.py.
 
-#include "matmul_kernel.h"
-
 // A tile's 16 columns are PARTS registers; in plain C one, and a compiler makes several of it.
 #if defined(__AVX512BW__)
 enum { PARTS = 1, WIDTH = 8, HALVES = 1 };
@@ -12,6 +10,7 @@ enum { PARTS = 2, WIDTH = 4, HALVES = 1 };
 #else
 enum { PARTS = 1, WIDTH = 4, HALVES = 0 };
 #endif
+#include "matmul_kernel.h"
 
 // HALVES: codes of 8 bits are multiplied as two of 4, for which these processors have an instruction.
 // 16-bit sums hold 4 lines of codes of 4 bits: a line adds at most 4 products of 15 and 127.
@@ -109,20 +108,9 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
         }
         Ints dots[WIDTH + 1];
         memcpy(dots, sums, sizeof dots);
-        weights = add_block(shape, count, dots, weights, &at, totals);
+        weights = add_block(shape, count, block, dots, weights, &at, totals);
     }
     put_rows(shape, count, totals, bias, y, columns);
-}
-
-static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
-                 const Activations *x, int64_t first, int count, const float *bias, float *y,
-                 int columns) {
-    switch (count) {
-        GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5)
-#if defined(__AVX512BW__)
-        GROUP(6) GROUP(7) GROUP(8) GROUP(9)
-#endif
-    }
 }
 
 const MatmulKernel MATMUL = {WIDTH, round_block, tile};

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,54 @@ TILE, _LINE = 16, 64
 _WORD = 4  # codes of a column that are multiplied at once
 
 Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Halves = NDArray[np.float16]
+
+
+class HalfScales(NamedTuple):
+    """Scales in float16 [N, blocks], and likewise offsets, if zero points are fractions."""
+
+    scales: Halves
+    offsets: Halves | None
+
+
+def as_halves(scales: Floats, zero_points: Bytes | Floats | None) -> HalfScales | None:
+    """The same scales and fractions in float16; None unless every single one is exactly the same.
+
+    Args:
+        scales: [N, blocks].
+        zero_points: as `pack` takes them; codes do not matter here.
+    """
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        halves = scales.astype(np.float16)
+        if not _same(halves.astype(np.float32), scales) or not np.isfinite(halves).all():
+            return None
+        if zero_points is None or zero_points.dtype != np.float32:
+            return HalfScales(halves, None)
+        # Next to an offset that has 11 digits: rounded, it is that one or there is none.
+        offsets = (-zero_points * scales).astype(np.float16)
+    if not np.isfinite(offsets).all() or not _same(zero_points_of(halves, offsets), zero_points):
+        return None
+    return HalfScales(halves, offsets)
+
+
+def zero_points_of(scales: Halves, offsets: Halves) -> Floats:
+    """The fractions that kernels make of scales and offsets."""
+    flat = scales == 0
+    divisors = np.where(flat, np.float32(1), scales.astype(np.float32))
+    points: Floats = np.where(flat, np.float32(0), -offsets.astype(np.float32) / divisors)
+    return points
+
+
+def _same(one: Floats, other: Floats) -> bool:
+    """Bit by bit."""
+    return bool(np.array_equal(one.view(np.uint32), other.view(np.uint32)))
 
 
 def pack(
     codes: Bytes,
-    scales: NDArray[np.float32],
-    zero_points: Bytes | NDArray[np.float32] | None,
+    scales: Floats | Halves,
+    zero_points: Bytes | Floats | Halves | None,
     *,
     bits: int,
     block: int,
@@ -25,9 +67,10 @@ def pack(
 
     Args:
         codes: [N, blocks, block * bits / 8].
-        scales: [N, blocks].
+        scales: [N, blocks], float32, or float16 as `as_halves` has them.
         zero_points: as bytes of two 4-bit ones, [N, blocks / 2 rounded up], or of one of 8,
-            [N, blocks]; as fractions, float32 [N, blocks]; None if all are the middle of the range.
+            [N, blocks]; as fractions, float32 [N, blocks]; beside scales in float16 instead of
+            fractions the offsets, float16; None if all are the middle of the range.
         bits: of a code, 4 or 8.
         block: weights with one scale.
 
@@ -42,17 +85,30 @@ def pack(
     if bits == 4:
         words = words[:, :, 0::2] | (words[:, :, 1::2] << np.uint8(4))
     lines = words.reshape(tiles, blocks, -1)
-    in_blocks = [lines, _lines_of_floats(scales, tiles)]
+    in_blocks = [lines, _lines_of(scales, tiles)]
     behind = []
-    if zero_points is not None and zero_points.dtype == np.float32:
-        in_blocks.append(_lines_of_floats(zero_points, tiles))
+    if zero_points is not None and zero_points.dtype == scales.dtype:
+        in_blocks.append(_lines_of(zero_points, tiles))
     elif zero_points is not None:
         points = unpacked(zero_points.astype(np.uint8, copy=False), bits)[:, :blocks]
         filled = _filled(points, tiles).reshape(tiles, TILE, blocks)
         flat = filled.transpose(0, 2, 1).reshape(tiles, -1)
         behind.append(np.pad(flat, ((0, 0), (0, -flat.shape[1] % _LINE))))
-    parts = [np.concatenate(in_blocks, axis=2).reshape(tiles, -1), *behind]
+    if scales.dtype == np.float16 and len(in_blocks) == 2:
+        parts = [_in_pairs(*in_blocks), *behind]
+    else:
+        parts = [np.concatenate(in_blocks, axis=2).reshape(tiles, -1), *behind]
     return np.concatenate(parts, axis=1).reshape(-1)
+
+
+def _in_pairs(codes: Bytes, scales: Bytes) -> Bytes:
+    """[tiles, blocks, …] as [tiles, bytes]: behind every other block the scales of two."""
+    tiles, blocks, size = codes.shape
+    odd = ((0, 0), (0, blocks % 2), (0, 0))
+    pairs = np.pad(codes, odd).reshape(tiles, -1, 2, size)
+    lines = np.pad(scales, odd).reshape(tiles, -1, _LINE)
+    whole = np.concatenate([pairs[:, :, 0], lines, pairs[:, :, 1]], axis=2).reshape(tiles, -1)
+    return whole[:, : whole.shape[1] - blocks % 2 * size]
 
 
 def unpacked(packed: Bytes, bits: int) -> Bytes:
@@ -64,10 +120,10 @@ def unpacked(packed: Bytes, bits: int) -> Bytes:
     )
 
 
-def _lines_of_floats(values: NDArray[Any], tiles: int) -> Bytes:
-    """[N, blocks] as the bytes of 16 float32 for each tile and block: [tiles, blocks, 64]."""
+def _lines_of(values: NDArray[Any], tiles: int) -> Bytes:
+    """[N, blocks] as the bytes of 16 numbers for each tile and block: [tiles, blocks, bytes]."""
     blocks = values.shape[1]
-    filled = _filled(values.astype(np.float32, copy=False), tiles).reshape(tiles, TILE, blocks)
+    filled = _filled(values, tiles).reshape(tiles, TILE, blocks)
     return np.ascontiguousarray(filled.transpose(0, 2, 1)).view(np.uint8)
 
 
