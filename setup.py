@@ -37,6 +37,7 @@ MATMUL = {
         "avx512": ("pairs", AVX512),
         "vnni256": ("dots", (*AVX2, "-mavxvnni")),
         "vnni512": ("dots", (*AVX512, "-mavx512vnni")),
+        "amx": ("amx", (*AVX512, "-mamx-tile", "-mamx-int8")),
     },
     "aarch64": {
         "dotprod": ("dots", ("-march=armv8.2-a+dotprod",)),

@@ -41,6 +41,19 @@ static int kernels;
 extern const MatmulKernel MATMUL_EVEX;
 static const Processor EVEX = {"AVX-VNNI by EVEX", HAS_AVX512 | HAS_VNNI512, &MATMUL_EVEX,
                                &ATTENTION_AVX2, &SAMPLING_AVX2};
+// AMX's kernel, with plain C for the instructions.
+extern const MatmulKernel MATMUL_AMX_EMULATED;
+static const Processor AMX = {"AMX-INT8 by plain C", 0, &MATMUL_AMX_EMULATED, &ATTENTION_PLAIN,
+                              &SAMPLING_PLAIN};
+int specops_agree(const MatmulKernel *, const MatmulKernel *, int bits, int64_t block);
+
+static void tile_of_zeros(const Shape *shape, const uint8_t *weights, const uint8_t *end,
+                          const Activations *x, int64_t first, int count, const float *bias, float *y,
+                          int columns) {
+    (void)weights, (void)end, (void)x, (void)first, (void)bias;
+    for (int row = 0; row < count; row++)
+        memset(y + row * shape->columns, 0, (size_t)columns * sizeof *y);
+}
 #endif
 
 static void list_kernels(void) {
@@ -51,13 +64,14 @@ static void list_kernels(void) {
     }
 #if defined(__x86_64__)
     if (!(EVEX.needs & ~specops_features())) names[kernels++] = EVEX.name;
+    names[kernels++] = AMX.name;
 #endif
 }
 
 static void use_kernel(int number) {
     if (specops_force_kernel(names[number])) return;
 #if defined(__x86_64__)
-    use_processor(&EVEX);
+    use_processor(names[number] == AMX.name ? &AMX : &EVEX);
 #endif
 }
 
@@ -561,6 +575,15 @@ int main(int count, char **arguments) {
     api = &API;
     signal(SIGABRT, tell_seed);
     list_kernels();
+#if defined(__x86_64__)
+    MatmulKernel wrong = MATMUL_PLAIN;
+    wrong.tile = tile_of_zeros;
+    for (int bits = 4; bits <= 8; bits += 4)
+        for (int64_t block = 32; block <= MOST_BLOCK; block *= 2) {
+            check(specops_agree(&MATMUL_AMX_EMULATED, &MATMUL_PLAIN, bits, block), "AMX's own test");
+            check(!specops_agree(&wrong, &MATMUL_PLAIN, bits, block), "AMX's own test sees nothing");
+        }
+#endif
     do {
         state = seed;
         const int64_t kind = below(9);

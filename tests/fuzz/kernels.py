@@ -65,6 +65,8 @@ def build(folder: Path, foreign: str | None = None) -> Path:
     if kind == "x86_64":
         flags = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", "-DMATMUL=MATMUL_EVEX")
         objects["matmul_evex"] = ("matmul_dots", flags)
+        flags = ("-DEMULATED", "-DMATMUL=MATMUL_AMX_EMULATED")
+        objects["matmul_amx_emulated"] = ("matmul_amx", flags)
     sources = {
         name: (ROOT / setup.KERNELS / f"{source}.c", flags)
         for name, (source, flags) in objects.items()

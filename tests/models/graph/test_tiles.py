@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from specops.models.convert import Quantization, export_checkpoint
-from specops.models.graph.tiles import ZeroPoints, unpack
+from specops.models.graph.tiles import ZeroPoints, unpack, write_tiles
 from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import pack, unpacked
@@ -70,6 +72,34 @@ def test_tiles_give_back_what_was_packed(
         codes_of_points = points is ZeroPoints.CODES
         expected = unpacked(zero_points, bits)[:, :blocks] if codes_of_points else zero_points
         np.testing.assert_array_equal(found.zero_points, expected)
+
+
+def test_only_a_product_whose_every_scale_float16_has_gets_such_scales(tmp_path: Path) -> None:
+    """The columns lie in two parts that are packed one after another."""
+    columns, rng = 4096 + 16, np.random.default_rng(1)
+    scales = rng.standard_normal((columns, 2)).astype(np.float16).astype(np.float32)
+    other = scales.copy()
+    other[-1, -1] = 1 / 3
+    codes = rng.integers(0, 256, (columns, 2, 16), np.uint8)
+    tensors = {"codes": codes, "halves": scales, "floats": other}
+    shape = {"K": 64, "N": columns, "bits": 4, "block_size": 32}
+    nodes = [
+        helper.make_node("MatMulNBits", ["x", "codes", kind], [kind[0]], name=kind, **shape)
+        for kind in ("halves", "floats")
+    ]
+    initializers = [numpy_helper.from_array(value, name) for name, value in tensors.items()]
+    model = helper.make_model(helper.make_graph(nodes, "products", [], [], initializers))
+    target = io.BytesIO()
+    halves, floats = write_tiles(model, tmp_path, "tiles", target)
+    found = {
+        node.name: item.i
+        for node in model.graph.node
+        for item in node.attribute
+        if item.name == "half_scales"
+    }
+    assert found == {"halves": 1, "floats": 0}
+    per_column = 2 * 16 + 2 * 2, 2 * 16 + 2 * 4
+    assert [list(tensor.dims) for tensor in (halves, floats)] == [[columns * n] for n in per_column]
 
 
 @pytest.mark.parametrize("quant", ["int8-128", "int4-128-rtn", "int4-32-rtn"])

@@ -22,7 +22,8 @@ from tests.fuzz import kernels as fuzz
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = 1500  # a third of them products, a third attention
-AVX2, AVX512, VNNI512, VNNI256, DOTPROD, I8MM = (1 << bit for bit in range(6))  # processor.h
+AVX2, AVX512, VNNI512, VNNI256, DOTPROD, I8MM, AMX = (1 << bit for bit in range(7))  # processor.h
+BY_PLAIN_C = "AMX-INT8 by plain C"
 
 needs_zig = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="no zig to compile for other processors"
@@ -74,7 +75,7 @@ def test_x86_64_computes_the_same_bits_whatever_it_has(program) -> None:
     digests = {}
     for model, names in {"Nehalem": ["plain C"], "Haswell": ["plain C", "AVX2"]}.items():
         found, digests[model] = run(*command, model, str(program("x86_64")))
-        assert found == names
+        assert found == [*names, BY_PLAIN_C]
     assert len({*digests.values()}) == 1
 
 
@@ -83,6 +84,7 @@ def test_x86_64_computes_the_same_bits_whatever_it_has(program) -> None:
 def test_this_machine_computes_the_same_bits_with_all_it_has(program) -> None:
     names, _ = run(str(program("x86_64")))
     assert {*kernels.NAMES} <= {*names}
+    assert BY_PLAIN_C in names
     if "AVX512-VNNI" in names:  # the source of AVX-VNNI's kernel, with AVX-512's instructions
         assert "AVX-VNNI by EVEX" in names
 
@@ -97,9 +99,14 @@ def test_this_machine_computes_the_same_bits_with_all_it_has(program) -> None:
         (AVX2 | AVX512, ["AVX-512", "AVX2", "plain C"]),  # Skylake-X
         (AVX2 | AVX512 | VNNI512, ["AVX512-VNNI", "AVX-512", "AVX2", "plain C"]),  # Zen 4
         (
-            AVX2 | AVX512 | VNNI512 | VNNI256,  # Zen 5, Sapphire Rapids
+            AVX2 | AVX512 | VNNI512 | VNNI256,  # Zen 5, Sapphire Rapids without AMX
             ["AVX512-VNNI", "AVX-VNNI", "AVX-512", "AVX2", "plain C"],
         ),
+        (
+            AVX2 | AVX512 | VNNI512 | VNNI256 | AMX,  # Sapphire Rapids
+            ["AMX-INT8", "AVX512-VNNI", "AVX-VNNI", "AVX-512", "AVX2", "plain C"],
+        ),
+        (AVX2 | AMX, ["AVX2", "plain C"]),
         (VNNI512 | VNNI256, ["plain C"]),  # what a careless hypervisor leaves
     ],
 )
@@ -125,6 +132,7 @@ def instructions(kind: str, variant: str, folder: Path) -> str:
     [
         ("x86_64", "vnni256", r"\{vex\}\s+vpdpbusd\s.*%ymm", r"%zmm|%k[0-7]|%ymm(1[6-9]|[23]\d)"),
         ("x86_64", "vnni512", r"vpdpbusd\s.*%zmm", r"vfn?m(add|sub)"),
+        ("x86_64", "amx", r"tdpbsud\s+%tmm6, %tmm3, %tmm0", r"vpdpbusd|vfn?m(add|sub)"),
         ("x86_64", "avx512", r"vpmaddubsw\s.*%zmm", r"vpdpbusd|vfn?m(add|sub)"),
         ("x86_64", "avx2", r"vpmaddubsw\s.*%ymm", r"vpdpbusd|%zmm|vfn?m(add|sub)"),
         ("x86_64", "plain", r"pmullw\s.*%xmm", r"%ymm|pmaddubsw"),

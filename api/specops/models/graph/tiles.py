@@ -139,15 +139,14 @@ def unpack(
         words = words.reshape(count, blocks, -1, 1, TILE, 4)
         words = np.concatenate([words & np.uint8(15), words >> np.uint8(4)], axis=3)
     codes = words.reshape(count, blocks, block // 4, TILE, 4).transpose(0, 3, 1, 2, 4)
-    zero_points = None
+    zero_points: NDArray[Any] | None = None
     if points is ZeroPoints.CODES:
         flat = whole[:, used:][:, : blocks * TILE]
         zero_points = _by_column(flat.reshape(count, blocks, TILE), columns)
-    elif fractions:
-        zero_points = _by_column(numbers[:, :, TILE:], columns)
     scales = _by_column(numbers[:, :, :TILE], columns)
-    if halves and fractions:
-        zero_points = zero_points_of(scales, zero_points)
+    if fractions:
+        behind = _by_column(numbers[:, :, TILE:], columns)
+        zero_points = zero_points_of(scales, behind) if halves else behind
     codes = codes.reshape(count * TILE, blocks, block)[:columns]
     return Weights(codes, scales.astype(np.float32, copy=False), zero_points)
 
@@ -229,11 +228,11 @@ class _Product:
 
     def packed(self, part: slice) -> Bytes:
         """The tiles of some columns."""
-        scales, points = self._factors(part)
-        if self.halves and (found := as_halves(scales, points)):
-            scales = found.scales
-            points = points if found.offsets is None else found.offsets
-        return pack(self._codes[part], scales, points, bits=self.bits, block=self.block)
+        codes, (scales, points) = self._codes[part], self._factors(part)
+        if not self.halves or not (found := as_halves(scales, points)):
+            return pack(codes, scales, points, bits=self.bits, block=self.block)
+        behind = points if found.offsets is None else found.offsets
+        return pack(codes, found.scales, behind, bits=self.bits, block=self.block)
 
     def held(self, tiles: Bytes, part: slice) -> bool:
         """Whether the tiles are those columns' weights, bit by bit."""
@@ -242,9 +241,7 @@ class _Product:
         if points is not None and self.kind is ZeroPoints.CODES:
             points = unpacked(points, self.bits)[:, : self._blocks]
         shape = {"bits": self.bits, "block": self.block}
-        found = unpack(
-            tiles, len(codes), self.depth, **shape, points=self.kind, halves=self.halves
-        )
+        found = unpack(tiles, len(codes), self.depth, **shape, points=self.kind, halves=self.halves)
         return _equal(found, Weights(codes, scales, points))
 
     def _factors(self, part: slice) -> tuple[NDArray[np.float32], NDArray[Any] | None]:

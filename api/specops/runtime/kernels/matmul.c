@@ -46,17 +46,18 @@ static void quantize(void *argument, size_t group) {
     const Shape *shape = job->shape;
     const Activations *out = &job->activations;
     const int64_t blocks = blocks_of(shape), first = group * job->kernel->width;
-    const int count = rows_of(job, group);
+    const int count = rows_of(job, group), by_row = job->kernel->by_row;
     for (int row = 0; row < count; row++) {
         const float *x = job->x + (first + row) * shape->depth;
-        int8_t *codes = out->codes + first * blocks * shape->block + row * 4;
+        int8_t *codes = out->codes + first * blocks * shape->block;
+        codes += by_row ? row * blocks * shape->block : row * 4;
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t start = block * shape->block;
             const int64_t place = first * blocks + block * count + row;
             out->scales[place] =
                 job->kernel->round(x + start, least(shape->depth - start, shape->block),
-                                   shape->block, codes + start * count, count * 4,
-                                   &out->sums[place]);
+                                   shape->block, codes + (by_row ? start : start * count),
+                                   by_row ? 4 : count * 4, &out->sums[place]);
         }
     }
 }
@@ -98,6 +99,7 @@ int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int bits, 
 
 int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,
              const float *bias, const float *x, int64_t rows, float *y, Threads threads) {
+    if (kernel->narrow && rows < FEWEST_WIDE) kernel = kernel->narrow;
     const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
     const int64_t width = kernel->width;
     const int64_t bytes = depth + blocks * (int64_t)(sizeof(float) + sizeof(int32_t));  // of a row

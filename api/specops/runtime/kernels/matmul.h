@@ -34,6 +34,7 @@
 #include "threads.h"
 
 enum { TILE = 16, LINE = 64, AHEAD = 4096, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
+enum { FEWEST_WIDE = 16 };  // rows that fill a tile of AMX
 enum { MIDDLE = 0, CODES = 1, FRACTIONS = 2 };  // zero points: the middle of the range, or stored
 #define TINY 1e-30f  // below it 127 / x overflows: such a block is zeros
 
@@ -48,7 +49,7 @@ typedef struct {
 // `rows` rows of activations in 8 bits, K filled up to whole blocks with zeros. Rows come in
 // groups of the kernel's width, the last one narrower or wider by one; of a group of n rows that
 // starts at `first`
-//   codes   [K / 4][n][4] at first * K: what a kernel reads next lies next
+//   codes   [K / 4][n][4] at first * K: what a kernel reads next lies next; see `by_row`
 //   scales  [blocks][n] at first * blocks
 //   sums    likewise: the sum of a block's codes, for the zero points
 typedef struct {
@@ -59,8 +60,9 @@ typedef struct {
 } Activations;
 
 // What there is for one kind of processor.
-typedef struct {
-    int width;  // rows of a group; the last one may have one more
+typedef struct MatmulKernel {
+    int width;   // rows of a group; the last one may have one more
+    int by_row;  // whether activations' codes lie row by row instead, [n][K]
     // Round a block's numbers, of which the first `size` are there, to codes, four of them every
     // `stride` bytes. Returns the scale; `sum` gets that of the codes.
     float (*round)(const float *x, int64_t size, int64_t block, int8_t *codes, int64_t stride,
@@ -71,6 +73,7 @@ typedef struct {
     void (*tile)(const Shape *shape, const uint8_t *weights, const uint8_t *end,
                  const Activations *x, int64_t first, int count, const float *bias, float *y,
                  int columns);
+    const struct MatmulKernel *narrow;  // for fewer rows than FEWEST_WIDE; NULL: this one
 } MatmulKernel;
 
 static inline int64_t blocks_of(const Shape *shape) {
@@ -119,7 +122,7 @@ static inline Operands operands_of(const Shape *shape, const uint8_t *weights,
 }
 
 extern const MatmulKernel MATMUL_PLAIN, MATMUL_AVX2, MATMUL_AVX512, MATMUL_VNNI256, MATMUL_VNNI512;
-extern const MatmulKernel MATMUL_DOTPROD, MATMUL_I8MM;
+extern const MatmulKernel MATMUL_AMX, MATMUL_DOTPROD, MATMUL_I8MM;
 
 // y [rows, N] = x [rows, K] times the weights, plus `bias` [N] unless it is NULL. Returns 0, or -1
 // where memory ran out.

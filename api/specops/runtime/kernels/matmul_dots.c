@@ -2,6 +2,8 @@
 // VNNI of 512 and of 256 bits, NEON's dot products and its products of matrices (i8mm). This file is
 // compiled once for each, see setup.py.
 
+#include "matmul_kernel.h"
+
 // A register has 4, 8 or 16 columns, and a tile's 16 are PARTS of them. A sum waits for the one
 // before it: few rows have several CHAINS each, so that there are enough. WIDTH + 1 rows' sums fit
 // into the registers; with 512 bits a verification of 8 draft tokens has 9 rows.
@@ -16,7 +18,6 @@ enum { PARTS = 1, WIDTH = 8 };
 enum { PARTS = 2, WIDTH = 4 };
 #define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
 #endif
-#include "matmul_kernel.h"
 
 enum { MOST_CHAINS = 4, REGISTER = LINE / PARTS };
 
@@ -136,4 +137,6 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
     put_rows(shape, count, totals, bias, y, columns);
 }
 
-const MatmulKernel MATMUL = {WIDTH, round_block, tile};
+#include "matmul_groups.h"
+
+const MatmulKernel MATMUL = {WIDTH, 0, round_block, tile, NULL};

@@ -1,6 +1,5 @@
 // What all kernels of products have in common: rounding activations, and adding a block's products to
 // a row's totals. Written with the compiler's vectors, so that each rounding is the same by construction.
-// Before it is included a kernel says how many rows a group has, in WIDTH.
 
 #ifndef SPECOPS_MATMUL_KERNEL_H
 #define SPECOPS_MATMUL_KERNEL_H
@@ -97,28 +96,6 @@ INLINE int32_t word_at(const int8_t *codes) {
     int32_t word;
     memcpy(&word, codes, 4);
     return word;
-}
-
-// Every kernel's own: a tile for a group of `count` rows.
-INLINE void group(const int bits, const int count, const Shape *shape, const uint8_t *weights,
-                  const uint8_t *end, const Activations *x, int64_t first, const float *bias,
-                  float *y, int columns);
-
-// A case for each number of rows, so that a compiler knows it.
-#define GROUP(COUNT)                                                                      \
-    case COUNT:                                                                           \
-        if (COUNT > WIDTH + 1) break;                                                     \
-        if (shape->bits == 4)                                                             \
-            group(4, COUNT, shape, weights, end, x, first, bias, y, columns);             \
-        else group(8, COUNT, shape, weights, end, x, first, bias, y, columns);            \
-        break;
-
-static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
-                 const Activations *x, int64_t first, int count, const float *bias, float *y,
-                 int columns) {
-    switch (count) {
-        GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(6) GROUP(7) GROUP(8) GROUP(9)
-    }
 }
 
 #endif

@@ -2,6 +2,8 @@
 // others, AVX2, and AVX-512 without VNNI. Products of 4 bits are added in pairs, in 16 bits, before they
 // are in 32. This file is compiled once for each, see setup.py.
 
+#include "matmul_kernel.h"
+
 // A tile's 16 columns are PARTS registers; in plain C one, and a compiler makes several of it.
 #if defined(__AVX512BW__)
 enum { PARTS = 1, WIDTH = 8, HALVES = 1 };
@@ -10,7 +12,6 @@ enum { PARTS = 2, WIDTH = 4, HALVES = 1 };
 #else
 enum { PARTS = 1, WIDTH = 4, HALVES = 0 };
 #endif
-#include "matmul_kernel.h"
 
 // HALVES: codes of 8 bits are multiplied as two of 4, for which these processors have an instruction.
 // 16-bit sums hold 4 lines of codes of 4 bits: a line adds at most 4 products of 15 and 127.
@@ -113,4 +114,6 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
     put_rows(shape, count, totals, bias, y, columns);
 }
 
-const MatmulKernel MATMUL = {WIDTH, round_block, tile};
+#include "matmul_groups.h"
+
+const MatmulKernel MATMUL = {WIDTH, 0, round_block, tile, NULL};

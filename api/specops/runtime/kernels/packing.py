@@ -50,7 +50,7 @@ def zero_points_of(scales: Halves, offsets: Halves) -> Floats:
     return points
 
 
-def _same(one: Floats, other: Floats) -> bool:
+def _same(one: Floats, other: NDArray[Any]) -> bool:
     """Bit by bit."""
     return bool(np.array_equal(one.view(np.uint32), other.view(np.uint32)))
 

@@ -1,5 +1,7 @@
 // Chooses the kernels for the processor that this runs on. All compute the same bits.
 
+#define _GNU_SOURCE  // syscall
+
 #include "processor.h"
 
 #include <stdatomic.h>
@@ -12,6 +14,8 @@
 // The fastest first. What an entry lacks of its own kernels it takes from one that needs less.
 static const Processor ALL[] = {
 #if defined(__x86_64__)
+    {"AMX-INT8", HAS_AVX512 | HAS_VNNI512 | HAS_AMX, &MATMUL_AMX, &ATTENTION_AVX512,
+     &SAMPLING_AVX512},
     {"AVX512-VNNI", HAS_AVX512 | HAS_VNNI512, &MATMUL_VNNI512, &ATTENTION_AVX512, &SAMPLING_AVX512},
     {"AVX-VNNI", HAS_AVX2 | HAS_VNNI256, &MATMUL_VNNI256, &ATTENTION_AVX2, &SAMPLING_AVX2},
     {"AVX-512", HAS_AVX512, &MATMUL_AVX512, &ATTENTION_AVX512, &SAMPLING_AVX512},
@@ -32,6 +36,70 @@ enum { AVX_STATE = 0x6, AVX512_STATE = 0xe6 };  // registers that the system sav
 
 static inline unsigned has(unsigned bits, int bit) { return bits >> bit & 1; }
 
+#if defined(__linux__)
+
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { AMX_STATE = 0x60000, REQUEST_PERMISSION = 0x1023, MATRIX_DATA = 18 };
+
+static void in_turn(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
+    (void)context;
+    for (size_t i = 0; i < count; i++) work(argument, i);
+}
+
+// Whether both kernels compute the same bits of a small product, with as many rows as a group may have
+// and some: what a processor says of itself a hypervisor may have made up.
+int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int bits, int64_t block) {
+    enum { COLUMNS = 40, DEPTH = 300, LEAST = FEWEST_WIDE, MOST = 67 };
+    const Shape shape = {COLUMNS, DEPTH, block, bits, MIDDLE, 0};
+    const int64_t bytes = tile_bytes(&shape), tiles = tiles_of(&shape), blocks = blocks_of(&shape);
+    float x[MOST * DEPTH], y[2][MOST * COLUMNS];
+    uint8_t *weights = malloc((size_t)(tiles * bytes));
+    if (!weights) return 0;
+    uint32_t number = 1;
+    for (int64_t i = 0; i < tiles * bytes; i++)
+        weights[i] = (uint8_t)((number = number * 1664525 + 1013904223) >> 24);
+    for (int64_t i = 0; i < tiles * blocks; i++) {
+        uint8_t *block_of = weights + i / blocks * bytes + i % blocks * (code_bytes(&shape) + LINE);
+        for (int lane = 0; lane < TILE; lane++) {
+            const float scale = (float)(lane - 7) / 64;
+            memcpy(block_of + code_bytes(&shape) + 4 * lane, &scale, sizeof scale);
+        }
+    }
+    for (int i = 0; i < MOST * DEPTH; i++)
+        x[i] = (float)(int32_t)(number = number * 1664525 + 1013904223) / (1 << 24);
+    int same = 1;
+    for (int rows = LEAST; same && rows <= MOST; rows += 17) {
+        const Threads alone = {in_turn, NULL};
+        same = !multiply(one, &shape, weights, NULL, x, rows, y[0], alone) &&
+               !multiply(other, &shape, weights, NULL, x, rows, y[1], alone) &&
+               !memcmp(y[0], y[1], (size_t)rows * COLUMNS * sizeof(float));
+    }
+    free(weights);
+    return same;
+}
+
+// Whether the system lets this process use AMX, and it computes what plain C does. Looked at once.
+static unsigned has_amx(unsigned saved, unsigned d) {
+    enum { UNKNOWN, NO, YES };
+    static _Atomic int known = UNKNOWN;
+    if (known == UNKNOWN)
+        known = has(d, 24) && has(d, 25) && (saved & AMX_STATE) == AMX_STATE &&
+                        !syscall(SYS_arch_prctl, REQUEST_PERMISSION, MATRIX_DATA) &&
+                        specops_agree(&MATMUL_AMX, &MATMUL_PLAIN, 4, 32) &&
+                        specops_agree(&MATMUL_AMX, &MATMUL_PLAIN, 8, 128)
+                    ? YES : NO;
+    return known == YES ? HAS_AMX : 0;
+}
+
+#else
+
+static unsigned has_amx(unsigned saved, unsigned d) { return (void)saved, (void)d, 0; }
+
+#endif
+
 // By hand: not every compiler comes with what __builtin_cpu_supports needs.
 static unsigned features(void) {
     unsigned a, b, c, d, saved, high, next_a = 0, most;
@@ -39,12 +107,13 @@ static unsigned features(void) {
     if (!has(c, 27) || !has(c, 29)) return 0;  // XSAVE, F16C
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     if (!__get_cpuid_count(7, 0, &most, &b, &c, &d) || (saved & AVX_STATE) != AVX_STATE) return 0;
+    const unsigned amx = d;
     if (most) __get_cpuid_count(7, 1, &next_a, &a, &high, &d);
     unsigned found = has(b, 5) * HAS_AVX2;
     if (has(next_a, 4)) found |= HAS_VNNI256;
     if (has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) &&  // F, DQ, BW, VL
         (saved & AVX512_STATE) == AVX512_STATE)
-        found |= HAS_AVX512 | has(c, 11) * HAS_VNNI512;
+        found |= HAS_AVX512 | (has(c, 11) ? HAS_VNNI512 | has_amx(saved, amx) : 0);
     return found;
 }
 

@@ -1,0 +1,123 @@
+// Kernel for passes of many rows on processors with AMX: products of matrices of 8 bits, 16 rows by 16
+// columns by 64 of K in one instruction. Fewer rows are AVX512-VNNI's. A line of weights with 8 bits is
+// a row of such a matrix as it stands; codes of 4 bits are unpacked once for all rows of a group.
+//
+// With EMULATED, for tests, plain C stands for the instructions: hardly a processor here has them.
+
+#include "matmul_kernel.h"
+
+// A matrix has 16 ROWS at most; a group of rows is PARTS of them.
+enum { ROWS = 16, PARTS = 3, WIDTH = 32, MOST_STEP = 64 };
+enum { FIRST_PALETTE = 1, MATRICES = 8 };  // sums are 0 to 2, activations 3 to 5, weights:
+#define WEIGHTS 6
+
+// What the processor is told of its matrices: rows, and bytes of one.
+typedef struct {
+    uint8_t palette, start, unused[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} Config;
+
+#if defined(EMULATED)
+static _Thread_local Config config;
+static _Thread_local uint8_t matrices[MATRICES][ROWS][LINE];
+
+static void configure(const Config *given) {
+    config = *given;
+    memset(matrices, 0, sizeof matrices);
+}
+static void release(void) { config = (Config){0}; }
+static void zero(int out) { memset(matrices[out], 0, sizeof *matrices); }
+static void fetch(int out, const void *from, int64_t stride) {
+    for (int row = 0; row < config.rows[out]; row++)
+        memcpy(matrices[out][row], (const char *)from + row * stride, config.bytes[out]);
+}
+static void put(int of, void *to, int64_t stride) {
+    for (int row = 0; row < config.rows[of]; row++)
+        memcpy((char *)to + row * stride, matrices[of][row], config.bytes[of]);
+}
+// Of `a` numbers have a sign, of `b` they have none.
+static void add_product(int out, int a, int b) {
+    for (int row = 0; row < config.rows[out]; row++)
+        for (int k = 0; k < config.bytes[a] / 4; k++)
+            for (int column = 0; column < config.bytes[out] / 4; column++) {
+                int32_t sum;
+                memcpy(&sum, matrices[out][row] + 4 * column, 4);
+                for (int i = 0; i < 4; i++)
+                    sum += (int8_t)matrices[a][row][4 * k + i] * matrices[b][k][4 * column + i];
+                memcpy(matrices[out][row] + 4 * column, &sum, 4);
+            }
+}
+#define NARROW MATMUL_PLAIN
+#else
+#define configure _tile_loadconfig
+#define release _tile_release
+#define zero _tile_zero
+#define fetch _tile_loadd
+#define put _tile_stored
+#define add_product _tile_dpbsud
+#define NARROW MATMUL_VNNI512
+#endif
+
+static void configure_for(int count, int step) {
+    Config wanted = {.palette = FIRST_PALETTE};
+    for (int part = 0; part * ROWS < count; part++) {
+        const int rows = count - part * ROWS;
+        wanted.rows[part] = wanted.rows[PARTS + part] = (uint8_t)(rows < ROWS ? rows : ROWS);
+        wanted.bytes[part] = LINE;
+        wanted.bytes[PARTS + part] = (uint16_t)step;
+    }
+    wanted.rows[WEIGHTS] = (uint8_t)(step / 4);
+    wanted.bytes[WEIGHTS] = LINE;
+    configure(&wanted);
+}
+
+typedef uint8_t Line __attribute__((vector_size(LINE)));
+typedef uint8_t LineAt __attribute__((vector_size(LINE), aligned(1), may_alias));
+
+static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
+                 const Activations *x, int64_t first, int count, const float *bias, float *y,
+                 int columns) {
+    const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
+    const int step = shape->block % MOST_STEP ? MOST_STEP / 2 : MOST_STEP;
+    Operands at = operands_of(shape, weights, x, first);
+    Floats totals[WIDTH + 1];
+    for (int row = 0; row < count; row++) totals[row] = (Floats){0};
+    configure_for(count, step);
+    for (int64_t block = 0; block < blocks; block++) {
+        zero(0);
+        if (count > ROWS) zero(1);
+        if (count > 2 * ROWS) zero(2);
+        for (int64_t k = 0; k < shape->block; k += step, at.codes += step) {
+            const uint8_t *lines = weights;
+            Line unpacked[MOST_STEP / 4];
+            for (int line = 0; line < step * shape->bits / 32; line++, weights += LINE) {
+                ask_ahead(weights, end);
+                if (shape->bits == 8) continue;
+                const Line both = *(const LineAt *)weights;
+                unpacked[2 * line] = both & 15;
+                unpacked[2 * line + 1] = both >> 4;
+            }
+            fetch(WEIGHTS, shape->bits == 4 ? (const uint8_t *)unpacked : lines, LINE);
+            fetch(3, at.codes, depth);
+            add_product(0, 3, WEIGHTS);
+            if (count > ROWS) {
+                fetch(4, at.codes + ROWS * depth, depth);
+                add_product(1, 4, WEIGHTS);
+            }
+            if (count > 2 * ROWS) {
+                fetch(5, at.codes + 2 * ROWS * depth, depth);
+                add_product(2, 5, WEIGHTS);
+            }
+        }
+        Ints dots[PARTS * ROWS];
+        put(0, dots, LINE);
+        if (count > ROWS) put(1, dots + ROWS, LINE);
+        if (count > 2 * ROWS) put(2, dots + 2 * ROWS, LINE);
+        weights = add_block(shape, count, block, dots, weights, &at, totals);
+    }
+    release();
+    put_rows(shape, count, totals, bias, y, columns);
+}
+
+const MatmulKernel MATMUL = {WIDTH, 1, round_block, tile, &NARROW};

@@ -1,0 +1,23 @@
+// A tile for each number of rows, so that a compiler knows it. The last thing that a kernel includes:
+// `group`, which computes a tile for `count` rows, is its own, and WIDTH says how many there may be.
+
+#ifndef SPECOPS_MATMUL_GROUPS_H
+#define SPECOPS_MATMUL_GROUPS_H
+
+#define GROUP(COUNT)                                                                      \
+    case COUNT:                                                                           \
+        if (COUNT > WIDTH + 1) break;                                                     \
+        if (shape->bits == 4)                                                             \
+            group(4, COUNT, shape, weights, end, x, first, bias, y, columns);             \
+        else group(8, COUNT, shape, weights, end, x, first, bias, y, columns);            \
+        break;
+
+static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
+                 const Activations *x, int64_t first, int count, const float *bias, float *y,
+                 int columns) {
+    switch (count) {
+        GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(5) GROUP(6) GROUP(7) GROUP(8) GROUP(9)
+    }
+}
+
+#endif
