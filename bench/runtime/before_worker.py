@@ -57,7 +57,7 @@ class Wrong:
     name = "wrong"
     runs_model = False
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Any:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Any:
         """The same tokens again and again."""
         return Draft(tuple((tokens[-1] + 7 * place) % 300 for place in range(1, count + 1)))
 

@@ -54,7 +54,7 @@ class SimulatedDrafter(LookupDrafter):
         rng = np.random.default_rng([self._seed, len(self._scripts)])
         self._scripts.append(_Script(tokens, rng.random(len(tokens)) >= self._acceptance))
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
         """What comes next, but for the mistakes; see `Drafter.look_up`."""
         script = self._script(slot, tokens)
         if script is None:

@@ -42,7 +42,7 @@ class Known(LookupDrafter):
         self._tokens, self._right = tuple(tokens), right
         self._rng = np.random.default_rng(5)
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
         start = len(tokens) - len(PROMPT)
         found = np.array(self._tokens[start : start + count], int)
         wrong = self._rng.random(len(found)) >= self._right
@@ -60,7 +60,7 @@ class Drawing(LookupDrafter):
     def __init__(self, name: str, *, leaves_out: bool = False) -> None:
         self.name, self._leaves_out = name, leaves_out
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
         return Draft()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -59,7 +59,7 @@ class Reader(LookupDrafter):
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         self.read[slot] = 0
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
         return NO_DRAFT
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -93,7 +93,7 @@ class Silent(LookupDrafter):
 
     name = "suffix"
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
         return NO_DRAFT
 
 
@@ -128,7 +128,9 @@ def test_what_was_looked_up_is_cut_to_what_pays() -> None:
 
 def test_promises_are_cut_with_the_tokens_that_they_are_of() -> None:
     class Promising(Silent):
-        def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+        def look_up(
+            self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0
+        ) -> Draft:
             return Draft((7, 8, 9), promised=(0.9, 0.8, 0.7))
 
     (proposal,) = propose([Promising()], FixedLengths(2), decoding("suffix"))

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from specops.engine.sequence import Sequence
 from specops.speculation.controller import Candidate, Controller
-from specops.speculation.drafters.base import NO_DRAFT, Draft, Drafter, DraftRequest
+from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, Drafter, DraftRequest
 
 # Wider passes take longer by as many tokens as they bring, and other requests wait for them.
 _MOST_FORCED = 16
+# How far promises may be below what comes of them: 0.12 at most in a tenth (demo pair's texts).
+_DOUBT = 0.1
 _CATCH_UP = 32  # tokens that a draft model takes in with its first draft token; more come before
 
 
@@ -103,8 +105,11 @@ class Proposer:
             A proposal for each whose drafter does not fail, and the seconds that drafting took.
         """
         start = self._clock()
-        share = self._max_tokens // max(1, len(sequences))
-        found = (self._look_up(sequence, share) for sequence in sequences)
+        share, least = self._max_tokens // max(1, len(sequences)), LEAST_REACH
+        if any(sequence.request.k_draft for sequence in sequences):
+            sampled = [sequence.request.sampling.temperature > 0 for sequence in sequences]
+            least = max(least, self.controller.line(sampled, prompt_tokens) - _DOUBT)
+        found = (self._look_up(sequence, share, least) for sequence in sequences)
         proposals = [item for item in found if item is not None]
         if not any(proposal.candidate.most for proposal in proposals):
             return proposals, self._clock() - start
@@ -172,12 +177,13 @@ class Proposer:
             return False
         return drafter.backlog(sequence.slot, len(sequence.tokens)) > _CATCH_UP
 
-    def _look_up(self, sequence: Sequence, share: int) -> Proposal | None:
+    def _look_up(self, sequence: Sequence, share: int, least: float) -> Proposal | None:
         """Ask grammar and drafter for what they have at hand; None where the request has failed.
 
         Args:
             sequence: that decodes.
             share: its part of the tokens of a pass.
+            least: probability of a draft token that may pay.
         """
         if sequence.finish:
             return None
@@ -194,18 +200,24 @@ class Proposer:
             # The target adds a token of its own to the accepted ones: the last is never drafted.
             most = min(k_draft, sequence.remaining - 1 - len(proposal.forced))
             if most > 0:
-                self._fill_in(proposal, drafter, most)
+                self._fill_in(proposal, drafter, most, least)
         except Exception as error:
             sequence.fail(error)
             return None
         return proposal
 
-    def _fill_in(self, proposal: Proposal, drafter: Drafter, most: int) -> None:
+    def _fill_in(self, proposal: Proposal, drafter: Drafter, most: int, least: float) -> None:
         """Have up to `most` draft tokens looked up, or say how many a draft model could make."""
         sequence, candidate = proposal.sequence, proposal.candidate
         candidate.drafter, candidate.fixed = drafter.name, not sequence.request.adaptive
+        if sequence.request.adaptive and not drafter.runs_model:
+            if not self.controller.look_ups.due(sequence.speculation):
+                proposal.declined = drafter.name
+                return
+            candidate.looked_up = True
         proposal.asked = True
-        found = drafter.look_up(sequence.slot, _certain(proposal), most)
+        least = LEAST_REACH if candidate.fixed else least
+        found = drafter.look_up(sequence.slot, _certain(proposal), most, least)
         proposal.draft = draft = _allowed(proposal, found)
         candidate.most = len(draft.tokens)
         candidate.source = draft.origin

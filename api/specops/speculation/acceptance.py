@@ -98,7 +98,7 @@ def tenth(probability: float) -> int:
 
 @dataclass(slots=True)
 class SpeculationState:
-    """What one request's drafts have been worth so far. Written by the controller alone.
+    """What one request's drafts have been worth so far. Written by the controller.
 
     Times are in seconds, by the cost model.
     """
@@ -106,6 +106,8 @@ class SpeculationState:
     seen: dict[str, Acceptance] = field(default_factory=dict)  # by the drafts' source
     seconds: float = 0.0  # that its steps cost
     plain_seconds: float = 0.0  # that plain decoding would have cost for as many tokens
+    look_up_gain: float | None = None  # mean seconds that a look-up saves, less what it takes
+    silent: int = 0  # steps since the last one, where they do not pay
 
     @property
     def speedup(self) -> float:

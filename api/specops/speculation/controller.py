@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from specops.runtime.cost_model import OUTLIER, CostModel
 from specops.speculation.acceptance import Acceptance, Promises, SpeculationState
 from specops.speculation.drafters.base import LEAST_REACH
+from specops.speculation.look_ups import LookUps
 
 _PROBING = 0.005  # share of the time that may go into verifying what does not pay
 _WEIGHT = 1 / 48  # of a step in a mean
@@ -42,6 +43,7 @@ class Candidate:
             hand and cost no pass.
         fixed: all of them are verified, whether that pays or not.
         sampled: its tokens are drawn, which takes far longer than to find the likeliest.
+        looked_up: its text was looked up because that seems to pay, by no model.
     """
 
     state: SpeculationState
@@ -53,6 +55,7 @@ class Candidate:
     backlog: int = 0
     fixed: bool = False
     sampled: bool = False
+    looked_up: bool = False
 
     @property
     def key(self) -> str:
@@ -67,12 +70,16 @@ class Controller:
         target: costs of the target's passes.
         draft: of the draft model's; None without one.
         positions: longest draft.
+
+    Attributes:
+        look_ups: says where they are worth their time.
     """
 
     def __init__(self, target: CostModel, draft: CostModel | None, positions: int) -> None:
         self._target = target
         self._draft = draft
         self._positions = positions
+        self.look_ups = LookUps()
         self._common: dict[str, Acceptance] = {}  # over all requests
         self._promises: defaultdict[str, Promises] = defaultdict(Promises)  # by source
         self._paying: dict[str, float] = {}  # share of steps in which a drafter's model was asked
@@ -91,7 +98,8 @@ class Controller:
             prompt_tokens: that will be in it, too: every draft token then makes a wide pass wider.
         """
         lengths = [item.most if item.fixed else 0 for item in candidates]
-        places = self._places(candidates, self._line(candidates, prompt_tokens))
+        line = self.line([item.sampled for item in candidates], prompt_tokens)
+        places = self._places(candidates, line)
         if places:
             for _, index, position in self._admitted(candidates, lengths, places, prompt_tokens):
                 lengths[index] = position + 1
@@ -117,25 +125,29 @@ class Controller:
         """Tokens per second of late over plain decoding's; 1 at first. For any thread."""
         return self._plain_seconds / self._seconds if self._seconds else 1.0
 
-    # -- choosing --------------------------------------------------------------------------------
-
-    def _line(self, candidates: Sequence[Candidate], prompt_tokens: int) -> float:
+    def line(self, sampled: Sequence[bool], prompt_tokens: int = 0) -> float:
         """No place that is reached less often can pay, whatever the others are.
 
         If it could, so many like it would bring more tokens for their time than the pass brings
         without them: at the least time that a token ever adds to it.
+
+        Args:
+            sampled: of all requests that decode in the pass, see `Candidate`.
+            prompt_tokens: see `choose`.
         """
-        requests = len(candidates)
+        requests = len(sampled)
         if not self._steps % _LINE_STEPS:
             self._lines.clear()
         if (line := self._lines.get((requests, prompt_tokens))) is None:
             cost, first = self._target.cost, requests + prompt_tokens
-            rows = [self._rows[item.sampled] for item in candidates]
+            rows = [self._rows[item] for item in sampled]
             begin, counts = cost(first), range(1, requests * self._positions + 1)
             added = min((cost(first + count) - begin) / count for count in counts) + min(rows)
             rate = requests / (cost(requests) + requests * max(rows))
             line = self._lines[requests, prompt_tokens] = max(LEAST_REACH, added * rate)
         return line
+
+    # -- choosing --------------------------------------------------------------------------------
 
     def _places(self, candidates: Sequence[Candidate], line: float) -> list[tuple[float, int, int]]:
         """Probability to be missed, index and position of every place, the likeliest first.
@@ -251,10 +263,31 @@ class Controller:
         for item, got, width in zip(candidates, tokens, widths, strict=True):
             item.state.seconds += seconds * width / sum(widths)
             item.state.plain_seconds += got * plain
+        if draft_seconds and not any(item.backlog for item in candidates):
+            self._judge_look_ups(candidates, tokens, widths, draft_seconds)
         self._steps += 1
         self._credit = min(self._credit + _PROBING * seconds, self._target.cost(1))
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (sum(tokens) * plain - self._plain_seconds)
+
+    def _judge_look_ups(
+        self,
+        candidates: Sequence[Candidate],
+        tokens: Sequence[int],
+        widths: Sequence[int],
+        draft_seconds: float,
+    ) -> None:
+        """See what the look-ups of a step without a draft model have saved."""
+        count, cost = len(candidates), self._target.cost
+        token = cost(count) / count
+        added = (cost(sum(widths)) - cost(count)) / max(1, sum(widths) - count)
+        found = []
+        for item, got, width in zip(candidates, tokens, widths, strict=True):
+            if item.looked_up:
+                row = self._rows[item.sampled]
+                found.append((item.state, (got - 1) * (token + row) - (width - 1) * (added + row)))
+        if found:
+            self.look_ups.observe(found, draft_seconds / len(found), token)
 
     # -- what it keeps ---------------------------------------------------------------------------
 

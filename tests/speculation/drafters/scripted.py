@@ -48,7 +48,7 @@ class Scripted(LookupDrafter):
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         self.begun.append(slot)
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
         return NO_DRAFT if self.runs_model else self._draft(tokens, count, GREEDY)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -83,6 +83,14 @@ def test_a_second_guess_follows_a_sure_first_one() -> None:
     assert drafter.look_up(0, [5, 6, 10], 1).tokens == (20,)
 
 
+@pytest.mark.parametrize(("least", "tokens"), [(0.3, 2), (0.4, 1), (0.79, 1), (0.81, 0)])
+def test_guesses_that_cannot_pay_are_left_out(least: float, tokens: int) -> None:
+    drafter, _, states = made((1.0, 0.0), (1.0, 0.0))
+    keep(states, 0, 0.8, 2, 10)  # the second guess is as sure as 0.4: reached with 0.32
+    found = drafter.look_up(0, [5, 6, 10], 4, least)
+    assert (len(found.tokens), len(found.promised)) == (tokens, tokens)
+
+
 def test_without_the_state_behind_the_last_token_there_is_no_guess() -> None:
     drafter, head, states = made()
     assert drafter.look_up(0, [5, 6, 10], 4) == NO_DRAFT
@@ -114,7 +122,7 @@ class Lookup(LookupDrafter):
     name = "suffix"
     promised = 0.0
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
         return Draft((9,), promised=(self.promised,)) if self.promised else NO_DRAFT
 
 

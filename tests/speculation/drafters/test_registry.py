@@ -20,7 +20,7 @@ class Head(LookupDrafter):
 
     name = "head"
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
         return NO_DRAFT
 
 

@@ -118,6 +118,22 @@ def followed(drafter: SuffixDrafter, tokens: Sequence[int], count: int = 4) -> l
     return found
 
 
+def test_tokens_that_cannot_pay_are_left_out_and_learned_from_all_the_same() -> None:
+    tokens = [1, 2, 3, 4, 5] * 40 + [1, 2, 7]
+    low, high = alone(), alone()
+    for drafter, least in ((low, 0.0), (high, 0.8)):
+        drafter.begin(0, [], ANN)
+        for length in range(1, len(tokens)):
+            drafter.look_up(0, tokens[:length], 8, least)
+    every, likely = low.look_up(0, tokens, 8), high.look_up(0, tokens, 8)
+    assert every == likely
+    reach = np.cumprod(low.look_up(0, [*tokens, 3], 8).promised)
+    assert reach[-1] < reach[0]
+    between = float(reach[0] + reach[-1]) / 2
+    found = high.look_up(0, [*tokens, 3], 8, between)
+    assert 0 < len(found.tokens) == int((reach >= between).sum()) < len(reach)
+
+
 def test_what_repeats_itself_is_promised_more_and_more_firmly() -> None:
     found = followed(alone(), [1, 2, 3, 4, 5] * 40)
     assert found[10].promised[0] < 0.9 < found[-1].promised[0]

@@ -16,6 +16,7 @@ enum { FEATURES = 5, OF_RIVALS = 0, OF_VOTES = OF_RIVALS + MATCHES * MATCHES,
 static const float RATE = 0.35f;       // of a weight's first step; it slows as errors add up,
 static const float MOST_ERRORS = 400;  // up to here: a service goes on learning
 static const float OWN_RATE = 0.1f;    // of what is a request's own
+static const float LEAST_REACH = 0.02f;  // tokens that come less often are not even learned from
 
 struct Text {
     int64_t capacity, length, contexts[ORDERS];
@@ -172,16 +173,16 @@ static int vote(const Found *found, const int32_t *next, int count, int64_t leng
     return winner;
 }
 
-// What is told: tokens as long as the next one is reached with a probability of at least `line`; the
-// first that is not is told, too, to learn from it. Returns how many tokens to expect of it.
-static float tell(const Text *where, const Text *text, const float *weights, int64_t most, float line,
+// What is told: tokens as long as the next one is reached with a probability of at least LEAST_REACH;
+// the first that is not is told, too, to learn from it. Returns how many tokens to expect of it.
+static float tell(const Text *where, const Text *text, const float *weights, int64_t most,
                   Told *told) {
     Found found[VISITS];
     int32_t next[VISITS];
     int count = find(where, text, found);
     float reach = 1, expected = 0;
     told->count = 0;
-    while (count && told->count < most && reach >= line) {
+    while (count && told->count < most && reach >= LEAST_REACH) {
         const int64_t position = told->count;
         int known = 0;
         for (int i = 0; i < count; i++) {
@@ -200,7 +201,7 @@ static float tell(const Text *where, const Text *text, const float *weights, int
         told->tokens[position] = next[winner];
         told->promised[position] = 1 / (1 + expf(-odds));
         reach *= told->promised[position];
-        if (reach >= line) expected += reach;
+        if (reach >= LEAST_REACH) expected += reach;
         told->count++;
         count = 0;
         for (int i = 0; i < known; i++)
@@ -254,8 +255,8 @@ int64_t specops_look_up(Lookups *lookups, const Text *history, float *estimate,
     learn(past, of_past, more, count);
     for (int64_t i = 0; i < count; i++) append(lookups->text, more[i]);
     if (most > SUFFIX_LONGEST_DRAFT) most = SUFFIX_LONGEST_DRAFT;
-    const float here = tell(lookups->text, lookups->text, of_own, most, line, own);
-    const float there = history ? tell(history, lookups->text, of_past, most, line, past) : 0;
+    const float here = tell(lookups->text, lookups->text, of_own, most, own);
+    const float there = history ? tell(history, lookups->text, of_past, most, past) : 0;
     const Told *best = there > here ? past : own;
     int64_t length = 0;
     for (float reach = 1; length < best->count; length++) {

@@ -78,8 +78,14 @@ class Drafter(Protocol):
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """A client's sequence with this prompt begins in a free slot."""
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
-        """Propose up to `count` tokens that cost no forward pass; maybe none."""
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
+    ) -> Draft:
+        """Propose up to `count` tokens that cost no forward pass; maybe none.
+
+        One that knows how likely its tokens are proposes none that is reached with less than the
+        probability `least`: it would not pay.
+        """
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Propose for several slots at once, in the order of the requests; none is a good answer.
@@ -107,7 +113,9 @@ class LookupDrafter(ABC):
     runs_model = False
 
     @abstractmethod
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
+    ) -> Draft:
         """Propose up to `count` tokens that follow `tokens`; see `Drafter.look_up`."""
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027 - likewise

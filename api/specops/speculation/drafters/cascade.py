@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specops.speculation.drafters.base import Draft, Drafter, DraftRequest
+from specops.speculation.drafters.base import LEAST_REACH, Draft, Drafter, DraftRequest
 
 _SURE = 0.5  # of a lookup that is believed without asking a head
 
@@ -36,12 +36,14 @@ class CascadeDrafter:
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Nothing: the parts are told themselves."""
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
+    ) -> Draft:
         """What the lookup has, or a head; without tokens, too, it is said which has nothing."""
-        draft = self._lookup.look_up(slot, tokens, count)
+        draft = self._lookup.look_up(slot, tokens, count, least)
         believed = draft.promised[0] if draft.promised else 0.0
         if not self.runs_model and believed < _SURE:
-            guess = self._model.look_up(slot, tokens, count)
+            guess = self._model.look_up(slot, tokens, count, least)
             if guess.tokens and guess.promised[0] > believed:
                 return replace(guess, origin=self._model.name)
         return draft if draft.origin else replace(draft, origin=self._lookup.name)

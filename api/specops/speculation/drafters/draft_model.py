@@ -16,7 +16,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs
-from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftRequest
+from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, DraftRequest
 
 _UNKNOWN = 0  # stands for the target's tokens that the draft has no embedding for
 
@@ -86,7 +86,9 @@ class DraftModelDrafter:
         held = self.runner.cache.begin(slot, self._known(tokens), client)
         self._slots[slot] = _Slot(list(tokens[:held]))
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
+    ) -> Draft:
         """Nothing: every draft token takes a pass."""
         return NO_DRAFT
 

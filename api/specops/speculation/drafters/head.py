@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from specops.runtime.cost_model import OUTLIER, CostModel
 from specops.runtime.model_runner import DraftHead, HiddenStates
-from specops.speculation.drafters.base import NO_DRAFT, Draft, LookupDrafter
+from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, LookupDrafter
 
 _LEAST_SURE = 0.5  # of a guess that another one is built upon
 _WEIGHT = 1 / 32  # of a pass in what passes take and bring
@@ -62,7 +62,9 @@ class HeadDrafter(LookupDrafter):
         """Forget the slot's last sequence."""
         self.release(slot)
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
+    ) -> Draft:
         """The guess for the slot; made for all slots that have none yet."""
         if not self._states.has(slot, len(tokens) - 1):
             return NO_DRAFT
@@ -71,8 +73,13 @@ class HeadDrafter(LookupDrafter):
             if self._gain < 0 and self._silent < _SILENT:
                 return NO_DRAFT
             self._guess()
-        draft = self._drafts[slot]
-        return Draft(draft.tokens[:count], promised=draft.promised[:count])
+        draft, reach, likely = self._drafts[slot], 1.0, 0
+        for promised in draft.promised[:count]:
+            reach *= promised
+            if reach < least:
+                break
+            likely += 1
+        return draft.cut(likely) if likely else NO_DRAFT
 
     def release(self, slot: int) -> None:
         """Forget the slot's sequence."""

@@ -64,10 +64,12 @@ class SuffixDrafter(LookupDrafter):
         lookups = Lookups(self._text_tokens, self._estimate)
         self._slots[slot] = _Slot(self._history(client), lookups)
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int) -> Draft:
+    def look_up(
+        self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
+    ) -> Draft:
         """Look the last tokens up; see `Drafter.look_up`."""
         state = self._slots[slot]
-        found, promised = state.lookups.look_up(tokens, state.history, count, LEAST_REACH)
+        found, promised = state.lookups.look_up(tokens, state.history, count, least)
         return Draft(found, promised=promised) if found else NO_DRAFT
 
     def release(self, slot: int) -> None:
