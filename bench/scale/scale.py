@@ -42,7 +42,7 @@ class Plan:
     replicas: tuple[int, ...] = (1, 2, 3)
 
 
-FULL = Plan(clients=9, rounds=40, turns=1000)
+FULL = Plan(clients=9, rounds=20, turns=1000)
 QUICK = Plan(clients=3, rounds=1, turns=10, replicas=(1, 2))
 
 
