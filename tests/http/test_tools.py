@@ -28,7 +28,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n
 @both_ways
 @every_protocol
 @pytest.mark.parametrize("name", TEMPLATES)
-async def test_answers_of_each_format_are_understood(
+async def test_fifty_answers_of_each_format_are_understood(
     name: str, protocol: str, stream: bool
 ) -> None:
     form = BY_NAME[name]
@@ -42,7 +42,7 @@ async def test_answers_of_each_format_are_understood(
     }
     # Of a model that thinks. Where the steps end does not matter: tests of the reader cut anywhere.
     async with clients(TEMPLATES[name] + "{# </think> #}") as here:
-        for number, script in enumerate(scripts(form)[::7]):  # of each number of calls, two thought
+        for number, script in enumerate(scripts(form)):
             answer = script.answer
             size = 1 if number == 0 else 1 + len(answer) // (2 + number % 5)
             here.say(*(answer[at : at + size] for at in range(0, len(answer), size)))
