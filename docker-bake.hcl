@@ -9,7 +9,13 @@ variable "PYTHON_IMAGE" {
   default = "python:3.11-slim"
 }
 
-target "default" {
+// Without -f, compose.yaml is read first, with a target for each of its services: this group is the
+// one that counts.
+group "default" {
+  targets = ["image"]
+}
+
+target "image" {
   context    = "."
   dockerfile = "api/Dockerfile"
   platforms  = ["linux/amd64", "linux/arm64"]

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.stack.support import ROOT
 
@@ -101,20 +102,53 @@ def test_the_image_of_every_architecture_has_a_wheel() -> None:
     assert '"python:3.11-slim"' in text
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "riscv64"])
-def test_the_image_takes_the_wheel_of_its_machine_or_compiles(tmp_path: Path, machine: str) -> None:
-    """The command of the Dockerfile's step, by a shell, with another uname."""
+def test_baking_builds_the_image_alone_whatever_compose_says() -> None:
+    """Without -f, compose.yaml's services are targets too, and a group "default" of all of them."""
+    text = (ROOT / "docker-bake.hcl").read_text()
+    group = re.search(r'group "default" \{\s*targets = (\[.*\])', text)
+    assert group is not None
+    targets = re.findall(r'^target "(\w+)"', text, flags=re.MULTILINE)
+    assert json.loads(group[1]) == targets
+    assert not set(targets) & set(yaml.safe_load((ROOT / "compose.yaml").read_text())["services"])
+
+
+def wheel_for(machine: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What the Dockerfile's step would install, by a shell with another uname."""
     step = next(
         rest
         for word, rest in instructions(ROOT / "api" / "Dockerfile")
         if word == "RUN" and "ours=" in rest
     )
-    (tmp_path / "wheels").mkdir()
-    for built in ("x86_64", "aarch64"):
-        (tmp_path / "wheels" / f"specops-0.1.0-py3-none-manylinux_2_28_{built}.whl").touch()
-    script = f"uname() {{ echo {machine}; }}; {step.split('&&')[0]}; echo $ours"
-    done = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    choice, _, _ = step.partition("&& /opt/specops")
+    script = f'uname() {{ echo {machine}; }}; {choice} && echo "$ours"'
+    return subprocess.run(
+        ["sh", "-c", script], cwd=folder, capture_output=True, text=True, check=False
     )
-    wheel = f"wheels/specops-0.1.0-py3-none-manylinux_2_28_{machine}.whl"
-    assert done.stdout.strip() == ("." if machine == "riscv64" else wheel)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """The folder of the step, where `WHEELS` has put nothing yet."""
+    (tmp_path / "wheels").mkdir()
+    return tmp_path / "wheels"
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_image_takes_the_wheel_of_its_machine(wheels: Path, machine: str) -> None:
+    for built in ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "macosx_11_0_arm64"):
+        (wheels / f"specops-0.1.0-py3-none-{built}.whl").touch()
+    expected = f"wheels/specops-0.1.0-py3-none-manylinux_2_28_{machine}.whl"
+    assert wheel_for(machine, wheels.parent).stdout.strip() == expected
+
+
+def test_a_wheel_that_is_missing_ends_the_build(wheels: Path) -> None:
+    """Compiling it instead would be slow in an emulator, and nobody would see why."""
+    (wheels / "specops-0.1.0-py3-none-manylinux_2_28_x86_64.whl").touch()
+    done = wheel_for("aarch64", wheels.parent)
+    assert done.returncode != 0
+    assert "no wheel for aarch64: scripts/wheels makes it" in done.stderr
+
+
+def test_without_wheels_the_image_compiles(wheels: Path) -> None:
+    (wheels / "LICENSE").touch()  # what the Dockerfile copies by default
+    assert wheel_for("riscv64", wheels.parent).stdout.strip() == "."
