@@ -23,7 +23,9 @@ THREADS = 1  # each worker of pytest has a core; tests of threads start processe
 SLOTS = 3
 CONTEXT = 128
 
-TOGETHER = {"tests/e2e/test_readme.py": "tests/e2e/test_compose.py"}  # on one Docker Engine
+TOGETHER = dict.fromkeys(  # on one Docker Engine
+    ("tests/e2e/test_readme.py", "tests/e2e/test_scale.py"), "tests/e2e/test_compose.py"
+)
 APART = {"tests/models_e2e/test_presets.py"}  # whose tests share nothing
 
 Told = dict[str, list[str]]
