@@ -210,7 +210,7 @@ class Proposer:
         """Have up to `most` draft tokens looked up, or say how many a draft model could make."""
         sequence, candidate = proposal.sequence, proposal.candidate
         candidate.drafter, candidate.fixed = drafter.name, not sequence.request.adaptive
-        if sequence.request.adaptive and not drafter.runs_model:
+        if not candidate.fixed and not drafter.runs_model:
             if not self.controller.look_ups.due(sequence.speculation):
                 proposal.declined = drafter.name
                 return

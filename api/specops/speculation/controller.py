@@ -256,38 +256,26 @@ class Controller:
             widths: tokens of each in the pass.
             draft_seconds: that draft tokens took, as measured.
         """
+        cost, count, width = self._target.cost, len(candidates), sum(widths)
         rows = [self._rows[item.sampled] for item in candidates]
-        plain = (self._target.cost(len(rows)) + sum(rows)) / len(rows)
-        seconds = self._target.cost(sum(widths)) + draft_seconds
-        seconds += sum(row * width for row, width in zip(rows, widths, strict=True))
-        for item, got, width in zip(candidates, tokens, widths, strict=True):
-            item.state.seconds += seconds * width / sum(widths)
+        alone, together = cost(count), cost(width)
+        plain = (alone + sum(rows)) / count
+        seconds = together + draft_seconds
+        seconds += sum(row * own for row, own in zip(rows, widths, strict=True))
+        token, added = alone / count, (together - alone) / max(1, width - count)
+        saved = []  # by the look-ups of the step
+        for item, row, got, own in zip(candidates, rows, tokens, widths, strict=True):
+            item.state.seconds += seconds * own / width
             item.state.plain_seconds += got * plain
-        if draft_seconds and not any(item.backlog for item in candidates):
-            self._judge_look_ups(candidates, tokens, widths, draft_seconds)
+            if item.looked_up:
+                saved.append((item.state, (got - 1) * (token + row) - (own - 1) * (added + row)))
+        # Where a draft model ran, too, nobody knows what the look-ups took.
+        if saved and draft_seconds and not any(item.backlog for item in candidates):
+            self.look_ups.observe(saved, draft_seconds / len(saved), token)
         self._steps += 1
         self._credit = min(self._credit + _PROBING * seconds, self._target.cost(1))
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (sum(tokens) * plain - self._plain_seconds)
-
-    def _judge_look_ups(
-        self,
-        candidates: Sequence[Candidate],
-        tokens: Sequence[int],
-        widths: Sequence[int],
-        draft_seconds: float,
-    ) -> None:
-        """See what the look-ups of a step without a draft model have saved."""
-        count, cost = len(candidates), self._target.cost
-        token = cost(count) / count
-        added = (cost(sum(widths)) - cost(count)) / max(1, sum(widths) - count)
-        found = []
-        for item, got, width in zip(candidates, tokens, widths, strict=True):
-            if item.looked_up:
-                row = self._rows[item.sampled]
-                found.append((item.state, (got - 1) * (token + row) - (width - 1) * (added + row)))
-        if found:
-            self.look_ups.observe(found, draft_seconds / len(found), token)
 
     # -- what it keeps ---------------------------------------------------------------------------
 
