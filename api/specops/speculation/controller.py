@@ -136,8 +136,6 @@ class Controller:
             prompt_tokens: see `choose`.
         """
         requests = len(sampled)
-        if not self._steps % _LINE_STEPS:
-            self._lines.clear()
         if (line := self._lines.get((requests, prompt_tokens))) is None:
             cost, first = self._target.cost, requests + prompt_tokens
             rows = [self._rows[item] for item in sampled]
@@ -272,6 +270,8 @@ class Controller:
         # Where a draft model ran, too, nobody knows what the look-ups took.
         if saved and draft_seconds and not any(item.backlog for item in candidates):
             self.look_ups.observe(saved, draft_seconds / len(saved), token)
+        if not self._steps % _LINE_STEPS:
+            self._lines.clear()
         self._steps += 1
         self._credit = min(self._credit + _PROBING * seconds, self._target.cost(1))
         self._seconds += _WEIGHT * (seconds - self._seconds)
