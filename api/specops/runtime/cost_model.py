@@ -22,6 +22,18 @@ OUTLIER = 2.0  # what takes so many times as long as expected, or more, counts a
 _SHOWN_PAIRS = 1_000_000  # the unit in which people are told what attention costs
 
 
+def mean_with(known: float, seconds: float, weight: float) -> float:
+    """A running mean of times with one more, which counts as `OUTLIER` times the mean at most.
+
+    Args:
+        known: the mean so far; 0 before the first, which is taken as it is.
+        seconds: the new one.
+        weight: of it.
+    """
+    known = known or seconds
+    return known + weight * (min(seconds, OUTLIER * known) - known)
+
+
 class CostModel:
     """Costs of one model's passes. Used by the engine's thread; `table` by any.
 

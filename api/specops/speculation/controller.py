@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from specops.runtime.cost_model import OUTLIER, CostModel
+from specops.runtime.cost_model import CostModel, mean_with
 from specops.speculation.acceptance import Acceptance, Promises, SpeculationState
 from specops.speculation.drafters.base import LEAST_REACH
 from specops.speculation.look_ups import LookUps
@@ -228,8 +228,7 @@ class Controller:
             seconds: that choosing and comparing took.
         """
         row = seconds / (draft_tokens + 1)
-        known = self._rows[candidate.sampled] or row  # the first is taken as it is
-        self._rows[candidate.sampled] = known + _WEIGHT * (min(row, OUTLIER * known) - known)
+        self._rows[candidate.sampled] = mean_with(self._rows[candidate.sampled], row, _WEIGHT)
         if not draft_tokens:
             return
         self._acceptance(candidate).observe(draft_tokens, accepted)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specops.runtime.cost_model import OUTLIER
+from specops.runtime.cost_model import mean_with
 from specops.speculation.acceptance import SpeculationState
 
 _WEIGHT = 1 / 32  # of a look-up in a mean
@@ -43,8 +43,7 @@ class LookUps:
             seconds: that one took.
             token: seconds of a token without speculation, which the first ones are hoped to save.
         """
-        known = self._seconds or seconds
-        self._seconds = known + _WEIGHT * (min(seconds, OUTLIER * known) - known)
+        self._seconds = mean_with(self._seconds, seconds, _WEIGHT)
         for state, worth in saved:
             gain = worth - self._seconds
             self._gain = _moved(token if self._gain is None else self._gain, gain)

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from specops.runtime.cost_model import OUTLIER, CostModel
+from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.model_runner import DraftHead, HiddenStates
 from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, LookupDrafter
 
@@ -93,8 +93,7 @@ class HeadDrafter(LookupDrafter):
         start = self._clock()
         self._draft(slots)
         seconds = self._clock() - start
-        self._seconds = self._seconds or seconds  # the first is taken as it is
-        self._seconds += _WEIGHT * (min(seconds, OUTLIER * self._seconds) - self._seconds)
+        self._seconds = mean_with(self._seconds, seconds, _WEIGHT)
         gain, count, self._silent = 0.0, len(slots), 0
         token, wider = self._costs.cost(count) / count, self._costs.cost(count + 1)
         for slot in slots:
