@@ -58,7 +58,7 @@ class QueueTracker:
         Returns:
             The queue position of the first.
         """
-        position = QueuePosition(max(0, self.in_flight + 1 - self.slots), round(self._wait(), 3))
+        position = QueuePosition(max(0, self.in_flight + 1 - self.slots), self._wait())
         for request in requests:
             self._in_flight[request.request_id] = request.tokens
             self.tokens += request.tokens

@@ -135,7 +135,7 @@ class Job:
         position = self.handle.queue_position
         return {
             "x-queue-position": str(position.position),
-            "x-estimated-wait": f"{position.wait_seconds:g}",
+            "x-estimated-wait": f"{round(position.wait_seconds, 3):g}",
             **self._ignored,
         }
 
