@@ -18,8 +18,10 @@ from specops.serving.async_engine import AsyncEngine
 from tests.models.hub_server import Hub
 from tests.models.tiny_repo import MODEL, REPO
 
+pytestmark = pytest.mark.anyio
 
-def test_a_download_shows_in_health_and_in_the_metrics(tiny_settings: Settings) -> None:
+
+async def test_a_download_shows_in_health_and_in_the_metrics(tiny_settings: Settings) -> None:
     go_on = threading.Event()
 
     def load(settings: Settings, report: Report) -> Engine:
@@ -28,25 +30,22 @@ def test_a_download_shows_in_health_and_in_the_metrics(tiny_settings: Settings) 
         assert go_on.wait(30)
         return Engine.load(settings, report)
 
-    async def scenario() -> None:
-        metrics = Metrics()
-        service = AsyncEngine(tiny_settings, metrics, load)
-        service.start()
-        async with asyncio.timeout(60):
-            while service.detail != "2000 bytes":
-                await asyncio.sleep(0.001)
-            assert service.state is ModelState.DOWNLOADING
-            value = metrics.registry.get_sample_value
-            for name in ("specops_download_bytes", "specops_download_total_bytes"):
-                assert value(name, {"model": "draft"}) == 2000
-                assert value(name, {"model": "target"}) == 0
-            assert value("specops_model_state", {"state": "downloading"}) == 1
-            go_on.set()
-            while service.state is not ModelState.READY:
-                await asyncio.sleep(0.001)
-        await service.stop()
-
-    asyncio.run(scenario())
+    metrics = Metrics()
+    service = AsyncEngine(tiny_settings, metrics, load)
+    service.start()
+    async with asyncio.timeout(60):
+        while service.detail != "2000 bytes":
+            await asyncio.sleep(0.001)
+        assert service.state is ModelState.DOWNLOADING
+        value = metrics.registry.get_sample_value
+        for name in ("specops_download_bytes", "specops_download_total_bytes"):
+            assert value(name, {"model": "draft"}) == 2000
+            assert value(name, {"model": "target"}) == 0
+        assert value("specops_model_state", {"state": "downloading"}) == 1
+        go_on.set()
+        while service.state is not ModelState.READY:
+            await asyncio.sleep(0.001)
+    await service.stop()
 
 
 def test_bytes_of_an_unknown_model_are_refused() -> None:

@@ -17,32 +17,20 @@ import pytest
 from specops.config import Settings
 from specops.engine.engine import Engine, ModelState
 from specops.metrics.metrics import Metrics
-from specops.request import (
-    FinishReason,
-    GenerationRequest,
-    Output,
-    PromptTooLong,
-    SamplingParams,
-)
+from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, SamplingParams
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.queue_tracker import QueuePosition
 from specops.serving.request_handle import RequestHandle
 
+pytestmark = pytest.mark.anyio
 _ids = count()
 FOREVER = 120
 
 
 def request(**fields: object) -> GenerationRequest:
-    defaults: dict[str, object] = {
-        "prompt_tokens": (1, 2, 3),
-        "max_new_tokens": 5,
-        "ignore_eos": True,
-    }
-    return GenerationRequest(
-        request_id=f"r{next(_ids)}",
-        **{**defaults, **fields},  # type: ignore[arg-type]
-    )
+    given = {"prompt_tokens": (1, 2, 3), "max_new_tokens": 5, "ignore_eos": True} | fields
+    return GenerationRequest(request_id=f"r{next(_ids)}", **given)  # type: ignore[arg-type]
 
 
 async def collect(handle: RequestHandle) -> list[Output]:
@@ -73,290 +61,239 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float:
     return value
 
 
-def test_requests_are_answered_and_counted(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(tiny_settings) as (service, metrics):
-            handles = [service.submit(request(drafter="draft", k_draft=3)) for _ in range(6)]
-            answers = await asyncio.gather(*(collect(handle) for handle in handles))
-            for outputs in answers:
-                assert outputs[-1].finish is FinishReason.LENGTH
-                assert sum(len(output.pieces) for output in outputs) == 5
-            assert service.running == service.waiting == 0
-            assert sample(metrics, "generated_tokens_total") == 30
-            assert sample(metrics, "decode_tokens_total") == 24
-            assert sample(metrics, "prompt_tokens_total") == 18
-            assert sample(metrics, "requests_total", outcome="length") == 6
-            assert sample(metrics, "latency_seconds_count") == 6
-            assert sample(metrics, "time_to_first_token_seconds_count") == 6
-            steps = [output.stats.sequence_steps for *_, output in answers if output.stats]
-            assert sample(metrics, "sequence_steps_total") == sum(steps)
-            assert sample(metrics, "kv_tokens") == 0
-            assert sample(metrics, "kv_capacity_tokens") == service.info.kv_tokens
-            assert sample(metrics, "kv_blocks", state="used") == 0
-            free_or_kept = [sample(metrics, "kv_blocks", state=name) for name in ("free", "kept")]
-            assert sum(free_or_kept) * 64 == service.info.kv_tokens
-            assert sample(metrics, "pass_tokens_total", use="prompt") == 18
-            assert sample(metrics, "pass_tokens_total", use="decoded") == sum(steps)
-
-    asyncio.run(scenario())
+async def test_requests_are_answered_and_counted(tiny_settings: Settings) -> None:
+    async with serving(tiny_settings) as (service, metrics):
+        handles = [service.submit(request(drafter="draft", k_draft=3)) for _ in range(6)]
+        answers = await asyncio.gather(*(collect(handle) for handle in handles))
+        for outputs in answers:
+            assert outputs[-1].finish is FinishReason.LENGTH
+            assert sum(len(output.pieces) for output in outputs) == 5
+        assert service.running == service.waiting == 0
+        assert sample(metrics, "generated_tokens_total") == 30
+        assert sample(metrics, "decode_tokens_total") == 24
+        assert sample(metrics, "prompt_tokens_total") == 18
+        assert sample(metrics, "requests_total", outcome="length") == 6
+        assert sample(metrics, "latency_seconds_count") == 6
+        assert sample(metrics, "time_to_first_token_seconds_count") == 6
+        steps = [output.stats.sequence_steps for *_, output in answers if output.stats]
+        assert sample(metrics, "sequence_steps_total") == sum(steps)
+        assert sample(metrics, "kv_tokens") == 0
+        assert sample(metrics, "kv_capacity_tokens") == service.info.kv_tokens
+        assert sample(metrics, "kv_blocks", state="used") == 0
+        free_or_kept = [sample(metrics, "kv_blocks", state=name) for name in ("free", "kept")]
+        assert sum(free_or_kept) * 64 == service.info.kv_tokens
+        assert sample(metrics, "pass_tokens_total", use="prompt") == 18
+        assert sample(metrics, "pass_tokens_total", use="decoded") == sum(steps)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no priorities of threads")
-def test_the_engine_goes_behind_the_event_loop(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(tiny_settings) as (service, _):
-            computing = service._thread.native_id
-            assert computing is not None
-            own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-            assert os.getpriority(os.PRIO_PROCESS, computing) > own
-
-    asyncio.run(scenario())
+async def test_the_engine_goes_behind_the_event_loop(tiny_settings: Settings) -> None:
+    async with serving(tiny_settings) as (service, _):
+        computing = service._thread.native_id
+        assert computing is not None
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        assert os.getpriority(os.PRIO_PROCESS, computing) > own
 
 
-def test_the_controllers_choices_and_estimates_are_exported(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(tiny_settings) as (service, metrics):
-            assert sample(metrics, "estimated_speedup") == 1
-            for kind in ("tokens", "draft_tokens"):
-                for size in ("1", "8"):
-                    assert sample(metrics, "pass_cost_seconds", kind=kind, size=size) > 0
-            handle = service.submit(request(drafter="draft", k_draft=3, max_new_tokens=9))
-            stats = (await collect(handle))[-1].stats
-            assert sample(metrics, "chosen_draft_tokens_count", drafter="draft") == stats.drafts
-            assert sample(metrics, "chosen_draft_tokens_sum", drafter="draft") == stats.draft_tokens
-            assert sample(metrics, "estimated_speedup") not in (0, 1)
-
-    asyncio.run(scenario())
+async def test_the_controllers_choices_and_estimates_are_exported(tiny_settings: Settings) -> None:
+    async with serving(tiny_settings) as (service, metrics):
+        assert sample(metrics, "estimated_speedup") == 1
+        for kind in ("tokens", "draft_tokens"):
+            for size in ("1", "8"):
+                assert sample(metrics, "pass_cost_seconds", kind=kind, size=size) > 0
+        handle = service.submit(request(drafter="draft", k_draft=3, max_new_tokens=9))
+        stats = (await collect(handle))[-1].stats
+        assert sample(metrics, "chosen_draft_tokens_count", drafter="draft") == stats.drafts
+        assert sample(metrics, "chosen_draft_tokens_sum", drafter="draft") == stats.draft_tokens
+        assert sample(metrics, "estimated_speedup") not in (0, 1)
 
 
 @pytest.mark.parametrize(
     ("prefix_cache", "other"), [("client", False), ("all", True), ("off", False)]
 )
-def test_what_a_client_said_speeds_up_those_alone_who_share_its_prefixes(
+async def test_what_a_client_said_speeds_up_those_alone_who_share_its_prefixes(
     tiny_settings: Settings, prefix_cache: str, *, other: bool
 ) -> None:
     """An answer that does not repeat itself, and that is the same each time, by its seed."""
+    settings = replace(tiny_settings, prefix_cache=prefix_cache)
+    async with serving(settings) as (service, _):
 
-    async def scenario() -> None:
-        settings = replace(tiny_settings, prefix_cache=prefix_cache)
-        async with serving(settings) as (service, _):
+        async def steps(client: str) -> int:
+            asked = request(
+                drafter="suffix", k_draft=4, client=client, max_new_tokens=24,
+                sampling=SamplingParams(temperature=2.0, seed=7),
+            )  # fmt: skip
+            stats = (await collect(service.submit(asked)))[-1].stats
+            return stats.sequence_steps
 
-            async def steps(client: str) -> int:
-                asked = request(
-                    drafter="suffix", k_draft=4, client=client, max_new_tokens=24,
-                    sampling=SamplingParams(temperature=2.0, seed=7),
-                )  # fmt: skip
-                stats = (await collect(service.submit(asked)))[-1].stats
-                return stats.sequence_steps
-
-            alone = await steps("ann")
-            assert (await steps("bob") < alone) is other
-            assert (await steps("ann") < alone) is (prefix_cache != "off")
-
-    asyncio.run(scenario())
+        alone = await steps("ann")
+        assert (await steps("bob") < alone) is other
+        assert (await steps("ann") < alone) is (prefix_cache != "off")
 
 
-def test_a_full_queue_refuses_at_once(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(tiny_settings) as (service, metrics):
-            places = tiny_settings.slots + tiny_settings.queue_size
-            handles = [service.submit(request(max_new_tokens=20)) for _ in range(places)]
-            with pytest.raises(QueueFull) as refused:
-                service.submit(request())
-            assert refused.value.retry_after >= 1
-            assert sample(metrics, "requests_rejected_total", reason="queue_full") == 1
-            answers = await asyncio.gather(*(collect(handle) for handle in handles))
-            assert all(answer[-1].finish is FinishReason.LENGTH for answer in answers)
-            await collect(service.submit(request()))
-
-    asyncio.run(scenario())
+async def test_a_full_queue_refuses_at_once(tiny_settings: Settings) -> None:
+    async with serving(tiny_settings) as (service, metrics):
+        places = tiny_settings.slots + tiny_settings.queue_size
+        handles = [service.submit(request(max_new_tokens=20)) for _ in range(places)]
+        with pytest.raises(QueueFull) as refused:
+            service.submit(request())
+        assert refused.value.retry_after >= 1
+        assert sample(metrics, "requests_rejected_total", reason="queue_full") == 1
+        answers = await asyncio.gather(*(collect(handle) for handle in handles))
+        assert all(answer[-1].finish is FinishReason.LENGTH for answer in answers)
+        await collect(service.submit(request()))
 
 
-def test_a_prompt_longer_than_the_context_names_both_lengths(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(tiny_settings) as (service, metrics):
-            with pytest.raises(PromptTooLong, match=r"200 tokens.*128 tokens"):
-                service.submit(request(prompt_tokens=(1,) * 200))
-            assert sample(metrics, "requests_rejected_total", reason="prompt_too_long") == 1
-
-    asyncio.run(scenario())
+async def test_a_prompt_longer_than_the_context_names_both_lengths(tiny_settings: Settings) -> None:
+    async with serving(tiny_settings) as (service, metrics):
+        with pytest.raises(PromptTooLong, match=r"200 tokens.*128 tokens"):
+            service.submit(request(prompt_tokens=(1,) * 200))
+        assert sample(metrics, "requests_rejected_total", reason="prompt_too_long") == 1
 
 
-def test_cancelling_frees_the_place_and_counts_the_waste(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(tiny_settings) as (service, metrics):
-            handle = service.submit(request(max_new_tokens=FOREVER))
-            async for output in handle:
-                if output.pieces:
-                    handle.cancel()
-                if output.finish:
-                    assert output.finish is FinishReason.CANCELLED
-                    assert sample(metrics, "wasted_tokens_total") == output.stats.generated_tokens
-            handle.cancel()
-            assert sample(metrics, "requests_total", outcome="cancelled") == 1
-            assert service.running == service.waiting == 0
-
-    asyncio.run(scenario())
+async def test_cancelling_frees_the_place_and_counts_the_waste(tiny_settings: Settings) -> None:
+    async with serving(tiny_settings) as (service, metrics):
+        handle = service.submit(request(max_new_tokens=FOREVER))
+        async for output in handle:
+            if output.pieces:
+                handle.cancel()
+            if output.finish:
+                assert output.finish is FinishReason.CANCELLED
+                assert sample(metrics, "wasted_tokens_total") == output.stats.generated_tokens
+        handle.cancel()
+        assert sample(metrics, "requests_total", outcome="cancelled") == 1
+        assert service.running == service.waiting == 0
 
 
-def test_a_request_ends_at_the_services_deadline(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(replace(tiny_settings, request_timeout=1e-9)) as (service, metrics):
-            outputs = await collect(service.submit(request()))
-            assert outputs[-1].finish is FinishReason.TIMEOUT
-            assert sample(metrics, "requests_total", outcome="timeout") == 1
-
-    asyncio.run(scenario())
+async def test_a_request_ends_at_the_services_deadline(tiny_settings: Settings) -> None:
+    async with serving(replace(tiny_settings, request_timeout=1e-9)) as (service, metrics):
+        outputs = await collect(service.submit(request()))
+        assert outputs[-1].finish is FinishReason.TIMEOUT
+        assert sample(metrics, "requests_total", outcome="timeout") == 1
 
 
-def test_several_requests_share_a_ticket_and_come_in_together(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(tiny_settings) as (service, _):
-            three = [request() for _ in range(3)]
-            finished = [
-                output.request_id
-                for output in await collect(service.submit(*three))
-                if output.finish is FinishReason.LENGTH
-            ]
-            assert sorted(finished) == sorted(item.request_id for item in three)
-            places = tiny_settings.slots + tiny_settings.queue_size
-            with pytest.raises(QueueFull):
-                service.submit(*(request() for _ in range(places + 1)))
-            assert service.running == service.waiting == 0
-            await collect(service.submit(*(request() for _ in range(places))))
-
-    asyncio.run(scenario())
-
-
-def test_cancelling_a_shared_ticket_ends_all_of_its_requests(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(tiny_settings) as (service, metrics):
-            handle = service.submit(*(request(max_new_tokens=FOREVER) for _ in range(5)))
-            handle.cancel()
-            ends = [output.finish for output in await collect(handle) if output.finish]
-            assert ends == [FinishReason.CANCELLED] * 5
-            assert sample(metrics, "requests_total", outcome="cancelled") == 5
-
-    asyncio.run(scenario())
+async def test_several_requests_share_a_handle_and_come_in_together(
+    tiny_settings: Settings,
+) -> None:
+    async with serving(tiny_settings) as (service, _):
+        three = [request() for _ in range(3)]
+        finished = [
+            output.request_id
+            for output in await collect(service.submit(*three))
+            if output.finish is FinishReason.LENGTH
+        ]
+        assert sorted(finished) == sorted(item.request_id for item in three)
+        places = tiny_settings.slots + tiny_settings.queue_size
+        with pytest.raises(QueueFull):
+            service.submit(*(request() for _ in range(places + 1)))
+        assert service.running == service.waiting == 0
+        await collect(service.submit(*(request() for _ in range(places))))
 
 
-def test_who_waits_too_long_for_a_slot_is_told(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(replace(tiny_settings, slots=1, request_timeout=77)) as (
-            service,
-            metrics,
-        ):
-            running = service.submit(request(max_new_tokens=FOREVER))
-            (taken,) = running.requests
-            assert taken.deadline - taken.arrival == pytest.approx(77)
-            late = service.submit(request(deadline=time.monotonic()))
-            ended = (await collect(late))[-1]
-            assert ended.finish is FinishReason.TIMEOUT
-            assert ended.stats.generated_tokens == 0
-            assert (await collect(running))[-1].finish is FinishReason.LENGTH
-            assert sample(metrics, "requests_total", outcome="timeout") == 1
-
-    asyncio.run(scenario())
+async def test_cancelling_a_shared_handle_ends_all_of_its_requests(tiny_settings: Settings) -> None:
+    async with serving(tiny_settings) as (service, metrics):
+        handle = service.submit(*(request(max_new_tokens=FOREVER) for _ in range(5)))
+        handle.cancel()
+        ends = [output.finish for output in await collect(handle) if output.finish]
+        assert ends == [FinishReason.CANCELLED] * 5
+        assert sample(metrics, "requests_total", outcome="cancelled") == 5
 
 
-def test_whoever_is_let_in_knows_its_place_and_its_wait(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(replace(tiny_settings, slots=1)) as (service, _):
-            await collect(service.submit(request(max_new_tokens=5)))  # shows how long one takes
-            handles = [service.submit(request(max_new_tokens=50)) for _ in range(3)]
-            assert [handle.queue_position.position for handle in handles] == [0, 1, 2]
-            waits = [handle.queue_position.wait_seconds for handle in handles]
-            assert waits[0] == 0 < waits[1] < waits[2]
-            await asyncio.gather(*(collect(handle) for handle in handles))
-
-    asyncio.run(scenario())
-
-
-def test_a_full_queue_is_seen_before_a_prompt_is_looked_at(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(replace(tiny_settings, queue_size=0)) as (service, metrics):
-            service.admission.check(tiny_settings.slots)
-            with pytest.raises(QueueFull):
-                service.admission.check(tiny_settings.slots + 1)
-            assert sample(metrics, "requests_rejected_total", reason="queue_full") == 1
-
-    asyncio.run(scenario())
+async def test_who_waits_too_long_for_a_slot_is_told(tiny_settings: Settings) -> None:
+    async with serving(replace(tiny_settings, slots=1, request_timeout=77)) as (
+        service,
+        metrics,
+    ):
+        running = service.submit(request(max_new_tokens=FOREVER))
+        (taken,) = running.requests
+        assert taken.deadline - taken.arrival == pytest.approx(77)
+        late = service.submit(request(deadline=time.monotonic()))
+        ended = (await collect(late))[-1]
+        assert ended.finish is FinishReason.TIMEOUT
+        assert ended.stats.generated_tokens == 0
+        assert (await collect(running))[-1].finish is FinishReason.LENGTH
+        assert sample(metrics, "requests_total", outcome="timeout") == 1
 
 
-def test_a_reserved_place_is_nobody_elses_until_it_is_released(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(replace(tiny_settings, queue_size=0)) as (service, _):
-            kept = [service.admission.reserve() for _ in range(tiny_settings.slots)]
-            with pytest.raises(QueueFull):
-                service.admission.reserve()
-            with pytest.raises(QueueFull):
-                service.submit(request())
-            kept[0]()
-            kept[0]()
-            await collect(service.submit(request()))
+async def test_whoever_is_let_in_knows_its_place_and_its_wait(tiny_settings: Settings) -> None:
+    async with serving(replace(tiny_settings, slots=1)) as (service, _):
+        await collect(service.submit(request(max_new_tokens=5)))  # shows how long one takes
+        handles = [service.submit(request(max_new_tokens=50)) for _ in range(3)]
+        assert [handle.queue_position.position for handle in handles] == [0, 1, 2]
+        waits = [handle.queue_position.wait_seconds for handle in handles]
+        assert waits[0] == 0 < waits[1] < waits[2]
+        await asyncio.gather(*(collect(handle) for handle in handles))
+
+
+async def test_a_full_queue_is_seen_before_a_prompt_is_looked_at(tiny_settings: Settings) -> None:
+    async with serving(replace(tiny_settings, queue_size=0)) as (service, metrics):
+        service.admission.check(tiny_settings.slots)
+        with pytest.raises(QueueFull):
+            service.admission.check(tiny_settings.slots + 1)
+        assert sample(metrics, "requests_rejected_total", reason="queue_full") == 1
+
+
+async def test_a_reserved_place_is_nobody_elses_until_it_is_released(
+    tiny_settings: Settings,
+) -> None:
+    async with serving(replace(tiny_settings, queue_size=0)) as (service, _):
+        kept = [service.admission.reserve() for _ in range(tiny_settings.slots)]
+        with pytest.raises(QueueFull):
             service.admission.reserve()
-            with pytest.raises(QueueFull):
-                service.admission.reserve()
-
-    asyncio.run(scenario())
-
-
-def test_a_ticket_tells_when_nothing_comes(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        handle = RequestHandle([request()], QueuePosition(0, 0.0), lambda: None)
-        silence = handle.with_pauses(0.001)
-        assert [await anext(silence) for _ in range(3)] == [None] * 3
-        last = Output(handle.requests[0].request_id, finish=FinishReason.STOP)
-        handle.deliver(last)
-        assert [item async for item in silence if item] == [last]
-
-    asyncio.run(scenario())
+        with pytest.raises(QueueFull):
+            service.submit(request())
+        kept[0]()
+        kept[0]()
+        await collect(service.submit(request()))
+        service.admission.reserve()
+        with pytest.raises(QueueFull):
+            service.admission.reserve()
 
 
-def test_draining_finishes_the_running_and_refuses_the_new(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(tiny_settings) as (service, _):
-            answers = asyncio.gather(
-                *(collect(service.submit(request(max_new_tokens=FOREVER))) for _ in range(2))
-            )
-            stopping = asyncio.create_task(service.stop())
-            await until(lambda: service.state is ModelState.DRAINING)
-            with pytest.raises(NotReady, match="draining"):
-                service.submit(request())
-            await stopping
-            for outputs in await answers:
-                assert outputs[-1].finish is FinishReason.LENGTH
-
-    asyncio.run(scenario())
+async def test_a_handle_tells_when_nothing_comes() -> None:
+    handle = RequestHandle([request()], QueuePosition(0, 0.0), lambda: None)
+    silence = handle.with_pauses(0.001)
+    assert [await anext(silence) for _ in range(3)] == [None] * 3
+    last = Output(handle.requests[0].request_id, finish=FinishReason.STOP)
+    handle.deliver(last)
+    assert [item async for item in silence if item] == [last]
 
 
-def test_what_does_not_finish_in_time_is_ended(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(replace(tiny_settings, drain_timeout=0.0)) as (service, _):
-            handle = service.submit(request(max_new_tokens=FOREVER))
-            await service.stop()
-            outputs = await asyncio.wait_for(collect(handle), 30)
-            assert outputs[-1].finish is FinishReason.CANCELLED
+async def test_draining_finishes_the_running_and_refuses_the_new(tiny_settings: Settings) -> None:
+    async with serving(tiny_settings) as (service, _):
+        answers = asyncio.gather(
+            *(collect(service.submit(request(max_new_tokens=FOREVER))) for _ in range(2))
+        )
+        stopping = asyncio.create_task(service.stop())
+        await until(lambda: service.state is ModelState.DRAINING)
+        with pytest.raises(NotReady, match="draining"):
+            service.submit(request())
+        await stopping
+        for outputs in await answers:
+            assert outputs[-1].finish is FinishReason.LENGTH
 
-    asyncio.run(scenario())
+
+async def test_what_does_not_finish_in_time_is_ended(tiny_settings: Settings) -> None:
+    async with serving(replace(tiny_settings, drain_timeout=0.0)) as (service, _):
+        handle = service.submit(request(max_new_tokens=FOREVER))
+        await service.stop()
+        outputs = await asyncio.wait_for(collect(handle), 30)
+        assert outputs[-1].finish is FinishReason.CANCELLED
 
 
-def test_a_model_that_cannot_be_loaded_says_why(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(replace(tiny_settings, target="/nowhere")) as (service, metrics):
-            assert service.state is ModelState.FAILED
-            assert service.error is not None
-            assert "/nowhere" in service.error
-            assert sample(metrics, "model_state", state="failed") == 1
-            assert not service.crashed.is_set()  # a restart would not help
-            with pytest.raises(NotReady, match="/nowhere"):
-                service.submit(request())
-
-    asyncio.run(scenario())
+async def test_a_model_that_cannot_be_loaded_says_why(tiny_settings: Settings) -> None:
+    async with serving(replace(tiny_settings, target="/nowhere")) as (service, metrics):
+        assert service.state is ModelState.FAILED
+        assert service.error is not None
+        assert "/nowhere" in service.error
+        assert sample(metrics, "model_state", state="failed") == 1
+        assert not service.crashed.is_set()  # a restart would not help
+        with pytest.raises(NotReady, match="/nowhere"):
+            service.submit(request())
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_crash_of_the_engine_reaches_everybody(
+async def test_a_crash_of_the_engine_reaches_everybody(
     tiny_settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     class BrokenError(Exception):
@@ -371,26 +308,23 @@ def test_a_crash_of_the_engine_reaches_everybody(
         engine.scheduler.step = step  # type: ignore[method-assign, assignment]
         return engine
 
-    async def scenario() -> None:
-        metrics = Metrics()
-        service = AsyncEngine(tiny_settings, metrics, load)
-        service.start()
-        await until(lambda: service.state is ModelState.READY)
-        assert not service.crashed.is_set()
-        handles = [service.submit(request()) for _ in range(5)]
-        for outputs in await asyncio.gather(*(collect(handle) for handle in handles)):
-            assert outputs[-1].finish is FinishReason.ERROR
-            assert outputs[-1].error == "the fuse blew"
-        assert service.state is ModelState.FAILED
-        assert service.crashed.is_set()
-        await until(lambda: not service.alive)
-        await service.stop()
-        assert sample(metrics, "requests_total", outcome="error") == 5
-        (line,) = [record for record in caplog.records if record.message == "the engine ended"]
-        # The id that the client knows comes before the slash; the step broke before any was taken.
-        known = [handle.requests[0].request_id for handle in handles]
-        told = line.fields["running"] + line.fields["waiting"]  # type: ignore[attr-defined]
-        assert told
-        assert set(told) <= set(known)
-
-    asyncio.run(scenario())
+    metrics = Metrics()
+    service = AsyncEngine(tiny_settings, metrics, load)
+    service.start()
+    await until(lambda: service.state is ModelState.READY)
+    assert not service.crashed.is_set()
+    handles = [service.submit(request()) for _ in range(5)]
+    for outputs in await asyncio.gather(*(collect(handle) for handle in handles)):
+        assert outputs[-1].finish is FinishReason.ERROR
+        assert outputs[-1].error == "the fuse blew"
+    assert service.state is ModelState.FAILED
+    assert service.crashed.is_set()
+    await until(lambda: not service.alive)
+    await service.stop()
+    assert sample(metrics, "requests_total", outcome="error") == 5
+    (line,) = [record for record in caplog.records if record.message == "the engine ended"]
+    # The id that the client knows comes before the slash; the step broke before any was taken.
+    known = [handle.requests[0].request_id for handle in handles]
+    told = line.fields["running"] + line.fields["waiting"]  # type: ignore[attr-defined]
+    assert told
+    assert set(told) <= set(known)

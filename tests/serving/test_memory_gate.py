@@ -14,6 +14,7 @@ from specops.serving.memory_gate import CACHES_AHEAD, MemoryGate, Shed
 from specops.system.memory import Pressure
 from tests.serving.test_async_engine import collect, request, sample, serving
 
+pytestmark = pytest.mark.anyio
 LIMIT = 4 << 30
 KV_TOKENS, SLOTS = 1000, 2
 BUSY = {"promised_tokens": 100, "tokens": 10, "in_flight": SLOTS}
@@ -106,37 +107,31 @@ def test_memory_is_not_read_for_every_request(machine: Machine) -> None:
     assert gate.refusal(**BUSY) is Shed.MEMORY
 
 
-def test_the_service_sheds_and_counts_by_reason(
+async def test_the_service_sheds_and_counts_by_reason(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine()
     monkeypatch.setattr("specops.serving.async_engine.MemoryGate", lambda *_: machine.gate())
 
-    async def scenario() -> None:
-        async with serving(replace(tiny_settings, queue_size=50)) as (service, metrics):
-            first = service.submit(request(max_new_tokens=100))
-            machine.room, machine.now = 0, 1.0
-            with pytest.raises(QueueFull, match="memory is running out") as refused:
-                service.submit(request())
-            assert refused.value.retry_after >= 1
-            assert sample(metrics, "requests_rejected_total", reason="memory") == 1
-            assert sample(metrics, "requests_rejected_total", reason="queue_full") == 0
-            await collect(first)
-            await collect(service.submit(request()))  # idle again: whoever comes is served
-
-    asyncio.run(scenario())
+    async with serving(replace(tiny_settings, queue_size=50)) as (service, metrics):
+        first = service.submit(request(max_new_tokens=100))
+        machine.room, machine.now = 0, 1.0
+        with pytest.raises(QueueFull, match="memory is running out") as refused:
+            service.submit(request())
+        assert refused.value.retry_after >= 1
+        assert sample(metrics, "requests_rejected_total", reason="memory") == 1
+        assert sample(metrics, "requests_rejected_total", reason="queue_full") == 0
+        await collect(first)
+        await collect(service.submit(request()))  # idle again: whoever comes is served
 
 
-def test_the_service_bounds_the_tokens_that_it_promises(tiny_settings: Settings) -> None:
-    async def scenario() -> None:
-        async with serving(replace(tiny_settings, queue_size=1000)) as (service, metrics):
-            most = CACHES_AHEAD * 3 * 128
-            handles = [service.submit(request(max_new_tokens=125)) for _ in range(most // 128)]
-            with pytest.raises(QueueFull, match="KV cache"):
-                service.submit(request(max_new_tokens=125))
-            assert sample(metrics, "requests_rejected_total", reason="kv_tokens") == 1
-            for handle in handles:
-                handle.cancel()
-            await asyncio.gather(*(collect(handle) for handle in handles))
-
-    asyncio.run(scenario())
+async def test_the_service_bounds_the_tokens_that_it_promises(tiny_settings: Settings) -> None:
+    async with serving(replace(tiny_settings, queue_size=1000)) as (service, metrics):
+        most = CACHES_AHEAD * 3 * 128
+        handles = [service.submit(request(max_new_tokens=125)) for _ in range(most // 128)]
+        with pytest.raises(QueueFull, match="KV cache"):
+            service.submit(request(max_new_tokens=125))
+        assert sample(metrics, "requests_rejected_total", reason="kv_tokens") == 1
+        for handle in handles:
+            handle.cancel()
+        await asyncio.gather(*(collect(handle) for handle in handles))
