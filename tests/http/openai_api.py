@@ -17,10 +17,16 @@ from specops.request import FinishReason, GenerationRequest
 from tests.fakes import FakeService, output
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddings"
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "fake", "prompt": "abc"},
     CHAT: {"model": "fake", "messages": [{"role": "user", "content": "abc"}]},
     GENERATE: {"prompt": "abc"},
+}
+ENDPOINTS = BODIES | {
+    MESSAGES: BODIES[CHAT] | {"max_tokens": 9},
+    RESPONSES: {"model": "fake", "input": "abc"},
+    EMBEDDINGS: {"model": "fake", "input": "abc"},
 }
 ANSWER = (
     output("Hel", "lo"),
@@ -41,7 +47,7 @@ class Api:
         self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
 
     async def ask(self, path: str, **body: Any) -> httpx.Response:
-        return await self.client.post(path, json=BODIES[path] | body)
+        return await self.client.post(path, json=ENDPOINTS[path] | body)
 
     async def generate(self, **body: Any) -> httpx.Response:
         return await self.ask(GENERATE, **body)
@@ -68,17 +74,29 @@ def problem(response: httpx.Response, status: int) -> dict[str, Any]:
     """The error object; every response that is not a success has all its fields."""
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    if response.url.path == MESSAGES:  # Anthropic's is another
+        assert (set(error), response.json()["type"]) == ({"message", "type"}, "error")
+    else:
+        assert set(error) == {"message", "type", "param", "code"}
     return error
 
 
-def chunks(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, which ends as it should."""
+def events(response: httpx.Response) -> list[Any]:
+    """The events of a stream; the last is "DONE" where it ends as it should."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    *events, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
+    *found, rest = response.text.split("\n\n")
+    assert rest == ""
+    assert all(event.startswith("data: ") for event in found)
+    told = [event.removeprefix("data: ") for event in found]
+    return ["DONE" if text == "[DONE]" else json.loads(text) for text in told]
+
+
+def chunks(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream that ends as it should."""
+    *found, done = events(response)
+    assert done == "DONE"
+    return found
 
 
 def text_of(choice: dict[str, Any]) -> str:

@@ -65,25 +65,21 @@ async def test_refusals_have_the_shape_of_the_protocol_that_is_spoken(sent: byte
     assert body["error"]["message"] == "the request did not arrive in time"
 
 
-async def test_half_a_message_is_told_that_the_server_ends_in_its_protocol() -> None:
+@pytest.mark.parametrize(
+    ("head", "field", "word"),
+    [(HEAD, "code", "model_draining"), (MESSAGES, "type", "overloaded_error")],
+)
+async def test_half_a_request_is_told_that_the_server_ends(
+    head: bytes, field: str, word: str
+) -> None:
     async with served() as here:
         client = await here.connect()
-        await client.send(MESSAGES + b"content-length: 17\r\n\r\n" + BODY[:9])
-        here.server.should_exit = True
-        status, _, body = await client.answer()
-    assert status == 503
-    assert body["error"]["type"] == "overloaded_error"
-
-
-async def test_half_a_request_is_told_that_the_server_ends() -> None:
-    async with served() as here:
-        client = await here.connect()
-        await client.send(HEAD + b"content-length: 17\r\n\r\n" + BODY[:9])
+        await client.send(head + b"content-length: 17\r\n\r\n" + BODY[:9])
         here.server.should_exit = True
         status, headers, body = await client.answer()
         assert (status, headers["connection"]) == (503, "close")
         assert int(headers["retry-after"]) >= 1
-        assert body["error"]["code"] == "model_draining"
+        assert body["error"][field] == word
 
 
 async def test_a_connection_without_a_request_is_closed_without_a_word() -> None:

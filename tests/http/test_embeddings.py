@@ -12,13 +12,9 @@ import openai
 import pytest
 
 from specops.config import Settings
-from specops.request import FinishReason, PromptTooLong
-from specops.serving.admission import QueueFull
-from specops.serving.async_engine import ModelState
-from tests.asgi import AsgiClient
-from tests.fakes import INFO, FakeService, output
+from specops.request import FinishReason
+from tests.fakes import INFO, output
 from tests.http.chat_clients import clients
-from tests.http.openai_api import api
 from tests.http.real_engine import served
 
 pytestmark = pytest.mark.anyio
@@ -108,41 +104,6 @@ async def test_a_model_without_hidden_states_says_so() -> None:
         with pytest.raises(openai.BadRequestError, match="hidden states") as error:
             await here.openai.embeddings.create(model="fake", input="a")
     assert error.value.code == "no_embeddings"
-
-
-async def test_refusals_are_those_of_every_request() -> None:
-    async with clients(api_keys="key") as here:
-        here.script([END])
-        ask = here.openai.embeddings.create
-        with pytest.raises(openai.NotFoundError):
-            await ask(model="other", input="a")
-        with pytest.raises(openai.AuthenticationError):
-            await here.openai.with_options(api_key="wrong").embeddings.create(
-                model="fake", input="a"
-            )
-        here.service.refusal = PromptTooLong(123, 64)
-        with pytest.raises(openai.BadRequestError, match="123 tokens") as error:
-            await ask(model="fake", input="a")
-        assert error.value.param == "input"
-        here.service.refusal = QueueFull(7)
-        with pytest.raises(openai.RateLimitError):
-            await ask(model="fake", input="a")
-        here.service.refusal = None
-        here.script([output(finish=FinishReason.TIMEOUT)])
-        with pytest.raises(openai.InternalServerError, match="within"):
-            await ask(model="fake", input="a")
-        here.service.state = ModelState.LOADING
-        with pytest.raises(openai.InternalServerError, match="not ready"):
-            await ask(model="fake", input="a")
-
-
-async def test_a_client_that_leaves_frees_its_place() -> None:
-    async with api(FakeService()) as here:
-        client = AsgiClient(here.app, PATH).send_json({"model": "fake", "input": "a"})
-        handle = await here.service.submitted.get()
-        client.leave()
-        await asyncio.wait_for(handle.cancelled.wait(), 5)
-        await client.done
 
 
 # -- a real engine -------------------------------------------------------------------------------

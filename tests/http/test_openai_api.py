@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specops.request import FinishReason, PromptTooLong
+from specops.request import FinishReason
 from tests.fakes import INFO, STATS, FakeService, output
 from tests.http.openai_api import (
     ANSWER,
@@ -240,25 +240,13 @@ async def test_echo_begins_with_the_prompt(stream: bool) -> None:
         ]
 
 
-@both
+@pytest.mark.parametrize("path", BODIES)
 async def test_long_prompts_are_encoded_whole(path: str) -> None:
+    text = "x" * 100_000
+    messages = {"messages": [{"role": "user", "content": text}]}
     async with api() as here:
-        text = "x" * 100_000
-        changed = {"prompt": text} if path == COMPLETIONS else {}
-        if path == CHAT:
-            changed = {"messages": [{"role": "user", "content": text}]}  # type: ignore[dict-item]
-        await here.ask(path, **changed)
+        await here.ask(path, **(messages if path == CHAT else {"prompt": text}))
     assert bytes(here.request.prompt_tokens).count(b"x") == 100_000
-
-
-async def test_a_prompt_too_long_for_the_context_names_the_field() -> None:
-    service = FakeService()
-    service.refusal = PromptTooLong(123, 64)
-    async with api(service) as here:
-        completion, chat = await here.ask(COMPLETIONS), await here.ask(CHAT)
-    for response, field in ((completion, "prompt"), (chat, "messages")):
-        error = problem(response, 400)
-        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
 
 
 # -- several choices ---------------------------------------------------------------------------
@@ -308,16 +296,6 @@ async def test_choices_of_a_stream_come_as_they_come(path: str) -> None:
     }
     assert reasons == {0: "stop", 1: "length"}
     assert [bool(event.get("timings")) for event in events] == [False] * (len(events) - 1) + [True]
-
-
-@both
-async def test_one_choice_that_fails_ends_the_others(path: str) -> None:
-    async with api(FakeService()) as here:
-        asking = asyncio.create_task(here.ask(path, n=2))
-        handle = await here.service.submitted.get()
-        handle.push(output("a", finish=FinishReason.TIMEOUT), to=1)
-        assert problem(await asking, 504)["code"] == "timeout"
-        assert handle.cancelled.is_set()
 
 
 # -- models ------------------------------------------------------------------------------------

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from specops.serving.admission import QueueFull
-from specops.serving.queue_tracker import QueuePosition
-from tests.asgi import AsgiClient
-from tests.fakes import FakeService
-from tests.http.openai_api import ANSWER, BODIES, CHAT, COMPLETIONS, GENERATE, api, both, problem
+from tests.http.openai_api import BODIES, CHAT, COMPLETIONS, GENERATE, api, problem
 
 pytestmark = pytest.mark.anyio
 
@@ -162,45 +157,3 @@ async def test_fields_of_completions_that_do_not_go_together(
     async with api() as here:
         assert problem(await here.ask(COMPLETIONS, **fields), 400)["param"] == param
         assert not here.service.requests
-
-
-@both
-async def test_another_model_does_not_exist(path: str) -> None:
-    async with api() as here:
-        error = problem(await here.ask(path, model="gpt-5"), 404)
-    assert (error["code"], error["param"]) == ("model_not_found", "model")
-
-
-@both
-async def test_full_queue_is_429_before_anything_is_computed(path: str) -> None:
-    service = FakeService()
-    service.refusal = QueueFull(12)
-    service.loaded.encode = None  # type: ignore[assignment]
-    async with api(service) as here:
-        response = await here.ask(path)
-    error = problem(response, 429)
-    assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
-    assert response.headers["retry-after"] == "12"
-
-
-@pytest.mark.parametrize("path", BODIES)
-async def test_full_queue_is_429_without_waiting_for_the_body(path: str) -> None:
-    service = FakeService()
-    service.refusal = QueueFull(12)
-    async with api(service) as here:
-        client = AsgiClient(here.app, path)
-        status, body = await asyncio.wait_for(client.response(), 5)
-        await client.done
-        assert (await here.client.get(path)).status_code == 405
-    assert (status, body["error"]["code"], client.received) == (429, "queue_full", 0)
-
-
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_headers_tell_the_place_in_the_queue(path: str, stream: bool) -> None:
-    service = FakeService(ANSWER)
-    service.queue_position = QueuePosition(3, 1.25)
-    async with api(service) as here:
-        response = await here.ask(path, stream=stream)
-    assert response.headers["x-queue-position"] == "3"
-    assert response.headers["x-estimated-wait"] == "1.25"

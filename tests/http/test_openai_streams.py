@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from specops.request import FinishReason, Logprob, Output, Piece
+from tests.asgi import AsgiClient
 from tests.fakes import FakeService, output
 from tests.http.openai_api import BODIES, CHAT, COMPLETIONS, api, both, chunks, problem
 
@@ -65,52 +64,23 @@ async def test_stream_options_need_a_stream(path: str) -> None:
     assert error["param"] == "stream_options"
 
 
-@both
-async def test_stream_that_fails_halfway_ends_with_the_error_and_no_finish(path: str) -> None:
-    service = FakeService([output("Hel"), output("lo", finish=FinishReason.TIMEOUT)])
-    async with api(service) as here:
-        response = await here.ask(path, stream=True)
-    assert response.status_code == 200
-    events = [json.loads(event[6:]) for event in response.text.split("\n\n") if event]
-    assert events[-1]["error"]["code"] == "timeout"
-    choices = [choice for event in events[:-1] for choice in event["choices"]]
-    assert "lo" in json.dumps(choices)
-    assert not any(choice["finish_reason"] for choice in choices)
-
-
 @pytest.mark.parametrize("path", BODIES)
 async def test_who_waits_long_gets_signs_of_life(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specops.http.routes.job._PAUSE_SECONDS", 0.01)
-    body = BODIES.get(path, {"prompt": "abc"}) | {"stream": True}
-    async with api(FakeService()) as here:
-        seen = asyncio.Event()
-        parts: list[bytes] = []
-
-        async def send(message: Any) -> None:
-            parts.append(message.get("body", b""))
-            if len([part for part in parts if part == b": waiting\n\n"]) == 2:
-                seen.set()
-
-        async def receive() -> Any:
-            if not asked:
-                asked.append(True)
-                return {"type": "http.request", "body": json.dumps(body).encode()}
-            return await asyncio.Future()
-
-        asked: list[bool] = []
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-        answering = asyncio.create_task(
-            here.app(scope | {"query_string": b"", "http_version": "1.1"}, receive, send)
-        )
+    waiting, end = b": waiting\n\n", b"data: [DONE]\n\n"
+    async with api(FakeService()) as here, asyncio.timeout(5):
+        client = AsgiClient(here.app, path).send_json(BODIES[path] | {"stream": True})
         handle = await here.service.submitted.get()
-        await asyncio.wait_for(seen.wait(), 5)
+        told = b""
+        while told.count(waiting) < 2:
+            told += (await client.next_message()).get("body", b"")
         handle.push(output("late", finish=FinishReason.STOP))
-        await asyncio.wait_for(answering, 5)
-    assert b"late" in b"".join(parts)
-    assert b"".join(parts).endswith(b"data: [DONE]\n\n")
+        while not told.endswith(end):
+            told += (await client.next_message()).get("body", b"")
+        await client.done
+    assert b"late" in told
 
 
 # -- probabilities -----------------------------------------------------------------------------

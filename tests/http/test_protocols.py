@@ -3,7 +3,6 @@ of calls in docs/api.md, row by row."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from dataclasses import replace
@@ -17,7 +16,6 @@ import pytest
 
 from specops.request import FinishReason, PromptTooLong
 from specops.serving.admission import QueueFull
-from tests.asgi import AsgiClient
 from tests.fakes import STATS, FakeService, output
 from tests.http.chat_clients import PROTOCOLS, Clients, clients
 from tests.http.openai_api import api
@@ -145,31 +143,6 @@ async def test_tokens_are_counted_as_the_prompt_has_them() -> None:
     assert len(here.service.requests) == 1
 
 
-async def test_errors_have_anthropics_shape_and_are_the_librarys_own() -> None:
-    async with clients(api_keys="key") as here:
-        ask = here.anthropic.messages.create
-        with pytest.raises(anthropic.BadRequestError, match="temperature"):
-            await ask(**ASK[MESSAGES], temperature=3)
-        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
-            await ask(**ASK[MESSAGES] | {"model": "other"})
-        with pytest.raises(anthropic.AuthenticationError):
-            await here.anthropic.with_options(api_key="wrong").messages.create(**ASK[MESSAGES])
-        here.service.refusal = QueueFull(7)
-        with pytest.raises(anthropic.RateLimitError) as full:
-            await ask(**ASK[MESSAGES])
-        assert full.value.response.headers["retry-after"] == "7"
-        here.service.refusal = PromptTooLong(123, 64)
-        with pytest.raises(anthropic.BadRequestError, match="123 tokens"):
-            await ask(**ASK[MESSAGES])
-        here.service.refusal = None
-        here.script([output("a"), output(finish=FinishReason.ERROR)])
-        with pytest.raises(anthropic.InternalServerError):
-            await ask(**ASK[MESSAGES])
-        with pytest.raises(anthropic.APIStatusError):
-            async with here.anthropic.messages.stream(**ASK[MESSAGES]) as told:
-                await told.get_final_message()
-
-
 # -- Responses -----------------------------------------------------------------------------------
 
 
@@ -216,18 +189,34 @@ async def test_a_response_may_have_to_follow_a_schema() -> None:
 # -- all of them ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ASK)
-async def test_a_client_that_leaves_frees_its_place(path: str, stream: bool) -> None:
-    async with api(FakeService()) as here:
-        client = AsgiClient(here.app, path).send_json(ASK[path] | {"stream": stream})
-        handle = await here.service.submitted.get()
-        handle.push(output("a"))
-        if stream:
-            await client.next_message()
-        client.leave()
-        await asyncio.wait_for(handle.cancelled.wait(), 5)
-        await client.done
+LIBRARIES = {"chat": openai, "messages": anthropic, "responses": openai}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_errors_are_the_librarys_own(protocol: str) -> None:
+    ask, library = PROTOCOLS[protocol], LIBRARIES[protocol]
+    async with clients(key="wrong", api_keys="key") as here:
+        with pytest.raises(library.AuthenticationError):
+            await ask(here, stream=False)
+    async with clients(api_keys="key") as here:
+        with pytest.raises(library.BadRequestError, match="temperature"):
+            await ask(here, stream=False, temperature=3)
+        with pytest.raises(library.NotFoundError, match="does not exist"):
+            await ask(here, stream=False, model="other")
+        here.service.refusal = QueueFull(7)
+        with pytest.raises(library.RateLimitError) as full:
+            await ask(here, stream=False)
+        assert full.value.response.headers["retry-after"] == "7"
+        here.service.refusal = PromptTooLong(123, 64)
+        with pytest.raises(library.BadRequestError, match="123 tokens"):
+            await ask(here, stream=False)
+        here.service.refusal = None
+        here.script([output("a"), output(finish=FinishReason.ERROR)])
+        with pytest.raises(library.InternalServerError):
+            await ask(here, stream=False)
+        if protocol != "responses":  # whose stream says so in its last event
+            with pytest.raises(library.APIError):
+                await ask(here, stream=True)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -11,7 +11,16 @@ import pytest
 from specops.request import FinishReason, GrammarKind, Output, Piece
 from specops.text.tools.formats import THINKING
 from tests.fakes import STATS, FakeTokenizer
-from tests.http.chat_clients import CHAT_TOOLS, PROTOCOLS, RESPONSES_TOOLS, WEATHER, chat, clients
+from tests.http.chat_clients import (
+    CHAT_TOOLS,
+    PROTOCOLS,
+    RESPONSES_TOOLS,
+    WEATHER,
+    chat,
+    clients,
+    messages,
+)
+from tests.http.openai_api import CHAT, ENDPOINTS, MESSAGES, RESPONSES
 from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts, written
 
 pytestmark = pytest.mark.anyio
@@ -22,6 +31,7 @@ FINISH = {
 }
 every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 both_ways = pytest.mark.parametrize("stream", [False, True])
+ASKED = [{"role": "user", "content": "a"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 
 
@@ -52,55 +62,47 @@ async def test_fifty_answers_of_each_format_are_understood(
             assert said.finish == FINISH[protocol][bool(script.calls)]
 
 
-@both_ways
 @every_protocol
-async def test_a_call_that_is_cut_off_is_no_end_of_the_turn(protocol: str, stream: bool) -> None:
+async def test_a_call_that_is_cut_off_is_no_end_of_the_turn(protocol: str) -> None:
     async with clients() as here:
         here.say(CALL[:-20], finish=FinishReason.LENGTH)
         if protocol == "messages":
-            said = await PROTOCOLS[protocol](here, stream=False)
-            assert said.calls == (("get_weather", {}),)
-            assert said.finish == "max_tokens"
+            said = await messages(here, stream=False)
+            assert (said.calls, said.finish) == ((("get_weather", {}),), "max_tokens")
         elif protocol == "responses":
-            answer = await here.openai.responses.create(
-                model="fake", input="a", tools=RESPONSES_TOOLS
-            )
+            ask: Any = here.openai.responses.create
+            answer = await ask(model="fake", input="a", tools=RESPONSES_TOOLS)
             assert (answer.status, answer.output[0].status) == ("incomplete", "incomplete")
             assert answer.incomplete_details.reason == "max_output_tokens"
         else:
-            answer = await here.openai.chat.completions.create(
-                model="fake", messages=[{"role": "user", "content": "a"}], tools=CHAT_TOOLS
-            )
+            ask = here.openai.chat.completions.create
+            answer = await ask(model="fake", messages=ASKED, tools=CHAT_TOOLS)
             assert answer.choices[0].finish_reason == "length"
 
 
 async def test_names_come_first_then_pieces_of_arguments() -> None:
     async with clients() as here:
         here.say(*CALL)
-        stream = await here.openai.chat.completions.create(
-            model="fake",
-            messages=[{"role": "user", "content": "a"}],
-            tools=CHAT_TOOLS,
-            stream=True,
-        )
-        deltas = [
+        ask: Any = here.openai.chat.completions.create
+        stream = await ask(model="fake", messages=ASKED, tools=CHAT_TOOLS, stream=True)
+        first, *rest = [
             call
             async for chunk in stream
             for choice in chunk.choices
             for call in choice.delta.tool_calls or ()
         ]
-    first, *rest = deltas
-    assert (first.function.name, first.function.arguments, first.type) == (
-        "get_weather",
-        "",
-        "function",
-    )
+    told = first.function
+    assert (told.name, told.arguments, first.type) == ("get_weather", "", "function")
     assert len(rest) > 10
     assert all(call.id is None and call.function.name is None for call in rest)
     assert "".join(call.function.arguments for call in rest) == '{"city": "Zürich"}'
 
 
 CALLED = {"name": "get_weather", "arguments": '{"city": "Zürich"}'}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": ""}
+USE = {"type": "tool_use", "id": "abc", "name": "get_weather", "input": {"city": "Zürich"}}
+SUNNY = {"type": "text", "text": "sunny"}
+RESULT = {"type": "tool_result", "tool_use_id": "abc", "content": [SUNNY]}
 HISTORY: dict[str, dict[str, Any]] = {
     "chat": {
         "messages": [
@@ -117,28 +119,8 @@ HISTORY: dict[str, dict[str, Any]] = {
     "messages": {
         "messages": [
             {"role": "user", "content": "Weather?"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "hm", "signature": ""},
-                    {
-                        "type": "tool_use",
-                        "id": "abc",
-                        "name": "get_weather",
-                        "input": {"city": "Zürich"},
-                    },
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "abc",
-                        "content": [{"type": "text", "text": "sunny"}],
-                    }
-                ],
-            },
+            {"role": "assistant", "content": [THOUGHT, USE]},
+            {"role": "user", "content": [RESULT]},
         ]
     },
     "responses": {
@@ -281,12 +263,8 @@ async def test_tools_that_this_server_has_not_are_skipped_and_named(protocol: st
     other = {"type": "web_search_20250305", "name": "web_search"}
     async with clients() as here:
         here.say("a")
-        fields: dict[str, Any] = {"tools": [other]}
-        path = {"chat": "chat/completions"}.get(protocol, protocol)
-        body = {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}
-        if protocol == "responses":
-            body = {"model": "fake", "input": "a"}
-        response = await here.http.post(f"/v1/{path}", json=body | fields)
+        path = {"chat": CHAT, "messages": MESSAGES, "responses": RESPONSES}[protocol]
+        response = await here.http.post(path, json=ENDPOINTS[path] | {"tools": [other]})
     assert response.status_code == 200
     assert "tools.web_search_20250305" in response.headers["x-ignored-fields"]
     assert "web_search" not in here.prompt
