@@ -162,19 +162,7 @@ class Checkpoint:
                     f"{tensor.file}: tensor {tensor.name} has dtype {tensor.dtype}; only F32, F16 "
                     "and BF16 checkpoints can be exported, not already quantized ones"
                 )
-        for name, shape in shapes.items():
-            stored = self._find(name)
-            if stored.shape != shape:
-                raise ExportError(
-                    f"{stored.file}: tensor {name} has shape {list(stored.shape)}, config.json "
-                    f"asks for {list(shape)}; config and weights belong to different models"
-                )
-        for name in self.tensors.keys() - shapes.keys():
-            if not _matches(name, ignored):
-                raise ExportError(
-                    f"{self.tensors[name].file}: tensor {name} has no place in this "
-                    "architecture; exporting without it would give a wrong model"
-                )
+        self._compare(shapes, ignored)
 
     def vector(self, name: str) -> Float:
         """A one-dimensional tensor as float32."""
@@ -186,8 +174,7 @@ class Checkpoint:
 
     def matrix(self, *names: str, transposed: bool = False) -> Matrix:
         """Tensors [N_i, K], or [K, N_i] if stored `transposed`, stacked to one [sum N_i, K]."""
-        views = (self._view(name) for name in names)
-        parts = (view.T if transposed else view for view in views)
+        parts = (self._view(name, transposed=transposed) for name in names)
         return Matrix(" + ".join(names), tuple(parts))
 
     def matrix_rows(self, name: str, start: int, stop: int | None = None) -> Matrix:
@@ -229,19 +216,37 @@ class Checkpoint:
             if name not in self.tensors and bare in self.tensors:
                 self.tensors[name] = replace(self.tensors.pop(bare), name=name)
 
+    def _compare(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
+        for name, shape in shapes.items():
+            stored = self._find(name)
+            if stored.shape != shape:
+                raise ExportError(
+                    f"{stored.file}: tensor {stored.name} has shape {list(stored.shape)}, "
+                    f"{self.config_file.name} asks for {list(shape)}; config and weights belong to "
+                    "different models"
+                )
+        for name in self.tensors.keys() - shapes.keys():
+            if not _matches(name, ignored):
+                stored = self.tensors[name]
+                raise ExportError(
+                    f"{stored.file}: tensor {stored.name} has no place in this architecture; "
+                    "exporting without it would give a wrong model"
+                )
+
     def _find(self, name: str) -> StoredTensor:
         if name not in self.tensors:
             raise ExportError(
-                f"{self.path}: tensor {name} is missing from {len(self.files)} safetensors "
-                "file(s); download the checkpoint again, or check the architecture in config.json"
+                f"{self.path}: tensor {name} is missing from {len(self.files)} file(s); download "
+                f"the checkpoint again, or check the architecture in {self.config_file.name}"
             )
         return self.tensors[name]
 
-    def _view(self, name: str) -> NDArray[Any]:
-        """The tensor in its file, mapped for as long as the result lives."""
+    def _view(self, name: str, *, transposed: bool = False) -> Any:
+        """The tensor in its file, or its transpose, mapped for as long as the result lives."""
         stored = self._find(name)
         dtype = _DTYPES[stored.dtype]
-        return np.memmap(stored.file, dtype, "r", offset=stored.offset, shape=stored.shape)
+        view = np.memmap(stored.file, dtype, "r", offset=stored.offset, shape=stored.shape)
+        return view.T if transposed else view
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -40,7 +40,7 @@ def matrix(kind: Kind, folder: Path) -> tuple[GgufRows, np.ndarray]:
     file.write_bytes(b"before" + data.tobytes())
     found = block_type(kind)
     assert found is not None
-    tensor = GgufTensor("w", file, found, (ROWS, COLUMNS), 6, data.nbytes)
+    tensor = GgufTensor("w", file, found.name, (ROWS, COLUMNS), 6, data.nbytes, found)
     return GgufRows(tensor), gguf.dequantize(data, kind)
 
 

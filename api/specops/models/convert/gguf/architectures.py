@@ -99,7 +99,9 @@ _GEMMA3_27B = 62  # layers of the one model whose scores have another scale
 _MOST_LAYERS = 1 << 12
 _MOST_POSITIONS = 1 << 20
 _MOST_ANGLES = 1 << 27  # of a table: positions times a head's values
-_FACTORS = {  # what the rotation's frequencies are divided by
+# Tensors that are no weights of a product or a norm but what the rotation's frequencies are divided
+# by, with what a config.json calls these factors.
+FACTORS = {
     "rope_freqs.weight": "factors",
     "rope_factors_long.weight": "long_factor",
     "rope_factors_short.weight": "short_factor",
@@ -145,16 +147,6 @@ def rotated_heads(architecture: str, part: str, metadata: Metadata) -> int:
     return metadata.integer("{arch}.attention.head_count_kv", heads)
 
 
-def is_read_apart(name: str) -> bool:
-    """Whether a tensor is no weight of a product or a norm: factors of the rotation."""
-    return name in _FACTORS
-
-
-def factors_name(name: str) -> str:
-    """What a config.json calls the factors in such a tensor."""
-    return _FACTORS[name]
-
-
 def is_one_more(architecture: str, name: str) -> bool:
     """Whether a file has 1 added to a vector."""
     return architecture == "gemma3" and name.endswith("_norm.weight")
@@ -168,7 +160,7 @@ def config_of(
     Args:
         metadata: of the file, or of the first of several.
         tensors: all there are, by llama.cpp's names.
-        factors: of tensors that `is_read_apart` names.
+        factors: in the tensors that `FACTORS` names.
 
     Raises:
         ExportError: a key is missing, odd, or says what no family draws.

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specops.models.convert.checkpoint import Checkpoint, Matrix, StoredTensor
+from specops.models.convert.checkpoint import Checkpoint, StoredTensor
 from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.architectures import (
+    FACTORS,
     check_architecture,
     config_of,
-    factors_name,
     is_one_more,
-    is_read_apart,
     rotated_heads,
     transformers_name,
 )
@@ -70,35 +69,25 @@ class GgufCheckpoint(Checkpoint):
         self.config |= {"bos_token_id": self._texts.bos, "eos_token_id": self._texts.ends}
         self.quantization = FileQuantization(kind=self._kind())
         self.tensors: dict[str, StoredTensor] = {}
-        self._names: dict[str, str] = {}  # llama.cpp's by transformers'
         for tensor in self._stored.values():
             self._name(tensor)
 
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         """Checks the tensors against `shapes`, both ways, before any work is done.
 
-        Files have no tensor to ignore.
+        Files have no tensor to ignore, and none transposed.
         """
         del ignored
-        for name, shape in shapes.items():
-            if name not in self.tensors:
-                raise ExportError(f"{self.path}: the tensor for {name} is missing")
-            stored = self.tensors[name]
-            wanted = shape[::-1] if self._is_transposed(name) else shape
-            if stored.shape != wanted:
-                raise ExportError(
-                    f"{stored.file}: tensor {self._names[name]} has shape {list(stored.shape)}, "
-                    f"the metadata ask for {list(wanted)}"
-                )
-        for name in self.tensors.keys() - shapes.keys():
-            raise ExportError(
-                f"{self.tensors[name].file}: tensor {self._names[name]} has no place in this "
-                "architecture; exporting without it would give a wrong model"
-            )
+        self._compare(
+            {
+                name: shape[::-1] if _is_transposed(name, shape) else shape
+                for name, shape in shapes.items()
+            }
+        )
 
     def vector(self, name: str) -> Float:
         """A one-dimensional tensor as float32; in the order of transformers."""
-        tensor = self._stored[self._names[name]]
+        tensor = self._stored[self._find(name).name]
         values = _numbers(tensor)
         if not np.isfinite(values).all():
             raise ExportError(
@@ -108,19 +97,6 @@ class GgufCheckpoint(Checkpoint):
         if is_one_more(self._metadata.architecture, tensor.name):
             values = values - np.float32(1)
         return values if order is None else values[order]
-
-    def matrix(self, *names: str, transposed: bool = False) -> Matrix:
-        """Tensors stacked to one [sum N_i, K]; a file has none transposed."""
-        del transposed
-        return Matrix(" + ".join(names), tuple(self._rows(name) for name in names))
-
-    def matrix_rows(self, name: str, start: int, stop: int | None = None) -> Matrix:
-        """Rows [start, stop) of a tensor [N, K]."""
-        return Matrix(f"{name}[{start}:{stop}]", (self._rows(name)[start:stop],))
-
-    def special_tokens(self) -> tuple[int | None, tuple[int, ...]]:
-        """bos and all tokens that end a text or a turn."""
-        return self._texts.bos, tuple(self._texts.ends)
 
     def write_texts(self, folder: Path) -> None:
         """Writes the tokenizer's files, as checkpoints have them."""
@@ -132,7 +108,7 @@ class GgufCheckpoint(Checkpoint):
 
     def _name(self, tensor: GgufTensor) -> None:
         """Enters a tensor under transformers' name."""
-        if is_read_apart(tensor.name):
+        if tensor.name in FACTORS:
             return
         if not tensor.type.readable:
             raise ExportError(
@@ -145,18 +121,12 @@ class GgufCheckpoint(Checkpoint):
                 f"{tensor.file}: tensor {tensor.name} has no place in the architecture "
                 f"{self._metadata.architecture}; exporting without it would give a wrong model"
             )
-        self._names[name] = tensor.name
-        self.tensors[name] = StoredTensor(
-            name=name,
-            file=tensor.file,
-            dtype=tensor.type.name,
-            shape=tensor.shape,
-            offset=tensor.offset,
-            nbytes=tensor.nbytes,
-        )
+        self.tensors[name] = tensor
 
-    def _rows(self, name: str) -> GgufRows:
-        tensor = self._stored[self._names[name]]
+    def _view(self, name: str, *, transposed: bool = False) -> GgufRows:
+        """The rows of a tensor; a file has none transposed."""
+        del transposed
+        tensor = self._stored[self._find(name).name]
         return GgufRows(tensor, self._order(tensor))
 
     def _order(self, tensor: GgufTensor) -> NDArray[np.int64] | None:
@@ -165,18 +135,15 @@ class GgufCheckpoint(Checkpoint):
         heads = rotated_heads(self._metadata.architecture, part, self._metadata)
         return interleaved_halves(heads, tensor.shape[0]) if heads else None
 
-    def _is_transposed(self, name: str) -> bool:
-        """Whether transformers stores a tensor with its dimensions swapped: GPT-2's products."""
-        layered = name.startswith("transformer.h.") and name.endswith(".weight")
-        return layered and len(self.tensors[name].shape) == 2
-
     def _factors(self) -> dict[str, list[float]]:
         """What the rotation's frequencies are divided by, by what a config.json calls it."""
         found: dict[str, list[float]] = {}
-        for tensor in filter(lambda tensor: is_read_apart(tensor.name), self._stored.values()):
+        for name, called in FACTORS.items():
+            if (tensor := self._stored.get(name)) is None:
+                continue
             if tensor.type.name != "F32" or math.prod(tensor.shape) > _MOST_FACTORS:
-                raise ExportError(f"{tensor.file}: tensor {tensor.name} must be a few F32")
-            found[factors_name(tensor.name)] = _numbers(tensor).tolist()
+                raise ExportError(f"{tensor.file}: tensor {name} must be a few F32")
+            found[called] = _numbers(tensor).tolist()
         return found
 
     def _kind(self) -> str:
@@ -188,6 +155,11 @@ class GgufCheckpoint(Checkpoint):
         for tensor in self._stored.values():
             counts[tensor.type.name] += math.prod(tensor.shape)
         return counts.most_common(1)[0][0]
+
+
+def _is_transposed(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether transformers stores a tensor with its dimensions swapped: GPT-2's products."""
+    return len(shape) == 2 and name.startswith("transformer.h.")
 
 
 def _numbers(tensor: GgufTensor) -> Float:

@@ -9,6 +9,7 @@ values. A file is hostile until all of that has been seen to hold.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from specops.models.convert.checkpoint import StoredTensor
 from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.block_types import BlockType, block_type
 
@@ -45,15 +47,10 @@ _NUMBERS = {
 
 
 @dataclass(frozen=True)
-class GgufTensor:
-    """A tensor in a file; `shape` has the innermost dimension last, `offset` is from its start."""
+class GgufTensor(StoredTensor):
+    """A tensor in a file; `shape` has the innermost dimension last."""
 
-    name: str
-    file: Path
     type: BlockType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -129,9 +126,7 @@ class _Reader:
         start = self._at + -self._at % alignment
         found: dict[str, GgufTensor] = {}
         for name, kind, shape, offset in described:
-            weights = 1
-            for size in shape:
-                weights *= size
+            weights = math.prod(shape)
             nbytes = weights // kind.weights * kind.bytes
             if name in found:
                 self._refuse(f"has the tensor {name!r} twice")
@@ -145,7 +140,9 @@ class _Reader:
                     f"is damaged or cut short: the tensor {name!r} takes {nbytes} bytes from "
                     f"{start + offset} on, and the file has {self._size}"
                 )
-            found[name] = GgufTensor(name, self._file, kind, shape, start + offset, nbytes)
+            found[name] = GgufTensor(
+                name, self._file, kind.name, shape, start + offset, nbytes, kind
+            )
         in_order = sorted(found.values(), key=lambda tensor: tensor.offset)
         for one, other in pairwise(in_order):
             if one.offset + one.nbytes > other.offset:
