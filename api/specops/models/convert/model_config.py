@@ -1,10 +1,11 @@
-"""Typed access to config.json: a key that is missing or odd is an error that names it."""
+"""Typed access to config.json and the like: a missing or odd key is an error that names it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from specops.models.convert.errors import ExportError
@@ -31,12 +32,60 @@ class ModelShape:
     context_length: int
 
 
-class ModelConfig:
-    """A config.json (or a dict inside it), read key by key."""
+class Entries:
+    """What a file says, read key by key."""
 
-    def __init__(self, values: dict[str, Any], file: Path, prefix: str = "") -> None:
+    def __init__(self, values: dict[str, Any], file: Path) -> None:
         self._values = values
         self._file = file
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number; `default` where there is none."""
+        value = self._get(key, default)
+        if not _is_number(value):
+            raise self.error(key, f"must be a positive number, is {short(value)}")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string; `default` where there is none."""
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, f"must be a string, is {short(value)}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean; `default` where there is none."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"must be true or false, is {short(value)}")
+        return value
+
+    def error(self, key: str, problem: str) -> ExportError:
+        """An error that names the file and the key."""
+        return ExportError(f"{self._file}: key '{self._name(key)}' {problem}")
+
+    def _name(self, key: str) -> str:
+        """What the file calls a key."""
+        return key
+
+    def _find(self, key: str) -> Any:
+        """The value of a key; None where it is absent or null."""
+        return self._values.get(key)
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self._find(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(key, "is missing, and the export cannot do without it")
+        return value
+
+
+class ModelConfig(Entries):
+    """A config.json, or a dict inside it; null is as good as an absent key."""
+
+    def __init__(self, values: dict[str, Any], file: Path, prefix: str = "") -> None:
+        super().__init__(values, file)
         self._prefix = prefix
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ModelConfig:
@@ -45,10 +94,10 @@ class ModelConfig:
         return ModelConfig({**defaults, **given}, self._file, self._prefix)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer below 2^40; `default` where the key is absent or null."""
+        """A positive integer below 2^40; `default` where there is none."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _BEYOND:
-            raise self.error(key, f"must be a positive integer, is {_short(value)}")
+            raise self.error(key, f"must be a positive integer, is {short(value)}")
         return value
 
     def layers(self, key: str) -> int:
@@ -62,13 +111,6 @@ class ModelConfig:
         """A positive integer; None where the key is absent or null."""
         return None if self._values.get(key) is None else self.integer(key)
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A positive number; `default` where the key is absent or null."""
-        value = self._get(key, default)
-        if not _is_number(value):
-            raise self.error(key, f"must be a positive number, is {_short(value)}")
-        return float(value)
-
     def optional_number(self, key: str) -> float | None:
         """A positive number; None where the key is absent or null."""
         return None if self._values.get(key) is None else self.number(key)
@@ -79,20 +121,6 @@ class ModelConfig:
         if not isinstance(values, list) or len(values) != count or not all(map(_is_number, values)):
             raise self.error(key, f"must be {count} positive numbers")
         return list(values)
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string; `default` where the key is absent or null."""
-        value = self._get(key, default)
-        if not isinstance(value, str):
-            raise self.error(key, f"must be a string, is {value!r}")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        """A boolean; `default` where the key is absent or null."""
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false, is {value!r}")
-        return value
 
     def integers(self, key: str, count: int) -> list[int] | None:
         """The first `count` of a list of integers; None where the key is absent or null."""
@@ -123,10 +151,6 @@ class ModelConfig:
             raise self.error(key, f"must be an object, is {value!r}")
         return ModelConfig(value, self._file, f"{self._prefix}{key}.")
 
-    def error(self, key: str, problem: str) -> ExportError:
-        """An error that names the file and the key."""
-        return ExportError(f"{self._file}: key '{self._prefix}{key}' {problem}")
-
     def _list(self, key: str, count: int, kind: type, called: str) -> list[Any] | None:
         values = self._values.get(key)
         if values is None:
@@ -137,18 +161,9 @@ class ModelConfig:
             raise self.error(key, f"must be {called}")
         return values[:count]
 
-    def _get(self, key: str, default: Any) -> Any:
-        value = self._values.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.error(key, "is missing, and the export cannot do without it")
-        return value
+    def _name(self, key: str) -> str:
+        return self._prefix + key
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < _LARGEST
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:100]

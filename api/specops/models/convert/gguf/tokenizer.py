@@ -60,10 +60,10 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
         raise metadata.error(
             "tokenizer.ggml.model", f"is {kind}; gpt2 (bytes) and llama (SentencePiece) are known"
         )
-    tokens = metadata.texts(_TOKENS)
+    tokens = metadata.listed(_TOKENS, str)
     if not tokens or len(set(tokens)) != len(tokens):
         raise metadata.error(_TOKENS, "is empty or has a token twice")
-    types = metadata.integers(_TYPES) if _TYPES in metadata else [1] * len(tokens)
+    types = metadata.listed(_TYPES, int) if _TYPES in metadata else [1] * len(tokens)
     if len(types) != len(tokens):
         raise metadata.error(_TYPES, f"has {len(types)} entries for {len(tokens)} tokens")
     bos = _token(metadata, "bos", tokens)
@@ -167,7 +167,7 @@ def _letters(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer) -
 def _merges(metadata: Metadata, vocab: dict[str, int]) -> list[list[str]]:
     """Pairs in the order in which they are merged: every part, and what they make, is a token."""
     found = []
-    for text in metadata.texts(_MERGES):
+    for text in metadata.listed(_MERGES, str):
         one, _, other = text.partition(" ")
         if not (one in vocab and other in vocab and one + other in vocab):
             raise metadata.error(_MERGES, f"has {text[:80]!r}, which are or make no tokens")
@@ -217,7 +217,7 @@ def _begins_with(vocabulary: _Vocabulary) -> dict[str, Any] | None:
 
 def _pieces(metadata: Metadata, vocabulary: _Vocabulary) -> dict[str, Any]:
     """tokenizer.json of pieces with scores."""
-    scores = metadata.numbers(_SCORES)
+    scores = metadata.listed(_SCORES, float)
     if len(scores) != len(vocabulary.tokens):
         raise metadata.error(_SCORES, f"has {len(scores)} for {len(vocabulary.tokens)} tokens")
     unknown = _token(metadata, "unknown", vocabulary.tokens)
