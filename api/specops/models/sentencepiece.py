@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 _MARK = "\u2581"
 _BPE = 2  # trainer_spec.model_type
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # kinds of pieces; 1: ordinary, 6: a byte
+UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # kinds of pieces; 1: ordinary, 6: a byte
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
@@ -93,19 +93,27 @@ def bpe_tokenizer(
     else:
         tokenizer.normalizer = normalizers.Replace(" ", _MARK)
     tokenizer.decoder = decoders.Sequence(spelled)
-    for text, _, kind in pieces:
-        if kind in (_UNKNOWN, _CONTROL):
-            tokenizer.add_special_tokens([AddedToken(text, normalized=False)])
-        elif kind == _USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(text, normalized=False)])
+    match_first(tokenizer, ((text, kind) for text, _, kind in pieces))
     return tokenizer
+
+
+def match_first(tokenizer: Tokenizer, tokens: Iterable[tuple[str, int]]) -> None:
+    """Have tokens whose kind says so matched in a text before anything else is done to it."""
+    special, plain = [], []
+    for text, kind in tokens:
+        if kind in (UNKNOWN, CONTROL):
+            special.append(AddedToken(text, normalized=False))
+        elif kind == _USER_DEFINED:
+            plain.append(AddedToken(text, normalized=False))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(plain)
 
 
 def _merges(pieces: Sequence[Piece], vocab: dict[str, int]) -> list[tuple[str, str]]:
     """The pairs that make a piece, in the order in which they are to be merged."""
     found = []
     for text, score, kind in pieces:
-        if kind not in (_UNKNOWN, _CONTROL, _UNUSED):
+        if kind not in (UNKNOWN, CONTROL, _UNUSED):
             pairs = [(text[:at], text[at:]) for at in range(1, len(text))]
             pairs = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
             pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))

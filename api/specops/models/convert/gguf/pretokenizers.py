@@ -7,7 +7,9 @@ words cut in another way have other tokens, which a model understands badly with
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from tokenizers import Regex, pre_tokenizers
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -23,56 +25,35 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 class PreTokenizer(NamedTuple):
-    """The part of a tokenizer.json, and what else goes by the same name.
+    """The part of a tokenizer, and what else goes by the same name.
 
     `whole_words`: a word that is a token is one, whatever the merges make of it. `composed`:
     characters are composed first (NFC). `adds_bos`: a text begins with bos where a file does not
     say whether it does.
     """
 
-    parts: tuple[dict[str, Any], ...]
+    part: pre_tokenizers.PreTokenizer
     whole_words: bool = False
     composed: bool = False
     adds_bos: bool = False
 
-    @property
-    def json(self) -> dict[str, Any]:
-        """The `pre_tokenizer` of a tokenizer.json."""
-        if len(self.parts) == 1:
-            return self.parts[0]
-        return {"type": "Sequence", "pretokenizers": list(self.parts)}
+
+def _by(*expressions: str) -> pre_tokenizers.PreTokenizer:
+    """Letters for the bytes of words that expressions cut, one after the other."""
+    cuts = [pre_tokenizers.Split(Regex(one), "isolated") for one in expressions]
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*cuts, letters])
 
 
-def _bytes(*, words: bool) -> dict[str, Any]:
-    """Letters for bytes, of words cut as GPT-2 does it or as they are."""
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": words,
-    }
-
-
-def _split(expression: str) -> dict[str, Any]:
-    pattern = {"Regex": expression}
-    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-
-
-_DIGITS = {"type": "Digits", "individual_digits": True}
-_LIKE_GPT2 = PreTokenizer((_bytes(words=True),))
-_LIKE_STARCODER = PreTokenizer((_DIGITS, _bytes(words=True)))
-_LIKE_LLAMA3 = PreTokenizer((_split(_LLAMA3), _bytes(words=False)), whole_words=True, adds_bos=True)
-_LIKE_QWEN2 = PreTokenizer((_split(_QWEN2), _bytes(words=False)), composed=True)
-_PLAIN_LLAMA3 = PreTokenizer((_split(_LLAMA3), _bytes(words=False)))
-_DEFAULT = PreTokenizer(  # what llama.cpp does with files that do not say it
-    (
-        _split(r"[\p{P}\$\+<=>\^~\|]+"),
-        _split(_GPT2),
-        _split(r"\p{N}+"),
-        _split("[0-9][0-9][0-9]"),
-        _bytes(words=False),
-    )
-)
+_GPT2_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+_DIGITS = pre_tokenizers.Digits(individual_digits=True)
+_LIKE_GPT2 = PreTokenizer(_GPT2_BYTES)
+_LIKE_STARCODER = PreTokenizer(pre_tokenizers.Sequence([_DIGITS, _GPT2_BYTES]))
+_LIKE_LLAMA3 = PreTokenizer(_by(_LLAMA3), whole_words=True, adds_bos=True)
+_LIKE_QWEN2 = PreTokenizer(_by(_QWEN2), composed=True)
+_PLAIN_LLAMA3 = PreTokenizer(_by(_LLAMA3))
+# What llama.cpp does with files that do not say it.
+_DEFAULT = PreTokenizer(_by(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 _KNOWN: dict[str, PreTokenizer] = {
     "default": _DEFAULT,
     **dict.fromkeys(("gpt-2", "phi-2", "gigachat", "mpt", "olmo", "jais", "exaone4"), _LIKE_GPT2),
@@ -81,9 +62,9 @@ _KNOWN: dict[str, PreTokenizer] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LIKE_LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _PLAIN_LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _LIKE_QWEN2),
-    "stablelm2": PreTokenizer((_split(_QWEN2), _bytes(words=False))),
-    "tekken": PreTokenizer((_split(_TEKKEN), _bytes(words=False)), whole_words=True, adds_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer((_split(_GPT4O), _bytes(words=False)))),
+    "stablelm2": PreTokenizer(_by(_QWEN2)),
+    "tekken": PreTokenizer(_by(_TEKKEN), whole_words=True, adds_bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer(_by(_GPT4O))),
 }
 
 

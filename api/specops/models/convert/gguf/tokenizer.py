@@ -11,11 +11,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, normalizers
+
 from specops.models.convert.gguf.metadata import Metadata
 from specops.models.convert.gguf.pretokenizers import PreTokenizer, known_names, pre_tokenizer
-from specops.models.sentencepiece import bpe_tokenizer
+from specops.models.sentencepiece import CONTROL, UNKNOWN, bpe_tokenizer, match_first
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # types of tokens
+_BYTE = 6  # a type of tokens, as the others are SentencePiece's
 _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
 _MERGES = "tokenizer.ggml.merges"
@@ -72,9 +74,16 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
         "tokenizer.ggml.add_bos_token", words.adds_bos if words is not None else True
     )
     vocabulary = _Vocabulary(tokens, types, bos if adds_bos else None)
-    made = _pieces(metadata, vocabulary) if words is None else _letters(metadata, vocabulary, words)
+    made: dict[str, Any]
+    if words is not None:
+        made = json.loads(_letters(metadata, vocabulary, words).to_str())
+    else:
+        made = json.loads(_pieces(metadata, vocabulary).to_str())
+        if metadata.architecture == "phi3":
+            for token in made["added_tokens"]:
+                token["rstrip"] = token["content"] not in _PHI3_PLAIN
     files: dict[str, Any] = {
-        "tokenizer.json": made,
+        "tokenizer.json": made | {"post_processor": _begins_with(vocabulary)},
         "tokenizer_config.json": _settings(metadata, tokens, adds_bos=adds_bos),
     }
     if _TEMPLATE in metadata:
@@ -97,7 +106,7 @@ def _ends(metadata: Metadata, vocabulary: _Vocabulary) -> list[int]:
     by_text = [
         index
         for index, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if kind == _CONTROL and text in _ENDS
+        if kind == CONTROL and text in _ENDS
     ]
     return list(dict.fromkeys([token for token in named if token is not None] + by_text))
 
@@ -115,81 +124,6 @@ def _settings(metadata: Metadata, tokens: list[str], *, adds_bos: bool) -> dict[
         if index is not None:
             settings[f"{short}_token"] = tokens[index]
     return settings
-
-
-# -- bytes as letters ------------------------------------------------------------------------------
-
-
-def _words(metadata: Metadata) -> PreTokenizer:
-    name = metadata.text("tokenizer.ggml.pre", "default")
-    found = pre_tokenizer(name)
-    if found is None:
-        raise metadata.error(
-            "tokenizer.ggml.pre",
-            f"is {name}, a way to cut words that is not known; known are "
-            + ", ".join(known_names()),
-        )
-    return found
-
-
-def _letters(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer) -> dict[str, Any]:
-    """tokenizer.json of merges of bytes."""
-    vocab = {text: index for index, text in enumerate(vocabulary.tokens)}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": _added(vocabulary),
-        "normalizer": {"type": "NFC"} if words.composed else None,
-        "pre_tokenizer": words.json,
-        "post_processor": _begins_with(vocabulary),
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": words.whole_words,
-            "vocab": vocab,
-            "merges": _merges(metadata, vocab),
-        },
-    }
-
-
-def _merges(metadata: Metadata, vocab: dict[str, int]) -> list[list[str]]:
-    """Pairs in the order in which they are merged: every part, and what they make, is a token."""
-    found = []
-    for text in metadata.listed(_MERGES, str):
-        one, _, other = text.partition(" ")
-        if not (one in vocab and other in vocab and one + other in vocab):
-            raise metadata.error(_MERGES, f"has {text[:80]!r}, which are or make no tokens")
-        found.append([one, other])
-    return found
-
-
-def _added(vocabulary: _Vocabulary) -> list[dict[str, Any]]:
-    """The tokens that are matched in a text before anything else is done to it."""
-    return [
-        {
-            "id": index,
-            "content": text,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": kind != _USER_DEFINED,
-        }
-        for index, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and text
-    ]
 
 
 def _begins_with(vocabulary: _Vocabulary) -> dict[str, Any] | None:
@@ -212,28 +146,59 @@ def _begins_with(vocabulary: _Vocabulary) -> dict[str, Any] | None:
     }
 
 
+# -- bytes as letters ------------------------------------------------------------------------------
+
+
+def _words(metadata: Metadata) -> PreTokenizer:
+    name = metadata.text("tokenizer.ggml.pre", "default")
+    found = pre_tokenizer(name)
+    if found is None:
+        raise metadata.error(
+            "tokenizer.ggml.pre",
+            f"is {name}, a way to cut words that is not known; known are "
+            + ", ".join(known_names()),
+        )
+    return found
+
+
+def _letters(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer) -> Tokenizer:
+    vocab = {text: index for index, text in enumerate(vocabulary.tokens)}
+    merges = _merges(metadata, vocab)
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=words.whole_words))
+    if words.composed:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = words.part
+    tokenizer.decoder = decoders.ByteLevel()
+    match_first(tokenizer, zip(vocabulary.tokens, vocabulary.types, strict=True))
+    return tokenizer
+
+
+def _merges(metadata: Metadata, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Pairs in the order in which they are merged: every part, and what they make, is a token."""
+    found = []
+    for text in metadata.listed(_MERGES, str):
+        one, _, other = text.partition(" ")
+        if not (one in vocab and other in vocab and one + other in vocab):
+            raise metadata.error(_MERGES, f"has {text[:80]!r}, which are or make no tokens")
+        found.append((one, other))
+    return found
+
+
 # -- SentencePiece's pieces ------------------------------------------------------------------------
 
 
-def _pieces(metadata: Metadata, vocabulary: _Vocabulary) -> dict[str, Any]:
-    """tokenizer.json of pieces with scores."""
+def _pieces(metadata: Metadata, vocabulary: _Vocabulary) -> Tokenizer:
     scores = metadata.listed(_SCORES, float)
     if len(scores) != len(vocabulary.tokens):
         raise metadata.error(_SCORES, f"has {len(scores)} for {len(vocabulary.tokens)} tokens")
     unknown = _token(metadata, "unknown", vocabulary.tokens)
     if unknown is None:
         unknown = next(
-            (index for index, kind in enumerate(vocabulary.types) if kind == _UNKNOWN), 0
+            (index for index, kind in enumerate(vocabulary.types) if kind == UNKNOWN), 0
         )
-    tokenizer = bpe_tokenizer(
+    return bpe_tokenizer(
         list(zip(vocabulary.tokens, scores, vocabulary.types, strict=True)),
         unknown=unknown,
         byte_fallback=_BYTE in vocabulary.types,
         space_first=metadata.flag("tokenizer.ggml.add_space_prefix", True),
     )
-    made: dict[str, Any] = json.loads(tokenizer.to_str())
-    made["post_processor"] = _begins_with(vocabulary)
-    if metadata.architecture == "phi3":
-        for token in made["added_tokens"]:
-            token["rstrip"] = token["content"] not in _PHI3_PLAIN
-    return made
