@@ -26,6 +26,11 @@ OPENAI_PREFIX = "/v1/"
 ANTHROPIC_PREFIX = "/v1/messages"
 _RETRY_SECONDS = 5
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that left; only ever seen in the log
+GENERATING = (400, 401, 408, 413, 415, 429, 500, 503, 504)  # what any that generates may fail with
+
+Responses = dict[int | str, dict[str, Any]]
+"""What the API's description says of an endpoint's answers, by their status."""
+EVENTS: Responses = {200: {"content": {"text/event-stream": {}}}}
 
 
 class ErrorDetail(BaseModel):
@@ -57,17 +62,9 @@ class AnthropicErrorResponse(BaseModel):
     error: AnthropicErrorDetail
 
 
-def error_responses(
-    invalid: int, model: type[BaseModel] = ErrorResponse
-) -> dict[int | str, dict[str, Any]]:
-    """Return what the API's description says of a generating endpoint's failures.
-
-    Args:
-        invalid: the status of wrong fields.
-        model: of the errors' bodies.
-    """
-    codes = sorted({400, 401, 408, 413, 415, 429, 500, 503, 504, invalid})
-    return {code: {"model": model} for code in codes}
+def error_responses(*codes: int, model: type[BaseModel] = ErrorResponse) -> Responses:
+    """Return what the API's description says of failures with these status codes."""
+    return {code: {"model": model} for code in sorted(codes)}
 
 
 class ApiError(HTTPException):

@@ -38,40 +38,22 @@ class Step:
     output: Output
 
 
-class ChatPrompt:
-    """A conversation's prompt.
+def render(engine: Engine, asked: Conversation) -> str:
+    """Write a conversation's prompt, as the model's chat template does.
 
-    Args:
-        conversation: to be written by the model's chat template.
+    Raises:
+        InvalidField: the template does not take the messages, or there is none.
     """
+    try:
+        return engine.render_chat(list(asked.messages), asked.tools, asked.template_options)
+    except ChatTemplateError as error:
+        code = "invalid_value" if engine.chat_template else "no_chat_template"
+        raise InvalidField(asked.source, str(error), code=code) from error
 
-    def __init__(self, conversation: Conversation) -> None:
-        self._conversation = conversation
 
-    @property
-    def prompts(self) -> Prompts:
-        """What `start` and `encode` take."""
-        asked = self._conversation
-        return Prompts(
-            lambda engine: [self.encode(engine)], 1, asked.size, asked.messages, rendered=True
-        )
-
-    def render(self, engine: Engine) -> str:
-        """Write the prompt.
-
-        Raises:
-            InvalidField: the template does not take the messages, or there is none.
-        """
-        asked = self._conversation
-        try:
-            return engine.render_chat(list(asked.messages), asked.tools, asked.template_options)
-        except ChatTemplateError as error:
-            code = "invalid_value" if engine.chat_template else "no_chat_template"
-            raise InvalidField(asked.source, str(error), code=code) from error
-
-    def encode(self, engine: Engine) -> Tokens:
-        """Write the prompt and make tokens of it."""
-        return engine.encode_chat(self.render(engine))
+def encode(engine: Engine, asked: Conversation) -> Tokens:
+    """Write a conversation's prompt and make tokens of it."""
+    return engine.encode_chat(render(engine, asked))
 
 
 class Speech:
@@ -220,7 +202,13 @@ async def converse(
         state,
         request,
         body,
-        ChatPrompt(conversation).prompts,
+        Prompts(
+            lambda engine: [encode(engine, conversation)],
+            1,
+            conversation.size,
+            conversation.messages,
+            rendered=True,
+        ),
         sampling=sampling,
         choices=conversation.choices,
         skipped=conversation.skipped,

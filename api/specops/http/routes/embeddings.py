@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +17,18 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from specops.http.choosing import prompt_tokens
-from specops.http.errors import ApiError, InvalidField, error_responses
+from specops.http.errors import ApiError, InvalidField
 from specops.http.routes.job import Prompts, plain_request, submitted
-from specops.http.routes.openai import check_model
+from specops.http.routes.openai import ERRORS, check_model
 from specops.http.routes.unknown import ignore_unknown
 from specops.http.schemas.embeddings import EmbeddingList, EmbeddingRequest
 from specops.http.state import State
 
 PATH = "/v1/embeddings"
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    **error_responses(400),
-    404: error_responses(400)[400],
-}
 router = APIRouter(tags=["openai"])
 
 
-@router.post(PATH, response_model=EmbeddingList, responses=_RESPONSES)
+@router.post(PATH, response_model=EmbeddingList, responses=ERRORS)
 async def embeddings(body: EmbeddingRequest, request: Request, state: State) -> Response:
     """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
     engine = check_model(body.model, state)

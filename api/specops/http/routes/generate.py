@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from specops.engine.engine import Engine
 from specops.http.answers import json_answer
-from specops.http.errors import error_responses
-from specops.http.routes.conversation import ChatPrompt
+from specops.http.errors import EVENTS, GENERATING, error_responses
+from specops.http.routes.conversation import encode
 from specops.http.routes.job import Answer, Job, Prompts, Tokens, output_limit, start
 from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.generate import Details, GenerateRequest, GenerateResponse, stream_event
@@ -19,10 +18,7 @@ from specops.http.sse import DONE, PAUSE, EventStream, event
 from specops.http.state import State
 from specops.text.chat_template import question
 
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}}},
-    **error_responses(422),
-}
+_RESPONSES = EVENTS | error_responses(*GENERATING, 422)
 PATH = "/generate"
 router = APIRouter(tags=["generate"])
 
@@ -63,7 +59,7 @@ def _encode(body: GenerateRequest, engine: Engine) -> Tokens:
     if body.system is None:
         return engine.encode(body.prompt)
     asked = Conversation(messages=question(body.prompt, body.system), source="system")
-    return ChatPrompt(asked).encode(engine)
+    return encode(engine, asked)
 
 
 def _response(job: Job, answer: Answer, details: bool) -> GenerateResponse:

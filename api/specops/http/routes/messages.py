@@ -10,8 +10,8 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 
 from specops.http.answers import json_answer
-from specops.http.errors import AnthropicErrorResponse, error_responses
-from specops.http.routes.conversation import ChatPrompt, Talk, call_id, converse
+from specops.http.errors import EVENTS, GENERATING, AnthropicErrorResponse, error_responses
+from specops.http.routes.conversation import Talk, call_id, converse, encode
 from specops.http.routes.job import computed
 from specops.http.routes.openai import check_model
 from specops.http.routes.unknown import ignore_unknown, ignored_header
@@ -27,12 +27,7 @@ from specops.http.state import State
 from specops.text.tools.reader import Block
 
 PATH = "/v1/messages"
-_ERRORS = error_responses(400, AnthropicErrorResponse)
-_ERRORS[404] = {"model": AnthropicErrorResponse}
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}}},
-    **_ERRORS,
-}
+_ERRORS = error_responses(*GENERATING, 404, model=AnthropicErrorResponse)
 _DELTAS = {
     "text": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
@@ -41,7 +36,7 @@ _DELTAS = {
 router = APIRouter(tags=["anthropic"])
 
 
-@router.post(PATH, response_model=MessagesResponse, responses=_RESPONSES)
+@router.post(PATH, response_model=MessagesResponse, responses=EVENTS | _ERRORS)
 async def messages(body: MessagesRequest, request: Request, state: State) -> Response:
     """Go on with a conversation.
 
@@ -65,9 +60,8 @@ async def count_tokens(body: TokensRequest, request: Request, state: State) -> R
     engine = check_model(body.model, state)
     conversation = body.conversation()
     ignore_unknown(body, request, state.settings, conversation.skipped)
-    prompt = ChatPrompt(conversation)
     tokens = await computed(
-        lambda: prompt.encode(engine), conversation.size, state.settings, renders=True
+        lambda: encode(engine, conversation), conversation.size, state.settings, renders=True
     )
     return json_answer(TokensResponse(input_tokens=len(tokens)), ignored_header(request))
 

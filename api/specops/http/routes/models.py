@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from fastapi import APIRouter
 
 from specops.engine.engine import Engine
-from specops.http.errors import ErrorResponse
+from specops.http.errors import error_responses
 from specops.http.routes.openai import check_model
 from specops.http.schemas.openai import Model, ModelList
 from specops.http.state import AppState, State
 
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorResponse} for code in (401, 500, 503)
-}
-_MISSING: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse}}
 router = APIRouter(prefix="/v1", tags=["openai"])
 
 
-@router.get("/models", responses=_RESPONSES)
+@router.get("/models", responses=error_responses(401, 500, 503))
 async def models(state: State) -> ModelList:
     """List the model that is loaded."""
     name = state.service.engine.info.name
     return ModelList(data=[_model(state.service.engine, state)], first_id=name, last_id=name)
 
 
-@router.get("/models/{model:path}", responses=_RESPONSES | _MISSING)
+@router.get("/models/{model:path}", responses=error_responses(401, 404, 500, 503))
 async def model(model: str, state: State) -> Model:
     """Tell about the model that is loaded."""
     return _model(check_model(model, state), state)

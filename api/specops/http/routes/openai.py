@@ -8,17 +8,14 @@ from importlib.metadata import version
 from typing import Any
 
 from specops.engine.engine import Engine
-from specops.http.errors import ApiError, error_responses
+from specops.http.errors import EVENTS, GENERATING, ApiError, error_responses
 from specops.http.routes.job import Job
 from specops.http.schemas.openai import PromptTokensDetails, Timings, Usage
 from specops.http.sse import DONE, event
 from specops.http.state import AppState
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}}},
-    **error_responses(400),
-    404: error_responses(400)[400],
-}
+ERRORS = error_responses(*GENERATING, 404)
+RESPONSES = EVENTS | ERRORS
 _VERSION = version("specops")
 
 

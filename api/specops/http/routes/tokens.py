@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from specops.engine.engine import Engine
 from specops.http.answers import json_answer
-from specops.http.errors import ErrorResponse, InvalidField
-from specops.http.routes.conversation import ChatPrompt
+from specops.http.choosing import prompt_tokens
+from specops.http.errors import error_responses
+from specops.http.routes.conversation import render
 from specops.http.routes.job import computed
 from specops.http.routes.unknown import ignore_unknown, ignored_header
 from specops.http.schemas.conversation import Conversation, ToolChoice, with_names
@@ -25,9 +24,7 @@ from specops.http.schemas.tokens import (
 )
 from specops.http.state import AppState, State
 
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorResponse} for code in (400, 401, 408, 413, 415, 422, 500, 503, 504)
-}
+_RESPONSES = error_responses(400, 401, 408, 413, 415, 422, 500, 503, 504)
 router = APIRouter(tags=["tokens"])
 
 
@@ -48,10 +45,9 @@ async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Res
 async def detokenize(body: DetokenizeRequest, request: Request, state: State) -> Response:
     """Make a text of tokens; special tokens have none."""
     engine = _engine(body, request, state)
-    if wrong := [token for token in body.tokens if token >= engine.info.vocab_size]:
-        raise InvalidField("tokens", f"{wrong[0]} is no token: there are {engine.info.vocab_size}")
+    tokens = prompt_tokens(body.tokens, engine, "tokens")
     decode = engine.tokenizer.decode
-    text = await computed(lambda: decode(body.tokens), len(body.tokens), state.settings)
+    text = await computed(lambda: decode(tokens), len(tokens), state.settings)
     return json_answer(DetokenizeResponse(content=text), ignored_header(request))
 
 
@@ -66,9 +62,8 @@ async def apply_template(body: ApplyTemplateRequest, request: Request, state: St
         template_options=body.chat_template_kwargs or {},
         **ToolChoice().apply((function.tool() for function in functions), ()),
     )
-    prompt = ChatPrompt(conversation)
     text = await computed(
-        lambda: prompt.render(engine), conversation.size, state.settings, renders=True
+        lambda: render(engine, conversation), conversation.size, state.settings, renders=True
     )
     return json_answer(ApplyTemplateResponse(prompt=text), ignored_header(request))
 

@@ -193,9 +193,7 @@ def _pieces(metadata: Metadata, vocabulary: _Vocabulary) -> Tokenizer:
         raise metadata.error(_SCORES, f"has {len(scores)} for {len(vocabulary.tokens)} tokens")
     unknown = _token(metadata, "unknown", vocabulary.tokens)
     if unknown is None:
-        unknown = next(
-            (index for index, kind in enumerate(vocabulary.types) if kind == UNKNOWN), 0
-        )
+        unknown = next((index for index, kind in enumerate(vocabulary.types) if kind == UNKNOWN), 0)
     return bpe_tokenizer(
         list(zip(vocabulary.tokens, scores, vocabulary.types, strict=True)),
         unknown=unknown,
