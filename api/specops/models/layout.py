@@ -1,31 +1,25 @@
 """Brings a checkpoint into the layout that the converter reads, for what comes in another one.
 
-Weights saved by torch become safetensors, a configuration beside them becomes config.json, and a
-tokenizer of vocabulary and merges, or SentencePiece's, becomes tokenizer.json. Runs in a process
-of its own, whose memory goes back: `python -m specops.models.layout SOURCE DEST`.
+A configuration beside the weights becomes config.json, and a tokenizer of vocabulary and merges, or
+SentencePiece's, becomes tokenizer.json. The weights stay where they are. Runs in a process of its
+own, whose memory goes back: `python -m specops.models.layout SOURCE DEST`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import ml_dtypes
-import numpy as np
+from typing import Any
 
 from specops.models import hub
 from specops.models.folder import TOKENIZER_ADVICE
 from specops.models.gguf_files import files_of, is_gguf
 from specops.models.inside import indexed
 from specops.models.sentencepiece import make_tokenizer
-from specops.models.state_dict import StateDictError, Tensor, read_state_dict
 
 _SUFFIXES = (".pt", ".pth", ".bin")
 _HUB_WEIGHTS = "pytorch_model.bin"
@@ -34,12 +28,6 @@ _TOKENIZER = "tokenizer.json"
 _VOCABULARY = {"vocab.json", "merges.txt"}
 _SENTENCEPIECE = "tokenizer.model"
 _COPIED = (".json", ".jinja", ".txt")  # what a converted folder may need beside the weights
-_PIECE = 1 << 24  # elements copied at a time
-_KINDS = {
-    np.dtype(np.float32): "F32",
-    np.dtype(np.float16): "F16",
-    np.dtype(ml_dtypes.bfloat16): "BF16",
-}
 _ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
@@ -122,12 +110,10 @@ def parts_of(source: Path) -> Parts:
 
 
 def arrange(source: Path, destination: Path) -> None:
-    """Fill the folder `destination` with what the converter reads; weights are streamed.
-
-    Those that are safetensors already stay where they are.
+    """Fill the folder `destination` with what the converter reads besides the weights.
 
     Raises:
-        LayoutError, StateDictError: the checkpoint cannot be understood.
+        LayoutError: the checkpoint cannot be understood.
     """
     parts = parts_of(source)
     destination.mkdir(parents=True, exist_ok=True)
@@ -135,60 +121,8 @@ def arrange(source: Path, destination: Path) -> None:
         if file.is_file() and file.suffix in _COPIED:
             shutil.copyfile(file, destination / file.name)
     (destination / "config.json").write_text(json.dumps(_config(parts.config), indent=2))
-    if parts.state_dicts:
-        (destination / "pytorch_model.bin.index.json").unlink(missing_ok=True)
-        tensors: dict[str, Tensor] = {}
-        for file in parts.state_dicts:
-            tensors |= read_state_dict(file)
-        write_safetensors(destination / "model.safetensors", tensors)
     if not (destination / _TOKENIZER).is_file():
         _make_tokenizer(parts.folder, destination / _TOKENIZER)
-
-
-def write_safetensors(file: Path, tensors: dict[str, Tensor]) -> None:
-    """Write floating-point tensors, float64 as float32; integer buffers are no weights.
-
-    `tensors` is empty afterwards: each is unmapped once it is written, so that one at a time is
-    in memory. The layout: 8 bytes of header length, a JSON header, the tensors one after another.
-    """
-    header, waiting = _header(tensors)
-    tensors.clear()
-    with file.open("wb") as stream:
-        stream.write(len(header).to_bytes(8, "little") + header)
-        while waiting:
-            _write(stream, *waiting.popleft())
-
-
-def _header(tensors: dict[str, Tensor]) -> tuple[bytes, deque[tuple[Tensor, np.dtype[Any]]]]:
-    """The header's bytes, and the tensors in its order with the dtypes that it gives them."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    waiting: deque[tuple[Tensor, np.dtype[Any]]] = deque()
-    end = 0
-    for name, tensor in tensors.items():
-        dtype = np.dtype(np.float32) if tensor.dtype == np.float64 else tensor.dtype
-        if dtype not in _KINDS:
-            continue
-        start, end = end, end + math.prod(tensor.shape) * dtype.itemsize
-        shape = list(tensor.shape)
-        entries[name] = {"dtype": _KINDS[dtype], "shape": shape, "data_offsets": [start, end]}
-        waiting.append((tensor, dtype))
-    text = json.dumps(entries).encode()
-    return text + b" " * (-len(text) % 8), waiting
-
-
-def _write(stream: BinaryIO, tensor: Tensor, dtype: np.dtype[Any]) -> None:
-    for piece in _pieces(tensor):
-        stream.write(np.ascontiguousarray(piece, dtype).view(np.uint8).data)
-
-
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensor in order, in pieces small enough to copy."""
-    if tensor.ndim == 0:
-        yield tensor.reshape(1)
-        return
-    step = max(1, _PIECE // max(1, math.prod(tensor.shape[1:])))
-    for start in range(0, len(tensor), step):
-        yield tensor[start : start + step]
 
 
 def _config_of(weights: Path) -> Path:
@@ -261,7 +195,7 @@ def main(arguments: list[str]) -> int:
     source, destination = map(Path, arguments)
     try:
         arrange(source, destination)
-    except (LayoutError, StateDictError, OSError) as error:
+    except (LayoutError, OSError) as error:
         print(f"specops.models.layout: {error}", file=sys.stderr)
         return 1
     return 0

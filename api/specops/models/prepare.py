@@ -223,7 +223,7 @@ def _progress(model: HubModel, downloading: Downloading | None) -> Callable[[int
 def _in_order(path: Path, parts: Parts, made: Conversion) -> Iterator[list[str]]:
     """How to tell the converter of a checkpoint that has its layout: itself, or a copy.
 
-    The copy lasts as long as this does. Safetensors are never copied.
+    The copy lasts as long as this does. Weights are never copied.
     """
     if parts.in_order:
         yield [str(path)]
@@ -231,7 +231,8 @@ def _in_order(path: Path, parts: Parts, made: Conversion) -> Iterator[list[str]]
     copy = made.folder.with_name(f".{made.folder.name}.layout")
     try:
         _run("specops.models.layout", str(path), str(copy), lock=made.lock)
-        yield [str(copy)] if parts.state_dicts else ["--weights", str(path), str(copy)]
+        weights = parts.state_dicts or (path,)
+        yield [*(f"--weights={place}" for place in weights), str(copy)]
     finally:
         shutil.rmtree(copy, ignore_errors=True)
 

@@ -38,7 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--quant", help="fp32, int8[-BLOCK], int4[-BLOCK][-rtn]; int4 unless it is a GGUF: gguf"
     )
-    parser.add_argument("--weights", type=Path, help="folder of the safetensors, if elsewhere")
+    parser.add_argument(
+        "--weights",
+        type=Path,
+        action="append",
+        help="folder of the safetensors, if elsewhere, or a state dict; again for each shard",
+    )
     parser.add_argument("--source-digest", help="taken of the checkpoint before: not again")
     options = parser.parse_args(arguments)
     try:
@@ -47,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.source,
             options.destination,
             quantization=quantization,
-            weights=options.weights,
+            weights=options.weights or (),
             progress=_Percents(),
             source_digest=options.source_digest,
         )

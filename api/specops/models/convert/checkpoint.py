@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,6 +24,7 @@ from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import BlockFormat, FileQuantization
 from specops.models.convert.quantize import QuantizedWeight
 from specops.models.inside import indexed, inside
+from specops.models.state_dict import StateDictError, read_state_dict
 
 Float = NDArray[np.float32]
 
@@ -32,6 +33,7 @@ _DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+_KINDS = {dtype: kind for kind, dtype in _DTYPES.items()} | {np.dtype(np.float64): "F32"}
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _OWN_BLOCK = 32  # weights with one scale where a file has blocks
@@ -42,6 +44,7 @@ _COPIED = (
     "chat_template.jinja",
     "generation_config.json",
 )
+_DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _LONGEST_HEADER = 100_000_000  # bytes; the limit that the safetensors library sets
 
 
@@ -60,6 +63,13 @@ class StoredTensor:
     def num_elements(self) -> int:
         """Weights in it."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class _MappedTensor(StoredTensor):
+    """One of a state dict, whose strides may be any."""
+
+    values: NDArray[Any]
 
 
 class OwnBlocks(Protocol):
@@ -125,7 +135,7 @@ class Matrix:
 
 
 class Checkpoint:
-    """A folder with config.json and safetensors, single or sharded with an index.
+    """A folder with config.json, and weights: safetensors, single or sharded, or state dicts.
 
     `config_file` is what errors in `config` name. `quantization` is what the weights are stored
     with where the checkpoint, not the dial of an export, decides that.
@@ -133,20 +143,21 @@ class Checkpoint:
 
     quantization: FileQuantization | None = None
 
-    def __init__(self, path: Path, weights: Path | None = None) -> None:
-        """Reads config.json and every safetensors header; raises ExportError naming the file.
+    def __init__(self, path: Path, weights: Sequence[Path] = ()) -> None:
+        """Reads config.json and where the weights lie; raises ExportError naming the file.
 
-        `weights` is the folder of the safetensors, where that is another one.
+        `weights` is the folder of the safetensors, where that is another one, or state dicts.
         """
         self.path = path
         if not path.is_dir():
             raise ExportError(f"{path} is not a folder; give the checkpoint's folder")
         self.config_file = path / "config.json"
         self.config: dict[str, Any] = read_json(self.config_file)
-        self.files = _weight_files(weights or path)
+        state_dicts = [file for file in weights if file.is_file()]
+        self.files = state_dicts or _weight_files(weights[0] if weights else path)
         self.tensors: dict[str, StoredTensor] = {}
         for file in self.files:
-            self.tensors.update(_read_header(file))
+            self.tensors |= _read_state_dict(file) if state_dicts else _read_header(file)
 
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         """Checks the stored tensors against `shapes`, both ways, before any work is done.
@@ -244,8 +255,12 @@ class Checkpoint:
     def _view(self, name: str, *, transposed: bool = False) -> Any:
         """The tensor in its file, or its transpose, mapped for as long as the result lives."""
         stored = self._find(name)
-        dtype = _DTYPES[stored.dtype]
-        view = np.memmap(stored.file, dtype, "r", offset=stored.offset, shape=stored.shape)
+        view: NDArray[Any]
+        if isinstance(stored, _MappedTensor):
+            view = stored.values
+        else:
+            dtype = _DTYPES[stored.dtype]
+            view = np.memmap(stored.file, dtype, "r", offset=stored.offset, shape=stored.shape)
         return view.T if transposed else view
 
 
@@ -281,6 +296,19 @@ def _weight_files(path: Path) -> list[Path]:
     return files
 
 
+def _read_state_dict(file: Path) -> dict[str, StoredTensor]:
+    """Where the floating-point tensors lie; integer buffers are no weights."""
+    try:
+        found = read_state_dict(file)
+    except StateDictError as error:
+        raise ExportError(str(error)) from error
+    return {
+        name: _MappedTensor(name, file, kind, values.shape, 0, values.nbytes, values)
+        for name, values in found.items()
+        if (kind := _KINDS.get(values.dtype)) is not None
+    }
+
+
 def _read_header(file: Path) -> dict[str, StoredTensor]:
     size = file.stat().st_size
     damaged = ExportError(f"{file} is truncated or no safetensors file; download it again")
@@ -302,14 +330,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
                 )
                 for name, entry in entries.items()
             }
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ):
+        except _DAMAGED:
             raise damaged from None
     for tensor in tensors.values():
         _check(tensor, size)

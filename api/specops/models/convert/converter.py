@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,13 +86,14 @@ def export_checkpoint(
     destination: Path,
     *,
     quantization: Quantization | None,
-    weights: Path | None = None,
+    weights: Sequence[Path] = (),
     progress: Progress | None = None,
     source_digest: str | None = None,
 ) -> ExportedModel:
     """Exports the Hugging Face folder or the GGUF `source` to an ONNX folder at `destination`.
 
-    `weights` is the folder of the safetensors, where they do not lie in the folder `source`.
+    `weights` is the folder of the safetensors, where they do not lie in the folder `source`, or
+    state dicts of torch.
     `quantization` must be None for a GGUF, which has its own, and for nothing else. `progress` is
     called with the bytes of the checkpoint done so far and in all. `source_digest` goes into the
     manifest; without one, every byte of the checkpoint is read to take it. Raises ExportError for
@@ -137,7 +138,7 @@ def export_checkpoint(
 
 def _activations(
     source: Path,
-    weights: Path | None,
+    weights: Sequence[Path],
     model: ExportedModel,
     folder: Path,
     counter: _ProgressCounter,
