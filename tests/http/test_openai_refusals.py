@@ -90,7 +90,7 @@ async def test_a_setting_has_them_refused(path: str, field: str, value: Any, nam
 
 async def test_a_header_names_so_many_and_no_more() -> None:
     async with api() as here:
-        body = BODIES[CHAT] | {f"field-{number}": 1 for number in range(40_000)}
+        body = BODIES[CHAT] | {f"field-{number}": 1 for number in range(2000)}
         response = await here.client.post(CHAT, json=body)
     assert response.status_code == 200
     assert len(response.headers["x-ignored-fields"].split(", ")) == 32

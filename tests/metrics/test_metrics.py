@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -21,25 +22,21 @@ from specops.request import (
 )
 
 
-class Clock:
+class Readable(Metrics):
+    """Metrics whose values can be read back, on a clock that stands."""
+
     def __init__(self) -> None:
         self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Readable(Metrics):
-    """Metrics whose values can be read back."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-        super().__init__(CollectorRegistry(), clock=self.clock)
+        super().__init__(CollectorRegistry(), clock=lambda: self.now)
 
     def value(self, name: str, /, **labels: str) -> float:
         value = self.registry.get_sample_value(f"specops_{name}", labels)
         assert value is not None, f"no series {name} {labels}"
         return value
+
+    def values(self, names: str, /, **labels: str) -> list[float]:
+        """Of several series with the same labels."""
+        return [self.value(name, **labels) for name in names.split()]
 
 
 @pytest.fixture
@@ -104,32 +101,24 @@ def test_verify_step_counts_tokens_drafts_and_positions(metrics: Readable) -> No
     metrics.observe_step(verify_step(accepted=1))
     assert metrics.value("target_steps_total", kind="verify") == 2
     assert metrics.value("target_step_seconds_sum", kind="verify") == pytest.approx(0.08)
-    assert metrics.value("generated_tokens_total") == 5
-    assert metrics.value("decode_tokens_total") == 5
-    assert metrics.value("sequence_steps_total") == 2
-    assert metrics.value("drafts_total", drafter="draft") == 2
-    assert metrics.value("draft_tokens_total", drafter="draft") == 8
-    assert metrics.value("accepted_tokens_total", drafter="draft") == 3
-    assert metrics.value("draft_seconds_total") == 1.0
-    assert metrics.value("draft_tokens_total", drafter="suffix") == 0
-    assert metrics.value("pass_tokens_total", use="decoded") == 2
-    assert metrics.value("pass_tokens_total", use="verified") == 8
-    assert metrics.value("pass_tokens_total", use="prompt") == 0
-    for number, verified, accepted in (("1", 2, 2), ("2", 2, 1), ("3", 2, 0), ("4", 2, 0)):
-        labels = {"drafter": "draft", "position": number}
-        assert metrics.value("draft_tokens_per_position_total", **labels) == verified
-        assert metrics.value("accepted_tokens_per_position_total", **labels) == accepted
+    totals = "generated_tokens_total decode_tokens_total sequence_steps_total draft_seconds_total"
+    assert metrics.values(totals) == [5, 5, 2, 1.0]
+    drafted = "drafts_total draft_tokens_total accepted_tokens_total"
+    assert metrics.values(drafted, drafter="draft") == [2, 8, 3]
+    assert metrics.values(drafted, drafter="suffix") == [0, 0, 0]
+    for use, tokens in (("decoded", 2), ("verified", 8), ("prompt", 0)):
+        assert metrics.value("pass_tokens_total", use=use) == tokens
+    at = "draft_tokens_per_position_total accepted_tokens_per_position_total"
+    for number, accepted in (("1", 2), ("2", 1), ("3", 0), ("4", 0)):
+        assert metrics.values(at, drafter="draft", position=number) == [2, accepted]
 
 
 def test_prefill_step_is_no_jump(metrics: Readable) -> None:
     metrics.observe_step(
         StepStats(StepKind.PREFILL, 0.2, prompt_tokens=128, emitted_tokens=1, first_tokens=1)
     )
-    assert metrics.value("prompt_tokens_total") == 128
-    assert metrics.value("generated_tokens_total") == 1
-    assert metrics.value("decode_tokens_total") == 0
-    assert metrics.value("sequence_steps_total") == 0
-    assert metrics.value("avg_jump") == 0
+    assert metrics.values("prompt_tokens_total generated_tokens_total") == [128, 1]
+    assert metrics.values("decode_tokens_total sequence_steps_total avg_jump") == [0, 0, 0]
 
 
 def test_a_prompts_cached_beginning_is_a_hit_and_no_work(metrics: Readable) -> None:
@@ -137,9 +126,8 @@ def test_a_prompts_cached_beginning_is_a_hit_and_no_work(metrics: Readable) -> N
         StepStats(StepKind.PREFILL, 0.2, prompt_tokens=8, cached_tokens=100, prefix_hits=2)
     )
     metrics.observe_step(StepStats(StepKind.PREFILL, 0.2, prompt_tokens=5))
-    assert metrics.value("prefix_hits_total") == 2
-    assert metrics.value("cached_prompt_tokens_total") == 100
-    assert metrics.value("prompt_tokens_total") == 13
+    names = "prefix_hits_total cached_prompt_tokens_total prompt_tokens_total"
+    assert metrics.values(names) == [2, 100, 13]
 
 
 def test_a_mixed_pass_counts_for_prompts_and_for_those_that_decode(metrics: Readable) -> None:
@@ -156,14 +144,11 @@ def test_a_mixed_pass_counts_for_prompts_and_for_those_that_decode(metrics: Read
         )
     )
     assert metrics.value("target_steps_total", kind="mixed") == 1
-    assert metrics.value("generated_tokens_total") == 6
-    assert metrics.value("decode_tokens_total") == 4
-    assert metrics.value("sequence_steps_total") == 3
-    assert metrics.value("avg_jump") == 4 / 3
+    names = "generated_tokens_total decode_tokens_total sequence_steps_total avg_jump"
+    assert metrics.values(names) == [6, 4, 3, 4 / 3]
     for use, tokens in (("decoded", 3), ("verified", 2), ("prompt", 40)):
         assert metrics.value("pass_tokens_total", use=use) == tokens
-    assert metrics.value("prompt_tokens_total") == 40
-    assert metrics.value("prompt_budget_tokens_total") == 50
+    assert metrics.values("prompt_tokens_total prompt_budget_tokens_total") == [40, 50]
 
 
 def test_a_prompt_that_got_no_room_counts_what_was_offered(metrics: Readable) -> None:
@@ -178,9 +163,8 @@ def test_drafts_of_several_drafters_in_one_pass_are_told_apart(metrics: Readable
         StepStats(StepKind.VERIFY, 0.1, decoding=3, emitted_tokens=7, drafts=drafts)
     )
     for drafter, count, drafted, accepted in (("draft", 1, 3, 3), ("suffix", 2, 6, 1)):
-        assert metrics.value("drafts_total", drafter=drafter) == count
-        assert metrics.value("draft_tokens_total", drafter=drafter) == drafted
-        assert metrics.value("accepted_tokens_total", drafter=drafter) == accepted
+        names = "drafts_total draft_tokens_total accepted_tokens_total"
+        assert metrics.values(names, drafter=drafter) == [count, drafted, accepted]
     for drafter, accepted in (("draft", [1, 1, 1, 0]), ("suffix", [1, 0, 0, 0])):
         positions = [
             metrics.value("accepted_tokens_per_position_total", drafter=drafter, position=str(one))
@@ -203,10 +187,8 @@ def test_what_was_promised_and_what_was_kept_are_counted_by_tenth(metrics: Reada
         StepStats(StepKind.VERIFY, 0.1, decoding=2, emitted_tokens=4, drafts=drafts)
     )
     for tenth, tried, promised, kept in (("9", 3, 2.85, 2), ("4", 1, 0.42, 0), ("0", 0, 0, 0)):
-        found = [
-            metrics.value(f"draft_{name}_total", drafter="suffix", tenth=tenth)
-            for name in ("promises", "promised", "promises_kept")
-        ]
+        names = "draft_promises_total draft_promised_total draft_promises_kept_total"
+        found = metrics.values(names, drafter="suffix", tenth=tenth)
         assert found == pytest.approx([tried, promised, kept])
 
 
@@ -217,45 +199,25 @@ def test_preemptions_are_counted(metrics: Readable) -> None:
 
 def test_misses_count_as_steps_but_not_as_drafts(metrics: Readable) -> None:
     metrics.observe_step(verify_step())
-    metrics.observe_step(
-        StepStats(
-            StepKind.DECODE,
-            0.02,
-            3,
-            emitted_tokens=3,
-            draft_seconds=0.25,
-            missed_drafters=("suffix", "suffix", "draft"),
-        )
-    )
-    assert metrics.value("draft_misses_total", drafter="suffix") == 2
-    assert metrics.value("draft_misses_total", drafter="draft") == 1
-    assert metrics.value("drafts_total", drafter="suffix") == 0
-    assert metrics.value("draft_seconds_total") == 0.75
-    assert metrics.value("sequence_steps_total") == 4
-    assert metrics.value("avg_jump") == 6 / 4
-    assert metrics.value("draft_length") == 4 / 4
+    missed = ("suffix", "suffix", "draft")
+    step = StepStats(StepKind.DECODE, 0.02, 3, emitted_tokens=3, draft_seconds=0.25)
+    metrics.observe_step(replace(step, missed_drafters=missed))
+    assert metrics.values("draft_misses_total drafts_total", drafter="suffix") == [2, 0]
+    assert metrics.values("draft_misses_total drafts_total", drafter="draft") == [1, 1]
+    names = "draft_seconds_total sequence_steps_total avg_jump draft_length"
+    assert metrics.values(names) == [0.75, 4, 6 / 4, 4 / 4]
 
 
 def test_chosen_lengths_are_counted_by_drafter_and_0_is_one(metrics: Readable) -> None:
     metrics.observe_step(verify_step(draft_tokens=4))
     metrics.observe_step(verify_step(draft_tokens=1, accepted=0))
-    metrics.observe_step(
-        StepStats(
-            StepKind.DECODE,
-            0.02,
-            4,
-            emitted_tokens=4,
-            missed_drafters=("draft",),  # had no choice
-            declined_drafters=("draft", "cascade"),
-        )
-    )
-    name = "chosen_draft_tokens"
-    assert metrics.value(f"{name}_count", drafter="draft") == 3
-    assert metrics.value(f"{name}_sum", drafter="draft") == 5
-    assert metrics.value(f"{name}_bucket", drafter="draft", le="0.0") == 1
-    assert metrics.value(f"{name}_bucket", drafter="draft", le="1.0") == 2
-    assert metrics.value(f"{name}_count", drafter="cascade") == 1
-    assert metrics.value(f"{name}_sum", drafter="cascade") == 0
+    plain = StepStats(StepKind.DECODE, 0.02, 4, emitted_tokens=4, missed_drafters=("draft",))
+    metrics.observe_step(replace(plain, declined_drafters=("draft", "cascade")))
+    names = "chosen_draft_tokens_count chosen_draft_tokens_sum"
+    assert metrics.values(names, drafter="draft") == [3, 5]
+    assert metrics.values(names, drafter="cascade") == [1, 0]
+    for most, count in (("0.0", 1), ("1.0", 2)):
+        assert metrics.value("chosen_draft_tokens_bucket", drafter="draft", le=most) == count
 
 
 def test_the_controllers_estimates_are_read_when_asked(metrics: Readable) -> None:
@@ -274,12 +236,12 @@ def test_the_controllers_estimates_are_read_when_asked(metrics: Readable) -> Non
 
 def test_average_jump_forgets_what_is_older_than_a_minute(metrics: Readable) -> None:
     metrics.observe_step(verify_step(accepted=4))
-    metrics.clock.now += 59
+    metrics.now += 59
     metrics.observe_step(verify_step(accepted=0))
     assert metrics.value("avg_jump") == 3.0
-    metrics.clock.now += 1
+    metrics.now += 1
     assert metrics.value("avg_jump") == 1.0
-    metrics.clock.now += 59
+    metrics.now += 59
     assert metrics.value("avg_jump") == 0.0
     metrics.observe_step(verify_step(accepted=3))
     assert metrics.value("avg_jump") == 4.0
@@ -289,23 +251,10 @@ def test_load_gauges_show_the_last_step(metrics: Readable) -> None:
     metrics.set_kv_capacity(4096, 64)
     assert metrics.value("kv_blocks", state="free") == 64
     metrics.observe_step_result(StepResult(None, (), running=2, waiting=5, kv_tokens=300))
-    last = StepResult(
-        None,
-        (),
-        running=1,
-        waiting=0,
-        kv_tokens=120,
-        kept_tokens=50,
-        used_blocks=9,
-        shared_blocks=4,
-        kept_blocks=1,
-    )
-    metrics.observe_step_result(last)
-    assert metrics.value("requests_running") == 1
-    assert metrics.value("requests_waiting") == 0
-    assert metrics.value("kv_tokens") == 120
-    assert metrics.value("kv_kept_tokens") == 50
-    assert metrics.value("kv_capacity_tokens") == 4096
+    last = StepResult(None, (), running=1, waiting=0, kv_tokens=120, kept_tokens=50)
+    metrics.observe_step_result(replace(last, used_blocks=9, shared_blocks=4, kept_blocks=1))
+    assert metrics.values("requests_running requests_waiting") == [1, 0]
+    assert metrics.values("kv_tokens kv_kept_tokens kv_capacity_tokens") == [120, 50, 4096]
     for state, blocks in (("used", 9), ("shared", 4), ("kept", 1), ("free", 54)):
         assert metrics.value("kv_blocks", state=state) == blocks
     assert metrics.value("kv_usage_ratio") == 9 / 64
@@ -391,8 +340,7 @@ def test_load_tests_have_a_fixed_set_of_shapes(metrics: Readable) -> None:
 def test_limits_are_shown(metrics: Readable) -> None:
     metrics.set_slots(4)
     metrics.set_queue_size(32)
-    assert metrics.value("slots") == 4
-    assert metrics.value("queue_size") == 32
+    assert metrics.values("slots queue_size") == [4, 32]
 
 
 def test_single_figures_are_read_by_name_and_label(metrics: Readable) -> None:
