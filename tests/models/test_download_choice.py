@@ -14,6 +14,8 @@ from tests.checkpoints import make_llama_checkpoint
 from tests.models.hub_server import COMMIT, Hub, folder_files
 from tests.models.tiny_repo import MODEL, NEEDED, ignore, names
 
+TORCH, SAFE = "pytorch_model.bin", "model.safetensors"
+
 
 def test_only_what_is_needed_is_downloaded(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
     folder = fetch(MODEL, tmp_path, ignore)
@@ -31,12 +33,7 @@ def test_sharded_weights_come_with_their_index(hub: Hub, tmp_path: Path) -> None
 
 
 def test_a_repository_with_weights_of_torch_alone_is_taken(hub: Hub, tmp_path: Path) -> None:
-    files = {
-        "config.json": b"{}",
-        "vocab.json": b"{}",
-        "merges.txt": b"#",
-        "pytorch_model.bin": b"x",
-    }
+    files = dict.fromkeys(("config.json", "vocab.json", "merges.txt", "pytorch_model.bin"), b"x")
     hub.repos["someone/old"] = {**files, "tf_model.h5": b"x", "flax_model.msgpack": b"x"}
     assert names(fetch(HubModel("someone/old"), tmp_path, ignore)) == {*files, "download.json"}
 
@@ -77,26 +74,23 @@ def test_published_repositories_are_read_by_their_files() -> None:
     others = {"README.md", "flax_model.msgpack", "tf_model.h5", "tokenizer.model", "LICENSE.md"}
     others |= {"onnx/decoder_model.onnx", "modeling_phi3.py", "64.tflite", "rust_model.ot"}
     tokenizer = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+    phi3_tokenizer = tokenizer | {"added_tokens.json"}
+    gpt2_tokenizer = {"tokenizer.json", "vocab.json", "merges.txt"}
     shards = {f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
     torch_shards = {f"pytorch_model-0000{n}-of-00002.bin" for n in (1, 2)}
     repositories = {
-        "facebook/opt-125m": config | old_tokenizer | {"pytorch_model.bin"},
-        "facebook/opt-6.7b": config
-        | old_tokenizer
-        | torch_shards
-        | {"pytorch_model.bin.index.json"},
-        "JackFram/llama-160m": config | tokenizer | {"pytorch_model.bin"},
-        "openai-community/gpt2": config
-        | {"tokenizer.json", "vocab.json", "merges.txt"}
-        | {"model.safetensors"},
+        "facebook/opt-125m": config | old_tokenizer | {TORCH},
+        "facebook/opt-6.7b": config | old_tokenizer | torch_shards | {f"{TORCH}.index.json"},
+        "JackFram/llama-160m": config | tokenizer | {TORCH},
+        "openai-community/gpt2": config | gpt2_tokenizer | {SAFE},
         "microsoft/Phi-3-mini-4k-instruct": config
-        | tokenizer
+        | phi3_tokenizer
         | shards
-        | {"model.safetensors.index.json", "added_tokens.json"},
+        | {f"{SAFE}.index.json"},
     }
     for wanted in repositories.values():
         assert set(choose_files(wanted | others)) == wanted
-    oldest = config | {"pytorch_model.bin", "tokenizer.model", "tokenizer_config.json"}
+    oldest = config | {TORCH, "tokenizer.model", "tokenizer_config.json"}
     assert set(choose_files(oldest | others)) == oldest
-    both = repositories["JackFram/llama-160m"] | {"model.safetensors"}
-    assert set(choose_files(both)) == both - {"pytorch_model.bin"}
+    both = repositories["JackFram/llama-160m"] | {SAFE}
+    assert set(choose_files(both)) == both - {TORCH}

@@ -30,14 +30,19 @@ def test_terms_that_are_not_accepted_are_said(hub: Hub, tmp_path: Path) -> None:
         fetch(MODEL, tmp_path, ignore)
 
 
-def test_a_missing_repository_is_named(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no no/model@main \(404\)"):
-        fetch(HubModel("no/model"), tmp_path, ignore)
-
-
-def test_a_missing_revision_is_named(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"someone/tiny has no revision v9"):
-        fetch(HubModel(REPO, "v9"), tmp_path, ignore)
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (HubModel("no/model"), r"no no/model@main \(404\)"),
+        (HubModel(REPO, "v9"), r"someone/tiny has no revision v9"),
+    ],
+)
+def test_what_is_not_there_is_named_and_not_asked_for_again(
+    hub: Hub, tmp_path: Path, model: HubModel, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        fetch(model, tmp_path, ignore)
+    assert len(hub.requests) == 1
 
 
 def test_a_file_that_is_listed_but_not_there_is_an_error(hub: Hub, tmp_path: Path) -> None:
@@ -58,12 +63,6 @@ def test_a_hub_that_is_busy_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     hub.busy = 3
     assert is_complete(fetch(MODEL, tmp_path, ignore), MODEL)
     assert [path for _, path, _ in hub.requests[:4]] == [hub.requests[0][1]] * 4
-
-
-def test_a_refusal_is_not_asked_again(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(ModelError):
-        fetch(HubModel("no/model"), tmp_path, ignore)
-    assert len(hub.requests) == 1
 
 
 def test_a_hub_that_is_not_there_is_said(

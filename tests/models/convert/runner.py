@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -64,6 +66,13 @@ class Runner:
     def rewind(self, past: int) -> None:
         """Forgets all but the first `past` tokens: a length change, nothing is copied."""
         self.past = past
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Sets keys of a checkpoint's config.json; None removes one."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
 def open_model(model: str | bytes) -> onnxruntime.InferenceSession:

@@ -64,28 +64,46 @@ def test_digest_follows_every_byte_of_weights_and_config(tmp_path: Path) -> None
     assert len({first, second, Checkpoint(folder).digest()}) == 3
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def tensor_file(header: str) -> bytes:
+    """A file of 16 bytes of weights, which its header describes so."""
+    return len(header).to_bytes(8, "little") + header.encode() + bytes(16)
+
+
+CONFIG = {"config.json": b"{}"}
+ENTRY = '{"m": {"dtype": "F32", "shape": [%s, 2], "data_offsets": [0, %s]}}'
+REFUSED: list[tuple[dict[str, bytes], str]] = [
+    ({}, r"config\.json is missing"),
+    ({"config.json": b"{"}, r"config\.json.*not valid JSON"),
+    ({"config.json": b"[]"}, r"config\.json.*JSON object"),
+    (CONFIG, r"model\.safetensors is missing; only safetensors"),
+    (
+        {**CONFIG, "pytorch_model.bin": b"pickle"},
+        r"model\.safetensors is missing; only safetensors",
+    ),
+    *(
+        ({**CONFIG, "model.safetensors": tensor_file(header)}, message)
+        for header, message in (
+            (ENTRY % (2, 12), "m needs 16 bytes"),
+            (ENTRY % (9, 72), "m needs 72 bytes"),
+            ('{"m": {"dtype": "F32", "shape": [2, 2]}}', "no safetensors file"),
+            ('{"m": 5}', "no safetensors file"),
+            ("[1, 2]", "no safetensors file"),
+            ("not JSON", "no safetensors file"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "message"), REFUSED)
+def test_a_folder_that_is_no_checkpoint_is_refused(
+    tmp_path: Path, files: dict[str, bytes], message: str
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ExportError, match=message):
+        Checkpoint(tmp_path)
     with pytest.raises(ExportError, match="nowhere is not a folder"):
         Checkpoint(tmp_path / "nowhere")
-
-
-def test_a_missing_config_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"config\.json is missing"):
-        Checkpoint(tmp_path)
-
-
-@pytest.mark.parametrize(("text", "reason"), [("{", "not valid JSON"), ("[]", "JSON object")])
-def test_a_malformed_config_is_named(tmp_path: Path, text: str, reason: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ExportError, match=rf"config\.json.*{reason}"):
-        Checkpoint(tmp_path)
-
-
-def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(ExportError, match=r"model\.safetensors is missing; only safetensors"):
-        Checkpoint(tmp_path)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
@@ -142,24 +160,3 @@ def test_rows_of_a_tensor_read_as_a_matrix(tmp_path: Path) -> None:
     matrix = Checkpoint(folder_with(tmp_path, {"m": VALUES})).matrix_rows("m", 2, 5)
     np.testing.assert_array_equal(matrix.columns(0, 10), VALUES[2:5])
     assert matrix.name == "m[2:5]"
-
-
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        ('{"m": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 12]}}', "m needs 16 bytes"),
-        ('{"m": {"dtype": "F32", "shape": [9, 2], "data_offsets": [0, 72]}}', "m needs 72 bytes"),
-        ('{"m": {"dtype": "F32", "shape": [2, 2]}}', "no safetensors file"),
-        ('{"m": 5}', "no safetensors file"),
-        ("[1, 2]", "no safetensors file"),
-        ("not JSON", "no safetensors file"),
-    ],
-)
-def test_a_header_that_contradicts_the_file_is_refused(
-    tmp_path: Path, header: str, message: str
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    content = len(header).to_bytes(8, "little") + header.encode() + bytes(16)
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ExportError, match=message):
-        Checkpoint(tmp_path)

@@ -28,7 +28,7 @@ from tests.checkpoints import (
     relative_shapes,
     write_checkpoint,
 )
-from tests.models.convert.runner import Runner
+from tests.models.convert.runner import Runner, edit_config
 from tests.passes import Passes, prepared, random_chunks
 
 VOCAB = 320
@@ -298,6 +298,48 @@ def test_the_last_hidden_state_is_what_the_logits_are_a_product_of(fp32: Exporte
         found = kept.rows[1] @ weight
         assert np.corrcoef(found, expected)[0, 1] > 0.98
         assert found.argmax() == expected.argmax()
+
+
+# What a Llama's config.json may say, and how its weights may lie.
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LLAMAS: dict[str, dict[str, Any]] = {
+    "grouped heads, untied": {"heads": 4, "kv_heads": 2, "tie": False},
+    "grouped heads, tied": {"heads": 4, "kv_heads": 1, "tie": True},
+    "multi-head": {"heads": 4, "kv_heads": 4, "tie": True},
+    "explicit head_dim": {"hidden": 96, "heads": 4, "config": {"head_dim": 32}},
+    "bfloat16 in shards": {"dtype": "bfloat16", "shards": 3, "layers": 3},
+    "float16": {"dtype": "float16"},
+    "odd widths": {"hidden": 80, "heads": 5, "kv_heads": 5, "ffn": 147, "vocab": 331},
+    "old rope_theta": {"config": {"rope_theta": 500_000.0, "rms_norm_eps": 1e-6}},
+    "new rope_parameters": {
+        "config": {
+            "rope_theta": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        }
+    },
+    "linear rope scaling": {"config": {"rope_scaling": {"type": "linear", "factor": 4.0}}},
+    "llama3 rope scaling": {"config": {"rope_scaling": LLAMA3_ROPE}},
+    "llama3 rope_parameters": {
+        "config": {"rope_theta": None, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 5e5}}
+    },
+}
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", LLAMAS)
+def test_a_llama_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
+    """And computes the same as the service runs it, and as exported, with ONNX Runtime alone."""
+    source = make_llama_checkpoint(tmp_path / "source", **LLAMAS[name])
+    edit_config(source)
+    model, expected = export(tmp_path, "fp32"), transformers_logits(source, TOKENS)
+    assert_same(opened(model).step(0, TOKENS), expected)
+    assert_same(Runner(model).step(TOKENS), expected)
 
 
 @pytest.mark.reference

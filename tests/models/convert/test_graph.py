@@ -142,15 +142,6 @@ def test_a_tied_head_shares_its_bytes_with_the_embedding(model: ExportedModel) -
         assert place["embedding.scales"] == place["logits.scales"]
 
 
-def test_quantized_logits_stay_close_to_fp32(model: ExportedModel, tmp_path: Path) -> None:
-    source = make_llama_checkpoint(tmp_path / "source", hidden=128, heads=4, kv_heads=2, tie=True)
-    exact = export_checkpoint(source, tmp_path / "onnx", quantization=Quantization.parse("fp32"))
-    expected = Runner(exact).step(TOKENS)
-    error = np.linalg.norm(Runner(model).step(TOKENS) - expected) / np.linalg.norm(expected)
-    # Random weights are the hardest to round: measured 0.032 and 0.28 at blocks of 128.
-    assert error < {32: 1e-6, 8: 0.05, 4: 0.4}[model.quantization.bits]
-
-
 @pytest.mark.parametrize(
     "quantization",
     [
