@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tokenizers import ByteLevelBPETokenizer
 from tests.random_weights import RandomWeights, Shapes, write_safetensors
 
 Config = dict[str, Any]
+ShapesOf = Callable[[Config], Shapes]
 
 _CORPUS = ["def add(a, b):\n    return a + b\n", "The quick brown fox jumps over the lazy dog.\n"]
 _MIN_VOCAB = 257  # 256 bytes and the end-of-text token
@@ -28,71 +30,33 @@ _SIZES = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 320, "context": 256}
 # -- one function per family -----------------------------------------------------------------------
 
 
-def make_llama_checkpoint(
-    path: Path,
-    *,
-    tie: bool = False,
-    seed: int = 0,
-    dtype: str = "float32",
-    shards: int = 1,
-    config: Config | None = None,
-    **sizes: int,
-) -> Path:
+def make_llama_checkpoint(path: Path, *, tie: bool = False, **options: Any) -> Path:
     """Writes a Llama checkpoint with random weights to the folder `path` and returns it.
 
-    `sizes` are hidden, layers, heads, kv_heads, ffn, vocab and context; `dtype` is float32,
-    float16 or bfloat16; `config` overrides keys of config.json. Memory: one tensor at a time. The
-    scale of the weights gives logits spread enough to have clear winners.
+    The options of all makers are those of `_make`. Memory: one tensor at a time. The scale of the
+    weights gives logits spread enough to have clear winners.
     """
-    settings = {
-        **_gated_settings("llama", "LlamaForCausalLM", dtype, sizes),
-        "tie_word_embeddings": tie,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        **(config or {}),
-    }
-    return write_checkpoint(path, settings, llama_shapes(settings), seed=seed, shards=shards)
+    own = {"tie_word_embeddings": tie, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    return _make_gated(path, "llama", "LlamaForCausalLM", llama_shapes, own, **options)
 
 
-def make_qwen2_checkpoint(
-    path: Path,
-    *,
-    tie: bool = True,
-    seed: int = 0,
-    dtype: str = "float32",
-    config: Config | None = None,
-    **sizes: int,
-) -> Path:
+def make_qwen2_checkpoint(path: Path, *, tie: bool = True, **options: Any) -> Path:
     """Writes a Qwen2 checkpoint: Llama's tensors and biases on q, k and v."""
-    gated = _gated_settings("qwen2", "Qwen2ForCausalLM", dtype, sizes)
-    settings = {
-        **gated,
+    own = {
         "tie_word_embeddings": tie,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
         "use_sliding_window": False,
-        "sliding_window": gated["max_position_embeddings"],
-        "max_window_layers": gated["num_hidden_layers"],
-        **(config or {}),
+        "sliding_window": options.get("context", _SIZES["context"]),
+        "max_window_layers": options.get("layers", _SIZES["layers"]),
     }
-    return write_checkpoint(path, settings, qwen2_shapes(settings), seed=seed)
+    return _make_gated(path, "qwen2", "Qwen2ForCausalLM", qwen2_shapes, own, **options)
 
 
-def make_phi3_checkpoint(
-    path: Path,
-    *,
-    window: int | None = 255,
-    seed: int = 0,
-    dtype: str = "float32",
-    shards: int = 1,
-    config: Config | None = None,
-    **sizes: int,
-) -> Path:
+def make_phi3_checkpoint(path: Path, *, window: int | None = 255, **options: Any) -> Path:
     """Writes a Phi-3 checkpoint: q, k and v in one tensor, gate and up in one."""
-    gated = _gated_settings("phi3", "Phi3ForCausalLM", dtype, {"kv_heads": 4, **sizes})
-    settings = {
-        **gated,
-        "original_max_position_embeddings": gated["max_position_embeddings"],
+    own = {
+        "original_max_position_embeddings": options.get("context", _SIZES["context"]),
         "sliding_window": window,
         "tie_word_embeddings": False,
         "attention_bias": False,
@@ -100,24 +64,15 @@ def make_phi3_checkpoint(
         "rope_theta": 10000.0,
         "rope_scaling": None,
         "pad_token_id": 0,
-        **(config or {}),
     }
-    return write_checkpoint(path, settings, phi3_shapes(settings), seed=seed, shards=shards)
+    options = {"kv_heads": 4, **options}
+    return _make_gated(path, "phi3", "Phi3ForCausalLM", phi3_shapes, own, **options)
 
 
-def make_relative_checkpoint(
-    path: Path,
-    *,
-    kind: str,
-    seed: int = 0,
-    dtype: str = "float32",
-    config: Config | None = None,
-    **sizes: int,
-) -> Path:
+def make_relative_checkpoint(path: Path, *, kind: str, **options: Any) -> Path:
     """Writes a checkpoint of one of `RELATIVES`, named as in `model_type`."""
     architecture, own = RELATIVES[kind]
-    settings = {**_gated_settings(kind, architecture, dtype, sizes), **own, **(config or {})}
-    return write_checkpoint(path, settings, relative_shapes(settings), seed=seed)
+    return _make_gated(path, kind, architecture, relative_shapes, own, **options)
 
 
 _RELATED: Config = {
@@ -174,86 +129,98 @@ def make_opt_checkpoint(
     norm_before: bool = True,
     tie: bool = True,
     prefix: str = "model.",
-    seed: int = 0,
-    dtype: str = "float32",
-    config: Config | None = None,
-    **sizes: int,
+    **options: Any,
 ) -> Path:
     """Writes an OPT checkpoint; with a `projection` and not `norm_before` it is like the 350m.
 
     `prefix` is empty in the oldest checkpoints.
     """
-    given = {**_SIZES, "ffn": 256, **sizes}
-    settings = {
-        **_settings("opt", "OPTForCausalLM", dtype, given),
-        "hidden_size": given["hidden"],
-        "num_hidden_layers": given["layers"],
-        "num_attention_heads": given["heads"],
-        "ffn_dim": given["ffn"],
-        "max_position_embeddings": given["context"],
-        "word_embed_proj_dim": projection or given["hidden"],
+    keys = {
+        "hidden": "hidden_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "ffn": "ffn_dim",
+        "context": "max_position_embeddings",
+    }
+    own = {
+        "word_embed_proj_dim": projection or options.get("hidden", _SIZES["hidden"]),
         "do_layer_norm_before": norm_before,
         "_remove_final_layer_norm": False,
         "activation_function": "relu",
         "pad_token_id": 1,
         "prefix": "</s>",
         "tie_word_embeddings": tie,
-        **(config or {}),
     }
-    return write_checkpoint(path, settings, opt_shapes(settings, prefix), seed=seed)
+    shapes, options = partial(opt_shapes, prefix=prefix), {"ffn": 256, **options}
+    return _make(path, "opt", "OPTForCausalLM", shapes, own, keys=keys, **options)
 
 
-def make_gpt2_checkpoint(
-    path: Path,
-    *,
-    tie: bool = True,
-    prefix: str = "",
-    seed: int = 0,
-    dtype: str = "float32",
-    config: Config | None = None,
-    **sizes: int,
-) -> Path:
+def make_gpt2_checkpoint(path: Path, *, tie: bool = True, prefix: str = "", **options: Any) -> Path:
     """Writes a GPT-2 checkpoint; `prefix` is `transformer.` where the head was saved along."""
-    given = {**_SIZES, **sizes}
-    settings = {
-        **_settings("gpt2", "GPT2LMHeadModel", dtype, given),
-        "n_embd": given["hidden"],
-        "n_layer": given["layers"],
-        "n_head": given["heads"],
-        "n_positions": given["context"],
-        "n_ctx": given["context"],
+    keys = {"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "context": "n_positions"}
+    own = {
+        "n_ctx": options.get("context", _SIZES["context"]),
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": tie,
-        **(config or {}),
     }
-    return write_checkpoint(path, settings, gpt2_shapes(settings, prefix), seed=seed)
+    shapes = partial(gpt2_shapes, prefix=prefix)
+    return _make(path, "gpt2", "GPT2LMHeadModel", shapes, own, keys=keys, **options)
 
 
-def _settings(kind: str, architecture: str, dtype: str, sizes: dict[str, int]) -> Config:
-    return {
+def _make_gated(
+    path: Path, kind: str, architecture: str, shapes: ShapesOf, own: Config, **options: Any
+) -> Path:
+    """What Llama's relatives have in common."""
+    keys = {
+        "hidden": "hidden_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "ffn": "intermediate_size",
+        "context": "max_position_embeddings",
+    }
+    own, options = {"hidden_act": "silu", **own}, {"kv_heads": 2, "ffn": 160, **options}
+    return _make(path, kind, architecture, shapes, own, keys=keys, **options)
+
+
+def _make(
+    path: Path,
+    kind: str,
+    architecture: str,
+    shapes: ShapesOf,
+    own: Config,
+    *,
+    keys: dict[str, str],
+    seed: int = 0,
+    dtype: str = "float32",
+    shards: int = 1,
+    config: Config | None = None,
+    **sizes: int,
+) -> Path:
+    """Writes a checkpoint.
+
+    Args:
+        shapes: of the tensors, by config.json.
+        own: what its config.json says beside its sizes.
+        keys: of config.json, by size.
+        dtype: float32, float16 or bfloat16.
+        config: overrides keys of config.json.
+        sizes: hidden, layers, heads, kv_heads, ffn, vocab and context.
+    """
+    given = _SIZES | sizes
+    settings = {
         "architectures": [architecture],
         "model_type": kind,
-        "vocab_size": sizes["vocab"],
+        "vocab_size": given["vocab"],
         "bos_token_id": 0,
         "eos_token_id": 0,
         "dtype": dtype,
+        **{key: given[size] for size, key in keys.items()},
+        **own,
+        **(config or {}),
     }
-
-
-def _gated_settings(kind: str, architecture: str, dtype: str, sizes: dict[str, int]) -> Config:
-    """What Llama's relatives have in common."""
-    given = {**_SIZES, "kv_heads": 2, "ffn": 160, **sizes}
-    return {
-        **_settings(kind, architecture, dtype, given),
-        "hidden_size": given["hidden"],
-        "num_hidden_layers": given["layers"],
-        "num_attention_heads": given["heads"],
-        "num_key_value_heads": given["kv_heads"],
-        "intermediate_size": given["ffn"],
-        "max_position_embeddings": given["context"],
-        "hidden_act": "silu",
-    }
+    return write_checkpoint(path, settings, shapes(settings), seed=seed, shards=shards)
 
 
 # -- what a config.json asks for -------------------------------------------------------------------
@@ -341,12 +308,10 @@ def opt_shapes(settings: Config, prefix: str = "model.") -> Shapes:
     """The tensors of an OPT checkpoint; see `make_opt_checkpoint` for `prefix`."""
     hidden, wide = settings["hidden_size"], settings["ffn_dim"]
     vocab, projection = settings["vocab_size"], settings["word_embed_proj_dim"]
+    positions = settings["max_position_embeddings"] + 2
     shapes: Shapes = {
         f"{prefix}decoder.embed_tokens.weight": (vocab, projection),
-        f"{prefix}decoder.embed_positions.weight": (
-            settings["max_position_embeddings"] + 2,
-            hidden,
-        ),
+        f"{prefix}decoder.embed_positions.weight": (positions, hidden),
     }
     if projection != hidden:
         shapes[f"{prefix}decoder.project_in.weight"] = (hidden, projection)

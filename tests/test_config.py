@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -117,59 +118,47 @@ def test_keys_are_not_shown_with_the_settings() -> None:
     assert "secret" not in repr(Settings.from_env({"SPECOPS_API_KEYS": "secret"}))
 
 
-def test_misspelt_variable_is_refused() -> None:
-    with pytest.raises(ConfigError, match="SPECOPS_PROT is not a setting") as caught:
-        Settings.from_env({"SPECOPS_PROT": "80"})
-    assert "SPECOPS_PORT" in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    ("name", "instead"),
+    ("name", "message"),
     [
-        ("LONGEST_PAUSE", "SPECOPS_MAX_INTER_TOKEN_LATENCY"),
-        ("ROWS", "SPECOPS_SLOTS"),
-        ("PREFILL_CHUNK", "SPECOPS_MAX_BATCHED_TOKENS"),
-        ("QUEUE_TIMEOUT", "SPECOPS_REQUEST_TIMEOUT"),
-        ("MEMORY_FIT", "SPECOPS_KV_TOKENS"),
-        ("ADAPTIVE", "adaptive: false"),
-        ("K_DRAFT", "k_draft"),
+        ("PROT", "is not a setting.*SPECOPS_PORT"),  # misspelt
+        ("PREFILL", "is not a setting"),  # of earlier versions
+        ("PREPACK", "is not a setting"),
+        ("KERNELS", "is not a setting"),
+        ("LONGEST_PAUSE", ".*SPECOPS_MAX_INTER_TOKEN_LATENCY"),  # what to do instead
+        ("ROWS", ".*SPECOPS_SLOTS"),
+        ("PREFILL_CHUNK", ".*SPECOPS_MAX_BATCHED_TOKENS"),
+        ("QUEUE_TIMEOUT", ".*SPECOPS_REQUEST_TIMEOUT"),
+        ("MEMORY_FIT", ".*SPECOPS_KV_TOKENS"),
+        ("ADAPTIVE", ".*adaptive: false"),
+        ("K_DRAFT", ".*k_draft"),
     ],
 )
-def test_a_former_setting_is_refused_with_what_to_do_instead(name: str, instead: str) -> None:
-    with pytest.raises(ConfigError, match=f"SPECOPS_{name} .*{instead}"):
+def test_what_is_no_setting_is_refused_instead_of_ignored(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)SPECOPS_{name} {message}"):
         Settings.from_env({f"SPECOPS_{name}": "1"})
 
 
-def test_an_empty_former_setting_is_as_good_as_none() -> None:
-    """An older compose.yaml passes it on unset."""
-    assert Settings.from_env({"SPECOPS_ADAPTIVE": ""}) == Settings.from_env({})
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SPECOPS_PORT": "", "SPECOPS_THREADS": ""},
+        {"SPECOPS_ADAPTIVE": ""},  # a former one, which an older compose.yaml passes on unset
+        {"SPECOPS_EXACT": "1"},  # accepted, and no setting
+        {"PORT": "x", "OTHER_SPECOPS_PORT": "x"},  # others'
+    ],
+)
+def test_variables_that_change_nothing(variables: dict[str, str]) -> None:
+    assert Settings.from_env(variables) == Settings.from_env({})
 
 
 def test_there_are_few_settings() -> None:
     assert len(fields(Settings)) <= 28
 
 
-@pytest.mark.parametrize("name", ["PREFILL", "PREPACK", "KERNELS"])
-def test_a_setting_of_earlier_versions_is_refused_instead_of_ignored(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"SPECOPS_{name} is not a setting"):
-        Settings.from_env({f"SPECOPS_{name}": "1"})
-
-
-def test_variables_of_others_are_ignored() -> None:
-    assert Settings.from_env({"PORT": "x", "OTHER_SPECOPS_PORT": "x"}) == Settings.from_env({})
-
-
-def test_empty_variable_is_as_good_as_none() -> None:
-    assert Settings.from_env({"SPECOPS_PORT": "", "SPECOPS_THREADS": ""}) == Settings.from_env({})
-
-
 @pytest.mark.parametrize(("text", "shown"), [("info", False), ("warning+prompts", True)])
 def test_prompts_are_logged_where_the_level_says_so(text: str, shown: bool) -> None:
     assert Settings.from_env({"SPECOPS_LOG_LEVEL": text}).log_prompts is shown
-
-
-def test_exact_is_accepted_and_changes_nothing() -> None:
-    assert Settings.from_env({"SPECOPS_EXACT": "1"}) == Settings.from_env({})
 
 
 def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,27 +171,22 @@ def test_settings_cannot_change() -> None:
         Settings().port = 1  # type: ignore[misc]
 
 
+BITS = ("fp32", "int8", "int4", "int2", "INT4")
 BLOCKS = ("", "-16", "-32", "-64", "-128", "-256", "-512", "-0")
 METHODS = ("", "-rtn", "-search", "-zp", "-hqq")
 
 
-@pytest.mark.parametrize("bits", ["fp32", "int8", "int4", "int2", "INT4"])
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("method", METHODS)
-def test_the_converter_knows_exactly_the_weights_that_settings_take(
-    bits: str, block: str, method: str
-) -> None:
-    text = bits + block + method
-
-    def known(parse: Callable[[str], object]) -> bool:
+def test_the_converter_knows_exactly_the_weights_that_settings_take() -> None:
+    def known(parse: Callable[[str], object], text: str) -> bool:
         try:
             parse(text)
         except ValueError:
             return False
         return True
 
-    settable = known(lambda text: Settings.from_env({"SPECOPS_QUANT": text}))
-    assert settable == known(Quantization.parse)
-    if settable:
-        chosen = choose(Settings(model="demo", quant=text, draft_quant=text))
-        assert chosen.target_quant == chosen.draft_quant == Quantization.parse(text).name
+    for text in map("".join, product(BITS, BLOCKS, METHODS)):
+        settable = known(lambda text: Settings.from_env({"SPECOPS_QUANT": text}), text)
+        assert settable == known(Quantization.parse, text), text
+        if settable:
+            chosen = choose(Settings(model="demo", quant=text, draft_quant=text))
+            assert chosen.target_quant == chosen.draft_quant == Quantization.parse(text).name

@@ -86,12 +86,6 @@ def test_dependencies_wait_for_a_condition(name: str) -> None:
         assert how["condition"] in {"service_started", "service_healthy"}
 
 
-def test_the_api_gets_four_gigabytes_and_twelve_of_swap() -> None:
-    # memswap_limit is memory plus swap.
-    assert SERVICES["api"]["mem_limit"] == "4g"
-    assert SERVICES["api"]["memswap_limit"] == "16g"
-
-
 def test_every_setting_can_be_passed_on() -> None:
     environment = SERVICES["api"]["environment"]
     names = {PREFIX + item.name.upper() for item in fields(Settings)}
@@ -130,10 +124,11 @@ def test_every_bind_mount_exists() -> None:
                 assert (ROOT / source).exists(), source
 
 
-def test_compose_accepts_the_file(tmp_path: Path) -> None:
-    api = resolved(tmp_path)["services"]["api"]
+def test_the_api_gets_four_gigabytes_and_twelve_of_swap(tmp_path: Path) -> None:
+    assert (SERVICES["api"]["mem_limit"], SERVICES["api"]["memswap_limit"]) == ("4g", "16g")
+    api = resolved(tmp_path)["services"]["api"]  # as Compose understands it, where that is here
     assert int(api["mem_limit"]) == 4 << 30
-    assert int(api["memswap_limit"]) == 16 << 30
+    assert int(api["memswap_limit"]) == 16 << 30  # memory plus swap
 
 
 def test_settings_in_dotenv_reach_the_service(tmp_path: Path) -> None:

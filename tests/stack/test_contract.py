@@ -53,15 +53,6 @@ def test_what_is_not_exposed_is_found(promql: str, problem: str) -> None:
     assert queries.problems(promql, EXPOSED) == [problem]
 
 
-@pytest.mark.parametrize("series", sorted({n for _, q in QUERIES for n in queries.asked(q).names}))
-def test_a_renamed_metric_is_found(series: str) -> None:
-    if series not in EXPOSED:
-        assert series in queries.recorded() or series in queries.OWN
-        return
-    without = {name: labels for name, labels in EXPOSED.items() if name != series}
-    assert any(queries.problems(promql, without) for _, promql in QUERIES)
-
-
 def test_every_metric_is_written_down() -> None:
     result = run(sys.executable, "scripts/metrics_page.py", "--check")
     assert result.returncode == 0, result.stderr

@@ -66,16 +66,11 @@ def test_the_service_depends_on_neither_torch_nor_locust() -> None:
     assert not names & {"torch", "locust", "onnxruntime-genai"}
 
 
-def test_the_load_generator_is_the_one_of_the_project() -> None:
+@pytest.mark.parametrize(("extra", "image"), [("load", "loadtest"), ("gateway", "gateway")])
+def test_an_image_has_the_version_of_the_project(extra: str, image: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (locust,) = project["optional-dependencies"]["load"]
-    assert f'"{locust}"' in (ROOT / "loadtest" / "Dockerfile").read_text()
-
-
-def test_the_gateway_is_the_one_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (envoy,) = project["optional-dependencies"]["gateway"]
-    assert f'"{envoy}"' in (ROOT / "gateway" / "Dockerfile").read_text()
+    (wanted,) = project["optional-dependencies"][extra]
+    assert f'"{wanted}"' in (ROOT / image / "Dockerfile").read_text()
 
 
 @every_image

@@ -75,12 +75,8 @@ def test_shares_are_of_everything_that_was_sent(load: Modules) -> None:
 
 
 def test_the_knee_is_the_last_stage_before_the_first_bad_one(load: Modules) -> None:
-    stages = [
-        figures(load, 1),
-        figures(load, 2, ttft_p95=0.9),
-        figures(load, 4, ttft_p95=1.1),
-        figures(load, 8),
-    ]
+    firsts = {1: 0.0, 2: 0.9, 4: 1.1, 8: 0.0}
+    stages = [figures(load, rate, ttft_p95=seconds) for rate, seconds in firsts.items()]
     assert load.slo.knee(stages, load.slo.OBJECTIVES)["arrived_per_second"] == 2
     assert load.slo.knee(stages[2:], load.slo.OBJECTIVES) is None
     assert load.slo.knee([figures(load, 1, answered=0)], load.slo.OBJECTIVES) is None

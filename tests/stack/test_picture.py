@@ -114,26 +114,36 @@ def top(outline: list[list[float]]) -> Values:
     return highest
 
 
-def test_a_series_is_stacked_where_one_below_it_has_no_value(picture: ModuleType) -> None:
-    whole = {-15: 1.0, -10: 1.0, -5: 1.0, 0: 1.0}
-    tops = stack(picture, ("one", whole), ("two", {-15: 2.0, 0: 2.0}), ("three", whole))
-    assert tops == [
-        [whole],
-        [{-15: 3.0, -10: 1.0, -5: 1.0, 0: 3.0}],
-        [{-15: 4.0, -10: 2.0, -5: 2.0, 0: 4.0}],
-    ]
+WHOLE = dict.fromkeys((-15, -10, -5, 0), 1.0)
+BEFORE, AFTER = {-25: 1.0, -20: 1.0}, {-5: 1.0, 0: 1.0}
 
 
-def test_a_series_that_begins_later_stands_on_the_others(picture: ModuleType) -> None:
-    tops = stack(picture, ("one", {-10: 1.0, -5: 2.0, 0: 3.0}), ("two", {-5: 1.0, 0: 1.0}))
-    assert tops == [[{-10: 1.0, -5: 2.0, 0: 3.0}], [{-10: 1.0, -5: 3.0, 0: 4.0}]]
-
-
-def test_a_stack_has_a_gap_where_none_of_it_has_a_value(picture: ModuleType) -> None:
-    before, after = {-25: 1.0, -20: 1.0}, {-5: 1.0, 0: 1.0}
-    limit = dict.fromkeys(range(-25, 5, 5), 9.0)
-    (parts,) = stack(picture, ("one", {**before, **after}), ("limit", limit))
-    assert parts == [before, after]
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        (  # one below has no value
+            {"one": WHOLE, "two": {-15: 2.0, 0: 2.0}, "three": WHOLE},
+            [
+                [WHOLE],
+                [{-15: 3.0, -10: 1.0, -5: 1.0, 0: 3.0}],
+                [{-15: 4.0, -10: 2.0, -5: 2.0, 0: 4.0}],
+            ],
+        ),
+        (  # one begins later
+            {"one": {-10: 1.0, -5: 2.0, 0: 3.0}, "two": {-5: 1.0, 0: 1.0}},
+            [[{-10: 1.0, -5: 2.0, 0: 3.0}], [{-10: 1.0, -5: 3.0, 0: 4.0}]],
+        ),
+        (  # a gap in all
+            {"one": BEFORE | AFTER, "limit": dict.fromkeys(range(-25, 5, 5), 9.0)},
+            [[BEFORE, AFTER]],
+        ),
+    ],
+    ids=["hole", "late", "gap"],
+)
+def test_series_are_stacked(
+    series: dict[str, Values], expected: list[list[Values]], picture: ModuleType
+) -> None:
+    assert stack(picture, *series.items()) == expected
 
 
 def test_labels_take_their_place_in_the_legend(picture: ModuleType, prometheus: str) -> None:

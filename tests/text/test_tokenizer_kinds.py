@@ -65,18 +65,8 @@ SCRIPTS = [
 CHUNKS = [
     *("👩\u200d👩\u200d👧\u200d👦", "🏳\ufe0f\u200d🌈", "👍🏽", "🇩🇪", "e\u0301\u0323", "é", "ﬁ"),
     *(" ", "  ", "   ", "\t", "\n", "\r\n", "\u3000", "\u00a0", "\u200b", "\x00", "\x1b", "\x7f"),
-    *(
-        "שלום",
-        "مرحبا",
-        "日本語",
-        "नमस्ते",
-        "안녕",
-        "def f():\n    ",
-        " the",
-        "fox's",
-        "12 345",
-        "<0x41>",
-    ),
+    *("שלום", "مرحبا", "日本語", "नमस्ते", "안녕", "def f():\n    "),
+    *(" the", "fox's", "12 345", "<0x41>"),
     *(published.MARK, "\ufeff", "\u202e", "\U0010ffff"),
 ]
 
@@ -124,15 +114,6 @@ def check_stream(tokenizer: Tokenizer, prompt: tuple[int, ...], tokens: tuple[in
     shown += detokenizer.flush()
     assert shown == tokenizer.decode(prompt + tokens)
     assert shown.startswith(before)
-
-
-@every_kind
-def test_a_text_comes_token_by_token(kind: str) -> None:
-    tokenizer, _ = KINDS[kind]
-    for text in TEXTS:
-        first, *rest = tokenizer.encode(text) or (0,)
-        if BROKEN not in tokenizer.decode([first]):
-            check_stream(tokenizer, (first,), tuple(rest))
 
 
 @every_kind

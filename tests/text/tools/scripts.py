@@ -75,21 +75,8 @@ def written(form: ToolFormat, calls: list[tuple[str, dict[str, Any]]]) -> str:
 def scripts(form: ToolFormat) -> list[Script]:
     """Answers with and without text, thoughts and calls; their pieces hold signs of all formats."""
     rng = random.Random(form.name)
-    words = [
-        "Sure.",
-        "<b>",
-        "{",
-        "}",
-        '"',
-        "\\",
-        "größer",
-        "[1]",
-        "<tool",
-        "</think",
-        "日本",
-        "\n",
-        "functools",
-    ]
+    words = ["Sure.", "<b>", "{", "}", '"', "\\", "größer", "[1]", "<tool", "</think", "日本", "\n"]
+    words.append("functools")
 
     def text() -> str:
         return " ".join(rng.choices(words, k=rng.randint(1, 6))).strip()
@@ -111,11 +98,7 @@ def scripts(form: ToolFormat) -> list[Script]:
         said = "I say: " + text() if not calls or (number % 3 == 0 and not form.bare) else ""
         thought = text() if number % 5 == 0 else ""
         thoughts = f"{THINKING[0][0]}\n{thought}\n{THINKING[0][1]}\n\n" if thought else ""
-        answer = (
-            thoughts
-            + said
-            + ("\n" if said and calls else "")
-            + (written(form, calls) if calls else "")
-        )
+        between = "\n" if said and calls else ""
+        answer = thoughts + said + between + (written(form, calls) if calls else "")
         found.append(Script(answer, said, thought, tuple(calls)))
     return found
