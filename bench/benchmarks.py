@@ -9,15 +9,7 @@ from pathlib import Path
 
 from bench.engine import scheduling
 from bench.memory import caps
-from bench.models import (
-    CACHE,
-    TINYLLAMA_VOCAB,
-    BenchModel,
-    Progress,
-    configured,
-    tinyllama,
-    tinyllama_drafted,
-)
+from bench.models import CACHE, TINYLLAMA_VOCAB, BenchModel, Progress, configured, tinyllama
 from bench.peers import compare as peers
 from bench.peers import quality
 from bench.peers.environment import install
@@ -66,7 +58,7 @@ def _simulated(options: argparse.Namespace, progress: Progress) -> Outcome:
 
 def _drafted(options: argparse.Namespace, progress: Progress) -> Outcome:
     plan = drafted.QUICK if options.quick else drafted.FULL
-    models = {quant: tinyllama_drafted(progress, quant) for quant in _DRAFT_WEIGHTS}
+    models = {quant: tinyllama(progress, draft_quant=quant) for quant in _DRAFT_WEIGHTS}
     return drafted.run(models, _own(options) or code(plan.each), plan, progress)
 
 

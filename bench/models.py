@@ -31,7 +31,8 @@ from training.corpus import load_corpus
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
 TINYLLAMA_VOCAB = 32_000
-_TINYLLAMA_QUANT = "int4-128-rtn"  # random weights have nothing to look at
+TINYLLAMA, LLAMA_160M = "tinyllama", "llama-160m"
+_INT4 = "int4-128-rtn"  # random weights have nothing to look at
 _CONTEXT = 512  # of the random model: enough for a benchmark, and a small KV cache
 
 Progress = Callable[[str], None]
@@ -73,56 +74,49 @@ def configured(default: str = DEMO) -> BenchModel:
     return BenchModel(name, f"{name} model", settings)
 
 
-def tinyllama(progress: Progress, cache: Path = CACHE) -> BenchModel:
-    """TinyLlama-1.1B's architecture with random weights in int4, kept in `cache` (about 2 GB).
-
-    The first call takes about a minute and 3 GB of disk.
-    """
-    home = cache / f"tinyllama-{_exporter_digest()}"
-    folder = home / "model"
-    if not folder.is_dir():
-        for outdated in cache.glob("tinyllama-*"):
-            shutil.rmtree(outdated)
-        _build(folder, tinyllama_checkpoint, _TINYLLAMA_QUANT, progress, _tokenizer(home, progress))
-    own = {"target": str(folder), "draft": NO_DRAFTER, "quant": ""}
-    settings = replace(_settings(), **own, context=_CONTEXT, cache_dir=home)
-    return BenchModel("tinyllama-shape", "TinyLlama-1.1B shape, random weights", settings)
-
-
-def tinyllama_pair(
-    progress: Progress, quant: str, cache: Path = CACHE, draft_quant: str = "int8-128"
-) -> tuple[Path, Path]:
-    """TinyLlama's architecture in `quant` and Llama 160M's as its draft, with random weights.
-
-    Kept in `cache`; the first call for a `quant` takes about a minute and 3 GB of disk. Returns
-    the folders of target and draft, which share a tokenizer.
-    """
-    home = cache / f"pair-{_exporter_digest()}"
-    target, draft = home / f"target-{quant}", home / f"draft-{draft_quant}"
-    tokenizer = _tokenizer(home, progress)
-    _build(target, tinyllama_checkpoint, quant, progress, tokenizer)
-    _build(draft, llama_160m_checkpoint, draft_quant, progress, tokenizer)
-    return target, draft
-
-
-def tinyllama_drafted(progress: Progress, draft_quant: str, cache: Path = CACHE) -> BenchModel:
-    """The pair of `tinyllama_pair` with its draft in `draft_quant`."""
-    target, draft = tinyllama_pair(progress, _TINYLLAMA_QUANT, cache, draft_quant)
+def tinyllama(progress: Progress, cache: Path = CACHE, draft_quant: str = "") -> BenchModel:
+    """TinyLlama-1.1B's architecture in int4; with `draft_quant` drafted by Llama 160M's in that."""
+    target = shape(TINYLLAMA, _INT4, progress, cache)
+    draft = shape(LLAMA_160M, draft_quant, progress, cache) if draft_quant else NO_DRAFTER
     own = {"target": str(target), "draft": str(draft), "quant": "", "draft_quant": ""}
     settings = replace(_settings(), **own, context=_CONTEXT, cache_dir=target.parent)
-    return BenchModel("tinyllama-pair", "TinyLlama-1.1B and Llama 160M, random weights", settings)
+    key, title = "tinyllama-shape", "TinyLlama-1.1B shape, random weights"
+    if draft_quant:
+        key, title = "tinyllama-pair", "TinyLlama-1.1B and Llama 160M, random weights"
+    return BenchModel(key, title, settings)
 
 
-def published(progress: Progress, repository: str, quant: str, cache: Path = CACHE) -> Path:
-    """A published architecture in `quant`, random weights; the folder of the export.
+def shape(name: str, quant: str, progress: Progress, cache: Path = CACHE) -> Path:
+    """An architecture with random weights: TINYLLAMA, LLAMA_160M or a published repository.
 
-    Kept in `cache`; for Phi-3 Mini the first call for a `quant` takes about two minutes and 12 GB
-    of disk.
+    Returns the folder of the export in `quant`, which is kept in `cache` until the exporter
+    changes. The first call takes about a minute and 3 GB of disk for TinyLlama, two minutes and
+    12 GB for Phi-3 Mini.
     """
-    name = repository.rpartition("/")[2]
-    folder = cache / f"{name}-{_exporter_digest()}" / f"{name}-{quant}"
-    write = REPOSITORIES[repository].write
-    _build(folder, lambda path: write(path, None), quant, progress)
+    home = cache / f"shapes-{_exporter_digest()}"
+    folder = home / f"{name.rpartition('/')[2]}-{quant}"
+    if folder.is_dir():
+        return folder
+    for outdated in set(cache.glob("shapes-*")) - {home}:
+        shutil.rmtree(outdated)
+    checkpoint = folder.with_name(f"{folder.name}-checkpoint")
+    try:
+        progress(f"writing a random checkpoint to {checkpoint} and exporting it to {folder}")
+        if name == TINYLLAMA:
+            tinyllama_checkpoint(checkpoint)
+        elif name == LLAMA_160M:
+            llama_160m_checkpoint(checkpoint)
+        else:
+            REPOSITORIES[name].write(checkpoint, None)
+        if name in (TINYLLAMA, LLAMA_160M):
+            shutil.copy(_tokenizer(home, progress), checkpoint / "tokenizer.json")
+        command = [sys.executable, "-m", "specops.models.convert", str(checkpoint), str(folder)]
+        command += ["--quant", quant]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(f"{checkpoint} cannot be exported: {done.stderr.strip()}")
+    finally:
+        shutil.rmtree(checkpoint, ignore_errors=True)
     return folder
 
 
@@ -156,28 +150,6 @@ def llama_160m_checkpoint(path: Path) -> None:
         path, hidden=768, layers=12, heads=12, kv_heads=12, ffn=3072, vocab=TINYLLAMA_VOCAB,
         context=2048, seed=1, dtype="bfloat16",
     )  # fmt: skip
-
-
-def _build(
-    folder: Path, write: Callable[[Path], object], quant: str, progress: Progress,
-    tokenizer: Path | None = None,
-) -> None:  # fmt: skip
-    """Export a random checkpoint unless the folder, which appears when it is complete, is there."""
-    if folder.is_dir():
-        return
-    checkpoint = folder.with_name(f"{folder.name}-checkpoint")
-    try:
-        progress(f"writing a random checkpoint to {checkpoint} and exporting it to {folder}")
-        write(checkpoint)
-        if tokenizer is not None:
-            shutil.copy(tokenizer, checkpoint / "tokenizer.json")
-        command = [sys.executable, "-m", "specops.models.convert", str(checkpoint), str(folder)]
-        command += ["--quant", quant]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildError(f"{checkpoint} cannot be exported: {done.stderr.strip()}")
-    finally:
-        shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _tokenizer(home: Path, progress: Progress) -> Path:

@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.memory.cgroup import Cgroup, cgroup
 from bench.memory.page_cache import evict
-from bench.models import Progress, published, tinyllama_pair
+from bench.models import LLAMA_160M, TINYLLAMA, Progress, shape
 from bench.serving.server import Client, RefusedError, ServerError, serving
 from bench.tools.quiet import watched
 from specops.config import Settings
@@ -151,14 +151,11 @@ def _told(error: Exception) -> str:
 
 def prepared(case: Case, cache: Path, progress: Progress) -> Settings:
     """The case's settings, with all made that is made once per machine."""
-    if case.model in PUBLISHED:
-        repository = PUBLISHED[case.model]
-        target, draft = published(progress, repository, _WEIGHTS[case.quant], cache), None
-    else:
-        target, draft = tinyllama_pair(progress, _WEIGHTS[case.quant], cache)
+    name, quant = PUBLISHED.get(case.model, case.model), _WEIGHTS[case.quant]
+    drafted = case.model == TINYLLAMA
     settings = Settings(
-        target=str(target),
-        draft=str(draft) if draft else NO_DRAFTER,
+        target=str(shape(name, quant, progress, cache)),
+        draft=str(shape(LLAMA_160M, "int8-128", progress, cache)) if drafted else NO_DRAFTER,
         cache_dir=cache / "caps",
         drain_timeout=0,  # the load ends with the server
     )
