@@ -81,18 +81,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _publish(options: argparse.Namespace, machine: Machine, name: str, outcome: Outcome) -> None:
-    for table in outcome.tables:
+    for table in outcome.shown:
         print(table.text(), flush=True)
     print(f"{machine.line}\n", flush=True)
-    document = {"quick": options.quick, "machine": asdict(machine), **outcome.result}
-    signed = [*outcome.tables[:-1], outcome.tables[-1].noting(f"measured on {machine.line}")]
-    for path in write(options.results, name, document, signed, outcome.charts):
-        _progress(f"wrote {path}")
+    about = {"quick": options.quick, "machine": asdict(machine)}
+    written = write(options.results, name, about, outcome, f"measured on {machine.line}")
     if outcome.charts:
         from bench.tools.plots import save  # noqa: PLC0415 - drawing takes time to import
 
-        for path in save(options.results / name, outcome.charts):
-            _progress(f"wrote {path}")
+        written += save(options.results / name, outcome.charts)
+    for path in written:
+        _progress(f"wrote {path}")
 
 
 def _progress(text: str) -> None:

@@ -8,7 +8,7 @@ speculation must have at least `--min-gain-at-once` of plain decoding's speed. T
 minutes.
 
 Other processes disturb single measurements, so what is judged is the median of the ratios of
-neighbouring runs. While a kind of text is below the line, more rounds are measured, up to
+neighbouring runs. While a kind of text is below the line, more rounds are measured of it, up to
 `--most-rounds`; all rounds count, none is thrown away. So a loss just beyond the line may get
 through, since the first round in which the median is above it ends the measurement; a loss twice as
 large will not; and a machine that disturbs one side throughout fails honest code: run it again on a
@@ -23,194 +23,126 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 
-from bench.models import BenchModel, configured
-from bench.prompts import CODE, Prompt, by_category
+from bench.models import configured
+from bench.prompts import CATEGORIES, CODE, by_category
 from bench.speculation import ways
-from bench.speculation.batches import run_batch
-from bench.speculation.ways import COLUMNS, PLAIN, Config, Measured, Row, Runner, Sizes
+from bench.speculation.ways import COLUMNS, PLAIN, Measured, Row, Runner, Sizes
 from bench.tools.machine import describe
 from bench.tools.report import Table, spread, yes
-from bench.tools.stats import Summary, rotated
 
 ROUNDS = 4  # before the first look
 _PROMPTS, _NEW_TOKENS = 6, 96  # of each kind of text
-AT_ONCE = 4  # requests of the second part
+AT_ONCE = 4  # requests of the last part
 _BATCHES = 2  # of so many requests, a round
 _FAILED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Below which the gate is closed."""
+class Part:
+    """One kind of text, `at_once` requests at a time, and what is wanted of it."""
 
+    name: str
+    category: str
+    prompts: int
+    at_once: int
     tokens_per_jump: float
-    loss: float  # share of plain decoding's speed
-    gain_at_once: float = 1.0  # of plain decoding's speed, with several requests for code
+    speed: float  # of plain decoding's
+
+    def complaints(self, row: Row) -> list[str]:
+        """What is wrong."""
+        found = []
+        if row.tokens_per_jump < self.tokens_per_jump:
+            found.append(
+                f"{self.name}: {row.tokens_per_jump:.2f} tokens per jump, wanted are "
+                f"{self.tokens_per_jump:.2f}"
+            )
+        if row.speedup.median < self.speed:
+            found.append(
+                f"{self.name}: adaptive speculation has {row.speedup.median:.3f} of plain "
+                f"decoding's speed, wanted are {self.speed:.2f}"
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One kind of text: its figures, and what is wrong with them."""
+    """A part's figures, the rounds that they rest upon, and what is wrong with them."""
 
-    category: str
+    part: Part
     row: Row
-    complaints: tuple[str, ...]
+    rounds: int
+    complaints: list[str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and judge; 0 where all is well, 1 where it is not."""
     options = _parser().parse_args(arguments)
-    limits = Limits(options.min_tokens_per_jump, options.max_loss, options.min_gain_at_once)
+    jump, speed = options.min_tokens_per_jump, 1 - options.max_loss
+    parts = [Part(text, text, _PROMPTS, 1, jump, speed) for text in CATEGORIES]
+    name, gain = f"{CODE}, {AT_ONCE} at once", options.min_gain_at_once
+    parts.append(Part(name, CODE, _BATCHES * AT_ONCE, AT_ONCE, 0.0, gain))
     machine, model = describe(), configured()
-    runner = Runner.load(_with_slots(model))
-    info = runner.engine.info
-    adaptive = Config(info.default_drafter, model.settings.max_k_draft, adaptive=True)
-    prompts = by_category(_PROMPTS)
-
-    def more() -> Measured:
-        plan = Sizes(_NEW_TOKENS, ROUNDS)
-        return ways.measure(runner, [adaptive], prompts, plan, _progress)
-
-    verdicts, rounds = decide(more, limits, options.most_rounds)
-    at_once = by_category(_BATCHES * AT_ONCE, (CODE,))
-
-    def more_at_once() -> list[float]:
-        return gains_at_once(runner, adaptive, at_once)
-
-    gain, gain_rounds = decide_at_once(more_at_once, limits, options.most_rounds)
+    slots = max(model.settings.slots, AT_ONCE)
+    runner = Runner.load(replace(model, settings=replace(model.settings, slots=slots)))
+    verdicts = [decide(part, lambda p=part: rounds_of(p, runner), options.most_rounds)
+                for part in parts]  # fmt: skip
     print(machine.line)
-    print(table(verdicts, rounds, limits).text())
-    print(
-        f"{AT_ONCE} requests for code at once: adaptive has {spread(gain, 3)} of plain decoding's "
-        f"speed, wanted are {limits.gain_at_once:.2f} ({gain_rounds} rounds)"
-    )
+    print(table(verdicts).text())
     if options.json:
-        found = result(verdicts, rounds, limits) | {"at_once": asdict(gain)}
+        found = [asdict(verdict) for verdict in verdicts]
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     complaints = [complaint for verdict in verdicts for complaint in verdict.complaints]
-    complaints += judge_at_once(gain, limits)
     for complaint in complaints:
         print(f"FAILED: {complaint}", file=sys.stderr)
     return _FAILED if complaints else 0
 
 
-def _with_slots(model: BenchModel) -> BenchModel:
-    slots = max(model.settings.slots, AT_ONCE)
-    return replace(model, settings=replace(model.settings, slots=slots))
+def rounds_of(part: Part, runner: Runner) -> Measured:
+    """Measure `ROUNDS` rounds, plain and adaptive in turns."""
+    prompts, sizes = (
+        by_category(part.prompts, (part.category,)),
+        Sizes(_NEW_TOKENS, ROUNDS, part.at_once),
+    )
+    return ways.measure(runner, [runner.own], prompts, sizes, _progress)
 
 
-def gains_at_once(runner: Runner, adaptive: Config, prompts: Sequence[Prompt]) -> list[float]:
-    """Adaptive speculation's speed over plain decoding's, batch by batch, `ROUNDS` times."""
-    gains = []
-    batches = [prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE)]
-    for turn in range(ROUNDS):
-        for number, batch in enumerate(batches):
-            rates = {
-                way: run_batch(runner, way, batch, _NEW_TOKENS).rate
-                for way in rotated([PLAIN, adaptive], turn + number)
-            }
-            gains.append(rates[adaptive] / rates[PLAIN])
-    return gains
-
-
-def decide_at_once(
-    measure: Callable[[], list[float]], limits: Limits, most_rounds: int
-) -> tuple[Summary, int]:
-    """As `decide`, for the requests at once; `measure` brings the gains of `ROUNDS` rounds."""
-    gains: list[float] = []
-    rounds = 0
-    while True:
-        gains += measure()
-        rounds += ROUNDS
-        found = Summary.of(gains)
-        if not judge_at_once(found, limits) or rounds + ROUNDS > most_rounds:
-            return found, rounds
-
-
-def judge_at_once(gain: Summary, limits: Limits) -> list[str]:
-    """What is wrong with the gain of several requests at once."""
-    if gain.median >= limits.gain_at_once:
-        return []
-    return [
-        f"{AT_ONCE} requests for code at once: adaptive speculation has {gain.median:.3f} of plain "
-        f"decoding's speed, wanted are {limits.gain_at_once:.2f}"
-    ]
-
-
-def decide(
-    measure: Callable[[], Measured], limits: Limits, most_rounds: int
-) -> tuple[list[Verdict], int]:
+def decide(part: Part, measure: Callable[[], Measured], most_rounds: int) -> Verdict:
     """Measure until nothing is wrong or `most_rounds` are done; judged is all that was measured.
 
-    Args:
-        measure: brings `ROUNDS` more rounds.
-        limits: of what is right.
-        most_rounds: at least one measurement is made in any case.
-
-    Returns:
-        The verdicts, and how many rounds they rest upon.
+    `measure` brings `ROUNDS` more rounds; it is called once in any case.
     """
-    prompts: list[Prompt] = []
-    runs: dict[Config, list[ways.Run]] = {}
-    rounds = 0
+    found, rounds = measure(), ROUNDS
+    (adaptive,) = [way for way in found.runs if way != PLAIN]
     while True:
-        found = measure()
-        prompts += found.prompts
-        for config, more in found.runs.items():
-            runs.setdefault(config, []).extend(more)
+        row = found.row(adaptive)
+        complaints = part.complaints(row)
+        if not complaints or rounds + ROUNDS > most_rounds:
+            return Verdict(part, row, rounds, complaints)
+        found.add(measure())
         rounds += ROUNDS
-        verdicts = judge(Measured(prompts, runs), limits)
-        fine = not any(verdict.complaints for verdict in verdicts)
-        if fine or rounds + ROUNDS > most_rounds:
-            return verdicts, rounds
 
 
-def judge(measured: Measured, limits: Limits) -> list[Verdict]:
-    """One verdict per kind of text."""
-    verdicts = []
-    for category in dict.fromkeys(prompt.category for prompt in measured.prompts):
-        (row,) = [row for row in measured.of(category).rows() if row.label != PLAIN.label]
-        complaints = []
-        if row.tokens_per_jump < limits.tokens_per_jump:
-            complaints.append(
-                f"{category}: {row.tokens_per_jump:.2f} tokens per jump, wanted are "
-                f"{limits.tokens_per_jump:.2f}"
-            )
-        if row.speedup.median < 1 - limits.loss:
-            complaints.append(
-                f"{category}: adaptive speculation has {row.speedup.median:.3f} of plain "
-                f"decoding's speed, wanted are {1 - limits.loss:.2f}"
-            )
-        verdicts.append(Verdict(category, row, tuple(complaints)))
-    return verdicts
-
-
-def table(verdicts: Sequence[Verdict], rounds: int, limits: Limits) -> Table:
-    """A row per kind of text."""
-    rows = [(item.category, *item.row.cells, yes(not item.complaints)) for item in verdicts]
-    exactly = ", ".join(f"{item.category} {spread(item.row.speedup, 3)}" for item in verdicts)
+def table(verdicts: Sequence[Verdict]) -> Table:
+    """A row per part."""
+    rows = [
+        (item.part.name, *item.row.cells, str(item.rounds), yes(not item.complaints))
+        for item in verdicts
+    ]
+    exactly = ", ".join(f"{item.part.name} {spread(item.row.speedup, 3)}" for item in verdicts)
+    lines = [
+        f"{item.part.name} {item.part.tokens_per_jump:.2f} and {item.part.speed:.2f}"
+        for item in verdicts
+    ]
     notes = (
-        f"{_PROMPTS} prompts of each kind, {_NEW_TOKENS} new tokens, {rounds} rounds, plain and "
-        f"adaptive in turns; speedup: {exactly}",
-        f"wanted: {limits.tokens_per_jump:.2f} tokens per jump, {1 - limits.loss:.2f} of plain "
-        "decoding's speed (median)",
+        f"{_PROMPTS} prompts of each kind, {_NEW_TOKENS} new tokens, plain and adaptive in turns; "
+        f"speedup: {exactly}",
+        f"wanted, tokens per jump and of plain decoding's speed (median): {', '.join(lines)}",
     )
-    label = verdicts[0].row.label if verdicts else ""
-    return Table(f"Quality gate: {label}", ("text", *COLUMNS, "fine"), rows, notes)
-
-
-def result(verdicts: Sequence[Verdict], rounds: int, limits: Limits) -> dict[str, Any]:
-    """All of it, fit for JSON."""
-    return {
-        "rounds": rounds,
-        "limits": asdict(limits),
-        "fine": not any(item.complaints for item in verdicts),
-        "categories": {item.category: asdict(item.row) for item in verdicts},
-    }
+    columns = ("text", *COLUMNS, "rounds", "fine")
+    return Table(f"Quality gate: {verdicts[0].row.label}", columns, rows, notes)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,1 +1,1 @@
-"""What requests cost each other in the engine's batches."""
+"""The engine without HTTP: requests sent at once, and what requests cost each other."""

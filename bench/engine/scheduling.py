@@ -19,7 +19,7 @@ import numpy as np
 from bench.memory.page_cache import evict
 from bench.models import TINYLLAMA_VOCAB, BenchModel, Progress
 from bench.tools.quiet import watched
-from bench.tools.report import Outcome, Table, Wanted, spread, wanted_table
+from bench.tools.report import Outcome, Table, Wanted, spread
 from bench.tools.stats import Summary, ratios
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, StepResult
@@ -232,9 +232,7 @@ def outcome(
                 f"{second:.3f} s",
             ),
         ),
-        wanted_table("Wanted of requests beside each other", wanted),
     ]  # fmt: skip
     result = {"decoding": {n: item._asdict() for n, item in decoding.items()}, "bound": bound}
     result |= {"readings": {n: list(map(asdict, found)) for n, found in readings.items()}}
-    result |= {"chat": chat, "wanted": [asdict(line) for line in wanted]}
-    return Outcome(result, tables)
+    return Outcome(result | {"chat": chat}, tables, wanted=wanted)

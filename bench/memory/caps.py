@@ -99,7 +99,7 @@ def outcome(name: str, entries: Sequence[Entry], load: Load, judged: set[str]) -
         for entry in entries
         if entry["name"] in judged
     )
-    return Outcome({"cases": entries}, [table(entries, load)], charts, sound, name)
+    return Outcome({"cases": entries}, [table(entries, load)], charts, sound=sound, name=name)
 
 
 def table(entries: Sequence[Entry], load: Load) -> Table:

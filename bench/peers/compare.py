@@ -9,10 +9,10 @@ single-token passes.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,9 @@ from bench.models import BenchModel, Progress
 from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.peers.protocol import prompt
 from bench.serving.server import environment
-from bench.tools.quiet import settle, watched
-from bench.tools.report import Outcome, Table, spread, yes
-from bench.tools.stats import Summary, ratios, rotated
+from bench.tools.quiet import Turns
+from bench.tools.report import Outcome, Table, Wanted, spread
+from bench.tools.stats import Summary, ratios
 from bench.tools.worker import Worker, WorkerError
 
 OURS = "specops"
@@ -34,8 +34,6 @@ _ROWS = 8
 _CAPACITY = 640  # tokens per row: the longest case and some room
 _AGREEMENT = 0.5  # least correlation of logits: other rounding, but the same model
 _AGREEMENT_TOKENS = 40
-STRANGERS = 0.2  # of a core: what others may take while a side is timed; the system's own is less
-_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +109,7 @@ class Measured:
     runs_on: dict[str, str] = field(default_factory=dict)
     agreement: dict[str, float] = field(default_factory=dict)  # correlation with our logits
     ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # case -> side -> rounds
-    idle_share: float = 0.0  # most CPU that an idle side took, as a share of one core
-    disturbed: int = 0  # rounds of a case that were run again, because others computed
+    turns: Turns = field(default_factory=Turns)
 
 
 def sides(
@@ -142,40 +139,32 @@ def from_disk(processes: Iterable[SideProcess]) -> None:
 
 
 def measure(
-    processes: Mapping[str, SideProcess],
-    plan: Plan,
-    *,
-    threads: int,
-    vocab: int,
-    progress: Progress,
+    processes: Mapping[str, SideProcess], plan: Plan, *, threads: int, vocab: int,
+    progress: Progress, turns: Turns | None = None,
 ) -> Measured:  # fmt: skip
     """Time every case on every side."""
-    measured = Measured(plan, threads)
+    measured = Measured(plan, threads, turns=turns or Turns())
     for load in range(plan.loads):
         progress(f"starting all sides, {load + 1} of {plan.loads}")
         from_disk(processes.values())
-        with _started(processes) as workers:
+        with contextlib.ExitStack() as stack:
+            workers = {
+                name: stack.enter_context(Worker(name, side.command, side.environment))
+                for name, side in processes.items()
+            }
             _load(workers, {name: side.model for name, side in processes.items()}, measured, vocab)
             for number in range(-1, plan.rounds):  # the first allocates and is not counted
                 for case in plan.cases:
                     if case.prefill and max(number, 0) % _PREFILL_EVERY:
                         continue
-                    found = _round(workers, case, number, measured, vocab)
+                    ask = partial(case.ask, passes=plan.passes, vocab=vocab)
+                    found = measured.turns.round(workers, number, ask)
                     for side, seconds in found.items() if number >= 0 else ():
                         rounds = measured.ms.setdefault(case.title, {}).setdefault(side, [])
                         rounds.append(1000 * Summary.of(seconds).median)
                 if number >= 0:
                     progress(f"round {number + 1} of {plan.rounds}")
     return measured
-
-
-@contextlib.contextmanager
-def _started(processes: Mapping[str, SideProcess]) -> Iterator[dict[str, Worker]]:
-    with contextlib.ExitStack() as stack:
-        yield {
-            name: stack.enter_context(Worker(name, side.command, side.environment))
-            for name, side in processes.items()
-        }
 
 
 def _load(
@@ -194,77 +183,30 @@ def _load(
             raise WorkerError(f"{name} computes something else: logits agree by {agreement:.2f}")
 
 
-def _round(
-    workers: Mapping[str, Worker], case: Case, number: int, measured: Measured, vocab: int
-) -> dict[str, list[float]]:
-    """Run a case on every side, again where another process computed meanwhile."""
-    pids = [worker.pid for worker in workers.values()]
-    for _ in range(_ATTEMPTS):
-        found: dict[str, list[float]] = {}
-        strangers = 0.0
-        for name in rotated(list(workers), number):
-            settle(*pids)
-            with watched(os.getpid(), *pids) as seen:
-                found[name] = case.ask(workers[name], measured.plan.passes, vocab)
-            idle = (seen.taken[pid] for pid in pids if pid != workers[name].pid)
-            most = max(idle, default=0.0) / seen.seconds
-            measured.idle_share = max(measured.idle_share, most)
-            strangers = max(strangers, seen.others)
-        if strangers <= STRANGERS:
-            return found
-        measured.disturbed += 1
-    raise disturbed(strangers)
-
-
-def disturbed(strangers: float) -> WorkerError:
-    """The machine was never ours alone."""
-    return WorkerError(f"others compute here, again and again: {strangers:.0%} of a core")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How many times as fast we are as `rival`, the fastest that counts."""
-
-    rival: str
-    ratio: Summary
-    wanted: float | None
-    met: bool | None  # None where nothing is wanted
-
-
-def verdict(
-    times: Mapping[str, Sequence[float]], wanted: float | None, against: Iterable[str]
-) -> Verdict:
-    """Hold our rounds against those of the faster peer."""
+def fastest(times: Mapping[str, Sequence[float]], against: Iterable[str]) -> tuple[str, Summary]:
+    """The fastest of these peers, and how many times as fast ours is, round by round."""
     rival = min(against, key=lambda peer: Summary.of(times[peer]).median)
-    ratio = Summary.of(ratios(times[rival], times[OURS]))
-    return Verdict(rival, ratio, wanted, None if wanted is None else ratio.median >= wanted)
+    return rival, Summary.of(ratios(times[rival], times[OURS]))
 
 
 def outcome(title: str, measured: Measured) -> Outcome:
     """A row per case: milliseconds of every side, and ours against the better of the others."""
     names = list(measured.runs_on)
-    rows, cases = [], []
+    rows, cases, wanted = [], [], []
     for case in measured.plan.cases:
         ms = measured.ms[case.title]
-        found = verdict(ms, case.wanted, case.against)
-        cases.append({**asdict(case), **asdict(found), "milliseconds": ms})
+        rival, ratio = fastest(ms, case.against)
         times = (spread(Summary.of(ms[name]), 1) for name in names)
-        rows.append((case.title, *times, *judged(found)))
-    columns = ("pass", *(f"{name}, ms" for name in names), *JUDGED)
+        rows.append((case.title, *times, spread(ratio), rival))
+        cases.append({**asdict(case), "rival": rival, "ratio": asdict(ratio), "milliseconds": ms})
+        if case.wanted:
+            what = f"{case.title}: times as fast as {rival}"
+            wanted.append(Wanted(what, case.wanted, ratio.median))
+    columns = ("pass", *(f"{name}, ms" for name in names), "ratio", "against")
     table = Table(f"Against its peers: {title}", columns, rows, _notes(measured))
     result = {"threads": measured.threads, "past_tokens": _PAST, "runs_on": measured.runs_on}
-    result |= {"agreement": measured.agreement, "idle_share": measured.idle_share}
-    result |= {"disturbed": measured.disturbed, "cases": cases}
-    return Outcome(result, [table])
-
-
-JUDGED = ("ratio", "against", "wanted", "met")
-
-
-def judged(found: Verdict) -> tuple[str, ...]:
-    """The cells below `JUDGED`."""
-    wanted = f"{found.wanted:.1f}" if found.wanted else ""
-    return spread(found.ratio), found.rival, wanted, "" if found.met is None else yes(found.met)
+    result |= {"agreement": measured.agreement, "turns": asdict(measured.turns), "cases": cases}
+    return Outcome(result, [table], wanted=wanted)
 
 
 def versions(runs_on: Mapping[str, str], threads: int) -> str:
@@ -284,8 +226,6 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         versions(measured.runs_on, measured.threads),
         f"weights: {OURS} int4 in blocks of 128, head and embedding int8; {LLAMA_CPP} Q4_0, head "
         f"Q6_K; {OPENVINO} int4 symmetric in groups of 128, head and embedding int8",
-        f"{plan.loads} starts from the disk x {plan.rounds} interleaved rounds, prefill in every "
-        f"third; correlation with {OURS}'s logits: {agreeing}; an idle side took at most "
-        f"{measured.idle_share:.1%} of a core; {measured.disturbed} rounds were run again because "
-        "another process computed",
+        f"{plan.loads} starts from the disk x {plan.rounds} rounds, prefill in every third; "
+        f"correlation with {OURS}'s logits: {agreeing}; {measured.turns.told}",
     )

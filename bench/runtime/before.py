@@ -11,14 +11,15 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.memory.page_cache import evict
 from bench.models import BenchModel, Progress
-from bench.tools.quiet import settle
-from bench.tools.report import Outcome, Table, Wanted, spread, wanted_table
-from bench.tools.stats import Summary, ratios, rotated
+from bench.tools.quiet import Turns
+from bench.tools.report import Outcome, Table, Wanted, spread
+from bench.tools.stats import Summary, ratios
 from bench.tools.worker import Worker
 from specops.config import ConfigError
 
@@ -99,37 +100,31 @@ def run(models: Sequence[BenchModel], other: Path, plan: Plan, progress: Progres
     if not interpreter.is_file():
         raise ConfigError(f"{other} has no .venv/bin/python: run `make test` there once")
     commands = {OURS: sys.executable, OTHER: str(interpreter.absolute())}
-    found = []
+    found, turns = [], Turns()
     for model in models:
         measured = Measured(model.title)
         for load in range(plan.loads):
             progress(f"{model.title}: starting both sides, {load + 1} of {plan.loads}")
-            _measure(model, commands, plan, measured, progress)
+            with _started(model, commands) as workers:
+                _measure(workers, plan, measured, turns)
         found.append(measured)
-    return outcome(found, other, plan)
+    return outcome(found, other, plan, turns)
 
 
-def _measure(
-    model: BenchModel, commands: Mapping[str, str], plan: Plan, measured: Measured,
-    progress: Progress,
-) -> None:  # fmt: skip
-    with _started(model, commands) as workers:
-        pids = [worker.pid for worker in workers.values()]
-        for number in range(-1, plan.rounds):  # the first faults pages in and is not counted
-            for case in plan.cases:
-                for side in rotated(list(workers), number):
-                    settle(*pids)
-                    seconds = case.ask(workers[side], plan.steps)
-                    if number >= 0:
-                        times = measured.ms.setdefault(case.title, {}).setdefault(side, [])
-                        times.append(1000 * Summary.of(seconds).median)
-            progress(f"{model.title}: round {number + 1} of {plan.rounds}")
-        for number in range(plan.mixed_rounds):
-            for side in rotated(list(workers), number):
-                settle(*pids)
-                rates = workers[side].ask("mixed", streams=_STREAMS, seconds=plan.mixed_seconds)
-                pair = (float(rates["streams"]), float(rates["prompts"]))
-                measured.mixed.setdefault(side, []).append(pair)
+def _measure(workers: Mapping[str, Worker], plan: Plan, measured: Measured, turns: Turns) -> None:
+    def mixed(worker: Worker) -> tuple[float, float]:
+        rates = worker.ask("mixed", streams=_STREAMS, seconds=plan.mixed_seconds)
+        return float(rates["streams"]), float(rates["prompts"])
+
+    for number in range(-1, plan.rounds):  # the first faults pages in and is not counted
+        for case in plan.cases:
+            found = turns.round(workers, number, partial(case.ask, steps=plan.steps))
+            for side, seconds in found.items() if number >= 0 else ():
+                times = measured.ms.setdefault(case.title, {}).setdefault(side, [])
+                times.append(1000 * Summary.of(seconds).median)
+    for number in range(plan.mixed_rounds):
+        for side, pair in turns.round(workers, number, mixed).items():
+            measured.mixed.setdefault(side, []).append(pair)
 
 
 @contextlib.contextmanager
@@ -146,13 +141,13 @@ def _started(model: BenchModel, commands: Mapping[str, str]) -> Iterator[dict[st
             if cache.is_dir():
                 evict(cache)  # how weights lie in memory must not favour one side
             worker = stack.enter_context(Worker(side, (python, "-P", str(_WORKER))))
-            own = {**told, "context": _CONTEXT, "cache_dir": str(cache)}
-            worker.ask("load", settings=own, slots=_SLOTS)
+            sizes = {"slots": _SLOTS, "context": _CONTEXT}
+            worker.ask("load", settings={**told, **sizes, "cache_dir": str(cache)})
             workers[side] = worker
         yield workers
 
 
-def outcome(found: Sequence[Measured], other: Path, plan: Plan) -> Outcome:
+def outcome(found: Sequence[Measured], other: Path, plan: Plan, turns: Turns) -> Outcome:
     """The tables of all models."""
     tables, wanted = [], []
     for measured in found:
@@ -171,18 +166,17 @@ def outcome(found: Sequence[Measured], other: Path, plan: Plan) -> Outcome:
         wanted.append(Wanted(f"{measured.title}, {_MIXED}: tok/s", _MIXED_LEAST, mixed.median))
         columns = ("step", f"{OTHER}, ms", f"{OURS}, ms", "share", "times as fast", "at most")
         notes = (
-            f"{plan.loads} starts, {plan.rounds} rounds, sides in turns, {plan.steps} steps each: "
-            "whole steps of the scheduler behind prompts of 200 tokens; a prompt from its arrival "
-            "to its first token; medians with quartiles, ratios round by round",
+            f"{plan.loads} starts, {plan.rounds} rounds, {plan.steps} steps each: whole steps of "
+            "the scheduler behind prompts of 200 tokens; a prompt from its arrival to its first "
+            "token; medians with quartiles, ratios round by round",
+            turns.told,
             "tokens of a request beyond the first are draft tokens that it verifies and rejects",
         )
         title = f"Steps against another checkout: {measured.title}"
         tables += [Table(title, columns, rows, notes), _mixed_table(measured, mixed, plan)]
-    tables.append(wanted_table("Wanted against the other checkout", wanted))
     result: dict[str, Any] = {"other": other.name, "plan": asdict(plan)}
     result["models"] = [asdict(measured) for measured in found]
-    result["wanted"] = [asdict(line) for line in wanted]
-    return Outcome(result, tables)
+    return Outcome(result, tables, wanted=wanted)
 
 
 def _mixed_table(measured: Measured, speedup: Summary, plan: Plan) -> Table:

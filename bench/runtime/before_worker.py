@@ -4,14 +4,11 @@
 
 The interpreter decides whose `specops` is measured, so nothing of the project but the engine and
 its scheduler is used, and those as they have been in every version: `Engine.load`, `scheduler.add`,
-`scheduler.step`. It looks modules up by name, since a checkout may have them in packages or, as
-they once were, side by side. It obeys lines of JSON on standard input and answers each with one.
+`scheduler.step`. It obeys lines of JSON on standard input and answers each with one.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
 import os
 import sys
@@ -25,60 +22,23 @@ from typing import Any
 import numpy as np
 
 from specops.config import Settings
+from specops.engine.engine import Engine
 from specops.request import GenerationRequest
-
-_MODULES = {  # in packages, side by side
-    "Engine": ("specops.engine.engine", "specops.engine"),
-    "Draft": ("specops.speculation.drafters.base", "specops.drafters.base"),
-}
-
-
-def _found(name: str) -> Any:
-    """What this checkout has by a name, in whichever module."""
-    for module in _MODULES[name]:
-        with contextlib.suppress(ModuleNotFoundError):
-            return getattr(importlib.import_module(module), name)
-    raise ImportError(f"this checkout has no {name}")
-
-
-Engine, Draft = _found("Engine"), _found("Draft")
+from specops.speculation.drafters.base import Draft, LookupDrafter
 
 _PAST = 200  # tokens of a prompt before steps are timed
 _WARM_STEPS = 3
 _ARRIVING = 256  # tokens of the prompts that come all the time
 
 
-class Wrong:
-    """Proposes as many tokens as it is asked for, hardly ever the right ones.
-
-    It has the methods of every version's drafters.
-    """
+class Wrong(LookupDrafter):
+    """Proposes as many tokens as it is asked for, hardly ever the right ones."""
 
     name = "wrong"
-    runs_model = False
 
-    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Any:
+    def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
         """The same tokens again and again."""
         return Draft(tuple((tokens[-1] + 7 * place) % 300 for place in range(1, count + 1)))
-
-    def propose(self, *asked: Any) -> Any:
-        """All requests at once, or one request's slot, tokens and count."""
-        if len(asked) == 1:
-            return [self.look_up(item.slot, item.tokens, item.count) for item in asked[0]]
-        return self.look_up(*asked[:3])
-
-    def backlog(self, slot: int, length: int) -> int:
-        """No model has to keep up."""
-        return 0
-
-    def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        """Nothing to compute."""
-        return 0
-
-    def nothing(self, *asked: Any) -> None:
-        """Nothing is kept."""
-
-    begin = start = prefill = release = nothing
 
 
 class Worker:
@@ -88,15 +48,14 @@ class Worker:
         self._ids = count()
         self._seeds = count(1)
 
-    def load(self, settings: Mapping[str, Any], slots: int) -> dict[str, Any]:
-        """Load the engine. Settings by name; their folders are text."""
+    def load(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Load the engine. Settings by name, those that this checkout has; folders are text."""
         names = {item.name for item in fields(Settings)}
         values = {
             name: Path(value) if name.endswith("_dir") else value
             for name, value in settings.items()
             if name in names
         }
-        values["slots" if "slots" in names else "rows"] = slots
         self.engine = Engine.load(replace(Settings(), **values))
         self.scheduler = self.engine.scheduler
         self.scheduler.drafters["wrong"] = Wrong()

@@ -9,7 +9,6 @@ spares them HTTP and text. Sides take turns round by round as in `compare`, with
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,20 +20,19 @@ import numpy as np
 from bench.memory.page_cache import evict
 from bench.models import BenchModel, Progress
 from bench.peers import compare
-from bench.peers.compare import OURS, STRANGERS, SideProcess
+from bench.peers.compare import OURS, SideProcess
 from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.serving.clients import HttpSide
 from bench.serving.server import serving
-from bench.tools.quiet import main_thread_seconds, settle, watched
-from bench.tools.report import Outcome, Table, spread
-from bench.tools.stats import Summary, rotated
+from bench.tools.quiet import Turns, cpu_seconds, main_thread_seconds
+from bench.tools.report import Outcome, Table, Wanted, spread
+from bench.tools.stats import Summary
 from bench.tools.worker import Worker, WorkerError
 from specops.text.tokenizer import Tokenizer
 
 PROMPT, OUTPUT = 200, 64  # tokens of a request
 _CAPACITY = 512  # tokens per row
 _WANTED = {1: 1.6, 2: 1.7, 4: 1.6, 8: 1.5}  # of the faster peer's throughput, by clients
-_ATTEMPTS = 5
 _AGREEMENT = 0.1  # least share of prompts that a peer goes on from with one of our five likeliest
 _AGREEMENT_PROMPTS = 8
 
@@ -66,8 +64,7 @@ class Measured:
     seconds: dict[int, dict[str, list[float]]] = field(default_factory=dict)  # clients -> side
     http: dict[int, list[float]] = field(default_factory=dict)  # clients -> share of our CPU time
     starts: int = 0
-    strangers: float = 0.0  # most of a core that others took while a side was timed
-    disturbed: int = 0  # rounds of a case that were run again, because others computed
+    turns: Turns = field(default_factory=Turns)
 
 
 class PeerSide:
@@ -95,10 +92,10 @@ def peers(python: Path, files: Mapping[str, Path]) -> dict[str, SideProcess]:
 
 def measure(
     model: BenchModel, processes: Mapping[str, SideProcess], plan: Plan, *, threads: int,
-    vocab: int, progress: Progress,
+    vocab: int, progress: Progress, turns: Turns | None = None,
 ) -> Measured:  # fmt: skip
     """Time every number of clients on every side."""
-    measured = Measured(threads, plan.output)
+    measured = Measured(threads, plan.output, turns=turns or Turns())
     spelled = Tokenizer.load(Path(model.settings.target)).spelling
     for start in range(plan.starts):
         progress(f"starting all sides, {start + 1} of {plan.starts}")
@@ -109,10 +106,7 @@ def measure(
             for number in range(plan.rounds):
                 for clients in plan.clients:
                     prompts = _prompts(clients, vocab, seed=1000 * start + 10 * number)
-                    found = _round(sides, prompts, plan.output, start + number, measured)
-                    for name, seconds in found.items():
-                        case = measured.seconds.setdefault(clients, {})
-                        case.setdefault(name, []).append(seconds)
+                    _round(sides, prompts, plan.output, start + number, measured)
                 progress(f"round {number + 1} of {plan.rounds}")
         measured.starts += 1
     return measured
@@ -164,57 +158,46 @@ def _agree(sides: Mapping[str, Side], measured: Measured, vocab: int, spelled: A
 
 
 def _round(
-    sides: Mapping[str, Side],
-    prompts: Prompts,
-    output: int,
-    number: int,
-    measured: Measured,
-) -> dict[str, float]:
-    """Let every side answer the same prompts, again where another process computed meanwhile."""
-    pids = [os.getpid(), *(side.pid for side in sides.values())]
-    for _ in range(_ATTEMPTS):
-        found: dict[str, float] = {}
-        strangers = share = 0.0
-        for name in rotated(list(sides), number):
-            settle(*pids)
-            side = sides[name]
-            loop = main_thread_seconds(side.pid)
-            with watched(*pids) as seen:
-                found[name], _ = side.complete(prompts, output)
-            strangers = max(strangers, seen.others)
-            if name == OURS:
-                share = (main_thread_seconds(side.pid) - loop) / seen.taken[side.pid]
-        if strangers <= STRANGERS:
-            measured.http.setdefault(len(prompts), []).append(share)
-            measured.strangers = max(measured.strangers, strangers)
-            return found
-        measured.disturbed += 1
-    raise compare.disturbed(strangers)
+    sides: Mapping[str, Side], prompts: Prompts, output: int, number: int, measured: Measured
+) -> None:
+    """Let every side answer the same prompts."""
 
+    def ask(side: Side) -> tuple[float, float]:
+        """Seconds of the answers, and the event loop's share of the side's processor time."""
+        loop, whole = main_thread_seconds(side.pid), cpu_seconds(side.pid)
+        seconds, _ = side.complete(prompts, output)
+        loop, whole = main_thread_seconds(side.pid) - loop, cpu_seconds(side.pid) - whole
+        return seconds, loop / whole
 
-def _rates(clients: int, output: int, seconds: Sequence[float]) -> Summary:
-    return Summary.of([clients * output / value for value in seconds])
+    found = measured.turns.round(sides, number, ask)
+    case = measured.seconds.setdefault(len(prompts), {})
+    for name, (seconds, _) in found.items():
+        case.setdefault(name, []).append(seconds)
+    measured.http.setdefault(len(prompts), []).append(found[OURS][1])
 
 
 def outcome(title: str, measured: Measured) -> Outcome:
     """A row per number of clients: tokens per second of every side, ours over the better peer's."""
     names = list(measured.runs_on)
-    rows, cases = [], []
+    rows, cases, wanted = [], [], []
     for clients, seconds in measured.seconds.items():
-        peers = [name for name in seconds if name != OURS]
-        found = compare.verdict(seconds, _WANTED.get(clients, 1.5), peers)
-        rates = {name: _rates(clients, measured.output, seconds[name]) for name in names}
+        rival, ratio = compare.fastest(seconds, [name for name in seconds if name != OURS])
+        tokens = clients * measured.output
+        rates = {name: Summary.of([tokens / took for took in seconds[name]]) for name in names}
         speeds = (spread(rate, 1) for rate in rates.values())
-        rows.append((str(clients), *speeds, *compare.judged(found)))
-        case = {"clients": clients, "seconds": seconds, "http_share": measured.http[clients]}
+        rows.append((str(clients), *speeds, spread(ratio), rival))
         told = {name: asdict(rate) for name, rate in rates.items()}
-        cases.append({**case, "tokens_per_second": told, **asdict(found)})
-    columns = ("clients", *(f"{name}, tok/s" for name in names), *compare.JUDGED)
+        case = {"clients": clients, "seconds": seconds, "http_share": measured.http[clients]}
+        case |= {"tokens_per_second": told, "rival": rival, "ratio": asdict(ratio)}
+        cases.append(case)
+        what = f"{clients} clients: times the tokens of {rival}"
+        wanted.append(Wanted(what, _WANTED.get(clients, 1.5), ratio.median))
+    columns = ("clients", *(f"{name}, tok/s" for name in names), "ratio", "against")
     title = f"Requests at once, against its peers: {title}"
-    result = {"prompt": PROMPT, **asdict(measured), "cases": cases}
-    for name in ("seconds", "http"):  # the cases have them
-        del result[name]
-    return Outcome(result, [Table(title, columns, rows, _notes(measured))])
+    result = {"prompt": PROMPT, "threads": measured.threads, "output": measured.output}
+    result |= {"runs_on": measured.runs_on, "agreement": measured.agreement, "cases": cases}
+    result |= {"starts": measured.starts, "turns": asdict(measured.turns)}
+    return Outcome(result, [Table(title, columns, rows, _notes(measured))], wanted=wanted)
 
 
 def _notes(measured: Measured) -> tuple[str, ...]:
@@ -230,8 +213,7 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         f"{LLAMA_CPP} with all prompts in one batch, {OPENVINO} through its continuous batching",
         compare.versions(measured.runs_on, measured.threads),
         f"of {OURS}'s processor time its event loop took {shares} clients: all of HTTP",
-        f"{measured.starts} starts, {rounds} interleaved rounds; share of prompts that are gone on "
-        f"from with one of the five tokens that {OURS} finds likeliest: {agreeing}; others took at "
-        f"most {measured.strangers:.0%} of a core, {measured.disturbed} rounds were run again "
-        "because they took more",
+        f"{measured.starts} starts, {rounds} rounds; share of prompts that are gone on "
+        f"from with one of the five tokens that {OURS} finds likeliest: {agreeing}; "
+        f"{measured.turns.told}",
     )

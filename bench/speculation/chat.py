@@ -9,25 +9,14 @@ said.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.models import BenchModel, Progress
 from bench.prompts import Prompt
-from bench.speculation.batches import HOW, Batch, in_batches, run_batch
-from bench.speculation.ways import (
-    COLUMNS,
-    PLAIN,
-    Config,
-    Measured,
-    Row,
-    Runner,
-    Sizes,
-    measure,
-    sources_table,
-)
-from bench.tools.report import Outcome, Table, Wanted, spread, wanted_table, yes
-from bench.tools.stats import Summary, ratios, rotated
+from bench.speculation import ways
+from bench.speculation.ways import PLAIN, Measured, Row, Runner, Sizes
+from bench.tools.report import Outcome, Table, Wanted, yes
 from specops.config import ConfigError
 
 PROMPTS = Path(__file__).resolve().parents[1] / "chat_prompts.json"
@@ -75,71 +64,57 @@ def run(model: BenchModel, plan: Plan, progress: Progress, *, choosing: bool = F
         for kind in dict.fromkeys(kind for kind, _ in asked)
         for text in [text for other, text in asked if other == kind][: plan.each]
     ]
-    own = Config(runner.engine.info.default_drafter, model.settings.max_k_draft, adaptive=True)
-    measured = measure(runner, [own], prompts, plan.sizes, progress)
-    batches: dict[Config, list[Batch]] = {PLAIN: [], own: []}
-    for number, batch in enumerate(in_batches(prompts, AT_ONCE)):
-        for config in rotated(list(batches), number):
-            batches[config].append(run_batch(runner, config, batch, plan.sizes.new_tokens))
-    progress(f"{AT_ONCE} at once")
+    alone = ways.measure(runner, [runner.own], prompts, plan.sizes, progress)
+    sizes = replace(plan.sizes, at_once=AT_ONCE)
+    together = ways.measure(runner, [runner.own], prompts, sizes, progress)
     which = "for choosing" if choosing else "held out"
-    return outcome(model, measured, batches, plan.sizes, which)
+    return outcome(model, alone, together, plan.sizes, which)
 
 
 def outcome(
-    model: BenchModel,
-    measured: Measured,
-    batches: dict[Config, list[Batch]],
-    sizes: Sizes,
-    which: str,
+    model: BenchModel, alone: Measured, together: Measured, sizes: Sizes, which: str
 ) -> Outcome:
     """A row per kind and one over all, and what several at once come to."""
-    own = next(config for config in measured.runs if config != PLAIN)
-    kinds = list(dict.fromkeys(prompt.category for prompt in measured.prompts))
-    rows = {kind: _own(measured.of(kind)) for kind in kinds}
-    whole = rows["all"] = _own(measured)
+    (own,) = [config for config in alone.runs if config != PLAIN]
+    kinds = {kind: alone.of(kind).row(own) for kind in alone.categories}
+    rows = kinds | {"all": alone.row(own), f"all, {AT_ONCE} clients": together.row(own)}
+    *_, whole, at_once = rows.values()
     sound = all(row.equal == row.greedy for row in rows.values())
     table = Table(
-        f"Chat, one client: {model.title}, {own.label}",
-        ("kind", *COLUMNS),
+        f"Chat: {model.title}, {own.label}",
+        ("kind", *ways.COLUMNS),
         [(kind, *row.cells) for kind, row in rows.items()],
         (
-            f"{len(measured.prompts)} questions ({which}) of {PROMPTS.name} in five languages, up "
-            f"to {sizes.new_tokens} tokens, greedy, plain and adaptive in turns",
+            f"{len(alone.batches)} questions ({which}) of {PROMPTS.name} in five languages, up to "
+            f"{sizes.new_tokens} tokens, greedy, one client but for the last row",
+            *ways.HOW,
             f"every output that of plain decoding: {yes(sound)}",
         ),
     )
-    pairs = batches[own], batches[PLAIN]
-    gains = Summary.of(ratios(*([batch.rate for batch in side] for side in pairs)))
-    rates = [sum(b.tokens for b in side) / sum(b.decode_seconds for b in side) for side in pairs]
-    jump = sum(b.tokens for b in pairs[0]) / sum(b.steps for b in pairs[0])
-    at_once = rates[0] / rates[1]
-    together = Table(
-        f"Chat, {AT_ONCE} clients",
-        ("batches", "tok/jump", "tok/s", "speedup", "total"),
-        [(str(len(pairs[0])), f"{jump:.2f}", f"{rates[0]:.1f}", spread(gains), f"{at_once:.2f}")],
-        (HOW,),
-    )
+    sums = {kind: row.total_speedup for kind, row in kinds.items()}
     wanted = [
         Wanted("one client: median speed over plain", _MEDIAN, whole.speedup.median),
         Wanted("one client: sum over plain", _SUM, whole.total_speedup),
-        *(Wanted(f"{kind}: sum over plain", _ANYWHERE, rows[kind].total_speedup) for kind in kinds),
-        Wanted(f"{AT_ONCE} clients: sum over plain", _SUM_AT_ONCE, at_once),
+        *(Wanted(f"{kind}: sum over plain", _ANYWHERE, total) for kind, total in sums.items()),
+        Wanted(f"{AT_ONCE} clients: sum over plain", _SUM_AT_ONCE, at_once.total_speedup),
     ]
-    result = {
-        "model": model.key,
-        "questions": which,
-        **asdict(sizes),
-        "lossless": sound,
-        "kinds": {kind: asdict(row) for kind, row in rows.items()},
-        "at_once": {"clients": AT_ONCE, "tokens_per_jump": jump, "total_speedup": at_once}
-        | {"speedup": asdict(gains)},
-        "wanted": [asdict(line) for line in wanted],
-    }
-    judged = wanted_table(f"Wanted of {own.label}, the default", wanted)
-    return Outcome(result, [table, sources_table(whole), together, judged], sound=sound)
+    result = {"model": model.key, "questions": which, **asdict(sizes), "lossless": sound}
+    result |= {"kinds": {kind: asdict(row) for kind, row in rows.items()}}
+    return Outcome(result, [table, sources_table(whole)], wanted=wanted, sound=sound)
 
 
-def _own(measured: Measured) -> Row:
-    (row,) = [row for row in measured.rows() if row.label != PLAIN.label]
-    return row
+def sources_table(row: Row) -> Table:
+    """A line per source: its draft tokens, and the share of them accepted at each position."""
+    longest = max((len(one.verified_per_position) for one in row.sources.values()), default=0)
+    lines = []
+    for name, source in row.sources.items():
+        pairs = list(zip(source.verified_per_position, source.accepted_per_position, strict=True))
+        shares = [f"{accepted / verified:.0%}" for verified, accepted in pairs]
+        shares += [""] * (longest - len(pairs))
+        lines.append((name, str(sum(source.verified_per_position)), *shares))
+    return Table(
+        f"Accepted by source and position: {row.label}",
+        ("source", "draft tokens", *map(str, range(1, longest + 1))),
+        lines,
+        ("of the draft tokens that were verified at the position",),
+    )

@@ -8,15 +8,17 @@ take what they take.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench.models import BenchModel, Progress
 from bench.prompts import Prompt
-from bench.speculation.simulated_drafter import SimulatedDrafter
-from bench.speculation.ways import PLAIN, Config, Row, Runner, Sizes, measure
-from bench.tools.report import Chart, Outcome, Table, series, spread
+from bench.speculation import ways
+from bench.speculation.simulated import SIMULATED
+from bench.speculation.simulated_drafter import SimulatedDrafter, continuations
+from bench.speculation.ways import Config, Measured, Runner, Sizes
+from bench.tools.report import Chart, Outcome, Table, series
 from specops.runtime.batch import Batch
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
@@ -69,56 +71,45 @@ class ScriptedRunner:
         return logits
 
 
-Found = dict[str, dict[float, list[Row]]]  # by weights and acceptance
+Levels = dict[float, Measured]  # by acceptance
 
 
 def run(
-    models: dict[str, BenchModel], prompts: Sequence[Prompt], plan: Plan, progress: Progress
+    models: Mapping[str, BenchModel], prompts: Sequence[Prompt], plan: Plan, progress: Progress
 ) -> Outcome:
     """Measure every level of acceptance with each of the models, which differ in their drafts."""
-    found: Found = {}
+    found: dict[str, Levels] = {}
     for name, model in models.items():
         longest = max(model.settings.max_k_draft, *plan.lengths)
         settings = replace(model.settings, slots=1, max_k_draft=longest, prefix_cache="off")
         runner = Runner.load(replace(model, settings=settings))
         chosen = prompts[: plan.each]
-        known = [(prompt, runner.run(prompt, PLAIN, plan.sizes.new_tokens)) for prompt in chosen]
-        drafter = runner.engine.scheduler.drafters[_DRAFTER]
-        computes = drafter.runner  # type: ignore[attr-defined]  # a draft model's
+        known = continuations(runner, chosen, plan.sizes.new_tokens)
+        drafter: Any = runner.engine.scheduler.drafters[_DRAFTER]  # a draft model's
+        computes = drafter.runner
+        configs = [Config(_DRAFTER, k) for k in plan.lengths]
+        configs.append(Config(_DRAFTER, longest, adaptive=True))
         found[name] = {}
         for level in plan.levels:
-            script = SimulatedDrafter(level, vocab_size=runner.engine.info.vocab_size)
-            for prompt, plain in known:
-                script.know(runner.engine.encode(prompt.text), plain.tokens)
-            drafter.runner = ScriptedRunner(computes, script)  # type: ignore[attr-defined]
-            anew = Runner(runner.engine, longest)  # its controllers know nothing of other levels
-            ways = [Config(_DRAFTER, k) for k in plan.lengths]
-            ways.append(Config(_DRAFTER, longest, adaptive=True))
-            found[name][level] = measure(anew, ways, chosen, plan.sizes, progress).rows()
             progress(f"draft in {name}, simulated acceptance {level:g}")
+            vocab = runner.engine.info.vocab_size
+            drafter.runner = ScriptedRunner(
+                computes, SimulatedDrafter(level, known, vocab_size=vocab)
+            )
+            anew = Runner(runner.engine, longest)  # its controllers know nothing of other levels
+            found[name][level] = ways.measure(anew, configs, chosen, plan.sizes, progress)
     return outcome(next(iter(models.values())), found, plan)
 
 
-def outcome(model: BenchModel, found: Found, plan: Plan) -> Outcome:
+def outcome(model: BenchModel, found: Mapping[str, Levels], plan: Plan) -> Outcome:
     """A line for each kind of weights and level, and from where on each kind pays."""
-    lines, pays = [], []
+    parts, pays, lines = {}, [], []
     for name, levels in found.items():
-        for level, rows in levels.items():
-            drafted = [row for row in rows if row.k]
-            cells = [f"{row.total_speedup:.2f}" for row in drafted if not row.adaptive]
-            (own,) = [row for row in drafted if row.adaptive]
-            equal = f"{sum(row.equal for row in drafted)}/{sum(row.greedy for row in drafted)}"
-            jump = f"{own.tokens_per_jump:.2f}"
-            lines.append((name, f"{level:g}", *cells, spread(own.speedup), jump, equal))
-        least = [level for level, rows in sorted(levels.items()) if _adaptive(rows) >= _PAYS]
-        pays.append((name, f"{least[0]:g}" if least else "at none of them"))
-    how = (
-        f"{plan.each} prompts, {plan.sizes.new_tokens} tokens each, one at a time, ways in turns, "
-        f"{plan.sizes.rounds} rounds; of plain decoding's speed: sums, but adaptive by prompt",
-        "simulated acceptance: each draft token is the target's own next one with this probability "
-        "where those before it were; the draft model's passes are real",
-    )
-    columns = ("draft", "acceptance", *(f"k={k}" for k in plan.lengths), "adaptive")
+        speeds = {level: item.over(_adaptive(item)) for level, item in levels.items()}
+        paying = [level for level, speed in speeds.items() if speed.median >= _PAYS]
+        pays.append((name, f"{min(paying):g}" if paying else "at none of them"))
+        lines.append(series(name, list(speeds.values())))
+        parts |= {f"{name}, {level:g}": measured for level, measured in levels.items()}
     tables = [
         Table(
             f"From which acceptance on a draft model pays: {model.title}",
@@ -127,30 +118,22 @@ def outcome(model: BenchModel, found: Found, plan: Plan) -> Outcome:
             (f"the least of {', '.join(f'{level:g}' for level in sorted(plan.levels))} at which "
              f"adaptive drafts have {_PAYS:g} of plain decoding's speed",),
         ),
-        Table("Speed over plain decoding", (*columns, "tok/jump", "equal"), lines, how),
+        ways.rows_table(
+            f"Draft models at simulated acceptance: {model.title}",
+            "draft, acceptance",
+            parts,
+            f"{plan.each} prompts, {plan.sizes.new_tokens} tokens each, one at a time, "
+            f"{plan.sizes.rounds} rounds; the draft model's passes are real",
+            SIMULATED,
+        ),
     ]  # fmt: skip
-    chart = Chart(
-        "A draft model", "lines", "simulated acceptance", "times plain decoding",
-        [f"{level:g}" for level in plan.levels],
-        [
-            series(name, [row.speedup for rows in levels.values() for row in rows if row.adaptive])
-            for name, levels in found.items()
-        ],
-        level=1.0,
-    )  # fmt: skip
-    result = {
-        "model": model.key,
-        "simulated_acceptance": True,
-        "plan": asdict(plan),
-        "levels": [
-            {"draft": name, "acceptance": level, "ways": [asdict(row) for row in rows]}
-            for name, levels in found.items()
-            for level, rows in levels.items()
-        ],
-    }
-    return Outcome(result, tables, [chart])
+    places = [f"{level:g}" for level in plan.levels]
+    across, up = "simulated acceptance", "times plain decoding"
+    chart = Chart("A draft model", "lines", across, up, places, lines, level=1.0)
+    result = {"model": model.key, "simulated_acceptance": True, "plan": asdict(plan)}
+    return Outcome(result | {"levels": ways.record(parts)}, tables, [chart])
 
 
-def _adaptive(rows: Sequence[Row]) -> float:
-    (own,) = [row for row in rows if row.adaptive]
-    return own.speedup.median
+def _adaptive(measured: Measured) -> Config:
+    (own,) = [way for way in measured.runs if way.adaptive]
+    return own

@@ -14,7 +14,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bench.prompts import Prompt
+from bench.speculation.ways import PLAIN, Runner
 from specops.speculation.drafters.base import NO_DRAFT, Draft, LookupDrafter
+
+Known = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Prompts, and what the target makes of each, greedily; tokens."""
+
+
+def continuations(runner: Runner, prompts: Sequence[Prompt], new_tokens: int) -> Known:
+    """Run the prompts plainly."""
+    texts = (runner.engine.encode(prompt.text) for prompt in prompts)
+    batches = (runner.run([prompt], PLAIN, new_tokens) for prompt in prompts)
+    return [(text, batch.answers[0].tokens) for text, batch in zip(texts, batches, strict=True)]
 
 
 class _Script(NamedTuple):
@@ -28,37 +40,28 @@ class SimulatedDrafter(LookupDrafter):
     """Proposes known continuations, wrong at random but fixed positions. Costs no forward pass.
 
     Which positions are wrong depends on the seed and the sequence, not on how the tokens are cut
-    into drafts: every draft length meets the same mistakes.
-
-    `acceptance` is the probability that a draft token is right, given that all before it were; a
-    wrong token is the right one's neighbour. `lost` counts how often it was asked about a sequence
-    that it does not know, or that went another way than in the first run; it then proposes nothing.
-    Above 0 the figures are not those of the acceptance that was asked for.
+    into drafts: every draft length meets the same mistakes. `acceptance` is the probability that a
+    draft token is right, given that all before it were; a wrong token is the right one's neighbour.
+    It proposes nothing for a sequence that it does not know.
     """
 
     name = "simulated"
 
-    def __init__(self, acceptance: float, *, vocab_size: int, seed: int = 0) -> None:
+    def __init__(self, acceptance: float, known: Known, *, vocab_size: int, seed: int = 0) -> None:
         if not 0 <= acceptance <= 1:
             raise ValueError(f"an acceptance is a probability, not {acceptance}")
-        self.lost = 0
-        self._acceptance = acceptance
         self._vocab_size = vocab_size
-        self._seed = seed
-        self._scripts: list[_Script] = []
+        self._scripts = []
+        for number, (prompt, continuation) in enumerate(known):
+            tokens = [*prompt, *continuation]
+            wrong = np.random.default_rng([seed, number]).random(len(tokens)) >= acceptance
+            self._scripts.append(_Script(tokens, wrong))
         self._slots: dict[int, _Script] = {}
-
-    def know(self, prompt: Sequence[int], continuation: Sequence[int]) -> None:
-        """Take in what the target makes of a prompt, greedily."""
-        tokens = [*prompt, *continuation]
-        rng = np.random.default_rng([self._seed, len(self._scripts)])
-        self._scripts.append(_Script(tokens, rng.random(len(tokens)) >= self._acceptance))
 
     def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
         """What comes next, but for the mistakes; see `Drafter.look_up`."""
         script = self._script(slot, tokens)
         if script is None:
-            self.lost += 1
             return NO_DRAFT
         begin = len(tokens)
         proposed = tuple(

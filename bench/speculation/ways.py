@@ -1,19 +1,21 @@
-"""What speculation gains: configurations against plain decoding, prompt by prompt, in turns.
+"""What speculation gains: ways of decoding against plain decoding, batch by batch, in turns.
 
-Per prompt all configurations run one after the other, so that each ratio compares what the same
-machine did with the same text within a second. Every configuration has a controller of its own:
-none knows what another one has learned.
+All ways run on a batch one after the other, so that each ratio compares what the same machine did
+with the same text within seconds. Every way has a controller of its own: none knows what another
+one has learned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from bench.engine.together import Answer, Batch, run_together
 from bench.models import BenchModel, Progress
 from bench.prompts import Prompt
 from bench.tools.quiet import settle
-from bench.tools.report import Table, spread
+from bench.tools.report import Chart, Table, Wanted, series, spread
 from bench.tools.stats import Summary, ratios, rotated
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, GenerationStats, SourceStats
@@ -24,15 +26,17 @@ FIXED = 3  # draft tokens a step, where their number is not adaptive
 _WARM_UP = 16  # tokens
 
 HOW = (
-    "tok/s and speedup are of decoding, without the prompt's pass; configurations in turns for "
-    "every prompt; speedup: time of plain decoding over this one's, per prompt and round, median "
-    "with quartiles; total: the same of the sums",
+    "tok/s, speedup and total: tokens of all requests of a batch after the pass that computed the "
+    "last prompt, over the time from there to the end; over plain decoding's by batch, median with "
+    "quartiles; total: the same of the sums; whole: time of all batches, prompts included, of "
+    "plain decoding over this way's; ways in turns for every batch",
     "accepted: of the draft tokens; misses: steps for which the drafter had nothing; tok/jump: "
     "tokens per step, misses included; accept. length: 1 + accepted per draft; equal: greedy "
     "outputs that are token by token those of plain decoding",
 )
 COLUMNS = (
-    "k", "accepted", "misses", "tok/jump", "accept. length", "tok/s", "speedup", "total", "equal",
+    "k", "accepted", "misses", "tok/jump", "accept. length", "tok/s", "speedup", "total", "whole",
+    "equal",
 )  # fmt: skip
 
 
@@ -57,22 +61,15 @@ PLAIN = Config(NO_DRAFTER, 0)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: every configuration `rounds` times on every prompt."""
+    """How much is measured: every way `rounds` times on every batch of `at_once` prompts."""
 
     new_tokens: int
     rounds: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One prompt under one configuration."""
-
-    tokens: tuple[int, ...]
-    stats: GenerationStats
+    at_once: int = 1
 
 
 class Runner:
-    """Runs single requests on one engine; its controller learns from each configuration apart.
+    """Runs batches on one engine; its controller learns from each way apart.
 
     Args:
         engine: that runs them.
@@ -92,6 +89,11 @@ class Runner:
         """Load a model's engine."""
         return cls(Engine.load(model.settings), model.settings.max_k_draft, chat=chat)
 
+    @property
+    def own(self) -> Config:
+        """What the service does by default."""
+        return Config(self.engine.info.default_drafter, self._max_k, adaptive=True)
+
     def ways(self, *lengths: int) -> list[Config]:
         """All drafters, each with fixed lengths and adaptively."""
         found = []
@@ -101,23 +103,15 @@ class Runner:
                 found.append(Config(name, self._max_k, adaptive=True))
         return found
 
-    def choose(self, config: Config) -> None:
-        """What runs next is this configuration, with what its controller has seen so far."""
-        scheduler, controller = self.engine.scheduler, self._controllers.get(config)
-        if controller is None:
-            costs = scheduler.cost_model, scheduler.draft_cost_model
-            controller = self._controllers[config] = Controller(*costs, self._max_k)
-        scheduler.controller = controller
-
     def request(self, prompt: Prompt, config: Config, new_tokens: int) -> GenerationRequest:
-        """The request; every configuration decodes the same number of tokens."""
+        """The request; every way decodes the same number of tokens."""
         engine, text = self.engine, prompt.text
         if self._chat:
             tokens = engine.encode_chat(engine.render_chat(question(text)))
         else:
             tokens = engine.encode(text)
         return GenerationRequest(
-            request_id="bench",
+            request_id="",
             prompt_tokens=tokens,
             max_new_tokens=new_tokens,
             sampling=prompt.sampling,
@@ -127,44 +121,105 @@ class Runner:
             ignore_eos=not self._chat,
         )
 
-    def run(self, prompt: Prompt, config: Config, new_tokens: int) -> Run:
-        """Continue a prompt."""
-        self.choose(config)
-        outputs = list(self.engine.generate(self.request(prompt, config, new_tokens)))
-        stats = outputs[-1].stats
-        if stats is None or stats.generated_tokens < 2:
-            raise RuntimeError(f"nothing was decoded: {outputs[-1]}")
-        return Run(tuple(piece.token for output in outputs for piece in output.pieces), stats)
+    def run(self, prompts: Sequence[Prompt], config: Config, new_tokens: int) -> Batch:
+        """Send prompts at once, with what this way's controller has seen so far."""
+        scheduler = self.engine.scheduler
+        if config not in self._controllers:
+            costs = scheduler.cost_model, scheduler.draft_cost_model
+            self._controllers[config] = Controller(*costs, self._max_k)
+        scheduler.controller = self._controllers[config]
+        requests = [self.request(prompt, config, new_tokens) for prompt in prompts]
+        batch = run_together(self.engine, requests)
+        if not batch.tokens:
+            raise RuntimeError("nothing was decoded after the last prompt: ask for more new tokens")
+        return batch
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The runs of each configuration, in the order of `prompts`, round by round."""
+    """What each way made of the batches, round by round."""
 
-    prompts: list[Prompt]
-    runs: dict[Config, list[Run]]
+    batches: list[Sequence[Prompt]]
+    runs: dict[Config, list[Batch]]
+
+    @property
+    def categories(self) -> list[str]:
+        """Of the batches, each named after its first prompt's."""
+        return list(dict.fromkeys(batch[0].category for batch in self.batches))
 
     def of(self, category: str) -> Measured:
         """What concerns one category."""
-        kept = [place for place, item in enumerate(self.prompts) if item.category == category]
-        runs = {config: [runs[place] for place in kept] for config, runs in self.runs.items()}
-        return Measured([self.prompts[place] for place in kept], runs)
+        kept = [n for n, batch in enumerate(self.batches) if batch[0].category == category]
+        runs = {config: [runs[n] for n in kept] for config, runs in self.runs.items()}
+        return Measured([self.batches[n] for n in kept], runs)
+
+    def add(self, more: Measured) -> None:
+        """Go on with further rounds of the same ways."""
+        self.batches.extend(more.batches)
+        for config, runs in more.runs.items():
+            self.runs[config].extend(runs)
+
+    def over(self, config: Config, base: Config = PLAIN) -> Summary:
+        """How many times as fast as another way, batch by batch."""
+        rates = ([batch.rate for batch in self.runs[way]] for way in (config, base))
+        return Summary.of(ratios(*rates))
+
+    def rate(self, config: Config) -> float:
+        """Tokens per second over all batches."""
+        runs = self.runs[config]
+        return sum(b.tokens for b in runs) / sum(b.decode_seconds for b in runs)
+
+    def best_fixed(self, drafter: str) -> Config:
+        """What adaptive drafts choose between: no drafts, or the length that is fastest."""
+        fixed = [way for way in self.runs if not way.adaptive and way.drafter == drafter]
+        return max(PLAIN, *fixed, key=self.rate)
 
     def rows(self) -> list[Row]:
-        """The figures of every configuration, in order."""
-        greedy = [not prompt.sampling.temperature for prompt in self.prompts]
-        return [
-            Row.of(config, runs, self.runs[PLAIN], greedy) for config, runs in self.runs.items()
+        """The figures of every way, in order."""
+        return [self.row(config) for config in self.runs]
+
+    def row(self, config: Config) -> Row:
+        """Sum a way up."""
+        runs, plain = self.runs[config], self.runs[PLAIN]
+        answers = _answers(runs)
+        stats = [answer.stats for answer in answers]
+        prompts = [prompt for batch in self.batches for prompt in batch]
+        equal = [
+            mine.tokens == theirs.tokens
+            for prompt, mine, theirs in zip(prompts, answers, _answers(plain), strict=True)
+            if not prompt.sampling.temperature
         ]
+        drafts, misses = sum(s.drafts for s in stats), sum(s.draft_misses for s in stats)
+        drafted = sum(s.draft_tokens for s in stats)
+        accepted = sum(s.accepted_tokens for s in stats)
+        return Row(
+            **asdict(config),
+            label=config.label,
+            tokens_per_second=self.rate(config),
+            acceptance=accepted / drafted if drafted else 0.0,
+            misses=misses / (misses + drafts) if misses + drafts else 0.0,
+            tokens_per_jump=sum(b.tokens for b in runs) / sum(b.steps for b in runs),
+            mean_acceptance_length=1 + accepted / drafts if drafts else 0.0,
+            speedup=self.over(config),
+            total_speedup=self.rate(config) / self.rate(PLAIN),
+            whole_speedup=sum(b.seconds for b in plain) / sum(b.seconds for b in runs),
+            greedy=len(equal),
+            equal=sum(equal),
+            sources=by_source(stats),
+        )
+
+
+def _answers(runs: Sequence[Batch]) -> list[Answer]:
+    return [answer for batch in runs for answer in batch.answers]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One configuration's figures over all prompts.
+    """One way's figures over all batches.
 
-    `speedup` is plain decoding's time over this one's, per prompt; `total_speedup` the same of
-    the sums. `acceptance` is accepted over draft tokens, `misses` the share of steps without a
-    draft where one was asked for.
+    `speedup` is over plain decoding, by batch; `total_speedup` the same of the sums;
+    `whole_speedup` that of the whole time, prompts included. `acceptance` is accepted over draft
+    tokens, `misses` the share of steps without a draft where one was asked for.
     """
 
     drafter: str
@@ -178,41 +233,10 @@ class Row:
     mean_acceptance_length: float
     speedup: Summary
     total_speedup: float
-    greedy: int  # runs that are greedy
-    equal: int  # of them those whose output is plain decoding's
+    whole_speedup: float
+    greedy: int  # answers that are greedy
+    equal: int  # of them those whose tokens are plain decoding's
     sources: Mapping[str, SourceStats]
-
-    @classmethod
-    def of(
-        cls, config: Config, runs: Sequence[Run], plain: Sequence[Run], greedy: Sequence[bool]
-    ) -> Row:
-        """Sum a configuration up."""
-        stats, bases = [run.stats for run in runs], [run.stats for run in plain]
-        decode, base = [s.decode_seconds for s in stats], [s.decode_seconds for s in bases]
-        decoded = sum(s.generated_tokens - 1 for s in stats)
-        steps, drafts = sum(s.sequence_steps for s in stats), sum(s.drafts for s in stats)
-        accepted = sum(s.accepted_tokens for s in stats)
-        drafted = sum(s.draft_tokens for s in stats)
-        misses = sum(s.draft_misses for s in stats)
-        return cls(
-            drafter=config.drafter,
-            k=config.k,
-            adaptive=config.adaptive,
-            label=config.label,
-            tokens_per_second=decoded / sum(decode),
-            acceptance=accepted / drafted if drafted else 0.0,
-            misses=misses / (misses + drafts) if misses + drafts else 0.0,
-            tokens_per_jump=decoded / steps,
-            mean_acceptance_length=1 + accepted / drafts if drafts else 0.0,
-            speedup=Summary.of(ratios(base, decode)),
-            total_speedup=sum(base) / sum(decode),
-            greedy=sum(greedy),
-            equal=sum(
-                counts and run.tokens == other.tokens
-                for counts, run, other in zip(greedy, runs, plain, strict=True)
-            ),
-            sources=by_source(stats),
-        )
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -227,6 +251,7 @@ class Row:
             f"{self.tokens_per_second:.1f}",
             spread(self.speedup) if drafts else "",
             f"{self.total_speedup:.2f}" if drafts else "",
+            f"{self.whole_speedup:.2f}" if drafts else "",
             f"{self.equal}/{self.greedy}" if drafts and self.greedy else "",
         )
 
@@ -240,39 +265,66 @@ def by_source(stats: Iterable[GenerationStats]) -> dict[str, SourceStats]:
     return found
 
 
-def sources_table(row: Row) -> Table:
-    """A line per source: its draft tokens, and the share of them accepted at each position."""
-    longest = max((len(one.verified_per_position) for one in row.sources.values()), default=0)
-    lines = []
-    for name, source in row.sources.items():
-        pairs = list(zip(source.verified_per_position, source.accepted_per_position, strict=True))
-        shares = [f"{accepted / verified:.0%}" for verified, accepted in pairs]
-        shares += [""] * (longest - len(pairs))
-        lines.append((name, str(sum(source.verified_per_position)), *shares))
-    return Table(
-        f"Accepted by source and position: {row.label}",
-        ("source", "draft tokens", *map(str, range(1, longest + 1))),
-        lines,
-        ("of the draft tokens that were verified at the position",),
-    )
-
-
 def measure(
-    runner: Runner, configs: Sequence[Config], prompts: Sequence[Prompt], sizes: Sizes,
+    runner: Runner,
+    configs: Sequence[Config],
+    prompts: Sequence[Prompt],
+    sizes: Sizes,
     progress: Progress,
-) -> Measured:  # fmt: skip
-    """Run every configuration on every prompt, plain decoding among them."""
-    if not prompts:
-        raise ValueError("there are no prompts to measure on")
-    configs = [PLAIN, *(config for config in configs if config != PLAIN)]
+) -> Measured:
+    """Run all ways, plain decoding among them, on all batches; a smaller rest is left out."""
+    size = sizes.at_once
+    batches = [prompts[end - size : end] for end in range(size, len(prompts) + 1, size)]
+    if not batches:
+        raise ValueError(f"{len(prompts)} prompts are too few to measure on, {size} at once")
+    configs = list(dict.fromkeys((PLAIN, *configs)))
     measured = Measured([], {config: [] for config in configs})
     settle()
     for config in configs:  # the first passes fault pages in
-        runner.run(prompts[0], config, min(sizes.new_tokens, _WARM_UP))
+        runner.run(batches[0], config, min(sizes.new_tokens, _WARM_UP))
     for turn in range(sizes.rounds):
-        for number, prompt in enumerate(prompts):
-            measured.prompts.append(prompt)
+        for number, batch in enumerate(batches):
+            measured.batches.append(batch)
             for config in rotated(configs, turn + number):
-                measured.runs[config].append(runner.run(prompt, config, sizes.new_tokens))
-        progress(f"round {turn + 1} of {sizes.rounds}: {len(prompts)} prompts, {len(configs)} ways")
+                measured.runs[config].append(runner.run(batch, config, sizes.new_tokens))
+    which = ", ".join(measured.categories)
+    progress(f"{which}: {len(batches)} batches of {size}, {sizes.rounds} rounds")
     return measured
+
+
+Found = Mapping[str, Measured]
+"""What was measured, by what tells the parts of an experiment apart."""
+
+
+def rows_table(title: str, parts: str, found: Found, *notes: str) -> Table:
+    """A line for every way of every part."""
+    lines = [(part, row.label, *row.cells) for part, item in found.items() for row in item.rows()]
+    return Table(title, (parts, "drafter", *COLUMNS), lines, (*notes, *HOW))
+
+
+def record(found: Found) -> dict[str, Any]:
+    """The rows of every part, fit for JSON."""
+    return {part: [asdict(row) for row in item.rows()] for part, item in found.items()}
+
+
+def lossless(found: Found) -> bool:
+    """Whether every greedy answer has plain decoding's tokens."""
+    return all(row.equal == row.greedy for item in found.values() for row in item.rows())
+
+
+def judged(
+    part: str, measured: Measured, own: Config, *, of_plain: float, of_best: float
+) -> list[Wanted]:
+    """Adaptive drafts against plain decoding and, where that is faster, the best fixed length."""
+    best = measured.best_fixed(own.drafter)
+    lines = [Wanted(f"{part}: {own.label} over plain", of_plain, measured.over(own).median)]
+    if best != PLAIN:
+        over = measured.over(own, best).median
+        lines.append(Wanted(f"{part}: {own.label} over {best.label}", of_best, over))
+    return lines
+
+
+def speedups(title: str, kind: str, across: str, places: Found, shown: Sequence[Config]) -> Chart:
+    """Speed over plain decoding at each of the places."""
+    drawn = [series(way.label, [item.over(way) for item in places.values()]) for way in shown]
+    return Chart(title, kind, across, "times plain decoding", list(places), drawn, level=1.0)

@@ -13,31 +13,28 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import count
 from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from bench.engine.together import Answer, run_together
 from bench.models import BenchModel, Progress
 from bench.structured.schemas import FORMS, SCHEMAS
-from bench.tools.report import Outcome, Table, Wanted, spread, wanted_table
+from bench.tools.report import Outcome, Table, Wanted, spread
 from bench.tools.stats import Summary, ratios
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import (
     GRAMMAR,
     FinishReason,
     GenerationRequest,
-    GenerationStats,
     Grammar,
     GrammarKind,
-    Output,
     SamplingParams,
 )
 
 _ANY_TEXT = Grammar(GrammarKind.REGEX, r"(.|\n)*")
 _FREE_TOKENS = 128
 _LEAST_SPEEDUP, _LEAST_SHARE = 1.5, 0.95
-_ids = count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +50,6 @@ class Plan:
 
 FULL = Plan(rounds=3)
 QUICK = Plan(rounds=1, schemas=3, form_tokens=40, schema_tokens=24)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of one request."""
-
-    text: str
-    tokens: tuple[int, ...]
-    origins: Counter[str]
-    finish: FinishReason
-    stats: GenerationStats
 
 
 def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
@@ -88,7 +74,6 @@ def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
             (f"{plan.rounds} rounds, plain constrained decoding and served in turns, greedy; "
              "forced: share of tokens that the grammar left no choice about",),
         ),
-        wanted_table("Wanted of structured output", wanted),
         Table(
             f"Schemas: {model.title}",
             ("schemas", "answers", "complete", "valid of these", "cut"),
@@ -111,9 +96,9 @@ def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
         "any_text": asdict(masks),
         "forms": forms,
         "schemas": checked,
-        "wanted": [asdict(line) for line in wanted],
     }
-    return Outcome(result, tables, sound=not checked["invalid"] and not checked["differing"])
+    sound = not checked["invalid"] and not checked["differing"]
+    return Outcome(result, tables, wanted=wanted, sound=sound)
 
 
 def _masks(engine: Engine, plan: Plan, progress: Progress) -> Summary:
@@ -124,7 +109,7 @@ def _masks(engine: Engine, plan: Plan, progress: Progress) -> Summary:
         progress(f"any text, round {number + 1} of {plan.rounds}")
         for name, grammar in (("free", None), ("masked", _ANY_TEXT)):
             request = _request(prompt, grammar, _FREE_TOKENS, drafter=NO_DRAFTER)
-            (answer,) = _answers(engine, [request])
+            (answer,) = run_together(engine, [request]).answers
             rates[name].append(answer.stats.tokens_per_second)
     return Summary.of(ratios(rates["masked"], rates["free"]))
 
@@ -140,7 +125,7 @@ def _form(
         progress(f"{name}, round {number + 1} of {plan.rounds}")
         for way, drafter in ways.items():
             request = _request(prompt, _grammar(schema), plan.form_tokens, drafter=drafter)
-            answers[way] += _answers(engine, [request])
+            answers[way] += run_together(engine, [request]).answers
     rates = {
         way: [item.stats.tokens_per_second for item in found] for way, found in answers.items()
     }
@@ -150,7 +135,7 @@ def _form(
         "rates": rates,
         "speedups": ratios(rates["served"], rates["plain"]),
         "tokens_per_jump": last.stats.tokens_per_jump,
-        "origins": dict(last.origins),
+        "origins": dict(Counter(piece.origin for piece in last.pieces)),
         "equal": all(item.tokens == last.tokens for found in answers.values() for item in found),
     }
 
@@ -210,7 +195,7 @@ def _check(engine: Engine, plan: Plan, progress: Progress) -> dict[str, Any]:
 def _in_groups(engine: Engine, requests: Sequence[GenerationRequest], at_once: int) -> list[Answer]:
     """Answer so many requests at once, then as many more."""
     groups = (requests[start : start + at_once] for start in range(0, len(requests), at_once))
-    return [answer for group in groups for answer in _answers(engine, group)]
+    return [answer for group in groups for answer in run_together(engine, group).answers]
 
 
 def fits(text: str, schema: dict[str, Any]) -> bool:
@@ -246,30 +231,4 @@ def _request(
         drafter=drafter,
         k_draft=0 if drafter == NO_DRAFTER else 8,
         adaptive=True,
-    )
-
-
-def _answers(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Answer]:
-    """Run requests together to their ends."""
-    named = [replace(engine.admit(item), request_id=str(next(_ids))) for item in requests]
-    outputs: dict[str, list[Output]] = {item.request_id: [] for item in named}
-    for item in named:
-        engine.scheduler.add(item)
-    while engine.scheduler.busy:
-        for output in engine.scheduler.step().outputs:
-            outputs[output.request_id].append(output)
-    return [_answer(outputs[item.request_id]) for item in named]
-
-
-def _answer(outputs: Sequence[Output]) -> Answer:
-    last = outputs[-1]
-    if last.stats is None or last.finish not in (FinishReason.STOP, FinishReason.LENGTH):
-        raise RuntimeError(f"a request ended with {last.finish}: {last.error}")
-    pieces = [piece for output in outputs for piece in output.pieces]
-    return Answer(
-        "".join(piece.text for piece in pieces),
-        tuple(piece.token for piece in pieces),
-        Counter(piece.origin for piece in pieces),
-        last.finish,
-        last.stats,
     )

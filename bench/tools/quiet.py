@@ -9,16 +9,37 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeVar
+
+from bench.tools.stats import rotated
 
 _WINDOW_SECONDS = 0.03
 _QUIET_SHARE = 0.1  # of one core: a spinning thread takes all of one
 _TIMEOUT_SECONDS = 10.0
 _NANOSECONDS = 1e9
 _UNSURE_SECONDS = 0.02  # what the kernel's count for the whole machine may be off
+_STRANGERS = 0.2  # of a core: what others may take meanwhile; the system's own is less
+_ATTEMPTS = 20
+
+
+class Process(Protocol):
+    """Something that computes in a process of its own."""
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+
+
+Side = TypeVar("Side", bound=Process)
+Found = TypeVar("Found")
+
+
+class DisturbedError(RuntimeError):
+    """The machine was never ours alone."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -93,3 +114,53 @@ def settle(*pids: int, timeout: float = _TIMEOUT_SECONDS) -> None:
             return
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {busy} are still busy after {timeout:g} s")
+
+
+@dataclass(slots=True)
+class Turns:
+    """Lets processes compute one after the other, each while all others are idle, in rounds.
+
+    Attributes:
+        strangers: share of a core that the rest of the machine may take.
+        idle: most that a process took that had to be idle.
+        others: most that the rest of the machine took in a round that counts.
+        disturbed: rounds that were run again, because others computed.
+    """
+
+    strangers: float = _STRANGERS
+    idle: float = 0.0
+    others: float = 0.0
+    disturbed: int = 0
+
+    def round(
+        self, sides: Mapping[str, Side], number: int, ask: Callable[[Side], Found]
+    ) -> dict[str, Found]:
+        """Have each side compute and return what it brought; which is first turns with `number`.
+
+        Raises:
+            DisturbedError: others computed in every attempt.
+        """
+        pids = [side.pid for side in sides.values()]
+        for _ in range(_ATTEMPTS):
+            found: dict[str, Found] = {}
+            others = 0.0
+            for name in rotated(list(sides), number):
+                settle(*pids)
+                with watched(os.getpid(), *pids) as seen:
+                    found[name] = ask(sides[name])
+                taken = [seen.taken[pid] for pid in pids if pid != sides[name].pid]
+                self.idle = max(self.idle, max(taken, default=0.0) / seen.seconds)
+                others = max(others, seen.others)
+            if others <= self.strangers:
+                self.others = max(self.others, others)
+                return found
+            self.disturbed += 1
+        raise DisturbedError(f"others compute here, again and again: {others:.0%} of a core")
+
+    @property
+    def told(self) -> str:
+        """A note on it."""
+        return (
+            f"sides in turns: an idle one took at most {self.idle:.1%} of a core, others "
+            f"{self.others:.0%}; {self.disturbed} rounds were run again because others computed"
+        )

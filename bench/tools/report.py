@@ -32,10 +32,6 @@ class Table:
             if len(row) != len(self.columns):
                 raise ValueError(f"{len(row)} cells under {len(self.columns)} columns: {row}")
 
-    def noting(self, note: str) -> Table:
-        """The table with one more note."""
-        return replace(self, notes=(*self.notes, note))
-
     def text(self) -> str:
         """The table with aligned columns; all but the first are right-aligned."""
         lines = [self.columns, *self.rows]
@@ -95,7 +91,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a benchmark brings: figures that fit JSON, and how to show them.
+    """What a benchmark brings: figures that fit JSON, how to show them, and what was wanted.
 
     `sound` is False where what must hold did not, such as equal output. `name` is that of the
     results' files, where it is not the benchmark's.
@@ -104,30 +100,38 @@ class Outcome:
     result: Mapping[str, Any]
     tables: Sequence[Table]
     charts: Sequence[Chart] = ()
+    wanted: Sequence[Wanted] = ()
     sound: bool = True
     name: str = ""
+
+    @property
+    def shown(self) -> list[Table]:
+        """The tables, and what was wanted, line by line."""
+        return [*self.tables, _wanted_table(self.wanted)] if self.wanted else [*self.tables]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A line that a measurement should reach, and where it came out."""
+    """A line that a measurement should reach, or stay below, and where it came out."""
 
     what: str
-    least: float
+    line: float
     measured: float
+    at_most: bool = False
 
     @property
     def met(self) -> bool:
-        """Whether it was reached."""
-        return self.measured >= self.least
+        """Whether it is so."""
+        return self.measured <= self.line if self.at_most else self.measured >= self.line
 
 
-def wanted_table(title: str, lines: Sequence[Wanted]) -> Table:
-    """What was wanted, line by line, and whether it is so."""
+def _wanted_table(lines: Sequence[Wanted]) -> Table:
     rows = [
-        (line.what, f"{line.least:.2f}", f"{line.measured:.3f}", yes(line.met)) for line in lines
-    ]
-    return Table(title, ("what", "at least", "measured", "reached"), rows)
+        (line.what, f"{'at most' if line.at_most else 'at least'} {line.line:.2f}",
+         f"{line.measured:.3f}", yes(line.met))
+        for line in lines
+    ]  # fmt: skip
+    return Table("Wanted", ("what", "line", "measured", "reached"), rows)
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -151,20 +155,19 @@ def yes(value: bool) -> str:
 
 
 def write(
-    folder: Path,
-    name: str,
-    result: Mapping[str, Any],
-    tables: Sequence[Table],
-    charts: Sequence[Chart] = (),
+    folder: Path, name: str, about: Mapping[str, Any], outcome: Outcome, note: str
 ) -> tuple[Path, Path]:
     """Write `name`.json and `name`.md into a folder, replacing what was there.
 
-    Returns the two files.
+    `about` is what the JSON says of the run; the last table gets the note. Returns the two files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    document = {"schema_version": SCHEMA_VERSION, "benchmark": name, **result}
-    document["tables"] = [asdict(table) for table in tables]
-    document["charts"] = [asdict(chart) for chart in charts]
+    *tables, last = outcome.shown
+    tables.append(replace(last, notes=(*last.notes, note)))
+    document = {"schema_version": SCHEMA_VERSION, "benchmark": name, **about, **outcome.result}
+    document |= {"wanted": [asdict(line) for line in outcome.wanted]}
+    document |= {"tables": [asdict(table) for table in tables]}
+    document |= {"charts": [asdict(chart) for chart in outcome.charts]}
     data, page = folder / f"{name}.json", folder / f"{name}.md"
     data.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     page.write_text("\n".join(table.markdown() for table in tables), encoding="utf-8")

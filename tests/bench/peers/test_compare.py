@@ -13,7 +13,7 @@ from bench.models import BenchModel
 from bench.peers import compare, environment
 from bench.peers.compare import OURS, Case, Measured, Plan, SideProcess
 from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
-from bench.tools.quiet import settle
+from bench.tools.quiet import Turns, settle
 from bench.tools.worker import WorkerError
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER
@@ -29,12 +29,6 @@ PLAN = Plan(
     passes=3,
     cases=(*(case for case in compare.CASES if not case.prefill), PREFILL),
 )
-
-
-@pytest.fixture(autouse=True)
-def anybody_may_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time is looked at here, so the machine need not be quiet."""
-    monkeypatch.setattr(compare, "STRANGERS", float("inf"))
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +56,15 @@ def three_times_ours(model: BenchModel) -> dict[str, SideProcess]:
     return dict.fromkeys((OURS, LLAMA_CPP, OPENVINO), ours)
 
 
-@pytest.fixture(autouse=True)
-def beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def measure(processes: dict[str, SideProcess]) -> Measured:
     """Other tests compute meanwhile: times are not judged here."""
-    monkeypatch.setattr(compare, "STRANGERS", math.inf)
+    turns = Turns(strangers=math.inf)
+    return compare.measure(processes, PLAN, threads=THREADS, vocab=VOCAB, progress=str, turns=turns)
 
 
 @pytest.mark.e2e
 def test_every_case_is_timed_on_every_side_in_every_round(model: BenchModel) -> None:
-    measured = compare.measure(
-        three_times_ours(model), PLAN, threads=THREADS, vocab=VOCAB, progress=str
-    )
+    measured = measure(three_times_ours(model))
     assert list(measured.ms) == [case.title for case in PLAN.cases]
     for title, of_case in measured.ms.items():
         rounds = 2 if title == PREFILL.title else PLAN.rounds  # it takes part in every third
@@ -81,7 +73,7 @@ def test_every_case_is_timed_on_every_side_in_every_round(model: BenchModel) -> 
         )
         assert all(value > 0 for rounds in of_case.values() for value in rounds)
     assert measured.agreement == pytest.approx(dict.fromkeys(measured.agreement, 1.0))
-    assert measured.idle_share < 0.5
+    assert measured.turns.idle < 0.5
     settle()  # the sides are gone
 
 
@@ -90,9 +82,7 @@ def test_a_side_that_dies_ends_the_comparison_with_its_name(model: BenchModel) -
     processes = three_times_ours(model)
     dead = SideProcess((sys.executable, "-c", "raise SystemExit('out of memory')"), "model")
     with pytest.raises(WorkerError, match=rf"{OPENVINO} ended \(1\)(.|\n)*out of memory"):
-        compare.measure(
-            processes | {OPENVINO: dead}, PLAN, threads=THREADS, vocab=VOCAB, progress=str
-        )
+        measure(processes | {OPENVINO: dead})
 
 
 @pytest.mark.e2e
@@ -105,7 +95,7 @@ def test_a_side_with_other_weights_is_found_out(model: BenchModel, tmp_path: Pat
     other = BenchModel("other", "other model", settings)
     processes = three_times_ours(model) | {LLAMA_CPP: three_times_ours(other)[OURS]}
     with pytest.raises(WorkerError, match=f"{LLAMA_CPP} computes something else"):
-        compare.measure(processes, PLAN, threads=THREADS, vocab=VOCAB, progress=str)
+        measure(processes)
 
 
 @pytest.mark.e2e
@@ -117,7 +107,7 @@ def test_the_real_peers_compute_what_we_compute(model: BenchModel, tmp_path: Pat
         environment.python(), str, write_checkpoint=write_checkpoint, cache=tmp_path
     )
     processes = compare.sides(model, THREADS, environment.python(), files)
-    measured = compare.measure(processes, PLAN, threads=THREADS, vocab=VOCAB, progress=str)
+    measured = measure(processes)
     assert set(measured.runs_on) == {OURS, LLAMA_CPP, OPENVINO}
     assert min(measured.agreement.values()) > 0.5
 
@@ -130,26 +120,22 @@ def made_up(ours: float, llama: float, openvino: float, case: Case) -> Measured:
     return measured
 
 
-def held(case: Case, ms: dict[str, list[float]]) -> compare.Verdict:
-    return compare.verdict(ms, case.wanted, case.against)
-
-
 def test_we_are_held_against_the_faster_peer_of_those_that_count() -> None:
     one = Case("1 token", wanted=1.2)
-    faster = held(one, made_up(10, 13, 20, one).ms["1 token"])
-    assert (faster.rival, faster.ratio.median, faster.met) == (LLAMA_CPP, 1.3, True)
-    slower = held(one, made_up(10, 20, 11, one).ms["1 token"])
-    assert (slower.rival, slower.ratio.median, slower.met) == (OPENVINO, 1.1, False)
-    prefill = held(PREFILL, made_up(10, 1, 9, PREFILL).ms[PREFILL.title])
-    assert (prefill.rival, prefill.ratio.median, prefill.met) == (OPENVINO, 0.9, True)
+    for times, told in (
+        ((10, 13, 20, one), (LLAMA_CPP, 1.3, True)),
+        ((10, 20, 11, one), (OPENVINO, 1.1, False)),
+        ((10, 1, 9, PREFILL), (OPENVINO, 0.9, True)),
+    ):
+        (line,) = compare.outcome("m", made_up(*times)).wanted
+        assert (line.what.rpartition(" ")[2], line.measured, line.met) == told
 
 
-def test_the_table_shows_a_loss_as_plainly_as_a_win() -> None:
+def test_the_table_shows_every_side_and_how_far_it_agrees() -> None:
     case = Case("1 token", wanted=1.2)
-    (shown,) = compare.outcome("m", made_up(10, 20, 11, case)).tables
-    (row,) = shown.rows
-    assert row[-2:] == ("1.2", "NO")
-    assert f"{OPENVINO} 0.980" in shown.text()
-    kept = compare.outcome("m", made_up(10, 20, 11, case)).result["cases"][0]
-    assert kept["met"] is False
-    assert kept["milliseconds"][OURS] == [10, 10]
+    found = compare.outcome("m", made_up(10, 20, 11, case))
+    (row,) = found.tables[0].rows
+    assert row[1].startswith("10.0")
+    assert row[-1] == OPENVINO
+    assert f"{OPENVINO} 0.980" in found.tables[0].text()
+    assert found.result["cases"][0]["milliseconds"][OURS] == [10, 10]

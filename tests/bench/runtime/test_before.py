@@ -9,6 +9,7 @@ import pytest
 
 from bench.runtime import before, before_worker
 from bench.runtime.before import OTHER, OURS, Case, Measured, Plan
+from bench.tools.quiet import Turns
 from specops.config import ConfigError, Settings
 from tests.conftest import THREADS
 
@@ -31,11 +32,11 @@ def test_our_time_is_a_share_of_the_others_and_theirs_over_ours_the_speed() -> N
     measured = Measured("m", {CASE.title: {OURS: [9.0, 9.5], OTHER: [10.0, 10.0]}})
     measured.mixed = {OURS: [(30.0, 90.0)], OTHER: [(50.0, 50.0)]}
     plan = Plan(1, 2, 2, 1, 1.0, cases=(CASE,))
-    outcome = before.outcome([measured], Path("old"), plan)
-    steps, mixed = outcome.result["wanted"]
-    assert steps["least"] == pytest.approx(1 / 0.95)
-    assert steps["measured"] == pytest.approx((10 / 9 + 10 / 9.5) / 2)
-    assert (mixed["least"], mixed["measured"]) == (1.1, pytest.approx(1.2))
+    outcome = before.outcome([measured], Path("old"), plan, Turns())
+    steps, mixed = outcome.wanted
+    assert steps.line == pytest.approx(1 / 0.95)
+    assert steps.measured == pytest.approx((10 / 9 + 10 / 9.5) / 2)
+    assert (mixed.line, mixed.measured) == (1.1, pytest.approx(1.2))
     assert outcome.tables[0].rows[0][3].startswith("0.93")
     assert json.loads(json.dumps(outcome.result))["other"] == "old"
 
@@ -51,8 +52,9 @@ def test_a_worker_times_steps_prompts_and_both_together(tiny_settings: Settings)
     settings = {
         "target": tiny_settings.target, "draft": "none", "quant": "int8-128", "threads": THREADS,
         "prefix_cache": "off", "cache_dir": str(tiny_settings.cache_dir), "no_such_setting": 1,
+        "slots": 4,
     }  # fmt: skip
-    worker.load(settings, slots=4)
+    worker.load(settings)
     assert len(worker.steps(4, 0, 5)["seconds"]) == 5
     assert len(worker.steps(1, 3, 2)["seconds"]) == 2
     assert not worker.scheduler.busy

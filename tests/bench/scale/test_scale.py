@@ -30,15 +30,15 @@ def costs(added: float) -> dict[str, Cost]:
     return {"/tokenize": Cost(summary, summary, summary, 1e-4)}
 
 
-def reached(measured: Measured) -> list[str]:
-    return [row[-1] for row in wanted(measured).rows]
+def reached(measured: Measured) -> list[bool]:
+    return [line.met for line in wanted(measured)]
 
 
 def test_what_was_wanted_is_held_against_what_was_measured() -> None:
-    assert reached(Measured(QUICK, True, [ONE, TWO], costs(0.0005))) == ["yes"] * 4
+    assert reached(Measured(QUICK, True, [ONE, TWO], costs(0.0005))) == [True] * 4
     uneven = replace(TWO, requests=[50, 10], cached=0.7)
     busy = replace(ONE, gateway=0.06)
-    assert reached(Measured(QUICK, True, [busy, uneven], costs(0.0015))) == ["NO"] * 4
+    assert reached(Measured(QUICK, True, [busy, uneven], costs(0.0015))) == [False] * 4
 
 
 def test_the_tables_say_it() -> None:

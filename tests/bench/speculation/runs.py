@@ -1,38 +1,38 @@
-"""Runs as a benchmark would have made them: eleven tokens, ten of them decoded."""
+"""Batches as a benchmark would have made them: eleven tokens an answer, ten of them decoded."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from bench.engine.together import Answer, Batch
 from bench.models import BenchModel
 from bench.prompts import Prompt
-from bench.speculation.ways import PLAIN, Config, Measured, Run
+from bench.speculation.ways import PLAIN, Config, Measured
 from specops.config import Settings
-from specops.request import GenerationStats, SourceStats
+from specops.request import FinishReason, GenerationStats, Piece, SourceStats
 
 MODEL = BenchModel("made-up", "Made-up model", Settings())
 SUFFIX = Config("suffix", 4)
 ADAPTIVE = Config("suffix", 8, adaptive=True)
 
 
-def run(tokens: str, seconds: float, steps: int = 10, **counts: Any) -> Run:
-    """One run; the prompt's pass takes a second."""
-    stats = GenerationStats(
-        generated_tokens=11,
-        sequence_steps=steps,
-        prefill_seconds=1.0,
-        decode_seconds=seconds,
-        **counts,
-    )
-    return Run(tuple(map(ord, tokens)), stats)
+def run(tokens: str, seconds: float, steps: int = 10, requests: int = 1, **counts: Any) -> Batch:
+    """Requests with the same answer; their prompts take a second."""
+    pieces = tuple(Piece(ord(letter), letter, "target") for letter in tokens)
+    answer = Answer(pieces, FinishReason.LENGTH, GenerationStats(generated_tokens=11, **counts))
+    decoded = 10 * requests
+    return Batch((answer,) * requests, 1 + seconds, seconds, decoded, steps * requests)
 
 
-def measured(ratios: dict[str, list[float]], steps: int = 4) -> Measured:
-    """By category how many times faster adaptive speculation was, prompt by prompt."""
-    prompts = [Prompt(category, "") for category, found in ratios.items() for _ in found]
-    speedups = [ratio for found in ratios.values() for ratio in found]
+def measured(ratios: dict[str, list[float]], steps: int = 4, at_once: int = 1) -> Measured:
+    """By category how many times faster adaptive speculation was, batch by batch."""
+    batches = [[Prompt(name, "")] * at_once for name, found in ratios.items() for _ in found]
+    drafts = {"drafts": 4, "sources": {"suffix": SourceStats((8,), (0,))}}
     adaptive = [
-        run("aa", 1 / ratio, steps, drafts=4, sources={"suffix": SourceStats((8,), (0,))})
-        for ratio in speedups
+        run("aa", 1 / ratio, steps, at_once, **drafts)
+        for found in ratios.values()
+        for ratio in found
     ]
-    return Measured(prompts, {PLAIN: [run("aa", 1.0) for _ in speedups], ADAPTIVE: adaptive})
+    return Measured(
+        batches, {PLAIN: [run("aa", 1.0, requests=at_once) for _ in batches], ADAPTIVE: adaptive}
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,8 +11,7 @@ import pytest
 from bench.models import BenchModel
 from bench.prompts import CODE, CREATIVE, Prompt
 from bench.speculation import compare, concurrency, drafted, simulated
-from bench.speculation.batches import Batch, run_batch
-from bench.speculation.ways import PLAIN, Runner, Sizes
+from bench.speculation.ways import PLAIN, Measured, Sizes
 from bench.tools.report import Outcome
 from specops.config import Settings
 from tests.bench.speculation.runs import ADAPTIVE, MODEL, SUFFIX, measured, run
@@ -46,9 +45,8 @@ def fits_json(outcome: Outcome) -> dict[str, Any]:
 def test_drafted_says_from_which_acceptance_on_a_draft_model_pays(tiny: BenchModel) -> None:
     plan = drafted.Plan(2, Sizes(12), levels=(1.0, 0.0), lengths=(2,))
     outcome = drafted.run({"int8-128": tiny}, PROMPTS, plan, quiet)
-    found = {level["acceptance"]: level["ways"] for level in fits_json(outcome)["levels"]}
-    for acceptance, ways in found.items():
-        plain, fixed, adaptive = ways
+    levels = fits_json(outcome)["levels"]
+    for acceptance, (plain, fixed, adaptive) in zip(plan.levels, levels.values(), strict=True):
         assert plain["acceptance"] == 0
         assert all(way["equal"] == way["greedy"] == 2 for way in (fixed, adaptive))
         # The draft says what the script says, and nothing of its own.
@@ -67,12 +65,9 @@ def test_compare_runs_each_drafter_fixed_and_adaptively(tiny: BenchModel) -> Non
 
 def test_compare_judges_code_by_speed_and_jumps_and_other_text_by_speed() -> None:
     data = measured({CODE: [1.6, 1.4, 1.5], CREATIVE: [0.98, 0.9, 0.96]})
-    outcome = compare.outcome(MODEL, data, SIZES, ADAPTIVE)
-    lines = {line["what"]: line for line in outcome.result["wanted"]}
-    assert lines["code: speed over plain"]["measured"] == pytest.approx(1.5)
-    assert lines["code: tokens per jump"]["measured"] == pytest.approx(10 / 4)
-    assert lines["creative: speed over plain"]["measured"] == pytest.approx(0.96)
-    assert [row[-1] for row in outcome.tables[1].rows] == ["yes", "yes", "NO"]
+    lines = compare.outcome(MODEL, data, SIZES, ADAPTIVE).wanted
+    assert [line.measured for line in lines] == pytest.approx([1.5, 0.96, 10 / 4])
+    assert [line.met for line in lines] == [True, False, True]
 
 
 def test_an_answer_that_is_not_plain_decodings_is_not_sound() -> None:
@@ -83,47 +78,40 @@ def test_an_answer_that_is_not_plain_decodings_is_not_sound() -> None:
 
 
 def test_requests_run_at_once_and_all_to_their_end(tiny: BenchModel) -> None:
-    plan = concurrency.Plan(2, SIZES, loads=(2,))
-    found = fits_json(concurrency.run(tiny, PROMPTS[:2], plan, quiet))["loads"]
-    assert {row["requests"] for row in found} == {2}
-    assert all(row["tokens_per_second"]["median"] > 0 for row in found)
-    assert found[0]["tokens_per_jump"] == pytest.approx(1.0)  # plain: a token a step and request
+    plan = concurrency.Plan(2, Sizes(24), loads=(2,))
+    (rows,) = fits_json(concurrency.run(tiny, PROMPTS[:2], plan, quiet))["loads"].values()
+    assert all(row["tokens_per_second"] > 0 for row in rows)
+    assert all(row["equal"] == row["greedy"] == 2 for row in rows)
+    assert rows[0]["tokens_per_jump"] == pytest.approx(1.0)  # plain: a token a step and request
 
 
-def batches(seconds: float) -> list[Batch]:
-    return [Batch(2 * seconds, seconds, 100, 50)] * 2
+def of_seconds(**seconds: float) -> Measured:
+    """Four requests at once for code: plain decoding, three draft tokens, and adaptively."""
+    data = measured({CODE: [1.0, 1.0]}, at_once=4)
+    for way, name in ((PLAIN, "plain"), (SUFFIX, "fixed"), (ADAPTIVE, "adaptive")):
+        data.runs[way] = [run("aa", seconds[name], requests=4)] * 2
+    return data
 
 
 def test_adaptive_is_held_against_plain_decoding_and_whichever_of_on_and_off_is_faster() -> None:
-    ways = {PLAIN: batches(2.0), SUFFIX: batches(1.0), ADAPTIVE: batches(1.25)}
     plan = concurrency.Plan(2, SIZES, loads=(4,))
-    found = concurrency.outcome(MODEL, {(CODE, 4): ways}, plan, "suffix").result["wanted"]
-    of_plain, of_better = found
-    assert (of_plain["measured"], of_plain["least"]) == (pytest.approx(1.6), 1.5)
-    assert of_better["measured"] == pytest.approx(0.8)
-    assert "k=4" in of_better["what"]
-    ways[SUFFIX] = batches(4.0)
-    (line,) = concurrency.outcome(MODEL, {(CODE, 4): ways}, plan, "suffix").result["wanted"]
-    assert line["measured"] == pytest.approx(1.6)
+    data = of_seconds(plain=2.0, fixed=1.0, adaptive=1.25)
+    of_plain, of_best = concurrency.outcome(MODEL, {CODE: {4: data}}, plan, ADAPTIVE).wanted
+    assert (of_plain.measured, of_plain.line) == (pytest.approx(1.6), 1.5)
+    assert (of_best.measured, of_best.line) == (pytest.approx(0.8), 0.97)
+    assert "k=4" in of_best.what
+    data = of_seconds(plain=2.0, fixed=4.0, adaptive=1.25)
+    (line,) = concurrency.outcome(MODEL, {CODE: {4: data}}, plan, ADAPTIVE).wanted
+    assert line.measured == pytest.approx(1.6)
 
 
 def test_text_that_does_not_repeat_itself_may_lose_nothing_under_any_load() -> None:
-    ways = {PLAIN: batches(1.0), SUFFIX: batches(2.0), ADAPTIVE: batches(1.02)}
+    data = of_seconds(plain=1.0, fixed=2.0, adaptive=1.02)
     plan = concurrency.Plan(2, SIZES)
-    found = {(CREATIVE, load): ways for load in plan.loads}
-    wanted = concurrency.outcome(MODEL, found, plan, "suffix").result["wanted"]
-    assert [line["least"] for line in wanted] == [0.97] * 3
-    assert [line["measured"] for line in wanted] == pytest.approx([1 / 1.02] * 3)
-
-
-def test_what_is_left_to_decode_after_the_last_prompt_is_what_is_timed(tiny: BenchModel) -> None:
-    runner = Runner.load(replace(tiny, settings=replace(tiny.settings, slots=2)))
-    found = run_batch(runner, PLAIN, PROMPTS[:2], 24)
-    assert 0 < found.decode_seconds < found.seconds
-    assert 23 <= found.tokens <= 46  # both came in one pass, or the second one later
-    assert found.tokens == found.steps
-    with pytest.raises(RuntimeError, match="more new tokens are needed"):
-        run_batch(runner, PLAIN, PROMPTS[:1], 1)
+    found = {CREATIVE: dict.fromkeys(plan.loads, data)}
+    wanted = concurrency.outcome(MODEL, found, plan, ADAPTIVE).wanted
+    assert [line.line for line in wanted] == [0.97] * 3
+    assert [line.measured for line in wanted] == pytest.approx([1 / 1.02] * 3)
 
 
 LEVELS = simulated.Plan(2, 24, rounds={1: 1, 2: 2}, levels=(1.0, 0.0), lengths=(1, 3))
@@ -132,31 +120,27 @@ LEVELS = simulated.Plan(2, 24, rounds={1: 1, 2: 2}, levels=(1.0, 0.0), lengths=(
 def test_every_length_is_measured_at_the_acceptance_asked_for(tiny: BenchModel) -> None:
     outcome = simulated.run(tiny, PROMPTS[:2], LEVELS, quiet)
     levels = fits_json(outcome)["levels"]
-    assert [(lv["requests"], lv["acceptance"]) for lv in levels] == [
-        (1, 1.0), (1, 0.0), (2, 1.0), (2, 0.0)
-    ]  # fmt: skip
-    for level in levels:
-        ways = level["ways"]
-        assert set(ways) == {"k=0", "k=1", "k=3", "adaptive"}
-        for name, way in ways.items():
-            tokens, steps = (sum(b[what] for b in way["batches"]) for what in ("tokens", "steps"))
-            assert way["lost"] == 0
-            if not level["acceptance"]:
-                assert tokens == steps  # nothing was accepted
-            elif name == "k=3":
-                assert tokens > 2 * steps
-    titles = [table.title.lower() for table in outcome.tables]
-    assert all("simulated acceptance" in title for title in titles)
+    assert list(levels) == [f"{n} at once, acceptance {level}" for n in (1, 2) for level in (1, 0)]
+    for name, rows in levels.items():
+        found = {row["label"]: row for row in rows}
+        lengths = ["simulated, k=1", "simulated, k=3", "simulated, adaptive"]
+        assert list(found) == ["plain", *lengths]
+        assert all(row["equal"] == row["greedy"] for row in rows)
+        if name.endswith("acceptance 0"):
+            assert all(row["tokens_per_jump"] == 1 for row in rows)  # nothing was accepted
+        else:
+            assert found["simulated, k=3"]["tokens_per_jump"] > 2
+    assert "simulated acceptance" in outcome.tables[0].title
 
 
-def test_adaptive_is_held_against_the_best_length() -> None:
-    def figures(*seconds: float) -> simulated.Figures:
-        return simulated.Figures([Batch(2 * value, value, 63, 42) for value in seconds])
-
-    ways = {"k=0": figures(2, 2), "k=3": figures(1, 1), "adaptive": figures(1, 1.25)}
-    outcome = simulated.outcome(MODEL, {(4, 0.7): ways}, LEVELS)
-    plain, best = outcome.result["wanted"]
-    assert best["measured"] == pytest.approx((1 + 0.8) / 2)
-    assert plain["measured"] == pytest.approx((2 + 1.6) / 2)
-    assert (plain["least"], best["least"]) == (1.15, 0.95)
-    assert outcome.tables[0].rows[0][:3] == ("4", "0.7", "k=3")
+def test_at_a_simulated_acceptance_adaptive_is_held_against_the_best_length() -> None:
+    data = measured({CODE: [1.0, 1.0]}, at_once=4)
+    best = simulated.Config("simulated", 3)
+    own = simulated.Config("simulated", LEVELS.longest, adaptive=True)
+    data.runs[best] = [run("aa", seconds, requests=4) for seconds in (0.5, 0.5)]
+    data.runs[own] = [run("aa", seconds, requests=4) for seconds in (0.5, 0.625)]
+    plain, of_best = simulated.outcome(MODEL, {4: {0.7: data}}, LEVELS).wanted
+    assert of_best.measured == pytest.approx((1 + 0.8) / 2)
+    assert plain.measured == pytest.approx((2 + 1.6) / 2)
+    assert (plain.line, of_best.line) == (1.15, 0.95)
+    assert "simulated, k=3" in of_best.what

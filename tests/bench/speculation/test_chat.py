@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
-from bench.models import BenchModel
-from bench.prompts import Prompt
 from bench.speculation import chat
-from bench.speculation.batches import Batch
-from bench.speculation.ways import PLAIN, Measured, Run, Sizes
-from specops.config import Settings
-from specops.request import GenerationStats
-from tests.bench.speculation.runs import ADAPTIVE
+from bench.speculation.ways import Sizes
+from tests.bench.speculation.runs import ADAPTIVE, MODEL, measured, run
 
 KINDS = 8
-MODEL = BenchModel("chat", "a chat model", Settings())
-TOGETHER = {PLAIN: [Batch(2.0, 1.0, 100, 100)], ADAPTIVE: [Batch(2.0, 0.8, 100, 50)]}
-
-
-def answer(seconds: float, *tokens: int) -> Run:
-    stats = GenerationStats(
-        generated_tokens=len(tokens), sequence_steps=2, decode_seconds=seconds, drafts=1
-    )
-    return Run(tokens, stats)
-
-
-def measured(speedup: float = 2.0) -> Measured:
-    runs = {PLAIN: [answer(1.0, 1, 2, 3)] * 2, ADAPTIVE: [answer(1.0 / speedup, 1, 2, 3)] * 2}
-    return Measured([Prompt("story", "a"), Prompt("code", "b")], runs)
+TOGETHER = measured({"story": [1.25]}, at_once=4)
 
 
 def test_two_hundred_questions_of_eight_kinds_a_third_for_choosing() -> None:
@@ -44,15 +25,15 @@ def test_two_hundred_questions_of_eight_kinds_a_third_for_choosing() -> None:
 
 @pytest.mark.parametrize(("speedup", "met"), [(2.0, 5), (0.5, 1)])
 def test_each_kind_and_the_whole_are_judged(speedup: float, met: int) -> None:
-    outcome = chat.outcome(MODEL, measured(speedup), TOGETHER, Sizes(8), "held out")
-    wanted = outcome.result["wanted"]
-    assert sum(line["measured"] >= line["least"] for line in wanted) == met
-    assert set(outcome.result["kinds"]) == {"story", "code", "all"}
-    assert outcome.result["at_once"]["total_speedup"] == pytest.approx(1.25)
+    alone = measured({"story": [speedup], "code": [speedup]})
+    outcome = chat.outcome(MODEL, alone, TOGETHER, Sizes(8), "held out")
+    assert sum(line.met for line in outcome.wanted) == met
+    assert set(outcome.result["kinds"]) == {"story", "code", "all", "all, 4 clients"}
+    assert outcome.wanted[-1].measured == pytest.approx(1.25)
     assert outcome.sound
 
 
 def test_another_answer_than_plain_decodings_is_not_sound() -> None:
-    found = measured()
-    runs = found.runs | {ADAPTIVE: [answer(1.0, 1, 2, 4)] * 2}
-    assert not chat.outcome(MODEL, replace(found, runs=runs), TOGETHER, Sizes(8), "").sound
+    alone = measured({"story": [2.0], "code": [2.0]})
+    alone.runs[ADAPTIVE][1] = run("ab", 0.5)
+    assert not chat.outcome(MODEL, alone, TOGETHER, Sizes(8), "").sound

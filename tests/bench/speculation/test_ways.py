@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from bench.models import BenchModel
 from bench.prompts import CREATIVE, Prompt
 from bench.speculation import ways
+from bench.speculation.chat import sources_table
 from bench.speculation.ways import PLAIN, Config, Measured, Row, Runner, Sizes
 from specops.config import Settings
 from specops.request import SamplingParams, SourceStats
@@ -37,10 +38,12 @@ DRAFTED = [
         },
     ),
 ]
+BOTH = [[Prompt("code", "a")], [Prompt(CREATIVE, "b")]]
 
 
-def row(greedy: tuple[bool, ...] = (True, True)) -> Row:
-    return Row.of(SUFFIX, DRAFTED, BASES, greedy)
+def row(config: Config = SUFFIX, temperature: float = 0.0) -> Row:
+    drawn = Prompt("code", "a", SamplingParams(temperature=temperature))
+    return Measured([[drawn], BOTH[1]], {PLAIN: BASES, config: DRAFTED}).row(config)
 
 
 def test_acceptance_jumps_and_misses_are_sums_over_all_prompts() -> None:
@@ -58,7 +61,7 @@ def test_sources_are_told_apart_position_by_position() -> None:
         "suffix": SourceStats((5, 5, 5, 1), (3, 2, 1, 1)),
         "head": SourceStats((5,), (3,)),
     }
-    table = ways.sources_table(found)
+    table = sources_table(found)
     assert table.columns == ("source", "draft tokens", "1", "2", "3", "4")
     assert table.rows == [
         ("suffix", "16", "60%", "40%", "20%", "100%"),
@@ -66,27 +69,28 @@ def test_sources_are_told_apart_position_by_position() -> None:
     ]
 
 
-def test_speedup_is_plain_time_over_this_per_prompt_and_of_the_sums() -> None:
+def test_speedup_is_plain_time_over_this_per_batch_and_of_the_sums() -> None:
     found = row()
     assert (found.speedup.low, found.speedup.high) == pytest.approx((2.25, 2.75))
     assert found.speedup.median == pytest.approx(2.5)
     assert found.total_speedup == pytest.approx(8 / 3)
+    assert found.whole_speedup == pytest.approx((8 + 2) / (3 + 2))
 
 
 def test_equal_counts_the_greedy_prompts_with_plain_decodings_output() -> None:
     assert (row().equal, row().greedy) == (1, 2)
-    sampled = row(greedy=(False, True))
+    sampled = row(temperature=0.8)
     assert (sampled.equal, sampled.greedy) == (0, 1)
 
 
 def test_a_drafter_that_never_drafted_has_no_acceptance() -> None:
-    found = Row.of(SUFFIX, BASES, BASES, (True, True))
+    found = Measured(BOTH, {PLAIN: BASES, SUFFIX: BASES}).row(SUFFIX)
     assert (found.acceptance, found.mean_acceptance_length, found.misses) == (0.0, 0.0, 0.0)
 
 
-def test_cells_stand_below_their_columns_whatever_the_configuration() -> None:
+def test_cells_stand_below_their_columns_whatever_the_way() -> None:
     for config in (PLAIN, SUFFIX, ADAPTIVE):
-        assert len(Row.of(config, DRAFTED, BASES, (True, True)).cells) == len(ways.COLUMNS)
+        assert len(row(config).cells) == len(ways.COLUMNS)
 
 
 def test_labels_tell_configurations_apart() -> None:
@@ -95,9 +99,10 @@ def test_labels_tell_configurations_apart() -> None:
 
 
 def test_a_category_has_its_own_prompts_and_runs() -> None:
-    both = Measured([Prompt("code", "a"), Prompt(CREATIVE, "b")], {PLAIN: BASES, SUFFIX: DRAFTED})
+    both = Measured(BOTH, {PLAIN: BASES, SUFFIX: DRAFTED})
+    assert both.categories == ["code", CREATIVE]
     part = both.of(CREATIVE)
-    assert [prompt.text for prompt in part.prompts] == ["b"]
+    assert part.batches == BOTH[1:]
     assert part.runs == {PLAIN: BASES[1:], SUFFIX: DRAFTED[1:]}
     result = json.loads(json.dumps([asdict(item) for item in part.rows()]))
     assert [item["k"] for item in result] == [0, 4]
@@ -113,28 +118,45 @@ def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: 
     configs = [Config("draft", 1), Config("draft", 3), Config("suffix", 3, adaptive=True)]
     found = ways.measure(runner, configs, prompts, Sizes(12, rounds=2), lambda text: None)
     assert list(found.runs) == [PLAIN, *configs]
-    assert found.prompts == prompts * 2
+    assert found.batches == [[prompt] for prompt in prompts] * 2
     assert all(len(runs) == 4 for runs in found.runs.values())
-    assert all(len(run.tokens) == 12 for runs in found.runs.values() for run in runs)
-    drafted = {config: runs[0].stats.draft_tokens for config, runs in found.runs.items()}
+    answers = {config: [run.answers[0] for run in runs] for config, runs in found.runs.items()}
+    assert all(len(answer.tokens) == 12 for told in answers.values() for answer in told)
+    drafted = {config: told[0].stats.draft_tokens for config, told in answers.items()}
     assert drafted[PLAIN] == 0
     assert drafted[configs[1]] > drafted[configs[0]] > 0
     assert [row.greedy for row in found.rows()] == [2] * 4
 
 
-def test_a_configuration_learns_from_its_own_requests_alone(tiny_settings: Settings) -> None:
+def test_a_way_learns_from_its_own_requests_alone(tiny_settings: Settings) -> None:
     """Its drafts' acceptance is told with every answer; another one's begins where all begin."""
     runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings))
-    prompt = Prompt("code", "def add(a, b):\n")
     first, second = Config("draft", 3), Config("draft", 2)
-    begun = runner.run(prompt, first, 12).stats.acceptance["draft"][0]
-    assert runner.run(prompt, first, 12).stats.acceptance["draft"][0] != begun
-    runner.run(prompt, second, 12)
-    again = Runner(runner.engine, tiny_settings.max_k_draft)
-    assert again.run(prompt, first, 12).stats.acceptance["draft"][0] == begun
+
+    def acceptance(runner: Runner, config: Config) -> float:
+        (answer,) = runner.run([Prompt("code", "def add(a, b):\n")], config, 12).answers
+        return answer.stats.acceptance["draft"][0]
+
+    begun = acceptance(runner, first)
+    assert acceptance(runner, first) != begun
+    acceptance(runner, second)
+    assert acceptance(Runner(runner.engine, tiny_settings.max_k_draft), first) == begun
 
 
-def test_no_prompts_are_refused(tiny_settings: Settings) -> None:
+def test_what_is_left_to_decode_after_the_last_prompt_is_what_is_timed(
+    tiny_settings: Settings,
+) -> None:
+    runner = Runner.load(BenchModel("tiny", "tiny", replace(tiny_settings, slots=2)))
+    prompts = [Prompt("code", "def add(a, b):\n"), Prompt("code", "return a + b\n")]
+    found = runner.run(prompts, PLAIN, 24)
+    assert 0 < found.decode_seconds < found.seconds
+    assert 23 <= found.tokens <= 46  # both came in one pass, or the second one later
+    assert found.tokens == found.steps
+    with pytest.raises(RuntimeError, match="ask for more new tokens"):
+        runner.run(prompts[:1], PLAIN, 1)
+
+
+def test_too_few_prompts_for_a_batch_are_refused(tiny_settings: Settings) -> None:
     runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings))
-    with pytest.raises(ValueError, match="no prompts"):
+    with pytest.raises(ValueError, match="0 prompts are too few"):
         ways.measure(runner, [], [], Sizes(4), lambda text: None)

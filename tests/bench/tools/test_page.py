@@ -10,13 +10,14 @@ import pytest
 
 from bench.tools.page import write_page
 from bench.tools.plots import figure, save
-from bench.tools.report import Chart, Series, Table, write
+from bench.tools.report import Chart, Outcome, Series, Table, write
 
 TABLE = Table("Speed <of> all", ("side", "tok/s"), [("a & b", "9.5")], ("a note",))
 CHART = Chart(
     "Speed", "lines", "k", "times plain", ["0", "1"],
     [Series("suffix", [1.0, 1.5], [0.9, 1.4], [1.1, 1.6]), Series("draft", [None, 0.9])], level=1.0,
 )  # fmt: skip
+OUTCOME = Outcome({}, [TABLE], [CHART])
 MACHINE = {
     "command": "python -m bench x", "cpu": "a cpu", "threads": 2, "onnxruntime": "1", "date": "now",
 }  # fmt: skip
@@ -37,7 +38,7 @@ def test_a_chart_shows_every_series_and_the_level_to_compare_with() -> None:
 
 def test_the_page_holds_every_result_and_asks_for_nothing(tmp_path: Path) -> None:
     for name in ("gamma", "compare"):
-        write(tmp_path, name, {"quick": False, "machine": MACHINE}, [TABLE], [CHART])
+        write(tmp_path, name, {"quick": False, "machine": MACHINE}, OUTCOME, "here")
     (tmp_path / "other.json").write_text("{}")  # holds no tables
     text = write_page(tmp_path).read_text()
     assert text.index('<h2 id="compare">') < text.index('<h2 id="gamma">')
@@ -51,7 +52,7 @@ def test_the_page_holds_every_result_and_asks_for_nothing(tmp_path: Path) -> Non
 
 def test_ids_on_the_page_are_unique_and_what_is_referred_to_is_there(tmp_path: Path) -> None:
     for name in ("gamma", "compare"):
-        write(tmp_path, name, {"quick": True, "machine": MACHINE}, [TABLE], [CHART])
+        write(tmp_path, name, {"quick": True, "machine": MACHINE}, OUTCOME, "here")
     text = write_page(tmp_path).read_text()
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.tools.report import SCHEMA_VERSION, Table, Wanted, spread, wanted_table, write
+from bench.tools.report import SCHEMA_VERSION, Outcome, Table, Wanted, spread, write
 from bench.tools.stats import Summary
 
 TABLE = Table("Speed", ("side", "tok/s"), [("engine", "9.5"), ("API", "10.25")], ("one stream",))
@@ -49,22 +49,35 @@ def test_spread_shows_the_median_and_both_quartiles() -> None:
 
 
 def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
-    data, page = write(tmp_path / "new", "overhead", {"quick": True}, [TABLE, TABLE])
-    assert json.loads(data.read_text()) == {
+    outcome = Outcome({"rate": 2.5}, [TABLE], wanted=[Wanted("speed", 0.97, 1.2)])
+    data, page = write(tmp_path / "new", "overhead", {"quick": True}, outcome, "here")
+    found = json.loads(data.read_text())
+    first, wanted = found.pop("tables")
+    assert found == {
         "schema_version": SCHEMA_VERSION,
         "benchmark": "overhead",
         "quick": True,
-        "tables": json.loads(json.dumps([asdict(TABLE)] * 2)),
+        "rate": 2.5,
+        "wanted": [asdict(outcome.wanted[0])],
         "charts": [],
     }
-    assert page.read_text().count("### Speed") == 2
+    assert first == json.loads(json.dumps(asdict(TABLE)))
+    assert wanted["notes"] == ["here"]
+    assert page.read_text().count("### ") == 2
 
 
 def test_a_result_that_is_no_number_is_refused_before_it_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write(tmp_path, "overhead", {"rate": float("nan")}, [TABLE])
+        write(tmp_path, "overhead", {}, Outcome({"rate": float("nan")}, [TABLE]), "here")
 
 
-def test_a_line_is_reached_from_its_figure_on() -> None:
-    rows = wanted_table("Wanted", [Wanted("a", 0.97, 0.97), Wanted("b", 0.97, 0.9699)]).rows
-    assert [row[-1] for row in rows] == ["yes", "NO"]
+def test_a_line_is_reached_from_its_figure_on_or_up_to_it() -> None:
+    lines = [
+        Wanted("a", 0.97, 0.97),
+        Wanted("b", 0.97, 0.9699),
+        Wanted("c", 1.5, 1.5, at_most=True),
+        Wanted("d", 1.5, 1.501, at_most=True),
+    ]
+    (table,) = Outcome({}, [], wanted=lines).shown
+    assert [row[1] for row in table.rows] == ["at least 0.97"] * 2 + ["at most 1.50"] * 2
+    assert [row[-1] for row in table.rows] == ["yes", "NO"] * 2
