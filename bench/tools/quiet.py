@@ -96,13 +96,13 @@ def watched(*pids: int) -> Iterator[Watched]:
     found.others = max(others, 0.0) / found.seconds
 
 
-def settle(*pids: int, timeout: float = _TIMEOUT_SECONDS) -> None:
-    """Wait until this process and the given ones have stopped spinning."""
+def settle(*pids: int, timeout: float = _TIMEOUT_SECONDS, window: float = _WINDOW_SECONDS) -> None:
+    """Wait until this process and the given ones have stopped spinning, for a window of time."""
     watching = (os.getpid(), *pids)
     deadline = time.monotonic() + timeout
     while True:
         start, before = time.monotonic(), [cpu_seconds(pid) for pid in watching]
-        time.sleep(_WINDOW_SECONDS)  # the window over which CPU time is compared
+        time.sleep(window)  # the window over which CPU time is compared
         passed = time.monotonic() - start
         after = [cpu_seconds(pid) for pid in watching]
         busy = [

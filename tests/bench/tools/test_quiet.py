@@ -38,7 +38,7 @@ def spinning() -> Iterator[subprocess.Popen[str]]:
 
 def test_a_process_that_never_stops_is_named() -> None:
     with spinning() as process, pytest.raises(TimeoutError, match=str(process.pid)):
-        settle(process.pid, timeout=0.2)
+        settle(process.pid, timeout=0.2, window=0.5)  # on a busy machine it seldom runs, too
 
 
 def test_a_process_that_has_stopped_is_quiet() -> None:
