@@ -1,16 +1,16 @@
 """Makes a tokenizer.json of SentencePiece's tokenizer.model: what older Llamas come with.
 
-A tokenizer.model is a message of protocol buffers with every piece and its score; byte-pair
-encoding without the merges, which are the pairs of pieces that make a piece, best score first. What
-comes out is configured as the published tokenizer.json of Llama 2 is: a marker before the text and
-for every space, bytes for what the vocabulary lacks.
+A tokenizer.model is a message of protocol buffers, which transformers describes: every piece with
+its score. It is byte-pair encoding without the merges, which are the pairs of pieces that make a
+piece, best score first. What comes out is configured as the published tokenizer.json of Llama 2 is:
+a marker before the text and for every space, bytes for what the vocabulary lacks.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 _MARK = "\u2581"
 _BPE = 2  # trainer_spec.model_type
 UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # kinds of pieces; 1: ordinary, 6: a byte
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 Piece = tuple[str, float, int]
@@ -39,23 +38,26 @@ def make_tokenizer(folder: Path) -> Tokenizer:
     """
     file = folder / "tokenizer.model"
     content = file.read_bytes()
+    messages: Any = import_module("transformers.utils.sentencepiece_model_pb2_new")  # heavy
     try:
-        pieces, trainer = _read(content)
-        if trainer.get(3, 1) != _BPE:
+        model = messages.ModelProto.FromString(content)
+        if not model.pieces:
+            raise ValueError("it has no pieces")
+        if model.trainer_spec.model_type != _BPE:
             raise SentencePieceError(f"{file} is no byte-pair encoding: its kind cannot be read")
-        return _tokenizer(folder, pieces, trainer)
+        return _tokenizer(folder, model)
     except SentencePieceError:
         raise
     except Exception as error:  # the Rust library raises bare Exception
         raise SentencePieceError(f"{file} is damaged ({error}): download it again") from error
 
 
-def _tokenizer(folder: Path, pieces: Sequence[Piece], trainer: dict[int, Any]) -> Tokenizer:
-    tokenizer = bpe_tokenizer(
-        pieces, unknown=trainer.get(40, 0), byte_fallback=bool(trainer.get(35, 0))
-    )
-    bos = trainer.get(41, 1)
-    if _adds_bos(folder) and bos < len(pieces):
+def _tokenizer(folder: Path, model: Any) -> Tokenizer:
+    trainer = model.trainer_spec
+    pieces = [(piece.piece, piece.score, piece.type) for piece in model.pieces]
+    tokenizer = bpe_tokenizer(pieces, unknown=trainer.unk_id, byte_fallback=trainer.byte_fallback)
+    bos = trainer.bos_id
+    if _adds_bos(folder) and 0 <= bos < len(pieces):
         begin = pieces[bos][0]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", special_tokens=[(begin, bos)]
@@ -127,49 +129,3 @@ def _adds_bos(folder: Path) -> bool:
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return bool(settings.get("add_bos_token", True))
-
-
-def _read(data: bytes) -> tuple[list[Piece], dict[int, Any]]:
-    """Pieces as (text, score, kind), and the trainer's settings by their field numbers."""
-    pieces, trainer = [], dict[int, Any]()
-    for number, value in _fields(data):
-        if number == 1:
-            piece = dict(_fields(value))
-            (score,) = struct.unpack("<f", piece.get(2, bytes(4)))
-            pieces.append((piece.get(1, b"").decode(), score, piece.get(3, 1)))
-        elif number == 2:
-            trainer = dict(_fields(value))
-    if not pieces:
-        raise ValueError("it has no pieces")
-    return pieces, trainer
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: integers for varints, bytes for all else."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, wire = key >> 3, key & 7
-        if wire == _VARINT:
-            value, at = _varint(data, at)
-            yield number, value
-            continue
-        size = {_FIXED64: 8, _FIXED32: 4}.get(wire)
-        if wire == _BYTES:
-            size, at = _varint(data, at)
-        if size is None or at + size > len(data):
-            raise ValueError(f"field {number} reaches beyond its end")
-        yield number, data[at : at + size]
-        at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An integer in groups of 7 bits, the lowest first; and where it ends."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, at
