@@ -34,7 +34,6 @@ class Chat:
     Args:
         engine: of a chat model.
         request: how answers are drawn; its prompt is replaced.
-        terminal: to show them on.
         system: what the model is told first; empty: the template's own.
     """
 

@@ -94,7 +94,6 @@ def load_once(settings: Settings, import_seconds: float) -> LoadRun:
     """Load the settings' target here and now, without a draft: a draft is a model of its own.
 
     Args:
-        settings: see `Settings`.
         import_seconds: what the process took until it could begin.
 
     Raises:
@@ -160,7 +159,6 @@ def measure(
     Args:
         environment: the processes' variables; `SPECOPS_*` among them name the model.
         runs: how many count.
-        tell: told what is being done.
 
     Raises:
         LoadBenchError: the model cannot be loaded.

@@ -21,7 +21,6 @@ def calibrate(network: HeadNetwork, examples: Examples) -> tuple[tuple[float, fl
     """Factor and summand of the first guess's logits, and of the second's where the first is right.
 
     Args:
-        network: trained.
         examples: that it was not trained on.
     """
     sure, right = guesses(network, examples)

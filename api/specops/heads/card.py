@@ -13,8 +13,6 @@ def card(head: HeadFolder, found: Evaluation, written: int, reached: Acceptance)
     """Markdown.
 
     Args:
-        head: its manifest.
-        found: what it brings.
         written: tokens of the answers that the target has written, those for measuring among them.
         reached: how often its guesses are right.
     """

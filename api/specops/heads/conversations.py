@@ -36,11 +36,7 @@ class _Text:
     """A text in the making.
 
     Attributes:
-        number: of the conversation.
-        sampling: how its tokens are drawn.
-        prompt: what it goes on from.
         starter: of a user's message; None for an answer.
-        tokens: so far.
         states: that each of them was chosen by.
     """
 

@@ -61,7 +61,6 @@ def evaluate(settings: Settings, conversations: Sequence[Conversation]) -> Evalu
     """Measure a head that `settings.draft` names.
 
     Args:
-        settings: of a service.
         conversations: that it was not trained on, at least one.
 
     Raises:

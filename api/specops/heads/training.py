@@ -49,12 +49,7 @@ class Training:
 
     Args:
         network: is trained in place.
-        examples: to learn from.
-        held_out: to measure on.
         seconds: that it may take, over all calls.
-        checkpoint: a file.
-        tell: is told how far it is, now and then.
-        clock: seconds.
     """
 
     def __init__(

@@ -77,7 +77,6 @@ def create_app(
     """Build the application. Its model loads in the background once it is started.
 
     Args:
-        settings: the service's settings.
         service: generates; made from the settings by default.
         metrics: what `service` reports to.
     """

@@ -76,9 +76,7 @@ class Connection(H11Protocol):
     """uvicorn's, with limits.
 
     Args:
-        limits: what the client may take.
         closed: told why a connection was closed unasked, one of `series.CLOSINGS`.
-        uvicorn: what uvicorn gives its protocols.
     """
 
     def __init__(self, limits: Limits, closed: Callable[[str], None], **uvicorn: Any) -> None:

@@ -71,11 +71,9 @@ class ApiError(HTTPException):
     """An answer that is not a success.
 
     Args:
-        status: HTTP status.
         message: for a person.
         code: for a program, in snake case.
         param: the request's field that is wrong.
-        headers: more headers of the response.
     """
 
     def __init__(

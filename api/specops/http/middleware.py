@@ -52,7 +52,6 @@ class RequestContext:
     it, returns when the request is over becomes part of its log line.
 
     Args:
-        app: answers.
         keys: what clients must send, see `ApiKeys`.
         rejected: told why, for each request that is turned away here.
         refuse: answers a request, or lets it pass with None. It is asked before the body is read

@@ -97,8 +97,6 @@ def make_server(app: FastAPI, settings: Settings, limits: Limits | None = None) 
     """Build the server of an application made by `create_app`.
 
     Args:
-        app: answers.
-        settings: the service's settings.
         limits: of a client; by default as many connections as half of the descriptors allow.
     """
     state: AppState = app.state.specops

@@ -63,7 +63,6 @@ class EventStream(Response):
         events: whole events. An `ApiError` before the first one becomes the response, a later
             one the last event.
         leave: called when the client leaves, see `calling_on_disconnect`; must end `events`.
-        headers: more headers of the response.
     """
 
     media_type = "text/event-stream"

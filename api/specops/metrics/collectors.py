@@ -71,9 +71,6 @@ class ResourceCollector(Collector):
 
     Args:
         volume: a folder on the volume that models are kept on.
-        throttling: reads what the processor quota did.
-        oom_kills: reads how often the kernel killed for memory.
-        faults: reads the process's page faults.
     """
 
     def __init__(

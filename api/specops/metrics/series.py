@@ -87,7 +87,6 @@ class EngineSeries(_Maker):
     """What the engine does: passes of the target, their tokens, draft tokens, KV blocks.
 
     Args:
-        registry: where the series are registered.
         max_k_draft: positions of drafts that are counted one by one.
     """
 

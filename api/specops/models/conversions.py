@@ -83,9 +83,6 @@ class Conversions:
         """The conversion of a checkpoint that has not changed since; mostly, reads no weights.
 
         Args:
-            path: the checkpoint.
-            parts: what it is made of.
-            quant: the weights wanted.
             report: told when the conversion has to be read.
         """
         source = self._read().get(str(path.resolve()))
@@ -104,9 +101,6 @@ class Conversions:
         known checkpoint leads to any more: the checkpoint has changed, or the converter.
 
         Args:
-            path: the checkpoint.
-            parts: what it is made of.
-            quant: the weights wanted.
             name: how a new conversion's folder begins.
             report: told how far reading the checkpoint is, and when another process is at it.
 

@@ -81,7 +81,6 @@ def fetch(model: HubModel, cache_dir: Path, progress: Progress) -> Path:
     """The folder with a model's files, downloaded unless they are complete here already.
 
     Args:
-        model: what to get.
         cache_dir: where downloads are kept, below `hub/`.
         progress: told about a download while it lasts.
 

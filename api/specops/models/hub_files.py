@@ -23,7 +23,6 @@ def choose_files(names: set[str], gguf: str = "") -> list[str]:
     """The names that are needed to load a model, of all that lie beside each other.
 
     Args:
-        names: what there is.
         gguf: the file that is wanted, or one of its shards, where it is to be a GGUF.
 
     Raises:

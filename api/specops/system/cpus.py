@@ -58,8 +58,6 @@ def available_threads(
     """Threads worth starting, one a core; at least 1.
 
     Args:
-        root: where the cgroup hierarchies are mounted.
-        proc: where procfs is mounted.
         cpus: that the process may run on; None: as the system says.
         system: the folder that describes each CPU.
     """

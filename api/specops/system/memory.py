@@ -57,10 +57,6 @@ class Pressure:
 def read_memory(proc: Path = PROC, root: Path = CGROUP_ROOT) -> MemoryReading:
     """Read the memory of the limiting cgroup, or of this process where nothing limits it.
 
-    Args:
-        proc: where procfs is mounted.
-        root: where the cgroup hierarchies are mounted.
-
     Raises:
         OSError: procfs is not readable.
     """

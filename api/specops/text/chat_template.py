@@ -42,7 +42,6 @@ class ChatTemplate:
     """A compiled template. Thread-safe.
 
     Args:
-        source: Jinja.
         special_tokens: `bos_token` and so on, with their text.
         tools_source: Jinja for conversations with tools, where the model has that apart.
 
@@ -108,7 +107,6 @@ class ChatTemplate:
 
         Args:
             messages: each with `role` and `content`; arguments of calls are objects.
-            tools: that the model may call.
             options: more for the template, such as `enable_thinking`.
 
         Raises:

@@ -22,7 +22,6 @@ class IncrementalDetokenizer:
     that begins inside of one into replacement characters as a whole.
 
     Args:
-        tokenizer: the model's.
         prompt_tokens: what the generated tokens follow.
     """
 

@@ -44,12 +44,7 @@ ENDS = (
 
 
 class FillIn:
-    """Writes the prompts of one model.
-
-    Args:
-        form: its family's.
-        tokenizer: the model's.
-    """
+    """Writes the prompts of one model."""
 
     def __init__(self, form: FillInForm, tokenizer: Tokenizer) -> None:
         self._form = form

@@ -49,7 +49,6 @@ class Grammars:
     """Compiles grammars for one model's vocabulary. Thread-safe.
 
     Args:
-        tokenizer: the model's.
         vocab_size: tokens that the model gives logits for.
         end_tokens: that end a text; they are allowed where a grammar is complete.
     """
@@ -123,13 +122,7 @@ class Grammars:
 
 
 class Matcher:
-    """How far one answer has come in its grammar. Used by one thread.
-
-    Args:
-        matcher: the library's.
-        words: of a mask.
-        end_tokens: that end a text.
-    """
+    """How far one answer has come in its grammar. Used by one thread."""
 
     def __init__(self, matcher: LLMatcher, words: int, end_tokens: frozenset[int]) -> None:
         self._matcher = matcher

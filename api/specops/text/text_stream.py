@@ -17,8 +17,6 @@ class TextStream:
     """The text of one request.
 
     Args:
-        tokenizer: the model's.
-        prompt_tokens: what the generated tokens follow.
         stop: strings that end the text; they are not part of it.
 
     Attributes:

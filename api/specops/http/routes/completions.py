@@ -156,9 +156,6 @@ class _Text:
     """One choice's text so far.
 
     Args:
-        tokenizer: spells tokens.
-        body: the request's.
-        answer: that it is of.
         echo: what the text begins with.
     """
 

@@ -57,12 +57,7 @@ def encode(engine: Engine, asked: Conversation) -> Tokens:
 
 
 class Speech:
-    """How the model writes thoughts and calls of tools in answers to a conversation.
-
-    Args:
-        engine: whose model it is.
-        conversation: what is asked.
-    """
+    """How the model writes thoughts and calls of tools in answers to a conversation."""
 
     def __init__(self, engine: Engine, conversation: Conversation) -> None:
         template, tokenizer = engine.chat_template, engine.tokenizer
@@ -114,12 +109,7 @@ class Speech:
 
 
 class Talk:
-    """The answers to a conversation, as they come.
-
-    Attributes:
-        job: the request under way.
-        engine: that answers.
-    """
+    """The answers to a conversation, as they come."""
 
     def __init__(self, job: Job, engine: Engine, speech: Speech) -> None:
         self.job = job
@@ -171,12 +161,6 @@ async def converse(
     state: AppState, request: Request, body: EngineOptions, conversation: Conversation
 ) -> Talk:
     """Have a conversation gone on with.
-
-    Args:
-        state: of the application.
-        request: HTTP's.
-        body: options of the engine.
-        conversation: what is asked.
 
     Raises:
         InvalidField: a field's value does not suit this server.

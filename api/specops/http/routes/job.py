@@ -206,10 +206,6 @@ async def start(
     """Check what the schema cannot, encode the prompts, queue them.
 
     Args:
-        state: of the application.
-        request: HTTP's.
-        body: options of the engine.
-        prompts: what to go on from.
         sampling: how the tokens of each choice are drawn.
         choices: answers to each prompt.
         skipped: what is ignored besides unknown fields.

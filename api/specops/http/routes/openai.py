@@ -23,9 +23,6 @@ class Heading:
     """What every answer and every chunk of one request begins with.
 
     Args:
-        prefix: of its id.
-        kind: of object.
-        engine: that answers.
         include_usage: one more chunk tells the usage, which is null in the others.
     """
 

@@ -45,12 +45,7 @@ async def responses(body: ResponsesRequest, request: Request, state: State) -> R
 
 
 class _Answer:
-    """One answer, in one piece or as events.
-
-    Args:
-        talk: has it.
-        body: what was asked, of which an answer repeats the most.
-    """
+    """One answer, in one piece or as events."""
 
     def __init__(self, talk: Talk, body: ResponsesRequest) -> None:
         self._talk = talk

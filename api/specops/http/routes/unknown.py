@@ -21,8 +21,6 @@ def ignore_unknown(
     """Note the fields that are ignored for `ignored_header`.
 
     Args:
-        body: the request's.
-        request: HTTP's.
         settings: whether unknown fields are refused instead.
         skipped: more that is ignored.
 

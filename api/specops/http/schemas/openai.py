@@ -20,11 +20,7 @@ MOST_CHOICES = 128  # OpenAI's own bound of `n`
 
 
 class Only:
-    """Marks a field that takes nothing but values that ask for nothing.
-
-    Args:
-        neutral: these values.
-    """
+    """Marks a field that takes nothing but values that ask for nothing."""
 
     def __init__(self, *neutral: Any) -> None:
         self._neutral = neutral

@@ -20,7 +20,6 @@ class CallGrammar:
     """Writes the grammar of a model's answers.
 
     Args:
-        calls: how the model writes calls.
         special: the tags among its special tokens, which are no text, with their tokens.
         thinking: the tags between which it thinks; None where it does not.
         begun: its prompts end with the first of these tags.

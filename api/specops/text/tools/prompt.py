@@ -28,7 +28,6 @@ def with_tools(
 
     Args:
         messages: as OpenAI has them, arguments of calls as objects.
-        tools: that the model may call.
         calls: the template's format.
     """
     told = [tool.for_template() for tool in tools]

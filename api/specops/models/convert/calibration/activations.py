@@ -34,7 +34,6 @@ class Activations:
 
     Args:
         tokens: [samples, length].
-        shape: of the model.
         drawn: the graph as an earlier drawing left it, whatever its weights were stored as.
     """
 
