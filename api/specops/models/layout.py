@@ -18,6 +18,7 @@ from typing import Any
 from specops.models import hub
 from specops.models.folder import TOKENIZER_ADVICE
 from specops.models.gguf_files import files_of, is_gguf
+from specops.models.hub_files import has_tokenizer
 from specops.models.inside import indexed
 from specops.models.sentencepiece import make_tokenizer
 
@@ -103,8 +104,7 @@ def parts_of(source: Path) -> Parts:
     if not found.config.is_file():
         raise LayoutError(f"{source} has no configuration: {found.config} is missing")
     folder = found.folder
-    here = {path.name for path in folder.iterdir()}
-    if not any(needed <= here for needed in ({_TOKENIZER}, _VOCABULARY, {_SENTENCEPIECE})):
+    if not has_tokenizer({path.name for path in folder.iterdir()}):
         raise LayoutError(f"{folder} has no tokenizer: {TOKENIZER_ADVICE}")
     return found
 

@@ -61,16 +61,22 @@ def read_memory(proc: Path = PROC, root: Path = CGROUP_ROOT) -> MemoryReading:
         OSError: procfs is not readable.
     """
     if not (proc / "meminfo").exists():  # macOS
-        own, total = process_memory(proc), without_procfs.total_memory()
-        return MemoryReading(own.anon, own.file, own.swap, total, swap_limit=0, source="process")
+        return _of_process(proc, without_procfs.total_memory(), 0)
     machine = _fields_kib(proc / "meminfo")
     memory_total, swap_total = machine["MemTotal"], machine["SwapTotal"]
     version2, version1 = _cgroups(proc, root)
     if version2 is not None:
         limit = _lowest(version2, root, "memory.max")
         if limit is not None and limit < memory_total:
-            swap_max = _lowest(version2, root, "memory.swap.max")
-            return _read_version2(version2, limit, _least(swap_max, swap_total))
+            stat = _counters(version2 / "memory.stat")
+            return MemoryReading(
+                anon=stat["anon"],
+                file=stat["file"],
+                swap=_number(version2 / "memory.swap.current") or 0,  # none without swap accounting
+                limit=limit,
+                swap_limit=_least(_lowest(version2, root, "memory.swap.max"), swap_total),
+                source="cgroup v2",
+            )
     if version1 is not None:
         stat = _counters(version1 / "memory.stat")
         limit = stat["hierarchical_memory_limit"]
@@ -85,31 +91,12 @@ def read_memory(proc: Path = PROC, root: Path = CGROUP_ROOT) -> MemoryReading:
                 swap_limit=_least(None if both is None else both - limit, swap_total),
                 source="cgroup v1",
             )
-    return _read_process(proc, memory_total, swap_total)
+    return _of_process(proc, memory_total, swap_total)
 
 
-def _read_version2(cgroup: Path, limit: int, swap_limit: int) -> MemoryReading:
-    stat = _counters(cgroup / "memory.stat")
-    return MemoryReading(
-        anon=stat["anon"],
-        file=stat["file"],
-        swap=_number(cgroup / "memory.swap.current") or 0,  # no such file without swap accounting
-        limit=limit,
-        swap_limit=swap_limit,
-        source="cgroup v2",
-    )
-
-
-def _read_process(proc: Path, memory_total: int, swap_total: int) -> MemoryReading:
+def _of_process(proc: Path, limit: int, swap_limit: int) -> MemoryReading:
     own = process_memory(proc)
-    return MemoryReading(
-        anon=own.anon,
-        file=own.file,
-        swap=own.swap,
-        limit=memory_total,
-        swap_limit=swap_total,
-        source="process",
-    )
+    return MemoryReading(own.anon, own.file, own.swap, limit, swap_limit, source="process")
 
 
 def process_memory(proc: Path = PROC) -> ProcessMemory:
