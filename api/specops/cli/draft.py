@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specops.cli.options import add_settings, settings_of
+from specops.cli.options import CommandError, add_settings, settings_of
 from specops.config import ConfigError
 
 if TYPE_CHECKING:
@@ -35,12 +35,10 @@ def _make(options: argparse.Namespace) -> int:
     if not 0 < options.minutes < math.inf:
         raise ConfigError("--minutes takes a number above 0")
     if find_spec("torch") is None:
-        print(
-            "specops: making a head needs torch, which serving does not: install it with "
-            "`pip install 'specops[train]'`, in a clone `pip install -e '.[train]'`",
-            file=sys.stderr,
+        raise CommandError(
+            "making a head needs torch, which serving does not: install it with "
+            "`pip install 'specops[train]'`, in a clone `pip install -e '.[train]'`"
         )
-        return 1
     from specops.heads.making import make_head  # noqa: PLC0415
 
     def tell(text: str) -> None:
@@ -49,7 +47,6 @@ def _make(options: argparse.Namespace) -> int:
     try:
         found = make_head(settings_of(options), options.out, options.minutes, tell)
     except RuntimeError as error:
-        print(f"specops: {error}", file=sys.stderr)
-        return 1
+        raise CommandError(error) from error
     print(f"{options.out}: {found.verdict}")
     return 0

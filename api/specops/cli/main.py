@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specops.cli.draft import add_draft
-from specops.cli.options import add_settings, settings_of, variables_of
+from specops.cli.options import CommandError, add_settings, settings_of, variables_of
 from specops.config import PREFIX, PROMPTS, ConfigError, Settings
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(options)
     except ConfigError as error:
         return _fail(error, _USAGE_ERROR)
+    except CommandError as error:
+        return _fail(error)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:  # `specops generate ... | head`
@@ -137,10 +139,7 @@ def _generate(options: argparse.Namespace) -> int:
     from specops.request import PromptTooLong  # noqa: PLC0415
     from specops.text.chat_template import question  # noqa: PLC0415
 
-    loaded = _for_one(options)
-    if loaded is None:
-        return 1
-    engine, drawn = loaded
+    engine, drawn = _for_one(options)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     chat = engine.info.chat and not options.raw
     text = engine.render_chat(question(prompt, options.system)) if chat else prompt
@@ -166,10 +165,7 @@ def _chat(options: argparse.Namespace) -> int:
     from specops.cli.chat import Chat, line_reader  # noqa: PLC0415
     from specops.cli.terminal import Terminal  # noqa: PLC0415
 
-    loaded = _for_one(options)
-    if loaded is None:
-        return 1
-    engine, drawn = loaded
+    engine, drawn = _for_one(options)
     if not engine.info.chat:
         return _fail(f"{engine.info.name} is no chat model: `specops generate` continues its texts")
     terminal = Terminal(plain=options.no_color)
@@ -177,18 +173,17 @@ def _chat(options: argparse.Namespace) -> int:
     return 0
 
 
-def _for_one(options: argparse.Namespace) -> tuple[Engine, GenerationRequest] | None:
-    """An engine for one request at a time, and how that is drawn; None where none can be loaded."""
+def _for_one(options: argparse.Namespace) -> tuple[Engine, GenerationRequest]:
+    """An engine for one request at a time, and how that is drawn."""
     from specops.cli.generation import check, request_of  # noqa: PLC0415
 
     settings = settings_of(options, slots="1")
     check(options, settings)
     engine = _load(settings)
-    return None if engine is None else (engine, request_of(options, settings, engine))
+    return engine, request_of(options, settings, engine)
 
 
-def _load(settings: Settings) -> Engine | None:
-    """Load the engine; None, with the reason said, where it cannot be loaded."""
+def _load(settings: Settings) -> Engine:
     from specops.engine.engine import Engine  # noqa: PLC0415
 
     def report(state: ModelState, detail: str, download: Download | None = None) -> None:
@@ -199,8 +194,7 @@ def _load(settings: Settings) -> Engine | None:
     try:
         return Engine.load(settings, report)
     except RuntimeError as error:
-        _fail(error)
-        return None
+        raise CommandError(error) from error
 
 
 # -- export and info ---------------------------------------------------------------------------
@@ -237,8 +231,6 @@ def _info(options: argparse.Namespace) -> int:
 
     settings = settings_of(options)
     engine = _load(settings)
-    if engine is None:
-        return 1
     info, choice, memory = engine.info, choose(settings), read_memory()
 
     def weights(source: Source, quant: str, parameters: int) -> str:

@@ -9,6 +9,10 @@ import os
 from specops.config import PREFIX, Settings
 
 
+class CommandError(RuntimeError):
+    """A command that cannot go on; the message says why."""
+
+
 def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
     """Add flags that stand for settings."""
     described = {item.name: item for item in dataclasses.fields(Settings)}
