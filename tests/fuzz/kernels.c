@@ -32,7 +32,7 @@ int64_t specops_draw(const float *, int64_t, double);
 int64_t specops_race(const float *, int64_t, uint64_t, uint64_t);
 int64_t specops_block_bytes(int64_t, int64_t, int64_t, int);
 
-enum { MOST_KERNELS = 8, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16 };
+enum { MOST_KERNELS = 8, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16, OUTPUTS = 3 };
 static const char *names[MOST_KERNELS];  // plain C, which the others are compared with, first
 static int kernels;
 
@@ -148,7 +148,10 @@ struct OrtValue {
 struct OrtStatus { char message[1]; };
 typedef struct { const char *name; int64_t whole; float real; } Attribute;
 struct OrtKernelInfo { Attribute attributes[MOST_ATTRIBUTES]; size_t count; };
-struct OrtKernelContext { OrtValue *inputs[MOST_TENSORS]; OrtValue output; int fill, order; };
+struct OrtKernelContext {
+    OrtValue *inputs[MOST_TENSORS], outputs[OUTPUTS];
+    int fill, order, absent;  // which outputs the graph does not have, a bit each
+};
 
 static OrtStatus refused;
 
@@ -211,12 +214,14 @@ static int64_t elements(const int64_t *dimensions, size_t count) {
 static OrtStatus *get_output(OrtKernelContext *context, size_t index, const int64_t *shape,
                              size_t count, OrtValue **out) {
     const int64_t bytes = elements(shape, count) * (int64_t)sizeof(float);
-    if (index || bytes < 0) return &refused;
-    context->output.count = count;
-    memcpy(context->output.dimensions, shape, count * sizeof *shape);
-    context->output.data = malloc((size_t)bytes);
-    memset(context->output.data, context->fill, (size_t)bytes);
-    return *out = &context->output, NULL;
+    if (index >= OUTPUTS || bytes < 0) return &refused;
+    if (context->absent >> index & 1) return *out = NULL, NULL;
+    OrtValue *output = context->outputs + index;
+    output->count = count;
+    memcpy(output->dimensions, shape, count * sizeof *shape);
+    output->data = malloc((size_t)bytes);
+    memset(output->data, context->fill, (size_t)bytes);
+    return *out = output, NULL;
 }
 
 typedef struct {
@@ -265,6 +270,7 @@ typedef struct {
     OrtKernelInfo info;
     OrtValue inputs[MOST_TENSORS];
     size_t count;
+    int absent;   // outputs
     char *cache;  // what attention keeps: each kernel has its own
     int64_t cache_bytes;
 } Case;
@@ -347,7 +353,7 @@ static void tame_scales(const Shape *shape, uint8_t *tiles, int64_t odd) {
 }
 
 static void product(Case *c) {
-    static const int64_t SIZES[] = {4, 1, 4};
+    static const int64_t SIZES[] = {4, 1, 4, 4, 4};
     const int64_t odd = oddness();
     Shape shape = {.columns = from_to(1, one_in(32) ? 200 : 40),
                    .depth = from_to(1, one_in(32) ? 1200 : 150), .block = 32 << below(4),
@@ -360,10 +366,15 @@ static void product(Case *c) {
     put_attribute(c, "block_size", shape.block, 0), put_attribute(c, "bits", shape.bits, 0);
     put_attribute(c, "zero_points", shape.zero_points, 0), put_attribute(c, "bias", bias, 0);
     put_attribute(c, "half_scales", shape.half_scales, 0);
+    const int made = one_in(2) ? AS_IT_IS : (int)below(GELU_GATE + 1);
+    put_attribute(c, "input", made, 0), put_attribute(c, "epsilon", 0, 1e-5f);
+    c->absent = 2 * (int)below(4);
     const int64_t rows = one_in(4) ? from_to(0, 40) : from_to(1, 6);
-    const int64_t x[] = {1, rows, shape.depth};
+    const int64_t x[] = {1, rows, made >= SILU_GATE ? 2 * shape.depth : shape.depth};
     const size_t rank = one_in(2) ? 2 : 3;
     put_floats(c, 0, odd, rank, x + 3 - rank);
+    if (made == NORM) put_floats(c, 3, odd, 1, &shape.depth);
+    if (made == NORM && one_in(2)) put_floats(c, 4, odd, rank, x + 3 - rank);
     const int64_t bytes = tiles_of(&shape) * tile_bytes(&shape);
     uint8_t *tiles = put_input(c, 1, 1, 1, &bytes);
     for (int64_t i = 0; i < bytes; i += 8) {
@@ -473,18 +484,23 @@ static void try_operator(void (*make)(Case *)) {
     for (int k = 0; k < kernels; k++) {
         use_kernel(k);
         contexts[k].fill = 0x11 * (k + 1);
+        contexts[k].absent = c.absent;
         contexts[k].order = one_in(64) ? (int)from_to(2, 5) : one_in(2);
         char *cache = c.cache ? malloc((size_t)c.cache_bytes) : NULL;
         if (cache) memcpy(cache, c.cache, (size_t)c.cache_bytes);
         computed[k] = run(&c, contexts + k, cache);
         free(cache);
-        const OrtValue *out = &contexts[k].output;
         check(computed[k] == computed[0], "one refuses");
-        const int64_t all = computed[k] ? elements(out->dimensions, out->count) : 0;
-        if (!k) digest_words(out->data, all);
-        check(same(out->data, contexts[0].output.data, all), names[k]);
+        for (int i = 0; computed[k] && i < OUTPUTS; i++) {
+            const OrtValue *out = contexts[k].outputs + i, *expected = contexts[0].outputs + i;
+            check(!out->data == !expected->data, "one has no output");
+            const int64_t all = out->data ? elements(out->dimensions, out->count) : 0;
+            if (!k) digest_words(out->data, all);
+            check(same(out->data, expected->data, all), names[k]);
+        }
     }
-    for (int k = 0; k < kernels; k++) free(contexts[k].output.data);
+    for (int k = 0; k < kernels; k++)
+        for (int i = 0; i < OUTPUTS; i++) free(contexts[k].outputs[i].data);
     discard(&c);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from tests.runtime.kernels.attention import opened
 
 ROWS = 19  # more than two groups of any kernel, and a rest
 MIDDLE, CODES, FRACTIONS = range(3)  # where zero points are, as the operator's attribute has it
+AS_IT_IS, NORM, SILU_GATE, GELU_GATE = range(4)  # what is made of the input, likewise
 
 
 class Weights(NamedTuple):
@@ -111,11 +113,7 @@ def product(
             block=weights.block,
         )
     elif tiles is None:
-        tiles = pack(
-            *(weights.codes, weights.scales, weights.zero_points),
-            bits=weights.bits,
-            block=weights.block,
-        )
+        tiles = tiles_of(weights)
     node = helper.make_node(
         kernels.MATMUL,
         ["x", "tiles"] + (["bias"] if weights.bias is not None else []),
@@ -125,6 +123,8 @@ def product(
         zero_points=weights.points,
         half_scales=int(half_scales),
         bias=int(weights.bias is not None),
+        input=AS_IT_IS,
+        epsilon=0.0,
     )
     made = session(node, weights.depth, weights.columns, tiles=tiles, bias=weights.bias)
     return lambda x: made.run(["y"], {"x": x})[0]
@@ -251,6 +251,171 @@ def test_zero_points_that_are_fractions_take_steps_in_one_order() -> None:
     assert np.array_equal(product(weights)(x[None, None])[0, 0], expected)
 
 
+# -- inputs that a product makes itself ------------------------------------------------------------
+
+
+def making(
+    weights: Weights, kind: int, *, residual: bool = False, outputs: tuple[str, ...] = ("y",)
+) -> Callable[..., list[np.ndarray]]:
+    """A product that makes its input: from x [B, S, K or 2 K], `norm` [K] and `residual`."""
+    given = ["norm"] if kind == NORM else []
+    given += ["residual"] if residual else []
+    depth = weights.depth * (2 if kind >= SILU_GATE else 1)
+    node = helper.make_node(
+        kernels.MATMUL,
+        ["x", "tiles", "", *given],
+        list(outputs),
+        domain=kernels.DOMAIN,
+        **weights.attributes,
+        zero_points=weights.points,
+        half_scales=0,
+        bias=0,
+        input=kind,
+        epsilon=EPSILON,
+    )
+    widths = {"x": depth, "norm": None, "residual": depth}
+    graph = helper.make_graph(
+        [node],
+        "product",
+        [
+            helper.make_tensor_value_info(
+                name, TensorProto.FLOAT, ["B", "S", width] if width else [weights.depth]
+            )
+            for name, width in widths.items()
+            if name in ("x", *given)
+        ],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "S", None])
+            for name in outputs
+            if name
+        ],
+        [numpy_helper.from_array(tiles_of(weights), "tiles")],
+    )
+    opsets = [helper.make_opsetid(kernels.DOMAIN, 1), helper.make_opsetid("", 21)]
+    made = opened(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    return lambda **inputs: made.run([name for name in outputs if name], inputs)
+
+
+def tiles_of(weights: Weights) -> np.ndarray:
+    return pack(
+        *(weights.codes, weights.scales, weights.zero_points),
+        bits=weights.bits,
+        block=weights.block,
+    )
+
+
+EPSILON = 1e-5
+
+
+def gate_of(kind: int, x: np.ndarray) -> np.ndarray:
+    gate, up = np.split(x.astype(np.float64), 2, axis=-1)
+    if kind == SILU_GATE:
+        return gate / (1 + np.exp(-gate)) * up
+    return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(("depth", "block"), [(33, 32), (200, 64), (576, 32), (1024, 256)])
+def test_a_product_of_a_norm(depth: int, block: int, *, residual: bool) -> None:
+    weights = random_weights(40, depth, 8, block, zero_points=MIDDLE, bias=False)
+    random = np.random.default_rng(depth)
+    names = ("x", "residual") if residual else ("x",)
+    inputs = {name: random.normal(size=(1, ROWS, depth)).astype(np.float32) for name in names}
+    inputs["norm"] = random.normal(1, 0.3, depth).astype(np.float32)
+    compute = making(weights, NORM, residual=residual, outputs=("y", "sum", "made"))
+    found, total, made = compute(**inputs)
+    assert np.array_equal(total, sum(inputs[name] for name in names))
+    exact = total.astype(np.float64)
+    exact /= np.sqrt(np.mean(exact**2, axis=-1, keepdims=True) + EPSILON)
+    exact *= inputs["norm"]
+    assert np.abs(made - exact).max() < 1e-6 * np.abs(exact).max()
+    assert np.array_equal(product(weights)(made), found)
+    for outputs in (("y",), ("y", "sum"), ("y", "", "made")):
+        for rows in (1, 2, ROWS):
+            some = {
+                name: value if name == "norm" else value[:, :rows] for name, value in inputs.items()
+            }
+            again = making(weights, NORM, residual=residual, outputs=outputs)(**some)
+            assert np.array_equal(again[0], found[:, :rows])
+            if outputs[-1] != "y":
+                assert np.array_equal(again[1], {"sum": total, "made": made}[outputs[-1]][:, :rows])
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("kind", [SILU_GATE, GELU_GATE])
+@pytest.mark.parametrize(("depth", "block"), [(33, 32), (200, 64), (1536, 32)])
+def test_a_product_of_a_gate(depth: int, block: int, kind: int) -> None:
+    weights = random_weights(40, depth, 4, block, zero_points=FRACTIONS, bias=False)
+    x = np.random.default_rng(depth).normal(0, 4, (1, ROWS, 2 * depth)).astype(np.float32)
+    found, made = making(weights, kind, outputs=("y", "", "made"))(x=x)
+    exact = gate_of(kind, x)
+    assert np.abs(made - exact).max() < 2e-6 * np.abs(exact).max()
+    assert np.array_equal(product(weights)(made), found)
+    for rows in (1, 2, ROWS):
+        assert np.array_equal(making(weights, kind)(x=x[:, :rows])[0], found[:, :rows])
+
+
+@pytest.mark.parametrize("kind", [SILU_GATE, GELU_GATE])
+def test_a_gate_is_right_at_every_number(kind: int) -> None:
+    """Numbers whose exponential float32 takes for 0 or 1, too."""
+    weights = random_weights(16, 512, 8, 32, zero_points=MIDDLE, bias=False)
+    gate = np.concatenate([np.geomspace(1e-30, 700, 255), [0.0]]).astype(np.float32)
+    x = np.concatenate([gate, -gate, np.ones(512, np.float32)])[None, None]
+    made = making(weights, kind, outputs=("y", "", "made"))(x=x)[1]
+    exact = gate_of(kind, x)
+    assert np.allclose(made, exact, rtol=1e-5, atol=1e-12 if kind == SILU_GATE else 1e-6)
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("kind", [NORM, SILU_GATE, GELU_GATE])
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_nothing_infinite_gets_lost_on_the_way(odd: float, kind: int) -> None:
+    weights = random_weights(32, 100, 4, 32, zero_points=MIDDLE, bias=False)
+    width = 200 if kind >= SILU_GATE else 100
+    x = np.random.default_rng(4).normal(size=(1, 3, width)).astype(np.float32)
+    inputs = {"norm": np.ones(100, np.float32)} if kind == NORM else {}
+    compute = making(weights, kind)
+    expected = compute(x=x, **inputs)[0]
+    x[0, 1, width - 1] = odd
+    found = compute(x=x, **inputs)[0]
+    assert np.isnan(found[0, 1]).all()
+    assert np.array_equal(found[0, [0, 2]], expected[0, [0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"x": (1, 2, 65)}, "last dimension of the input"),
+        ({"norm": (63,)}, "norm is missing or has another size"),
+        ({"residual": (1, 2, 63)}, "residual has another shape"),
+        ({"residual": (1, 3, 64)}, "residual has another shape"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(
+    wrong: dict[str, tuple[int, ...]], message: str
+) -> None:
+    weights = random_weights(32, 64, 4, 32, zero_points=MIDDLE, bias=False)
+    node = helper.make_node(
+        kernels.MATMUL,
+        ["x", "tiles", "", "norm", "residual"],
+        ["y"],
+        domain=kernels.DOMAIN,
+        **weights.attributes,
+        **dict.fromkeys(("zero_points", "half_scales", "bias"), 0),
+        input=NORM,
+        epsilon=EPSILON,
+    )
+    shapes = {"x": (1, 2, 64), "norm": (64,), "residual": (1, 2, 64)} | wrong
+    given = {name: np.zeros(shape, np.float32) for name, shape in shapes.items() if name != "x"}
+    made = session(node, shapes["x"][-1], 32, tiles=tiles_of(weights), **given)
+    with pytest.raises(Exception, match=message):
+        made.run(["y"], {"x": np.zeros(shapes["x"], np.float32)})
+
+
+# -- scales in float16 -----------------------------------------------------------------------------
+
+
 def weights_of_halves(columns: int, depth: int, bits: int, block: int, zero_points: int) -> Weights:
     """Weights whose scales and offsets float16 has: some are 0, tiny, huge, or lack the other."""
     weights = random_weights(columns, depth, bits, block, zero_points=zero_points, bias=True)
@@ -345,9 +510,12 @@ def test_a_bias_that_is_not_there_is_refused() -> None:
         ({"zero_points": -1}, "0, 1 or 2"),
         ({"half_scales": 2}, "half_scales is 0 or 1"),
         ({"bias": -1}, "bias is 0 or 1"),
+        ({"input": 4}, "input is 0, 1, 2 or 3"),
+        ({"epsilon": -1.0}, "epsilon is below 0"),
+        ({"epsilon": math.inf}, "epsilon is below 0 or not finite"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused(changed: dict[str, int], message: str) -> None:
+def test_a_shape_that_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
     weights = random_weights(32, 64, 4, 32, zero_points=MIDDLE, bias=False)
     with pytest.raises(Exception, match=message):
         refused(weights, **changed)
@@ -370,10 +538,11 @@ def test_a_shape_that_the_weights_do_not_have_is_refused(changed: dict[str, int]
         refused(weights, **changed)(x)
 
 
-def refused(weights: Weights, **changed: int) -> Callable[[np.ndarray], np.ndarray]:
+def refused(weights: Weights, **changed: Any) -> Callable[[np.ndarray], np.ndarray]:
     """A product whose attributes are not those of its weights."""
     tiles = pack(weights.codes, weights.scales, None, bits=weights.bits, block=weights.block)
-    attributes = {**weights.attributes, "zero_points": 0, "half_scales": 0, "bias": 0, **changed}
+    zeros = dict.fromkeys(("zero_points", "half_scales", "bias", "input"), 0)
+    attributes = {**weights.attributes, **zeros, "epsilon": 0.0, **changed}
     node = helper.make_node(
         kernels.MATMUL, ["x", "tiles"], ["y"], domain=kernels.DOMAIN, **attributes
     )

@@ -8,7 +8,7 @@ onnxruntime's, and a few arbitrary tokens can make any difference out of that.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from specops.models.folder import ModelError
+from specops.models.graph.product_inputs import Made, pair_gates, take_norms_in
 from specops.models.graph.tensors import external, fill_page, values_of
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import TILE, as_halves, pack, unpacked, zero_points_of
@@ -77,17 +78,20 @@ def write_tiles(
     _take_biases_in(graph)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     written: list[TensorProto] = []
+    pairs = pair_gates(
+        graph,
+        lambda node: _computable(node, tensors),
+        lambda one, other: _alike(one, other, tensors),
+    )
     for index, node in enumerate(graph.node):
-        operands = _operands(node)
-        if not _computable(node, operands, tensors):
+        if not _computable(node, tensors):
             continue
-        arrays = {
-            key: values_of(tensors[operands[key]], folder) for key in _TYPES if key in operands
-        }
+        behind = pairs.get(node.output[0])
+        product = _product((node, behind) if behind else (node,), tensors, folder)
         name = f"{node.name or node.output[0]}.tiles"
-        product = _Product(arrays, _attributes(node))
         written.append(_write(name, product, location, target))
-        graph.node[index].CopyFrom(_replaced(node, operands, name, product))
+        graph.node[index].CopyFrom(_replaced(node, name, product))
+    take_norms_in(graph)
     used = {name for node in graph.node for name in node.input}
     for name in tensors.keys() - used:
         graph.initializer.remove(tensors[name])
@@ -186,11 +190,9 @@ def _attributes(node: onnx.NodeProto) -> dict[str, int]:
     return {item.name: item.i for item in node.attribute}
 
 
-def _computable(
-    node: onnx.NodeProto, operands: Mapping[str, str], tensors: Mapping[str, TensorProto]
-) -> bool:
+def _computable(node: onnx.NodeProto, tensors: Mapping[str, TensorProto]) -> bool:
     """Whether a node is a product, with weights that the kernels know and no more exactness."""
-    attributes = _attributes(node)
+    attributes, operands = _attributes(node), _operands(node)
     return (
         node.op_type == "MatMulNBits"
         and attributes.get("accuracy_level", 0) in (_ANY_ACTIVATIONS, _INT8_ACTIVATIONS)
@@ -205,6 +207,36 @@ def _computable(
             if key in operands
         )
     )
+
+
+def _alike(one: onnx.NodeProto, other: onnx.NodeProto, tensors: Mapping[str, TensorProto]) -> bool:
+    """Whether two products have one input, weights of one form and no bias."""
+    operands = _operands(one), _operands(other)
+    first, second = (
+        {key: tensors[given[key]].data_type for key in _TYPES if key in given} for given in operands
+    )
+    return (
+        first == second
+        and operands[0]["x"] == operands[1]["x"]
+        and not any("bias" in given for given in operands)
+        and _attributes(one) == _attributes(other)
+    )
+
+
+def _product(
+    nodes: Sequence[onnx.NodeProto], tensors: Mapping[str, TensorProto], folder: Path
+) -> _Product:
+    """The weights of products, the columns of one behind those of another."""
+    attributes, operands = _attributes(nodes[0]), [_operands(node) for node in nodes]
+    columns = attributes["N"]
+    arrays = {}
+    for key in _TYPES:
+        parts = [values_of(tensors[given[key]], folder) for given in operands if key in given]
+        if len(parts) == 1:
+            (arrays[key],) = parts
+        elif parts:
+            arrays[key] = np.concatenate([part.reshape(columns, -1) for part in parts])
+    return _Product(arrays, attributes | {"N": columns * len(nodes)})
 
 
 class _Product:
@@ -288,10 +320,9 @@ def _bits(values: NDArray[Any]) -> Bytes:
     return np.ascontiguousarray(values).view(np.uint8)
 
 
-def _replaced(
-    node: onnx.NodeProto, operands: Mapping[str, str], tiles: str, product: _Product
-) -> onnx.NodeProto:
+def _replaced(node: onnx.NodeProto, tiles: str, product: _Product) -> onnx.NodeProto:
     """The same product, computed by the kernels."""
+    operands = _operands(node)
     inputs = [operands["x"], tiles]
     if "bias" in operands:
         inputs.append(operands["bias"])
@@ -308,4 +339,6 @@ def _replaced(
         zero_points=int(product.kind),
         half_scales=int(product.halves),
         bias=int("bias" in operands),
+        input=_attributes(node).get("input", int(Made.AS_IT_IS)),
+        epsilon=0.0,
     )

@@ -17,8 +17,7 @@ static void prepare(const Pass *pass, const float *from, const float *norm, int6
     if (norm) {
         Floats squares = {0};
         for (int64_t i = 0; i < filled; i += LANES) squares += load(head + i) * load(head + i);
-        const float mean = total(squares) / (float)size;
-        const float inverse = 1.0f / sqrtf(mean + pass->layer.epsilon);
+        const float inverse = inverse_rms(squares, size, pass->layer.epsilon);
         for (int64_t i = 0; i < size; i++) head[i] = head[i] * inverse * norm[i];
     }
     if (!pass->cos) return;

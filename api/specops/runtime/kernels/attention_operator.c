@@ -254,5 +254,7 @@ static int input(const OrtCustomOp *op, size_t index) {
 static int optional(const OrtCustomOp *op, size_t index) {
     return (void)op, index == KEY || index == VALUE || index > CACHE;
 }
+static size_t outputs(const OrtCustomOp *op) { return (void)op, 1; }
+static int spare(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, 0; }
 
 const OrtCustomOp ATTENTION_OPERATOR = OPERATOR;

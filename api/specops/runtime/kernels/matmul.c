@@ -27,7 +27,8 @@ typedef struct {
     const MatmulKernel *kernel;
     const Shape *shape;
     const uint8_t *weights;
-    const float *bias, *x;
+    const float *bias;
+    const Input *input;
     float *y;
     Activations activations;
     int64_t groups, panel;  // groups of rows: all, and those of a panel
@@ -41,25 +42,17 @@ static inline int rows_of(const Job *job, int64_t group) {
     return group < job->groups - 1 ? width : (int)(job->activations.rows - group * width);
 }
 
-static void quantize(void *argument, size_t group) {
+static void quantize(void *argument, size_t row) {
     Job *job = argument;
-    const Shape *shape = job->shape;
     const Activations *out = &job->activations;
-    const int64_t blocks = blocks_of(shape), first = group * job->kernel->width;
-    const int count = rows_of(job, group), by_row = job->kernel->by_row;
-    for (int row = 0; row < count; row++) {
-        const float *x = job->x + (first + row) * shape->depth;
-        int8_t *codes = out->codes + first * blocks * shape->block;
-        codes += by_row ? row * blocks * shape->block : row * 4;
-        for (int64_t block = 0; block < blocks; block++) {
-            const int64_t start = block * shape->block;
-            const int64_t place = first * blocks + block * count + row;
-            out->scales[place] =
-                job->kernel->round(x + start, least(shape->depth - start, shape->block),
-                                   shape->block, codes + (by_row ? start : start * count),
-                                   by_row ? 4 : count * 4, &out->sums[place]);
-        }
-    }
+    const int64_t group = least(row / job->kernel->width, job->groups - 1);
+    const int64_t first = group * job->kernel->width, within = row - first;
+    const int64_t blocks = blocks_of(job->shape), depth = blocks * job->shape->block;
+    const int by_row = job->kernel->by_row, count = rows_of(job, group);
+    job->kernel->quantize(job->input, row, job->shape,
+                          out->codes + first * depth + within * (by_row ? depth : 4),
+                          by_row ? 4 : 4 * count, out->scales + first * blocks + within,
+                          out->sums + first * blocks + within, count);
 }
 
 static void compute(void *argument, size_t index) {
@@ -98,21 +91,21 @@ int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int bits, 
 }
 
 int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,
-             const float *bias, const float *x, int64_t rows, float *y, Threads threads) {
+             const float *bias, const Input *input, int64_t rows, float *y, Threads threads) {
     if (kernel->narrow && rows < FEWEST_WIDE) kernel = kernel->narrow;
     const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
     const int64_t width = kernel->width;
     const int64_t bytes = depth + blocks * (int64_t)(sizeof(float) + sizeof(int32_t));  // of a row
     char *memory = rows <= INT64_MAX / bytes ? malloc((size_t)(rows * bytes)) : NULL;
     if (!memory) return -1;
-    Job job = {kernel, shape, weights, bias, x, y, .activations.rows = rows};
+    Job job = {kernel, shape, weights, bias, input, y, .activations.rows = rows};
     job.activations.scales = (float *)memory;
     job.activations.sums = (int32_t *)(job.activations.scales + rows * blocks);
     job.activations.codes = (int8_t *)(job.activations.sums + rows * blocks);
     // A single row that would be left joins the last group.
     job.groups = rows > width ? (rows + width - 2) / width : 1;
-    if (rows * depth > ROUNDED_ALONE) threads.run(threads.context, quantize, job.groups, &job);
-    else for (int64_t group = 0; group < job.groups; group++) quantize(&job, group);
+    if (rows * depth > ROUNDED_ALONE) threads.run(threads.context, quantize, rows, &job);
+    else for (int64_t row = 0; row < rows; row++) quantize(&job, row);
     job.panel = least(PANEL / (depth * width) + 1, job.groups);
     job.pieces = pieces_of(shape, job.panel, least(rows, job.panel * width));
     const int64_t panels = (job.groups + job.panel - 1) / job.panel;

@@ -36,6 +36,7 @@
 enum { TILE = 16, LINE = 64, AHEAD = 4096, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
 enum { FEWEST_WIDE = 16 };  // rows that fill a tile of AMX
 enum { MIDDLE = 0, CODES = 1, FRACTIONS = 2 };  // zero points: the middle of the range, or stored
+enum { AS_IT_IS = 0, NORM = 1, SILU_GATE = 2, GELU_GATE = 3 };  // what is made of an input
 #define TINY 1e-30f  // below it 127 / x overflows: such a block is zeros
 
 typedef struct {
@@ -45,6 +46,20 @@ typedef struct {
     int zero_points;         // MIDDLE, CODES or FRACTIONS
     int half_scales;         // whether scales, and offsets instead of fractions, are float16
 } Shape;
+
+// What is multiplied. Of `made` and `sum`, which may be NULL, a row has K numbers.
+//   AS_IT_IS   x [rows, K]
+//   NORM       s / sqrt(mean of s^2 + epsilon) * weight[k], where s is x, plus `residual` [rows, K]
+//              unless that is NULL; `sum` gets s
+//   SILU_GATE  x[0, K) * sigmoid(x[0, K)) * x[K, 2 K), of x [rows, 2 K]
+//   GELU_GATE  likewise, with GELU by its approximation with tanh
+// `made` gets what is multiplied, but for AS_IT_IS.
+typedef struct {
+    int kind;
+    const float *x, *residual, *weight;
+    float epsilon;
+    float *sum, *made;
+} Input;
 
 // `rows` rows of activations in 8 bits, K filled up to whole blocks with zeros. Rows come in
 // groups of the kernel's width, the last one narrower or wider by one; of a group of n rows that
@@ -63,10 +78,10 @@ typedef struct {
 typedef struct MatmulKernel {
     int width;   // rows of a group; the last one may have one more
     int by_row;  // whether activations' codes lie row by row instead, [n][K]
-    // Round a block's numbers, of which the first `size` are there, to codes, four of them every
-    // `stride` bytes. Returns the scale; `sum` gets that of the codes.
-    float (*round)(const float *x, int64_t size, int64_t block, int8_t *codes, int64_t stride,
-                   int32_t *sum);
+    // Make a row of the input and round it to codes, four of them every `stride` bytes. Of a block
+    // the scale, and the sum of the codes, are put into every `step`th place.
+    void (*quantize)(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
+                     int64_t stride, float *scales, int32_t *sums, int64_t step);
     // Compute a tile for a group of rows; `y` [rows, N] begins at the group and the tile, so does
     // `bias`, which may be NULL. Of its 16 columns the first `columns` are there. Lines before
     // `end` are asked for ahead.
@@ -124,9 +139,9 @@ static inline Operands operands_of(const Shape *shape, const uint8_t *weights,
 extern const MatmulKernel MATMUL_PLAIN, MATMUL_AVX2, MATMUL_AVX512, MATMUL_VNNI256, MATMUL_VNNI512;
 extern const MatmulKernel MATMUL_AMX, MATMUL_DOTPROD, MATMUL_I8MM;
 
-// y [rows, N] = x [rows, K] times the weights, plus `bias` [N] unless it is NULL. Returns 0, or -1
+// y [rows, N] = input [rows, K] times the weights, plus `bias` [N] unless it is NULL. Returns 0, or -1
 // where memory ran out.
 int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,
-             const float *bias, const float *x, int64_t rows, float *y, Threads threads);
+             const float *bias, const Input *input, int64_t rows, float *y, Threads threads);
 
 #endif

@@ -1,41 +1,12 @@
-// What all kernels of products have in common: rounding activations, and adding a block's products to
-// a row's totals. Written with the compiler's vectors, so that each rounding is the same by construction.
+// What all kernels of products have in common: activations, and adding a block's products to a row's
+// totals. Written with the compiler's vectors, so that each rounding is the same by construction.
 
 #ifndef SPECOPS_MATMUL_KERNEL_H
 #define SPECOPS_MATMUL_KERNEL_H
 
-#include "matmul.h"
-#include "vectors.h"
+#include "matmul_input.h"
 
 typedef uint8_t PointsAt __attribute__((vector_size(16), aligned(1), may_alias));
-
-static float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
-                         int64_t stride, int32_t *sum) {
-    float filled[MOST_BLOCK];
-    if (size < block) {
-        memcpy(filled, x, size * sizeof(float));
-        for (int64_t k = size; k < block; k++) filled[k] = 0;
-        x = filled;
-    }
-    Floats most = {0}, odd = {0};
-    for (int64_t k = 0; k < block; k += LANES) {
-        most = larger(magnitude(load(x + k)), most);
-        // 0, or NaN from the first infinity or NaN on: no such thing may get lost.
-        odd += load(x + k) * 0.0f;
-    }
-    const float highest = largest(most) + total(odd);
-    *sum = 0;
-    if (!(highest > TINY)) return no_codes(codes, block, stride), highest / 127;
-    Ints sums = {0};
-    for (int64_t k = 0; k < block; k += LANES) {
-        int8_t rounded[LANES];
-        sums += to_codes(rounded, load(x + k) * (127 / highest));
-        for (int word = 0; word < LANES; word += 4, codes += stride)
-            memcpy(codes, rounded + word, 4);
-    }
-    for (int lane = 0; lane < LANES; lane++) *sum += sums[lane];
-    return highest / 127;
-}
 
 // Adds a block: `dots` are the products' sums of each row, with the tile's columns in lanes; `lines`
 // what stands behind the block's codes. Returns what follows.

@@ -40,8 +40,7 @@ Threads threads_of(Call *call) { return (Threads){run, call}; }
 
 const char *cpu_provider(const OrtCustomOp *op) { return (void)op, "CPUExecutionProvider"; }
 int float_output(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_FLOAT; }
-size_t one_output(const OrtCustomOp *op) { return (void)op, 1; }
-int is_required(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, 0; }
+int on_cpu(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, 0; }
 int first_version(const OrtCustomOp *op) { return (void)op, 1; }
 int last_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
 

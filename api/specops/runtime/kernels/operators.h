@@ -43,8 +43,7 @@ Threads threads_of(Call *call);
 // What both operators say of themselves.
 const char *cpu_provider(const OrtCustomOp *op);
 int float_output(const OrtCustomOp *op, size_t index);
-size_t one_output(const OrtCustomOp *op);
-int is_required(const OrtCustomOp *op, size_t index);
+int on_cpu(const OrtCustomOp *op, size_t index);
 int first_version(const OrtCustomOp *op);
 int last_version(const OrtCustomOp *op);
 
@@ -56,11 +55,11 @@ int last_version(const OrtCustomOp *op);
      .GetInputType = input,                                                               \
      .GetInputTypeCount = inputs,                                                         \
      .GetOutputType = float_output,                                                       \
-     .GetOutputTypeCount = one_output,                                                    \
+     .GetOutputTypeCount = outputs,                                                       \
      .KernelDestroy = free,                                                               \
      .GetInputCharacteristic = optional,                                                  \
-     .GetOutputCharacteristic = is_required,                                              \
-     .GetInputMemoryType = is_required,                                                   \
+     .GetOutputCharacteristic = spare,                                                    \
+     .GetInputMemoryType = on_cpu,                                                        \
      .CreateKernelV2 = create,                                                            \
      .KernelComputeV2 = compute,                                                          \
      .GetStartVersion = first_version,                                                    \

@@ -70,11 +70,12 @@ int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int bits, 
     }
     for (int i = 0; i < MOST * DEPTH; i++)
         x[i] = (float)(int32_t)(number = number * 1664525 + 1013904223) / (1 << 24);
+    const Input input = {.kind = AS_IT_IS, .x = x};
     int same = 1;
     for (int rows = LEAST; same && rows <= MOST; rows += 17) {
         const Threads alone = {in_turn, NULL};
-        same = !multiply(one, &shape, weights, NULL, x, rows, y[0], alone) &&
-               !multiply(other, &shape, weights, NULL, x, rows, y[1], alone) &&
+        same = !multiply(one, &shape, weights, NULL, &input, rows, y[0], alone) &&
+               !multiply(other, &shape, weights, NULL, &input, rows, y[1], alone) &&
                !memcmp(y[0], y[1], (size_t)rows * COLUMNS * sizeof(float));
     }
     free(weights);

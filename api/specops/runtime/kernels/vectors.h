@@ -7,6 +7,7 @@
 #ifndef SPECOPS_VECTORS_H
 #define SPECOPS_VECTORS_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -142,6 +143,21 @@ INLINE Floats hyperbolic_tangent(Floats x) {
     const Floats near = x + x * (s * y);
     const Floats sign = (Floats)((Words)x & 0x80000000u);
     return choose(s < 0.0625f, near, (Floats)((Ints)far | (Ints)sign));
+}
+
+INLINE Floats silu(Floats x) {  // x * sigmoid(x)
+    const Floats e = exponential(magnitude(x) * -1.0f);
+    return x * (choose(x < 0.0f, e, (Floats){0} + 1.0f) / (1.0f + e));
+}
+
+INLINE Floats gelu(Floats x) {  // by its approximation with tanh
+    const Floats inner = (x + x * x * x * 0.044715f) * 0.797884561f;
+    return x * 0.5f * (1.0f + hyperbolic_tangent(inner));
+}
+
+// 1 / sqrt(mean + epsilon) of so many squares, added up lane by lane.
+INLINE float inverse_rms(Floats squares, int64_t count, float epsilon) {
+    return 1.0f / sqrtf(total(squares) / (float)count + epsilon);
 }
 
 // float16 to float32, exact; a NaN becomes a quiet one, as processors do it.

@@ -117,7 +117,7 @@ def test_llama_of_one_type(kind: Kind, tmp_path: Path) -> None:
     found = products(prepared(model.graph_file, tmp_path / "a"))
     offsets = kind in (Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K)
     bits = 4 if kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K) else 8
-    assert len(found) == 2 * 5 + 1
+    assert len(found) == 2 * 4 + 1
     for product in found:
         assert (product["bits"], product["block_size"]) == (bits, 32)
         assert product["zero_points"] == (2 if offsets else 0)

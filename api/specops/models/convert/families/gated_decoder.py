@@ -195,7 +195,7 @@ class GatedDecoder(Family):
         self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str
     ) -> list[str]:
         """The two products of the feed-forward."""
-        # apart: side by side in one product, splitting its result costs more
+        # apart, for other programs; the engine makes them one (models.graph.product_inputs)
         return [
             self.linear(graph, checkpoint, index, f"mlp.{part}_proj", x) for part in ("gate", "up")
         ]

@@ -1,0 +1,192 @@
+"""Norms and gates become parts of the products behind them, and results stay the same."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from specops.models.convert import Quantization, export_checkpoint
+from specops.models.graph.product_inputs import Made
+from specops.models.graph.tiles import write_tiles
+from specops.models.graph.tokenwise import attributes_of
+from specops.runtime import kernels
+from tests.checkpoints import RELATIVES, make_relative_checkpoint
+from tests.models.graph.published_graph import write_published
+from tests.models.graph.test_tiles import operators
+from tests.passes import Passes, prepared
+
+TOKENS = np.random.default_rng(5).integers(1, 320, 48).tolist()
+NORMS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
+
+
+def products(graph: Path) -> list[onnx.NodeProto]:
+    nodes = onnx.load(graph, load_external_data=False).graph.node
+    return [node for node in nodes if node.op_type == kernels.MATMUL]
+
+
+def inputs_of(graph: Path) -> list[Made]:
+    return [Made(attributes_of(node)["input"]) for node in products(graph)]
+
+
+@pytest.mark.parametrize("quant", ["int8-128", "int4-32-rtn"])
+def test_a_layer_is_four_products_and_attention(
+    tiny_pair: Path, tmp_path: Path, quant: str
+) -> None:
+    found = prepared(tiny_pair / "target" / "onnx" / quant / "model.onnx", tmp_path)
+    layer = [Made.NORM, Made.AS_IT_IS, Made.NORM, Made.SILU_GATE]
+    assert inputs_of(found) == [*layer, *layer, Made.NORM]
+    assert not operators(found).keys() & {*NORMS, "QuickGelu", "Mul"}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_published_graph_computes_the_same_bits(
+    tiny_pair: Path, tmp_path: Path, *, packed: bool
+) -> None:
+    """Its gate is a sigmoid and two products; a norm is read by queries, keys and values."""
+    ours = tiny_pair / "target" / "onnx" / "int8-128" / "model.onnx"
+    theirs = write_published(ours, tmp_path / "published" / "model.onnx", packed=packed)
+    found = prepared(theirs, tmp_path)
+    assert not operators(found).keys() & {*NORMS, "Sigmoid", "Mul"}
+    more = [] if packed else [Made.AS_IT_IS] * 2  # read the norm that the first one gives
+    layer = [Made.NORM, *more, Made.AS_IT_IS, Made.NORM, Made.SILU_GATE]
+    assert inputs_of(found) == [*layer, *layer, Made.NORM]
+    expected = Passes(prepared(ours, tmp_path / "ours")).step(0, TOKENS)
+    assert np.array_equal(Passes(found).step(0, TOKENS), expected)
+
+
+@pytest.mark.parametrize("name", sorted(RELATIVES))
+def test_families_compute_what_their_float_graph_does(tmp_path: Path, name: str) -> None:
+    source = make_relative_checkpoint(tmp_path / "source", kind=name)
+    logits = []
+    for quant in ("fp32", "int8-32"):
+        model = export_checkpoint(source, tmp_path / quant, quantization=Quantization.parse(quant))
+        graph = prepared(model.graph_file, tmp_path / "prepared")
+        logits.append(Passes(graph).step(0, TOKENS))
+    gate = Made.GELU_GATE if name.startswith("gemma") else Made.SILU_GATE
+    assert inputs_of(graph).count(gate) == 2
+    assert not operators(graph).keys() & {"QuickGelu", "FastGelu", "Sigmoid"}
+    assert np.linalg.norm(logits[1] - logits[0]) < 0.05 * np.linalg.norm(logits[0])
+
+
+# -- graphs of a few nodes -------------------------------------------------------------------------
+
+
+def written(
+    nodes: Sequence[onnx.NodeProto], folder: Path, outputs: Sequence[str], **floats: int
+) -> list[onnx.NodeProto]:
+    """The nodes of a graph once its products are the kernels'; `floats` are weights' sizes."""
+    tensors = [
+        numpy_helper.from_array(np.ones(size, np.float32), name) for name, size in floats.items()
+    ]
+    for node in nodes:
+        if node.op_type == "MatMulNBits":
+            given = attributes_of(node)
+            codes = np.zeros((given["N"], given["K"] // 32, given["bits"] * 4), np.uint8)
+            scales = np.ones((given["N"], given["K"] // 32), np.float32)
+            for name, values in zip(node.input[1:3], (codes, scales), strict=True):
+                tensors.append(numpy_helper.from_array(values, name))
+    declared = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    model = helper.make_model(helper.make_graph(nodes, "few", [], declared, tensors))
+    write_tiles(model, folder, "tiles", io.BytesIO())
+    return list(model.graph.node)
+
+
+def product(name: str, x: str, *, rows: int = 64, depth: int = 64, bits: int = 8) -> onnx.NodeProto:
+    shape = {"N": rows, "K": depth, "bits": bits, "block_size": 32}
+    inputs = [x, f"{name}.codes", f"{name}.scales"]
+    return helper.make_node("MatMulNBits", inputs, [name], name=name, **shape)
+
+
+def silu(x: str, alpha: float = 1.0) -> onnx.NodeProto:
+    return helper.make_node(
+        "QuickGelu", [x], ["opened"], domain="com.microsoft", alpha=alpha, name="opened"
+    )
+
+
+def gated(**up: int) -> list[onnx.NodeProto]:
+    return [
+        product("gate", "x"),
+        product("up", "x", **up),
+        silu("gate"),
+        helper.make_node("Mul", ["opened", "up"], ["gated"], name="gated"),
+        product("down", "gated"),
+    ]
+
+
+def test_a_gate_becomes_part_of_the_product_behind_it(tmp_path: Path) -> None:
+    first, second = written(gated(), tmp_path, ["down"])
+    assert attributes_of(first)["N"] == 128
+    assert list(first.output) == [second.input[0]] == ["gate"]
+    assert attributes_of(second)["input"] == Made.SILU_GATE
+    assert attributes_of(second)["K"] == 64
+
+
+@pytest.mark.parametrize("output", ["gate", "up", "opened", "gated"])
+def test_a_gate_with_another_reader_stays(tmp_path: Path, output: str) -> None:
+    found = written(gated(), tmp_path, ["down", output])
+    assert [node.op_type for node in found].count("Mul") == 1
+    assert all(attributes_of(node).get("input", 0) == Made.AS_IT_IS for node in found)
+
+
+def test_a_gate_whose_products_differ_stays(tmp_path: Path) -> None:
+    assert len(written(gated(bits=4), tmp_path, ["down"])) == 5
+
+
+def test_another_function_stays(tmp_path: Path) -> None:
+    nodes = gated()
+    nodes[2] = silu("gate", alpha=1.702)
+    assert len(written(nodes, tmp_path, ["down"])) == 5
+
+
+def test_a_gate_before_a_product_that_is_onnxruntimes_stays(tmp_path: Path) -> None:
+    nodes = gated()
+    nodes[-1].attribute.append(helper.make_attribute("accuracy_level", 1))
+    assert len(written(nodes, tmp_path, ["down"])) == 5
+
+
+def norm(*operands: str, total: str = "", **attributes: int) -> onnx.NodeProto:
+    kind, domain = (NORMS[1], "com.microsoft") if len(operands) > 2 else (NORMS[0], "")
+    outputs = ["normed", "", "", total] if total else ["normed"]
+    return helper.make_node(kind, operands, outputs, domain=domain, name="normed", **attributes)
+
+
+def test_a_norm_becomes_part_of_the_first_product_behind_it(tmp_path: Path) -> None:
+    nodes = [
+        norm("x", "residual", "w", total="sum"),
+        product("a", "normed"),
+        product("b", "normed"),
+    ]
+    first, second = written(nodes, tmp_path, ["a", "b", "sum"], w=64)
+    assert list(first.input) == ["x", "a.tiles", "", "w", "residual"]
+    assert list(first.output) == ["a", "sum", "normed"]
+    assert attributes_of(first)["epsilon"] == pytest.approx(1e-12)
+    assert list(second.input) == ["normed", "b.tiles"]
+
+
+def test_what_only_the_product_needs_is_not_written(tmp_path: Path) -> None:
+    (only,) = written([norm("x", "w"), product("a", "normed")], tmp_path, ["a"], w=64)
+    assert list(only.input) == ["x", "a.tiles", "", "w"]
+    assert list(only.output) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes"),
+    [
+        ([norm("x", "w", axis=1), product("a", "normed")], {"w": 64}),
+        ([norm("x", "w"), product("a", "normed")], {"w": 1}),
+        ([norm("x", "computed"), product("a", "normed")], {}),
+        ([norm("x", "residual", "w", "bias"), product("a", "normed")], {"w": 64, "bias": 64}),
+    ],
+    ids=["other axis", "other size", "no weight", "bias"],
+)
+def test_other_norms_stay(
+    tmp_path: Path, nodes: list[onnx.NodeProto], sizes: dict[str, int]
+) -> None:
+    found = written(nodes, tmp_path, ["a"], **sizes)
+    assert [node.op_type for node in found] == [nodes[0].op_type, kernels.MATMUL]
