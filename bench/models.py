@@ -19,7 +19,6 @@ from tokenizers import ByteLevelBPETokenizer
 
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER
-from specops.engine.graphs import Graph, load_graph
 from specops.models import convert as export
 from specops.models.folder import ModelFolder
 from specops.models.prepare import choose, prepare
@@ -55,10 +54,6 @@ class BenchModel:
         choice, cache = choose(self.settings), self.settings.cache_dir
         target, quant = choice.target, choice.target_quant
         return prepare(target, quant, name=choice.name, cache_dir=cache, report=lambda text: None)
-
-    def graph(self) -> Graph:
-        """The target's graph, loaded as the engine loads it; `share_threads` comes first."""
-        return load_graph(self.folder(), self.settings, lambda text: None)
 
 
 def _settings(default: str = DEMO) -> Settings:

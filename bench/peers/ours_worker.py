@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 
 from bench.peers.protocol import Pass, prompt, serve
+from bench.runtime.forward import passes
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.runtime.batch import Batch
@@ -70,17 +71,9 @@ class OurSide:
         return run
 
     def score(self, tokens: Sequence[int]) -> np.ndarray:
-        """See `protocol.Scoring`."""
-        self._truncate(0, 0)
-        parts, most = [], self._runner.max_tokens
-        for first in range(0, len(tokens), most):
-            part = tokens[first : first + most]
-            self._cache.reserve(0, first + len(part))
-            batch = Batch()
-            batch.add(0, first, part, len(part))
-            parts.append(self._runner.forward(batch).copy())
-            self._grow(0, part)
-        return np.concatenate(parts)
+        """See `protocol.Side`."""
+        self._begun.discard(0)
+        return np.concatenate([logits.copy() for logits in passes(self._runner, tokens)])
 
     def logits(self) -> list[float]:
         """See `protocol.Side`."""

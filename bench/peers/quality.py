@@ -19,7 +19,6 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -27,6 +26,7 @@ from bench.models import CACHE, Progress, configured
 from bench.peers.compare import OURS, Case, Measured, Plan, SideProcess, measure, peer
 from bench.peers.environment import HOME, QUALITY, install
 from bench.peers.models import LLAMA_CPP, run_module
+from bench.runtime.forward import Divergence, divergence, log_softmax
 from bench.serving.server import environment
 from bench.tools.report import Chart, Outcome, Series, Table, spread
 from bench.tools.stats import Summary, ratios
@@ -65,8 +65,6 @@ _PROMPTS = (
     "Schreibe einen Satz über das Wetter in Berlin.",
     "What should I pack for a weekend in the mountains?",
 )
-
-Logs = npt.NDArray[np.float64]
 
 
 class Text(NamedTuple):
@@ -217,30 +215,19 @@ def quality(
     positions = [len(text.tokens) - text.first for text in texts]
     whole = [np.memmap(file, np.float32, "r") for file in (expected, found)]
     theirs, ours = (logits.reshape(sum(positions), -1) for logits in whole)
-    kl: list[Logs] = []
-    same: list[npt.NDArray[np.bool_]] = []
+    apart: list[Divergence] = []
     bits, start = 0.0, 0
     for number, (text, count) in enumerate(zip(texts, positions, strict=True)):
         rows = slice(start, start + count - 1)  # after the last token nothing follows
         start += count
-        logs = _log_softmax(ours[rows])
+        logs = log_softmax(ours[rows])
         if number < answers:
-            wanted = _log_softmax(theirs[rows])
-            kl.append((np.exp(wanted) * (wanted - logs)).sum(-1))
-            same.append(wanted.argmax(-1) == logs.argmax(-1))
+            apart.append(divergence(log_softmax(theirs[rows]), logs))
         else:
             following = text.tokens[text.first + 1 :]
             bits -= float(logs[np.arange(len(following)), following].sum()) / math.log(2)
-    agreement = float(np.concatenate(same).mean())
-    return Quality(float(np.concatenate(kl).mean()), agreement, bits / nbytes)
-
-
-def _log_softmax(logits: npt.NDArray[np.float32]) -> Logs:
-    """[S, V] in double precision."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return shifted
+    kl, flipped = (float(np.concatenate(values).mean()) for values in zip(*apart, strict=True))
+    return Quality(kl, 1 - flipped, bits / nbytes)
 
 
 def outcome(title: str, found: Mapping[str, Quality], measured: Measured) -> Outcome:

@@ -1,4 +1,4 @@
-"""A model's logits by the service's own graph, kernels and KV cache, without an engine around.
+"""A text's logits by the engine's own model runner, and how far two models' logits are apart.
 
 What measures quality needs the logits of every token of a text. Output does not depend on how the
 text is cut into passes, so these are the logits that the service would draw from.
@@ -7,61 +7,53 @@ text is cut into passes, so these are the logits that the service would draw fro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.models import BenchModel
-from specops.engine.graphs import Graph
 from specops.runtime.batch import Batch
-from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import KvCache, PrefixCache
-from specops.runtime.model_runner import ModelRunner, cache_shape
-from specops.runtime.session import Session, share_threads
-from specops.system.cpus import available_threads
-
-_PASS_TOKENS = 64  # [tokens, vocabulary] logits of a pass are held at once
+from specops.runtime.model_runner import ModelRunner
 
 Logits = npt.NDArray[np.float32]
+Logs = npt.NDArray[np.float64]
 
 
-class Model:
-    """One sequence of the target at a time.
+def passes(runner: ModelRunner, tokens: Sequence[int]) -> Iterator[Logits]:
+    """Logits of a text's tokens [S, V] in slot 0, pass by pass; each is valid until the next one.
 
-    `session` is of a graph as `load_graph` opens it.
+    Raises:
+        ValueError: the cache is too small for the text.
     """
-
-    def __init__(self, session: Session, kv_dtype: str, context: int) -> None:
-        self.shape = cache_shape(session, kv_dtype)
-        cache = KvCache(
-            self.shape,
-            num_blocks=-(-context // BLOCK_TOKENS),
-            num_slots=1,
-            context=context,
-            reuse=PrefixCache.OFF,
-        )
-        self._runner = ModelRunner(session, cache, max_tokens=_PASS_TOKENS)
-
-    def passes(self, tokens: Sequence[int]) -> Iterator[Logits]:
-        """Logits of a text's tokens [S, V], pass by pass; each is valid until the next one."""
-        cache = self._runner.cache
-        cache.begin(0, tokens)
-        for start in range(0, len(tokens), _PASS_TOKENS):
-            part = tokens[start : start + _PASS_TOKENS]
-            if not cache.reserve(0, start + len(part)):
-                raise ValueError(f"{len(tokens)} tokens are more than {cache.context}")
-            batch = Batch()
-            batch.add(0, start, part, len(part))
-            yield self._runner.forward(batch)
-            cache.commit(0, tokens, start + len(part))
-        cache.release(0)
-
-    def __call__(self, tokens: Sequence[int]) -> Logits:
-        """Logits of a text's tokens, [S, V]."""
-        return np.concatenate([logits.copy() for logits in self.passes(tokens)])
+    cache, most = runner.cache, runner.max_tokens
+    cache.begin(0, tokens)
+    for start in range(0, len(tokens), most):
+        part = tokens[start : start + most]
+        if not cache.reserve(0, start + len(part)):
+            raise ValueError(f"{len(tokens)} tokens are more than {cache.context}")
+        batch = Batch()
+        batch.add(0, start, part, len(part))
+        yield runner.forward(batch)
+        cache.commit(0, tokens, start + len(part))
+    cache.release(0)
 
 
-def open_graph(model: BenchModel) -> Graph:
-    """A model's graph on this process's threads."""
-    share_threads(model.settings.threads or available_threads())
-    return model.graph()
+class Divergence(NamedTuple):
+    """Of each position: nats, and whether the likeliest token is another one."""
+
+    kl: npt.NDArray[np.float64]  # [S]
+    flipped: npt.NDArray[np.bool_]  # [S]
+
+
+def divergence(p: Logs, q: Logs) -> Divergence:
+    """KL(p || q) of each row of log-probabilities [S, V]."""
+    kl = (np.exp(p) * (p - q)).sum(-1)
+    return Divergence(np.maximum(kl, 0.0), p.argmax(-1) != q.argmax(-1))
+
+
+def log_softmax(logits: Logits) -> Logs:
+    """[S, V] in double precision."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return shifted

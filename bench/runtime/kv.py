@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.models import BenchModel, Progress
-from bench.runtime.forward import Model, open_graph
+from bench.runtime.forward import Divergence, divergence, log_softmax, passes
 from bench.tools.report import Outcome, Table
-from specops.engine.engine import NO_DRAFTER
+from specops.engine.engine import NO_DRAFTER, Engine
 from specops.runtime.kernels import KV_DTYPES
-from specops.text.tokenizer import Tokenizer
 from training.corpus import read_held_out
 
 _BASE = "fp32"
@@ -38,13 +36,6 @@ class Plan:
 
 FULL = Plan(documents=None, tokens=1024)
 QUICK = Plan(documents=2, tokens=96)
-
-
-class Divergence(NamedTuple):
-    """Of one position: nats, and whether the likeliest token is another one."""
-
-    kl: npt.NDArray[np.float64]  # [positions]
-    flipped: npt.NDArray[np.bool_]  # [positions]
 
 
 @dataclass(slots=True)
@@ -92,40 +83,25 @@ def run(models: Sequence[BenchModel], plan: Plan, progress: Progress) -> Outcome
 
 def measure(model: BenchModel, plan: Plan, progress: Progress) -> dict[str, Kind]:
     """Divergences of each kind of cache from fp32."""
-    graph = open_graph(model)
-    caches = {dtype: Model(graph.session, dtype, plan.tokens) for dtype in KV_DTYPES}
-    kinds = {dtype: Kind(cache.shape.bytes_per_token, []) for dtype, cache in caches.items()}
-    encode = Tokenizer.load(graph.folder.path).encode
+    sizes = {"draft": NO_DRAFTER, "slots": 1, "context": plan.tokens, "prefix_cache": "off"}
+    settings = replace(model.settings, **sizes)
+    engines = {dtype: Engine.load(replace(settings, kv_dtype=dtype)) for dtype in KV_DTYPES}
+    runners = {dtype: engine.scheduler.target for dtype, engine in engines.items()}
+    kinds = {name: Kind(runner.cache.shape.bytes_per_token, []) for name, runner in runners.items()}
     documents = read_held_out()[: plan.documents]
     for number, document in enumerate(documents, start=1):
-        tokens = encode(document.text)[: plan.tokens]
-        passes = {dtype: cache.passes(tokens) for dtype, cache in caches.items()}
-        parts: dict[str, list[Divergence]] = {dtype: [] for dtype in caches}
-        for base in passes[_BASE]:
-            logs = _log_softmax(base)
-            parts[_BASE].append(_divergence(logs, logs))
-            for dtype, others in passes.items():
-                if dtype != _BASE:
-                    parts[dtype].append(_divergence(logs, _log_softmax(next(others))))
-        for others in passes.values():
-            next(others, None)  # to their end, which frees the slot
+        tokens = engines[_BASE].encode(document.text)[: plan.tokens]
+        parts: dict[str, list[Divergence]] = {dtype: [] for dtype in runners}
+        # Side by side, so that one pass's logits of each are in memory.
+        for logits in zip(*(passes(runner, tokens) for runner in runners.values()), strict=True):
+            logs = dict(zip(runners, map(log_softmax, logits), strict=True))
+            for dtype, found in parts.items():
+                found.append(divergence(logs[_BASE], logs[dtype]))
         for dtype, found in parts.items():
             whole = (np.concatenate(values) for values in zip(*found, strict=True))
             kinds[dtype].documents.append(Divergence(*whole))
         progress(f"{model.title}: {number} of {len(documents)} documents")
     return kinds
-
-
-def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """[S, V] in double precision."""
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-
-
-def _divergence(p: npt.NDArray[np.float64], q: npt.NDArray[np.float64]) -> Divergence:
-    """KL(p || q) of each row of log-probabilities [S, V]."""
-    kl = (np.exp(p) * (p - q)).sum(-1)
-    return Divergence(np.maximum(kl, 0.0), p.argmax(-1) != q.argmax(-1))
 
 
 def outcome(found: dict[str, dict[str, Kind]], plan: Plan) -> Outcome:

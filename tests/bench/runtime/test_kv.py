@@ -11,10 +11,10 @@ import pytest
 
 from bench.models import BenchModel
 from bench.runtime import kv
-from bench.runtime.forward import Model, open_graph
-from bench.runtime.kv import Divergence, Kind
+from bench.runtime.forward import Divergence, divergence, log_softmax, passes
+from bench.runtime.kv import Kind
 from specops.config import Settings
-from specops.engine.engine import NO_DRAFTER
+from specops.engine.engine import NO_DRAFTER, Engine
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def tiny(tiny_settings: Settings) -> BenchModel:
 def test_divergence_is_that_of_the_two_distributions_and_zero_of_a_distribution_itself() -> None:
     logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], np.float32))
     other = np.log(np.array([[0.25, 0.5, 0.25], [0.1, 0.1, 0.8]], np.float32))
-    p, q = kv._log_softmax(logits), kv._log_softmax(other)
-    found = kv._divergence(p, q)
+    p, q = log_softmax(logits), log_softmax(other)
+    found = divergence(p, q)
     assert found.kl == pytest.approx([0.25 * np.log(2), 0.0], abs=1e-6)
     assert found.flipped.tolist() == [True, False]
-    assert kv._divergence(p, p).kl.tolist() == [0, 0]
+    assert divergence(p, p).kl.tolist() == [0, 0]
 
 
 def test_the_mean_is_over_positions_and_its_error_over_documents() -> None:
@@ -47,10 +47,14 @@ def test_the_mean_is_over_positions_and_its_error_over_documents() -> None:
 
 def test_the_logits_do_not_depend_on_the_pass_in_which_they_are_computed(tiny: BenchModel) -> None:
     tokens = [index * 7 % 300 for index in range(100)]  # more than one pass
-    model = Model(open_graph(tiny).session, "fp32", 128)
-    whole = model(tokens)
+    runner = Engine.load(replace(tiny.settings, prefix_cache="off")).scheduler.target
+
+    def logits(tokens: list[int]) -> np.ndarray:
+        return np.concatenate([part.copy() for part in passes(runner, tokens)])
+
+    whole = logits(tokens)
     assert whole.shape[0] == len(tokens)
-    np.testing.assert_array_equal(model(tokens[:70]), whole[:70])
+    np.testing.assert_array_equal(logits(tokens[:70]), whole[:70])
 
 
 def test_every_kind_of_cache_is_measured(tiny: BenchModel, tiny_pair: Path) -> None:
