@@ -85,11 +85,11 @@ def _publish(options: argparse.Namespace, machine: Machine, name: str, outcome: 
         print(table.text(), flush=True)
     print(f"{machine.line}\n", flush=True)
     about = {"quick": options.quick, "machine": asdict(machine)}
-    written = write(options.results, name, about, outcome, f"measured on {machine.line}")
+    written = [*write(options.results, name, about, outcome, f"measured on {machine.line}")]
     if outcome.charts:
         from bench.tools.plots import save  # noqa: PLC0415 - drawing takes time to import
 
-        written += save(options.results / name, outcome.charts)
+        written.append(save(options.results / name, outcome.charts))
     for path in written:
         _progress(f"wrote {path}")
 

@@ -1,4 +1,4 @@
-"""Draws charts: PNG for readers, SVG for pages. What is drawn is data: `report.Chart`."""
+"""Draws charts as SVG. What is drawn is data: `report.Chart`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.tools.report import Chart, Series
 # Told apart by people who see colours differently, too (Okabe and Ito, 2008).
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8a8a00", "#000000")
 _MARKS = "osv^DPX*"
-_WIDTH, _HEIGHT, _DPI = 6.4, 4.4, 110
+_WIDTH, _HEIGHT = 6.4, 4.4
 _ABREAST = 4  # more charts than these stand in pairs below each other, and are lower
 _PAIR_HEIGHT = 2.8
 _SPARSE = 40  # places: more of them are too close to each other for marks
@@ -31,14 +31,9 @@ def figure(charts: Sequence[Chart]) -> Figure:
     drawn = Figure(figsize=(_WIDTH * across, height * down), layout="constrained")
     for place, chart in enumerate(charts, start=1):
         axes = drawn.add_subplot(down, across, place)
-        if chart.kind == "lines":
-            _lines(axes, chart)
-        elif chart.kind == "bars":
-            _bars(axes, chart)
-        elif chart.kind == "points":
-            _points(axes, chart)
-        else:
-            raise ValueError(f"{chart.title}: no chart is of the kind {chart.kind!r}")
+        draw = {"lines": _line, "bars": _bars, "points": _points}[chart.kind]
+        for number, series in enumerate(chart.series):
+            draw(axes, chart, series, number)
         if chart.level is not None:
             axes.axhline(chart.level, color="#888888", linewidth=1, linestyle="--", zorder=1)
         named = [place for place, name in enumerate(chart.places) if name]
@@ -53,21 +48,15 @@ def figure(charts: Sequence[Chart]) -> Figure:
     return drawn
 
 
-def svg(charts: Sequence[Chart]) -> str:
-    """The picture as text, for a page: from its `<svg` on."""
+def save(stem: Path, charts: Sequence[Chart]) -> Path:
+    """Write `stem`.svg; returns it."""
     text = io.StringIO()
     with matplotlib.rc_context(_SVG):  # type: ignore[arg-type]  # the keys are literals
         figure(charts).savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
-
-
-def save(stem: Path, charts: Sequence[Chart]) -> tuple[Path, Path]:
-    """Write `stem`.png and `stem`.svg; returns the two."""
-    png, vector = stem.with_suffix(".png"), stem.with_suffix(".svg")
-    figure(charts).savefig(png, dpi=_DPI)
-    lines = svg(charts).splitlines()
-    vector.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")
-    return png, vector
+    picture = stem.with_suffix(".svg")
+    lines = text.getvalue().splitlines()
+    picture.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")
+    return picture
 
 
 def _numbers(values: Sequence[float | None]) -> np.ndarray:
@@ -82,43 +71,40 @@ def _errors(series: Series) -> np.ndarray | None:
     return np.stack([middle - _numbers(series.low), _numbers(series.high) - middle]).clip(min=0)
 
 
-def _lines(axes: Axes, chart: Chart) -> None:
-    for number, series in enumerate(chart.series):
-        axes.errorbar(
-            range(len(chart.places)),
-            _numbers(series.values),
-            yerr=_errors(series),
-            label=series.name,
-            color=_COLOURS[number % len(_COLOURS)],
-            marker=_MARKS[number % len(_MARKS)] if len(chart.places) <= _SPARSE else "",
-            markersize=5,
-            capsize=2,
-            elinewidth=0.8,
-        )
+def _line(axes: Axes, chart: Chart, series: Series, number: int) -> None:
+    axes.errorbar(
+        range(len(chart.places)),
+        _numbers(series.values),
+        yerr=_errors(series),
+        label=series.name,
+        color=_COLOURS[number % len(_COLOURS)],
+        marker=_MARKS[number % len(_MARKS)] if len(chart.places) <= _SPARSE else "",
+        markersize=5,
+        capsize=2,
+        elinewidth=0.8,
+    )
 
 
-def _bars(axes: Axes, chart: Chart) -> None:
+def _bars(axes: Axes, chart: Chart, series: Series, number: int) -> None:
     width = 0.8 / len(chart.series)
-    places = np.arange(len(chart.places))
-    for number, series in enumerate(chart.series):
-        axes.bar(
-            places + (number - (len(chart.series) - 1) / 2) * width,
-            _numbers(series.values),
-            width,
-            yerr=_errors(series),
-            label=series.name,
-            color=_COLOURS[number % len(_COLOURS)],
-            error_kw={"elinewidth": 0.8, "capsize": 2},
-        )
+    axes.bar(
+        np.arange(len(chart.places)) + (number - (len(chart.series) - 1) / 2) * width,
+        _numbers(series.values),
+        width,
+        yerr=_errors(series),
+        label=series.name,
+        color=_COLOURS[number % len(_COLOURS)],
+        error_kw={"elinewidth": 0.8, "capsize": 2},
+    )
 
 
-def _points(axes: Axes, chart: Chart) -> None:
-    for number, series in enumerate(chart.series):
-        axes.plot(
-            series.across,
-            _numbers(series.values),
-            _MARKS[number % len(_MARKS)],
-            label=series.name,
-            color=_COLOURS[number % len(_COLOURS)],
-        )
+def _points(axes: Axes, chart: Chart, series: Series, number: int) -> None:
+    where, values = series.across, _numbers(series.values)
+    axes.plot(
+        where,
+        values,
+        _MARKS[number % len(_MARKS)],
+        label=series.name,
+        color=_COLOURS[number % len(_COLOURS)],
+    )
     axes.set_xlim(left=0)

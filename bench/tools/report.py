@@ -1,8 +1,7 @@
 """Tables and charts for people, JSON for programs: one result, written in several forms.
 
 The same table is printed with aligned columns and kept as Markdown, so that documentation can
-quote a file instead of retyping figures. The JSON holds tables and charts too: the HTML report
-needs nothing else.
+quote a file instead of retyping figures. The JSON holds tables too, for the HTML report.
 """
 
 from __future__ import annotations
@@ -167,7 +166,6 @@ def write(
     document = {"schema_version": SCHEMA_VERSION, "benchmark": name, **about, **outcome.result}
     document |= {"wanted": [asdict(line) for line in outcome.wanted]}
     document |= {"tables": [asdict(table) for table in tables]}
-    document |= {"charts": [asdict(chart) for chart in outcome.charts]}
     data, page = folder / f"{name}.json", folder / f"{name}.md"
     data.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     page.write_text("\n".join(table.markdown() for table in tables), encoding="utf-8")

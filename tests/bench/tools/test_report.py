@@ -59,7 +59,6 @@ def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
         "quick": True,
         "rate": 2.5,
         "wanted": [asdict(outcome.wanted[0])],
-        "charts": [],
     }
     assert first == json.loads(json.dumps(asdict(TABLE)))
     assert wanted["notes"] == ["here"]

@@ -27,6 +27,21 @@ def test_requests_are_answered_one_by_one() -> None:
         assert peer.ask("logits", text=long)["heard"]["text"] == long
 
 
+def test_an_object_answers_by_its_methods_and_what_it_prints_is_no_answer() -> None:
+    code = """
+from bench.tools.worker import serve
+class Side:
+    def add(self, one, two):
+        print("adding")
+        return {"sum": one + two}
+serve(Side())
+"""
+    with worker(code) as peer:
+        assert peer.ask("add", one=1, two=2) == {"sum": 3}
+        with pytest.raises(WorkerError, match="no attribute 'dance'"):
+            peer.ask("dance")
+
+
 def test_it_is_gone_after_its_block() -> None:
     with worker(ECHO) as peer:
         pid = peer.pid
