@@ -64,10 +64,7 @@ def _drafted(options: argparse.Namespace, progress: Progress) -> Outcome:
 
 def _equality(options: argparse.Namespace, progress: Progress) -> Outcome:
     plan = equality.QUICK if options.quick else equality.FULL
-    plan = plan if options.seconds is None else replace(plan, seconds=options.seconds)
-    checkpoint = options.results / "equality.checkpoint.json"
-    prompts = _own(options) or code(plan.prompts)
-    return equality.run(configured(), prompts, plan, checkpoint, progress)
+    return equality.run(configured(), _own(options) or code(plan.prompts), plan, progress)
 
 
 def _structured(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -193,7 +190,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        help="equality: stop after so long, the next run goes on there; caps: of load per case",
+        help="caps: of load per case",
     )
     parser.add_argument("--other", type=Path, help="before: the other checkout, with its .venv")
     parser.add_argument(

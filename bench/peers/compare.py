@@ -53,7 +53,7 @@ class Case:
     def ask(self, worker: Worker, passes: int, vocab: int) -> list[float]:
         """Seconds of each pass."""
         if self.prefill:
-            answer = worker.ask("prefill", tokens=prompt(self.tokens, vocab), passes=1)
+            answer = worker.ask("prefill", tokens=prompt(self.tokens, vocab))
         else:
             asked = {"rows": self.rows, "tokens": self.tokens, "past": _PAST, "passes": passes}
             answer = worker.ask("measure", **asked)

@@ -24,7 +24,7 @@ class GenAiSide:
     """A pipeline that takes token ids."""
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """See `protocol.Serving`."""
+        """See `protocol.Side`."""
         del rows, capacity  # it takes as many as come
         options = genai.SchedulerConfig()
         options.cache_size = _CACHE_GIGABYTES
@@ -36,7 +36,7 @@ class GenAiSide:
         return f"openvino-genai {genai.__version__.split('-')[0]}"
 
     def complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
-        """See `protocol.Serving`."""
+        """See `protocol.Side`."""
         options = genai.GenerationConfig()
         options.max_new_tokens = output
         options.ignore_eos = True

@@ -69,7 +69,7 @@ class LlamaSide:
         return self._prepare([(0, prompt)], every=False)
 
     def score(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """See `protocol.Scoring`."""
+        """See `protocol.Side`."""
         self.hold(1, 0)
         self._prepare([(0, tokens)], every=True)()
         rows = (llama_cpp.llama_get_logits_ith(self._context, row) for row in range(len(tokens)))
@@ -81,7 +81,7 @@ class LlamaSide:
         return [row[index] for index in range(self._vocab)]
 
     def complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
-        """See `protocol.Serving`."""
+        """See `protocol.Side`."""
         llama_cpp.llama_memory_clear(self._memory, False)
         self._lengths = [0] * self._rows
         self._prepare(list(enumerate(prompts)), every=False)()

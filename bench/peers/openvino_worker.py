@@ -60,7 +60,7 @@ class OpenVinoSide:
         return self._prepare(np.array([prompt], np.int64), np.array([len(prompt) - 1], np.int64))
 
     def score(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """See `protocol.Scoring`."""
+        """See `protocol.Side`."""
         self.hold(1, 0)
         self._prepare(np.array([tokens], np.int64), np.arange(len(tokens), dtype=np.int64))()
         return np.array(self._request.get_tensor("logits").data[0], np.float32)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-from bench.tools.worker import serve_with
+from bench.tools import worker
 
 Pass = Callable[[], object]
 
 
-@runtime_checkable
 class Side(Protocol):
-    """One way to run the model. A row is a sequence with keys and values of its own."""
+    """One way to run the model. A row is a sequence with keys and values of its own.
+
+    A side has `load` and those methods that it is asked for.
+    """
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
         """Load a model for `rows` rows of `capacity` tokens; return what it runs on, in words."""
@@ -34,24 +36,8 @@ class Side(Protocol):
     def logits(self) -> list[float]:
         """[V] logits of the last token of the last pass."""
 
-
-@runtime_checkable
-class Serving(Protocol):
-    """A peer's own way to answer several requests at once."""
-
-    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """See `Side`."""
-
     def complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
         """Generate `output` tokens, the likeliest each time, for prompts that arrive at once."""
-
-
-@runtime_checkable
-class Scoring(Protocol):
-    """A side that shows what it makes of every token of a text."""
-
-    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """See `Side`."""
 
     def score(self, tokens: Sequence[int]) -> Any:
         """Logits of a text's tokens, an array [S, V] of float32."""
@@ -62,23 +48,48 @@ def prompt(tokens: int, vocab: int) -> list[int]:
     return [1 + index * 7919 % (vocab - 1) for index in range(tokens)]
 
 
-def measure(side: Side, rows: int, tokens: int, past: int, passes: int) -> list[float]:
-    """Time passes that follow each other as in decoding, with `past` tokens held on average.
+class Timed:
+    """What a side's process answers, by the name of the request; times are in seconds."""
 
-    A first pass is not counted: what it allocates, the later ones have. Returns seconds per pass.
-    """
-    side.hold(rows, past - tokens * (passes // 2 + 1))
-    _timed(side.step(rows, tokens))
-    return [_timed(side.step(rows, tokens)) for _ in range(passes)]
+    def __init__(self, side: Side) -> None:
+        self._side = side
 
+    def load(self, model: str, threads: int, rows: int, capacity: int) -> dict[str, str]:
+        """See `Side.load`."""
+        return {"runs_on": self._side.load(model, threads=threads, rows=rows, capacity=capacity)}
 
-def measure_prefill(side: Side, tokens: Sequence[int], passes: int) -> list[float]:
-    """Time whole prompts, each from an empty row to its last token's logits, in seconds."""
-    seconds = []
-    for _ in range(passes):
-        side.hold(1, 0)
-        seconds.append(_timed(side.prefill(tokens)))
-    return seconds
+    def measure(self, rows: int, tokens: int, past: int, passes: int) -> dict[str, list[float]]:
+        """Time passes that follow each other as in decoding, with `past` tokens held on average.
+
+        A first pass is not counted: what it allocates, the later ones have.
+        """
+        side = self._side
+        side.hold(rows, past - tokens * (passes // 2 + 1))
+        seconds = [_timed(side.step(rows, tokens)) for _ in range(passes + 1)]
+        return {"seconds": seconds[1:]}
+
+    def prefill(self, tokens: Sequence[int]) -> dict[str, list[float]]:
+        """Time a whole prompt, from an empty row to its last token's logits."""
+        self._side.hold(1, 0)
+        return {"seconds": [_timed(self._side.prefill(tokens))]}
+
+    def logits(self, tokens: Sequence[int]) -> dict[str, list[float]]:
+        """[V] of a text's last token."""
+        self.prefill(tokens)
+        return {"logits": self._side.logits()}
+
+    def complete(self, prompts: Sequence[Sequence[int]], output: int) -> dict[str, Any]:
+        """See `Side.complete`."""
+        start = time.perf_counter()
+        tokens = self._side.complete(prompts, output)
+        return {"seconds": time.perf_counter() - start, "tokens": tokens}
+
+    def score(self, texts: Sequence[tuple[Sequence[int], int]], file: str) -> dict[str, Any]:
+        """Write the logits of each text's tokens to a file, from a first token of it on."""
+        with open(file, "wb") as written:
+            for tokens, first in texts:
+                written.write(memoryview(self._side.score(tokens)[first:]).cast("B"))
+        return {}
 
 
 def _timed(run: Pass) -> float:
@@ -87,33 +98,6 @@ def _timed(run: Pass) -> float:
     return time.perf_counter() - start
 
 
-def answer(side: Side | Serving | Scoring, request: dict[str, Any]) -> dict[str, Any]:
-    """Do what a request asks for."""
-    values = dict(request)
-    match values.pop("do", None):
-        case "load":
-            return {"runs_on": side.load(values.pop("model"), **values)}
-        case "measure" if isinstance(side, Side):
-            return {"seconds": measure(side, **values)}
-        case "prefill" if isinstance(side, Side):
-            return {"seconds": measure_prefill(side, **values)}
-        case "logits" if isinstance(side, Side):
-            side.hold(1, 0)
-            side.prefill(values["tokens"])()
-            return {"logits": side.logits()}
-        case "complete" if isinstance(side, Serving):
-            start = time.perf_counter()
-            tokens = side.complete(**values)
-            return {"seconds": time.perf_counter() - start, "tokens": tokens}
-        case "score" if isinstance(side, Scoring):
-            with open(values["file"], "wb") as file:
-                for tokens, first in values["texts"]:
-                    file.write(memoryview(side.score(tokens)[first:]).cast("B"))
-            return {}
-        case unknown:
-            raise ValueError(f"{unknown!r} is nothing that can be done")
-
-
-def serve(side: Side | Serving | Scoring) -> None:
+def serve(side: Any) -> None:
     """Answer the requests on standard input until it ends."""
-    serve_with(lambda request: answer(side, request))
+    worker.serve(Timed(side))

@@ -24,7 +24,7 @@ class ReferenceSide:
         return f"transformers {transformers.__version__}"
 
     def complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
-        """See `protocol.Serving`; an answer ends where the model ends it."""
+        """See `protocol.Side`; an answer ends where the model ends it."""
         found = []
         for prompt in prompts:
             with torch.inference_mode():
@@ -35,7 +35,7 @@ class ReferenceSide:
         return found
 
     def score(self, tokens: Sequence[int]) -> Any:
-        """See `protocol.Scoring`."""
+        """See `protocol.Side`."""
         with torch.inference_mode():
             return self._model(torch.tensor([list(tokens)])).logits[0].numpy()
 

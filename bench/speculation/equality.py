@@ -4,17 +4,14 @@ Each prompt is decoded once plainly and alone, in this process. Then every draft
 length answers it in other processes, among others: so many requests at once that arrive and leave
 at random, with passes of random width, with and without the prefix cache, with a KV cache so small
 that requests give their blocks up, with one thread and with two, with every kernel that this
-processor runs. All tokens must be equal, and all log-probabilities to the bit. What is done is kept
-after each process, so that a run that was cut off, or that may only take some seconds, goes on.
+processor runs. All tokens must be equal, and all log-probabilities to the bit.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -50,7 +47,6 @@ class Plan:
     slow_every: int = 10  # of so many chunks the slowest kernels answer one, too:
     slow_prompts: int = 2  # so many of its prompts
     loads: tuple[int, ...] = (1, 4, 8, 16)  # requests at once, drawn for every group; with 1
-    seconds: float = float("inf")  # after which no process is started
 
 
 FULL = Plan(prompts=500, new_tokens=128)
@@ -112,33 +108,20 @@ class Count:
 Counts = dict[str, dict[str, Count]]  # by what tells requests apart, and by its value
 
 
-def run(
-    model: BenchModel, prompts: Sequence[Prompt], plan: Plan, checkpoint: Path, progress: Progress
-) -> Outcome:
-    """Go on from the checkpoint for as long as the plan allows; it goes when all are done."""
+def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> Outcome:
+    """Compare all processes' answers."""
     settings = replace(model.settings, slots=max(plan.loads))
     runner = Runner.load(replace(model, settings=settings))
-    prompts = prompts[: plan.prompts]
-    cases = list(_cases(len(prompts), plan, runner.engine.info.threads))
-    comparison = Comparison(runner, settings, prompts, plan)
-    key = _key(settings, prompts, plan, comparison.ways)
-    done, counts = _read(checkpoint, key)
-    begun = time.monotonic()
-    while done < len(cases):
-        case = cases[done]
+    comparison = Comparison(runner, settings, prompts[: plan.prompts], plan)
+    cases = list(circumstances(len(comparison.prompts), plan, runner.engine.info.threads))
+    counts: Counts = {}
+    for number, case in enumerate(cases, 1):
         comparison.compare(case, counts)
-        done += 1
-        _write(checkpoint, key, done, counts)
-        progress(f"{done} of {len(cases)} processes, {case.kernel}, {case.threads} threads")
-        if time.monotonic() - begun > plan.seconds:
-            break
-    if done == len(cases):
-        checkpoint.unlink(missing_ok=True)
-    finished = len({place for case in cases[:done] for place in case.places})
-    return outcome(model, counts, plan, finished, len(prompts))
+        progress(f"{number} of {len(cases)} processes, {case.kernel}, {case.threads} threads")
+    return outcome(model, counts, plan, len(comparison.prompts))
 
 
-def _cases(prompts: int, plan: Plan, threads: int) -> Iterator[Case]:
+def circumstances(prompts: int, plan: Plan, threads: int) -> Iterator[Case]:
     """All processes, in order. What one of them runs with is drawn, the same in every run."""
     runnable = kernels.NAMES[kernels.NAMES.index(kernels.kernel()) :]
     fast = runnable[:-1] or runnable
@@ -164,7 +147,7 @@ class Comparison:
     ) -> None:
         self.ways = [PLAIN, *runner.ways(*range(1, settings.max_k_draft + 1))]
         self._engine = runner.engine
-        self._settings, self._prompts, self._plan = settings, prompts, plan
+        self._settings, self.prompts, self._plan = settings, prompts, plan
         self._expected: dict[int, list[Any]] = {}  # plain decoding's answers by prompt
 
     def compare(self, case: Case, counts: Counts) -> None:
@@ -207,7 +190,7 @@ class Comparison:
 
     def _fields(self, place: int, way: Config) -> dict[str, Any]:
         """A request that arrives at once and stays, see `equality_worker.run`."""
-        prompt = self._prompts[place]
+        prompt = self.prompts[place]
         asked = {"prompt_tokens": list(self._engine.encode(prompt.text))}
         asked |= {"arrives": 0, "leaves": None, "max_new_tokens": self._plan.new_tokens}
         asked |= {"sampling": asdict(prompt.sampling)}
@@ -218,7 +201,7 @@ class Comparison:
         chosen = {"threads": case.threads, "prefix_cache": case.prefix_cache}
         told = replace(self._settings, max_batched_tokens=case.pass_tokens, **chosen)
         if case.tight:
-            prompts = (self._engine.encode(self._prompts[place].text) for place in case.places)
+            prompts = (self._engine.encode(self.prompts[place].text) for place in case.places)
             longest = max(map(len, prompts)) + self._plan.new_tokens + told.max_k_draft + 1
             tokens = _TIGHT_REQUESTS * -(-longest // BLOCK_TOKENS) * BLOCK_TOKENS
             told = replace(told, kv_tokens=tokens, context=tokens)
@@ -248,7 +231,7 @@ def _kinds(
     }
 
 
-def outcome(model: BenchModel, counts: Counts, plan: Plan, done: int, wanted: int) -> Outcome:
+def outcome(model: BenchModel, counts: Counts, plan: Plan, prompts: int) -> Outcome:
     """The table; everything must be equal."""
     sound = not any(count.differing for found in counts.values() for count in found.values())
     rows = []
@@ -262,7 +245,7 @@ def outcome(model: BenchModel, counts: Counts, plan: Plan, done: int, wanted: in
         ("requests", "compared", "tokens", "other tokens", "other log-probabilities"),
         rows,
         (
-            f"{done} of {wanted} held-out prompts, {plan.new_tokens} new tokens each, greedy; each "
+            f"{prompts} held-out prompts, {plan.new_tokens} new tokens each, greedy; each "
             "answer compared token by token, with its log-probabilities to the bit, with that of "
             "plain decoding alone; an answer is counted under each of its circumstances",
             "groups of requests arrive at random steps; clients leave after a random token, and "
@@ -270,44 +253,12 @@ def outcome(model: BenchModel, counts: Counts, plan: Plan, done: int, wanted: in
             f"output always that of plain decoding alone: {yes(sound)}",
         ),
     )
-    result: dict[str, Any] = {"model": model.key, "prompts": done, "complete": done == wanted}
-    result |= {"new_tokens": plan.new_tokens, "lossless": sound, "counts": _plain(counts)}
-    return Outcome(result, [table], sound=sound)
+    told = {kind: {value: asdict(count) for value, count in found.items()}
+            for kind, found in counts.items()}  # fmt: skip
+    result = {"model": model.key, "prompts": prompts, "new_tokens": plan.new_tokens}
+    return Outcome(result | {"lossless": sound, "counts": told}, [table], sound=sound)
 
 
 def _order(value: str) -> tuple[int, str]:
     """Numbers by size, then words."""
     return (int(value), "") if value.isdigit() else (sys.maxsize, value)
-
-
-def _plain(counts: Counts) -> dict[str, dict[str, dict[str, Any]]]:
-    return {
-        kind: {value: asdict(count) for value, count in found.items()}
-        for kind, found in counts.items()
-    }
-
-
-def _key(settings: Settings, prompts: Sequence[Prompt], plan: Plan, ways: Sequence[Config]) -> str:
-    """Whatever differs here makes a checkpoint another experiment's."""
-    told = [str(settings), str(replace(plan, seconds=0.0)), *map(str, ways)]
-    told += [prompt.text for prompt in prompts]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
-
-
-def _read(path: Path, key: str) -> tuple[int, Counts]:
-    """Processes that are done according to the checkpoint, and what they counted."""
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"key": ""}
-    if kept["key"] != key:
-        return 0, {}
-    counts = {
-        kind: {value: Count(**count) for value, count in found.items()}
-        for kind, found in kept["counts"].items()
-    }
-    return kept["done"], counts
-
-
-def _write(path: Path, key: str, done: int, counts: Counts) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps({"key": key, "done": done, "counts": _plain(counts)}))
-    draft.replace(path)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.tools.worker import serve_with
+from bench.tools.worker import serve
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, Output, SamplingParams
@@ -77,22 +77,10 @@ def _answer(outputs: Sequence[Output]) -> dict[str, Any]:
 
 
 class EqualityWorker:
-    """Obeys `load` and `run`."""
+    """What a process does: `load`, then `run`."""
 
-    def __init__(self) -> None:
-        self._engine: Engine | None = None
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what a line asks for."""
-        match request.pop("do", None):
-            case "load":
-                return self._load(**request)
-            case "run" if self._engine is not None:
-                return {"answers": run(self._engine, request["requests"])}
-            case unknown:
-                raise ValueError(f"{unknown!r} is nothing that can be done")
-
-    def _load(self, kernel: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def load(self, kernel: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Load the engine with one of the kernels, or whichever is best, and tell of it."""
         if kernel is not None:
             kernels.force(kernel)
         values = {
@@ -101,8 +89,12 @@ class EqualityWorker:
         }
         self._engine = Engine.load(replace(Settings(), **values))
         info = self._engine.info
-        return {"kernels": info.kernels, "threads": info.threads, "drafters": info.drafters}
+        return {"kernels": info.kernels, "threads": info.threads}
+
+    def run(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """See `run`."""
+        return {"answers": run(self._engine, requests)}
 
 
 if __name__ == "__main__":
-    serve_with(EqualityWorker().answer)
+    serve(EqualityWorker())

@@ -13,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ANSWER_SECONDS = 300.0
@@ -124,21 +124,15 @@ class Worker:
         self._errors.close()
 
 
-def serve_with(answering: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer the requests on standard input until it ends, each by this function.
+def serve(side: object) -> None:
+    """Answer the requests on standard input until it ends, each by the method that it names.
 
     What the libraries print goes to standard error: standard output carries answers alone. An
     error ends the process, with the reason as its last line of standard error.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve_lines(answering, sys.stdin, answers)
-
-
-def serve_lines(
-    answering: Callable[[dict[str, Any]], dict[str, Any]], requests: TextIO, answers: TextIO
-) -> None:
-    """Answer every line of `requests`."""
-    for line in requests:
-        answers.write(json.dumps(answering(json.loads(line))) + "\n")
-        answers.flush()
+    for line in sys.stdin:
+        values = json.loads(line)
+        answer = getattr(side, values.pop("do"))(**values)
+        print(json.dumps(answer), file=answers, flush=True)

@@ -73,7 +73,6 @@ def test_every_case_is_timed_on_every_side_in_every_round(model: BenchModel) -> 
         )
         assert all(value > 0 for rounds in of_case.values() for value in rounds)
     assert measured.agreement == pytest.approx(dict.fromkeys(measured.agreement, 1.0))
-    assert measured.turns.idle < 0.5
     settle()  # the sides are gone
 
 

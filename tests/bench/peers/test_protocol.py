@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from bench.peers import protocol
-from bench.tools.worker import serve_lines
+from bench.peers.protocol import Timed
 
 
 class Recorder:
@@ -38,11 +36,14 @@ class Recorder:
     def logits(self) -> list[float]:
         return [float(self.length)]
 
+    def complete(self, prompts: list[list[int]], output: int) -> list[list[int]]:
+        return [prompt[:1] * output for prompt in prompts]
+
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8])
 def test_the_timed_passes_have_the_wanted_past_on_average(tokens: int) -> None:
     side = Recorder()
-    seconds = protocol.measure(side, rows=1, tokens=tokens, past=200, passes=5)
+    seconds = Timed(side).measure(1, tokens, past=200, passes=5)["seconds"]
     timed = side.ran[1:]  # the first pass allocates
     assert len(seconds) == len(timed) == 5
     assert sum(past for _, _, past in timed) / 5 == 200
@@ -51,15 +52,26 @@ def test_the_timed_passes_have_the_wanted_past_on_average(tokens: int) -> None:
 
 def test_every_pass_that_is_prepared_runs() -> None:
     side = Recorder()
-    protocol.measure(side, rows=4, tokens=1, past=50, passes=3)
+    Timed(side).measure(4, 1, past=50, passes=3)
     assert side.ran == side.prepared
 
 
 def test_a_prefill_starts_from_nothing_every_time() -> None:
     side = Recorder()
-    seconds = protocol.measure_prefill(side, range(64), passes=2)
+    timed = Timed(side)
+    seconds = [*timed.prefill(range(64))["seconds"], *timed.prefill(range(64))["seconds"]]
     assert side.ran == [(1, 64, 0), (1, 64, 0)]
     assert all(value > 0 for value in seconds)
+
+
+def test_logits_are_those_of_the_texts_last_token() -> None:
+    assert Timed(Recorder()).logits([1, 2, 3]) == {"logits": [3.0]}
+
+
+def test_a_side_is_asked_for_whole_requests() -> None:
+    answered = Timed(Recorder()).complete([[5, 6], [7, 8]], output=3)
+    assert answered["seconds"] > 0
+    assert answered["tokens"] == [[5, 5, 5], [7, 7, 7]]
 
 
 def test_prompts_are_token_ids_without_the_special_first_one() -> None:
@@ -68,26 +80,3 @@ def test_prompts_are_token_ids_without_the_special_first_one() -> None:
     assert min(ids) >= 1
     assert max(ids) < 320
     assert ids == protocol.prompt(600, 320)[:500]
-
-
-def test_requests_and_answers_are_lines_of_json() -> None:
-    requests = [
-        {"do": "load", "model": "m", "threads": 2, "rows": 3, "capacity": 9},
-        {"do": "measure", "rows": 1, "tokens": 2, "past": 20, "passes": 3},
-        {"do": "prefill", "tokens": [1, 2, 3], "passes": 1},
-        {"do": "logits", "tokens": [1, 2, 3]},
-    ]
-    answers = io.StringIO()
-    lines = io.StringIO("".join(json.dumps(request) + "\n" for request in requests))
-    side = Recorder()
-    serve_lines(lambda request: protocol.answer(side, request), lines, answers)
-    loaded, measured, prefilled, logits = map(json.loads, answers.getvalue().splitlines())
-    assert loaded == {"runs_on": "m 2 3 9"}
-    assert len(measured["seconds"]) == 3
-    assert len(prefilled["seconds"]) == 1
-    assert logits == {"logits": [3.0]}
-
-
-def test_what_nobody_can_do_is_refused() -> None:
-    with pytest.raises(ValueError, match="'dance' is nothing that can be done"):
-        protocol.answer(Recorder(), {"do": "dance"})

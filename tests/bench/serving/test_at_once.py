@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.models import BenchModel
-from bench.peers import environment, protocol
+from bench.peers import environment
 from bench.peers.compare import OURS
 from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
 from bench.serving import at_once
@@ -35,29 +35,6 @@ ANSWER = (
     },
     {"choices": [], "usage": {"completion_tokens": 1}},
 )
-
-
-class Echo:
-    """Answers each prompt with its own first token."""
-
-    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        return f"{model} {threads} {rows} {capacity}"
-
-    def complete(self, prompts: list[list[int]], output: int) -> list[list[int]]:
-        return [prompt[:1] * output for prompt in prompts]
-
-
-def test_a_peer_is_asked_for_whole_requests() -> None:
-    loaded = protocol.answer(
-        Echo(), {"do": "load", "model": "m", "threads": 2, "rows": 3, "capacity": 9}
-    )
-    assert loaded == {"runs_on": "m 2 3 9"}
-    request = {"do": "complete", "prompts": [[5, 6], [7, 8]], "output": 3}
-    answered = protocol.answer(Echo(), request)
-    assert answered.pop("seconds") > 0
-    assert answered == {"tokens": [[5, 5, 5], [7, 7, 7]]}
-    with pytest.raises(ValueError, match="'measure' is nothing that can be done"):
-        protocol.answer(Echo(), {"do": "measure"})
 
 
 @contextmanager

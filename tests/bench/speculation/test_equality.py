@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +21,6 @@ from tests.conftest import THREADS
 PROMPTS = [Prompt(CODE, f"def f{number}(a):\n") for number in range(4)]
 PLAN = Plan(prompts=4, new_tokens=12, chunk=2, slow_every=2, slow_prompts=1, loads=(1, 4))
 ALONE = [[7, -1.0, [[7, -1.0]]], [8, -2.0, [[8, -2.0]]], [9, -3.0, [[9, -3.0]]]]
-
-
-def quiet(text: str) -> None:
-    """Progress that nobody reads."""
 
 
 @pytest.fixture
@@ -73,26 +68,26 @@ def test_the_last_bit_of_a_log_probability_counts() -> None:
 
 def test_one_differing_answer_anywhere_is_not_sound() -> None:
     fine, bad = Count(10, 110), Count(10, 110, 0, [4])
-    done = equality.outcome(MODEL, {"way": {"a": fine, "b": fine}}, PLAN, 4, 4)
+    done = equality.outcome(MODEL, {"way": {"a": fine, "b": fine}}, PLAN, 4)
     assert done.sound
     assert done.result["lossless"]
-    other = equality.outcome(MODEL, {"way": {"a": fine, "b": bad}}, PLAN, 4, 4)
+    other = equality.outcome(MODEL, {"way": {"a": fine, "b": bad}}, PLAN, 4)
     assert not other.sound
     assert other.tables[0].rows[1] == ("way: b", "10", "110", "1", "0")
 
 
 def test_every_prompt_has_a_process_and_the_slowest_kernels_have_some() -> None:
-    cases = list(equality._cases(50, Plan(prompts=50, new_tokens=8), threads=2))
+    cases = list(equality.circumstances(50, Plan(prompts=50, new_tokens=8), threads=2))
     slow = [case for case in cases if case.kernel == kernels.NAMES[-1]]
     assert {place for case in cases if case not in slow for place in case.places} == set(range(50))
     assert [case.number for case in cases] == list(range(len(cases)))
     if kernels.kernel() != kernels.NAMES[-1]:
         assert [list(case.places) for case in slow] == [[0, 1]]
-    assert cases == list(equality._cases(50, Plan(prompts=50, new_tokens=8), threads=2))
+    assert cases == list(equality.circumstances(50, Plan(prompts=50, new_tokens=8), threads=2))
 
 
 def test_all_circumstances_meet_over_many_processes() -> None:
-    cases = list(equality._cases(500, equality.FULL, threads=2))
+    cases = list(equality.circumstances(500, equality.FULL, threads=2))
     assert {case.threads for case in cases} == {1, 2}
     assert {case.prefix_cache for case in cases} == {"off", "client", "all"}
     assert len({case.pass_tokens for case in cases}) == len(equality._PASS_TOKENS)
@@ -115,8 +110,6 @@ def test_requests_arrive_in_turn_and_those_whose_client_leaves_are_cut_off(engin
 
 def test_a_worker_runs_what_it_is_told_to(tiny_settings: Settings) -> None:
     worker = equality_worker.EqualityWorker()
-    with pytest.raises(ValueError, match="'run' is nothing"):
-        worker.answer({"do": "run", "requests": []})
     settings = {
         "target": tiny_settings.target,
         "draft": "none",
@@ -124,25 +117,17 @@ def test_a_worker_runs_what_it_is_told_to(tiny_settings: Settings) -> None:
         "threads": THREADS,
     }
     told = {**settings, "cache_dir": str(tiny_settings.cache_dir), "slots": 2}
-    loaded = worker.answer({"do": "load", "kernel": None, "settings": told})
+    loaded = worker.load(None, told)
     assert (loaded["kernels"], loaded["threads"]) == (kernels.kernel(), THREADS)
-    (answer,) = worker.answer({"do": "run", "requests": [fields()]})["answers"]
-    assert len(answer["tokens"]) == 8
-    assert json.loads(json.dumps(answer)) == json.loads(json.dumps(answer))
+    (answer,) = worker.run([fields()])["answers"]
+    assert len(json.loads(json.dumps(answer))["tokens"]) == 8
 
 
 @pytest.mark.e2e
-def test_equality_goes_on_where_it_stopped(tiny: BenchModel, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint.json"
+def test_every_way_is_compared_in_all_circumstances(tiny: BenchModel) -> None:
     told: list[str] = []
-    first = equality.run(tiny, PROMPTS, replace(PLAN, seconds=0.0), checkpoint, told.append)
-    assert first.result["prompts"] == 2
-    assert not first.result["complete"]
-    assert checkpoint.is_file()
-    done = equality.run(tiny, PROMPTS, PLAN, checkpoint, told.append)
-    assert done.result["complete"]
+    done = equality.run(tiny, PROMPTS, PLAN, told.append)
     assert done.sound
-    assert not checkpoint.exists()
     counts = done.result["counts"]
     ways = counts["way"]
     lengths = {f"{name}, k={k}" for name in ("draft", "suffix", "cascade") for k in range(1, 9)}
@@ -151,14 +136,4 @@ def test_equality_goes_on_where_it_stopped(tiny: BenchModel, tmp_path: Path) -> 
     of_all = sum(count["requests"] for count in ways.values())
     for kind, found in counts.items():
         assert sum(count["requests"] for count in found.values()) == of_all, kind
-    assert len(told) == len(list(equality._cases(len(PROMPTS), PLAN, 2)))
-
-
-@pytest.mark.e2e
-def test_a_checkpoint_of_another_experiment_is_not_gone_on_with(
-    tiny: BenchModel, tmp_path: Path
-) -> None:
-    checkpoint = tmp_path / "checkpoint.json"
-    checkpoint.write_text(json.dumps({"key": "another", "done": 1, "counts": {}}))
-    plan = Plan(prompts=1, new_tokens=4, chunk=1, slow_every=2)
-    assert equality.run(tiny, PROMPTS[:1], plan, checkpoint, quiet).result["prompts"] == 1
+    assert len(told) == len(list(equality.circumstances(len(PROMPTS), PLAN, 2)))
