@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
-from bench.scale.fleet import HOST
 from bench.scale.traffic import Talk, body
-from bench.serving.server import ServerError
-
-_PATIENCE = 300.0  # seconds
-_EVENT, _DONE = "data: ", "[DONE]"
+from bench.serving.server import Client, RefusedError, events
 
 
 @dataclass(slots=True)
@@ -38,64 +35,37 @@ def send(port: int, plan: Sequence[Sequence[Talk]]) -> Seen:
     Raises:
         ServerError: an answer was neither whole nor a refusal.
     """
-    seen, problems = Seen(), list[Exception]()
+    seen = Seen()
 
     def run(talks: Sequence[Talk], odd: int) -> None:
-        connection = http.client.HTTPConnection(HOST, port, timeout=_PATIENCE)
-        try:
+        with closing(Client(port)) as client:
             for talk in talks:
-                _converse(connection, talk, seen, odd)
-        except (OSError, http.client.HTTPException, ValueError, ServerError) as error:
-            problems.append(error)
-        finally:
-            connection.close()
+                _converse(client, talk, seen, odd)
 
-    threads = [
-        threading.Thread(target=run, args=(talks, number % 2)) for number, talks in enumerate(plan)
-    ]
     start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(plan)) as threads:
+        running = [threads.submit(run, talks, n % 2) for n, talks in enumerate(plan)]
     seen.wall = time.perf_counter() - start
-    if problems:
-        raise ServerError(f"{len(problems)} clients failed, the first with {problems[0]!r}")
+    for client in running:
+        client.result()
     return seen
 
 
-def _converse(connection: http.client.HTTPConnection, talk: Talk, seen: Seen, odd: int) -> None:
+def _converse(client: Client, talk: Talk, seen: Seen, odd: int) -> None:
     """All of a conversation; every second request streams."""
     prompt = talk.preamble
+    headers = {} if talk.session is None else {"X-Session-ID": talk.session}
     for number, question in enumerate(talk.questions):
         prompt += question
+        stream = number % 2 == odd
         start = time.perf_counter()
-        answer = _ask(connection, prompt, talk.session, stream=number % 2 == odd)
-        if answer is None:
+        try:
+            response = client.post("/generate", body(prompt, stream), headers)
+        except RefusedError as refused:
+            if refused.status != HTTPStatus.TOO_MANY_REQUESTS:
+                raise
             seen.refused += 1
-        else:
-            seen.seconds.append(time.perf_counter() - start)
-            prompt += answer + "\n"
-
-
-def _ask(
-    connection: http.client.HTTPConnection, prompt: str, session: str | None, *, stream: bool
-) -> str | None:
-    """An answer's text; None where it was refused for want of room."""
-    headers = {"Content-Type": "application/json"}
-    if session is not None:
-        headers["X-Session-ID"] = session
-    data = json.dumps(body(prompt, stream)).encode()
-    connection.request("POST", "/generate", data, headers)
-    response = connection.getresponse()
-    text = response.read().decode()
-    if response.status == http.HTTPStatus.TOO_MANY_REQUESTS:
-        return None
-    if response.status != http.HTTPStatus.OK:
-        raise ServerError(f"HTTP {response.status}: {text}")
-    if not stream:
-        return str(json.loads(text)["generated_text"])
-    events = [line.removeprefix(_EVENT) for line in text.splitlines() if line.startswith(_EVENT)]
-    if len(events) < 2 or events[-1] != _DONE:
-        raise ServerError(f"the stream ended early: {events[-1:]}")
-    return str(json.loads(events[-2])["generated_text"])  # the last one has all of it
+            continue
+        answer = events(response)[-1] if stream else json.loads(response.read())
+        seen.seconds.append(time.perf_counter() - start)
+        prompt += answer["generated_text"] + "\n"  # the last event has all of it

@@ -6,15 +6,14 @@ that stay open, with requests that need next to nothing: what is left is the way
 
 from __future__ import annotations
 
-import http.client
-import json
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from bench.scale.fleet import HOST, Fleet
-from bench.serving.server import ServerError
+from bench.scale.fleet import Fleet
+from bench.serving.server import Client
 from bench.tools.quiet import cpu_seconds
 from bench.tools.stats import Summary
 
@@ -48,40 +47,19 @@ def cost(running: Fleet, turns: int) -> dict[str, Cost]:
     """Ask the first of the replicas, which has to be the only one."""
     if len(running.ports) != 1:
         raise ValueError("the same replica must answer both")
-    return {
-        name: _cost(running, path, json.dumps(body).encode(), turns)
-        for name, (path, body) in PROBES.items()
-    }
+    return {name: _cost(running, *probe, turns) for name, probe in PROBES.items()}
 
 
-def _cost(running: Fleet, path: str, data: bytes, turns: int) -> Cost:
-    direct, through = (
-        http.client.HTTPConnection(HOST, port) for port in (running.ports[0], running.port)
-    )
+def _cost(running: Fleet, path: str, body: Mapping[str, Any], turns: int) -> Cost:
     times: tuple[list[float], list[float]] = ([], [])
-    try:
-        for _ in range(_WARM):
-            _ask(direct, path, data)
-            _ask(through, path, data)
-        processor = 0.0
-        for turn in range(turns):
+    processor = 0.0
+    with closing(Client(running.ports[0])) as direct, closing(Client(running.port)) as through:
+        for turn in range(-_WARM, turns):
             for which in (0, 1) if turn % 2 else (1, 0):
-                before = cpu_seconds(running.envoy)
-                times[which].append(_ask((direct, through)[which], path, data))
-                processor += (cpu_seconds(running.envoy) - before) if which else 0.0
-    finally:
-        direct.close()
-        through.close()
+                before, start = cpu_seconds(running.envoy), time.perf_counter()
+                (direct, through)[which].post(path, body).read()
+                if turn >= 0:
+                    times[which].append(time.perf_counter() - start)
+                    processor += (cpu_seconds(running.envoy) - before) if which else 0.0
     added = [two - one for one, two in zip(*times, strict=True)]
     return Cost(*(Summary.of(found) for found in (*times, added)), processor / turns)
-
-
-def _ask(connection: http.client.HTTPConnection, path: str, data: bytes) -> float:
-    start = time.perf_counter()
-    connection.request("POST", path, data, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    text = response.read()
-    seconds = time.perf_counter() - start
-    if response.status != http.HTTPStatus.OK:
-        raise ServerError(f"HTTP {response.status}: {text.decode(errors='replace')}")
-    return seconds

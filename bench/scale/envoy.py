@@ -6,52 +6,19 @@ The same choices as Envoy 1.40's, bit for bit (`maglev_lb.cc` and `thread_aware_
 
 Maglev: Eisenbud et al., NSDI 2016. Bounded load: Mirrokni, Thorup and Zadimoghaddam, arXiv
 1608.01350, with random jumps in place of linear probing: Chen, Coleman and Shrivastava, arXiv
-1908.08762. The hash is xxHash64, for texts shorter than 32 bytes.
+1908.08762.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from xxhash import xxh64_intdigest
 
 TABLE_SIZE = 65_537  # Envoy's default
 FACTOR = 125  # `hash_balance_factor` in gateway/envoy.yaml
-_MASK = (1 << 64) - 1
-_P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
-_P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
-_LONG = 32  # bytes: longer texts are hashed in another way
-
-
-def _rotated(value: int, bits: int) -> int:
-    return (value << bits | value >> (64 - bits)) & _MASK
-
-
-def xxhash64(data: bytes, seed: int = 0) -> int:
-    """The hash of fewer than 32 bytes: all that addresses and keys have.
-
-    Raises:
-        ValueError: the text is longer.
-    """
-    if len(data) >= _LONG:
-        raise ValueError(f"{len(data)} bytes, where {_LONG - 1} are the most")
-    value, place = (seed + _P5 + len(data)) & _MASK, 0
-    while place + 8 <= len(data):
-        (word,) = struct.unpack_from("<Q", data, place)
-        word = _rotated(word * _P2 & _MASK, 31) * _P1 & _MASK
-        value = (_rotated(value ^ word, 27) * _P1 + _P4) & _MASK
-        place += 8
-    if place + 4 <= len(data):
-        (word,) = struct.unpack_from("<I", data, place)
-        value = (_rotated(value ^ word * _P1 & _MASK, 23) * _P2 + _P3) & _MASK
-        place += 4
-    for byte in data[place:]:
-        value = _rotated(value ^ byte * _P5 & _MASK, 11) * _P1 & _MASK
-    value = (value ^ value >> 33) * _P2 & _MASK
-    value = (value ^ value >> 29) * _P3 & _MASK
-    return value ^ value >> 32
 
 
 class Maglev:
@@ -69,7 +36,7 @@ class Maglev:
 
     def home(self, key: str) -> int:
         """The replica that a key belongs to, as a place in `addresses`."""
-        return int(self._table[xxhash64(key.encode()) % TABLE_SIZE])
+        return int(self._table[xxh64_intdigest(key.encode()) % TABLE_SIZE])
 
     def choose(self, key: str, running: Sequence[int], total: int) -> int:
         """The replica that a request with this key goes to.
@@ -83,7 +50,7 @@ class Maglev:
         if not self.factor or running[home] <= (slots := self._slots(total)):
             return home
         best = home
-        for other in self._jumps(xxhash64(key.encode())):
+        for other in self._jumps(xxh64_intdigest(key.encode())):
             if running[other] <= slots:
                 return other
             if running[other] < running[best]:
@@ -115,8 +82,8 @@ def _table(addresses: Sequence[str]) -> np.ndarray:
     steps = []
     for place in order:
         text = addresses[place].encode()
-        skip = xxhash64(text, 1) % (TABLE_SIZE - 1) + 1
-        steps.append([place, xxhash64(text) % TABLE_SIZE, skip])
+        skip = xxh64_intdigest(text, 1) % (TABLE_SIZE - 1) + 1
+        steps.append([place, xxh64_intdigest(text) % TABLE_SIZE, skip])
     free, taken = TABLE_SIZE, bytearray(TABLE_SIZE)
     while free:
         for step in steps[:free]:

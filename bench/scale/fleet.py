@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,11 @@ class Fleet:
 
     def figures(self, name: str) -> list[float]:
         """A counter of every replica, over all its labels."""
-        return [_figure(port, name) for port in self.ports]
+        found = []
+        for port in self.ports:
+            with closing(Client(port)) as client:
+                found.append(client.metric(name))
+        return found
 
     def log(self) -> list[dict[str, Any]]:
         """The access log, which is whole once the gateway has ended."""
@@ -122,24 +126,17 @@ def _wait(
 ) -> None:
     """Until the gateway answers for a replica, and has found all of them well."""
     deadline = time.monotonic() + _START_SECONDS
+    name = "envoy_cluster_membership_healthy"
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise ServerError(f"the gateway ended: {output.read_text(errors='replace')}")
-        client = Client(listen)
-        with suppress(OSError):  # it does not listen yet
-            healthy = _figure(figures, "envoy_cluster_membership_healthy", "/stats/prometheus")
+        with (
+            suppress(OSError, ServerError),  # it does not listen yet, or has nothing to tell
+            closing(Client(figures)) as told,
+            closing(Client(listen)) as client,
+        ):
+            healthy = told.metric(name, "/stats/prometheus")
             if healthy >= 2 * size + 1 and client.ready():  # of two clusters, and its own
                 return
-        client.close()
         time.sleep(_POLL_SECONDS)  # between two looks at the condition
     raise ServerError(f"the gateway found no {size} replicas in {_START_SECONDS:g} s")
-
-
-def _figure(port: int, name: str, path: str = "/metrics") -> float:
-    client = Client(port)
-    try:
-        rows = client.get(path).splitlines()
-    finally:
-        client.close()
-    kept = [row for row in rows if row.startswith((f"{name} ", f"{name}{{"))]
-    return sum(float(row.rpartition(" ")[2]) for row in kept)

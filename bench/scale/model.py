@@ -9,9 +9,8 @@ between, the unit of time changes nothing of what is told here.
 from __future__ import annotations
 
 import heapq
-import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,9 +23,6 @@ SLOTS = 8  # SPECOPS_SLOTS, by default
 # rows, 2,440 over a prompt's 96 tokens.
 _MORE_ROWS = 0.18  # of a pass over one row, that each further row adds
 _PROMPT_TOKEN = 0.125  # of a token of the answer
-
-# Which replica a key's request goes to: by the key, what runs on each, and the sum of that.
-Choice = Callable[[str, Sequence[int], int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +72,13 @@ class _Cache:
 
 @dataclass(slots=True)
 class _Job:
-    """A request: whose it is, how far its conversation is, what is left to compute."""
+    """A request: whose it is, tokens of its prompt, and how long it takes on an idle replica."""
 
     client: int
-    prompt: int  # tokens
+    talk: Talk
+    prompt: int
     begun: float
     alone: float
-    end: float = 0.0  # the replica's work clock at which it is done
 
 
 @dataclass(slots=True)
@@ -109,8 +105,7 @@ class _Replica:
     def add(self, number: int, job: _Job) -> None:
         """Take a request on; the clock stands at now."""
         if len(self.running) < SLOTS:
-            job.end = self.clock + job.alone
-            heapq.heappush(self.running, (job.end, number, job))
+            heapq.heappush(self.running, (self.clock + job.alone, number, job))
         else:
             self.waiting.append((number, job))
 
@@ -127,48 +122,32 @@ class _Replica:
         return self.since + max(self.running[0][0] - self.clock, 0.0) / self._pace()
 
 
-@dataclass(slots=True)
-class _Client:
-    talks: Sequence[Talk]
-    place: int = 0
-    turn: int = 0
-    said: int = 0  # tokens of the conversation so far
+def _asks(talks: Sequence[Talk], tokens: Callable[[str], int]) -> Iterator[tuple[Talk, int, int]]:
+    """A client's requests: the talk, tokens of its preamble, and of the whole prompt."""
+    for talk in talks:
+        preamble = said = tokens(talk.preamble)
+        for question in talk.questions:
+            prompt = said + tokens(question)
+            yield talk, preamble, prompt
+            said = prompt + OUTPUT + 1
 
 
-def simulate(
-    size: int,
-    plan: Sequence[Sequence[Talk]],
-    choose: Choice,
-    tokens: Callable[[str], int],
-    home: Callable[[str], int],
-) -> Told:
-    """Send a plan's requests to so many replicas.
+class Simulation:
+    """Replicas, clients, and what is counted meanwhile.
 
     Args:
-        size: replicas.
+        gateway: which of the replicas gets a request.
         plan: what each client asks.
-        choose: the gateway.
         tokens: how many a text has.
-        home: where a key belongs.
     """
-    return _Run(size, plan, choose, tokens, home).told()
-
-
-class _Run:
-    """Replicas, clients, and what is counted meanwhile."""
 
     def __init__(
-        self,
-        size: int,
-        plan: Sequence[Sequence[Talk]],
-        choose: Choice,
-        tokens: Callable[[str], int],
-        home: Callable[[str], int],
+        self, gateway: Maglev, plan: Sequence[Sequence[Talk]], tokens: Callable[[str], int]
     ) -> None:
-        self._choose, self._tokens, self._home = choose, tokens, home
-        self._replicas = [_Replica() for _ in range(size)]
-        self._clients = [_Client(talks) for talks in plan]
-        self._active, self._total = [0] * size, 0
+        self._gateway = gateway
+        self._clients = [_asks(talks, tokens) for talks in plan]
+        self._replicas = [_Replica() for _ in gateway.addresses]
+        self._active, self._total = [0] * len(self._replicas), 0
         self._ends: list[tuple[float, int, int]] = []  # when, replica, its version then
         self._one = _Cache()
         self._asked = self._prompts = self._cached = self._possible = self._at_home = 0
@@ -192,22 +171,16 @@ class _Run:
 
     def _ask(self, number: int, now: float) -> None:
         """Send a client's next question, if it has one."""
-        client = self._clients[number]
-        if client.turn == len(client.talks[client.place].questions):
-            client.place, client.turn = client.place + 1, 0
-        if client.place == len(client.talks):
+        asked = next(self._clients[number], None)
+        if asked is None:
             return
-        talk = client.talks[client.place]
-        preamble = self._tokens(talk.preamble)
-        client.said = client.said if client.turn else preamble
-        prompt = client.said + self._tokens(talk.questions[client.turn])
-        route = key(talk)
-        place = self._choose(route, self._active, self._total)
+        talk, preamble, prompt = asked
+        place = self._gateway.choose(route := key(talk), self._active, self._total)
         replica = self._replicas[place]
         known = replica.cache.have(talk, preamble)
         alone = _PROMPT_TOKEN * (prompt - known) + OUTPUT
         replica.pass_time(now)
-        replica.add(self._asked, _Job(number, prompt, now, alone))
+        replica.add(self._asked, _Job(number, talk, prompt, now, alone))
         self._schedule(place)
         self._active[place] += 1
         self._total += 1
@@ -215,7 +188,7 @@ class _Run:
         self._prompts += prompt
         self._cached += known
         self._possible += self._one.have(talk, preamble)
-        self._at_home += place == self._home(route)
+        self._at_home += place == self._gateway.home(route)
 
     def _answer(self, place: int, now: float) -> None:
         """The next request of a replica is done."""
@@ -226,10 +199,8 @@ class _Run:
         self._active[place] -= 1
         self._total -= 1
         self._slowdowns.append((now - job.begun) / job.alone)
-        client = self._clients[job.client]
-        client.said, client.turn = job.prompt + OUTPUT + 1, client.turn + 1
         for cache in (replica.cache, self._one):
-            cache.keep(client.talks[client.place], client.said)
+            cache.keep(job.talk, job.prompt + OUTPUT + 1)
         self._ask(job.client, now)
 
     def _schedule(self, place: int) -> None:
@@ -238,19 +209,3 @@ class _Run:
         replica.version += 1
         if replica.running:
             heapq.heappush(self._ends, (replica.next_end(), place, replica.version))
-
-
-def by_key(table: Maglev) -> Choice:
-    """As the gateway does it."""
-    return table.choose
-
-
-def least_of_two(seed: int = 0) -> Choice:
-    """Envoy's least request: the one with less to do of two at random."""
-    chance = random.Random(seed)
-
-    def choose(_: str, active: Sequence[int], __: int) -> int:
-        one, other = (chance.randrange(len(active)) for _ in range(2))
-        return one if active[one] <= active[other] else other
-
-    return choose

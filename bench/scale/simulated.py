@@ -9,7 +9,7 @@ nothing is extrapolated.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.models import BenchModel, Progress
 from bench.scale.envoy import Maglev
-from bench.scale.model import Choice, Told, by_key, least_of_two, simulate
+from bench.scale.model import Simulation, Told
 from bench.scale.traffic import PREAMBLES, talks
 from bench.tools.report import Chart, Outcome, Series, Table, yes
 from specops.config import ConfigError
@@ -65,8 +65,7 @@ def _check(measured: Mapping[str, Any], tokens: Callable[[str], int]) -> tuple[b
     clients, rounds = measured["plan"]["clients"], measured["plan"]["rounds"]
     plan, rows, good = talks(clients, rounds), [], True
     for found in measured["runs"]:
-        table = Maglev(found["addresses"])
-        told = simulate(len(table.addresses), plan, by_key(table), tokens, table.home)
+        told = Simulation(Maglev(found["addresses"]), plan, tokens).told()
         requests = found["requests"]
         busiest = max(requests) * len(requests) / sum(requests)
         close = (
@@ -95,50 +94,33 @@ def _check(measured: Mapping[str, Any], tokens: Callable[[str], int]) -> tuple[b
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So many replicas, preambles and one way to choose between them."""
+    """So many replicas and preambles."""
 
     replicas: int
     preambles: int
-    way: str
     told: Told
 
 
-_BOUNDED, _UNBOUNDED, _LEAST = "the gateway", "by key, unbounded", "least request"
-
-
 def _cases(
-    measured: Mapping[str, Any],
-    plan: Plan,
-    tokens: Callable[[str], int],
-    progress: Progress,
-) -> Sequence[Case]:
-    found = []
+    measured: Mapping[str, Any], plan: Plan, tokens: Callable[[str], int], progress: Progress
+) -> Iterator[Case]:
     each = measured["plan"]["clients"] // _MEASURED_AT
     for size in plan.sizes:
         progress(f"{size} replicas")
-        addresses = [f"10.0.{number // 250}.{number % 250 + 1}:8000" for number in range(size)]
-        table, unbounded = Maglev(addresses), Maglev(addresses, factor=0)
-        ways: dict[str, Choice] = {
-            _BOUNDED: by_key(table),
-            _UNBOUNDED: by_key(unbounded),
-            _LEAST: least_of_two(),
-        }
+        gateway = Maglev([f"10.0.{n // 250}.{n % 250 + 1}:8000" for n in range(size)])
         for preambles in (PREAMBLES, max(PREAMBLES * size // _MEASURED_AT, PREAMBLES)):
             asked = talks(each * size, plan.rounds, preambles)
-            for way, choose in ways.items():
-                told = simulate(size, asked, choose, tokens, table.home)
-                found.append(Case(size, preambles, way, told))
-    return found
+            yield Case(size, preambles, Simulation(gateway, asked, tokens).told())
 
 
 def _table(cases: Sequence[Case], plan: Plan) -> Table:
     columns = (
-        "replicas", "preambles", "routed by", "from caches", "of one cache's",
-        "busiest over mean", "at home", "p95, times alone",
+        "replicas", "preambles", "from caches", "of one cache's", "busiest over mean", "at home",
+        "p95, times alone",
     )  # fmt: skip
     rows = [
         (
-            str(case.replicas), str(case.preambles), case.way, f"{case.told.cached:.3f}",
+            str(case.replicas), str(case.preambles), f"{case.told.cached:.3f}",
             f"{case.told.cached / case.told.possible:.3f}", f"{case.told.busiest:.2f}",
             f"{case.told.at_home:.3f}", f"{case.told.slowdown:.1f}",
         )
@@ -155,19 +137,13 @@ def _table(cases: Sequence[Case], plan: Plan) -> Table:
 
 
 def _charts(cases: Sequence[Case]) -> list[Chart]:
-    sizes = sorted({case.replicas for case in cases})
-
-    def drawn(title: str, up: str, value: Callable[[Told], float], level: float) -> Chart:
-        lines = [
-            Series(way, [value(case.told) for case in cases if case.way == way and few(case)])
-            for way in (_BOUNDED, _UNBOUNDED, _LEAST)
-        ]
-        return Chart(title, "lines", "replicas", up, [str(size) for size in sizes], lines, level)
-
-    def few(case: Case) -> bool:
-        return case.preambles == PREAMBLES
-
+    few = [case for case in cases if case.preambles == PREAMBLES]
+    sizes = [str(case.replicas) for case in few]
+    kept = Series("the gateway", [case.told.cached / case.told.possible for case in few])
+    spread = Series("the gateway", [case.told.busiest for case in few])
     return [
-        drawn("Prompt tokens from caches", "of one cache's", lambda t: t.cached / t.possible, 0.9),
-        drawn("Spread", "busiest over mean", lambda told: told.busiest, 1.5),
+        Chart(
+            "Prompt tokens from caches", "lines", "replicas", "of one cache's", sizes, [kept], 0.9
+        ),
+        Chart("Spread", "lines", "replicas", "busiest over mean", sizes, [spread], 1.5),
     ]

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bench.serving.server import Client, ServerError
+from bench.serving.server import Client, ServerError, events
 
 _PATIENCE = 300.0  # seconds
-_EVENT, _DONE = b"data: ", b"[DONE]"
 _LIKELIEST = 5  # the most that the API tells
 
 
@@ -68,12 +67,9 @@ class HttpSide:
         body |= {"logprobs": _LIKELIEST if output == 1 else None}
         ready.wait(_PATIENCE)
         response = client.post("/v1/completions", body)
-        lines = [line for line in iter(response.readline, b"") if line.startswith(_EVENT)]
+        first, *_, last = events(response)
         client.close()
-        events = [line.removeprefix(_EVENT).strip() for line in lines]
-        if len(events) < 3 or events[-1] != _DONE:
-            raise ServerError(f"the stream ended early: {events[-1:]}")
-        if (got := json.loads(events[-2])["usage"]["completion_tokens"]) != output:
+        if (got := last["usage"]["completion_tokens"]) != output:
             raise ServerError(f"{got} tokens came, not {output}")
-        told = json.loads(events[0])["choices"][0]["logprobs"]
+        told = first["choices"][0]["logprobs"]
         return list(told["top_logprobs"][0]) if told else []

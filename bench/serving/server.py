@@ -23,6 +23,7 @@ _START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 _REQUEST_SECONDS = 600.0
+_EVENT, _DONE = b"data: ", b"[DONE]"
 
 
 class ServerError(RuntimeError):
@@ -83,26 +84,37 @@ class Client:
         self._connection.request("GET", path)
         return self._connection.getresponse().read().decode()
 
-    def metric(self, name: str) -> float:
-        """The value of a metric without labels."""
-        for line in self.get("/metrics").splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[1])
-        raise ServerError(f"the server has no metric {name}")
+    def metric(self, name: str, path: str = "/metrics") -> float:
+        """The value of a metric, over all its labels."""
+        rows = self.get(path).splitlines()
+        kept = [row for row in rows if row.startswith((f"{name} ", f"{name}{{"))]
+        if not kept:
+            raise ServerError(f"the server has no metric {name}")
+        return sum(float(row.rpartition(" ")[2]) for row in kept)
 
     def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """`POST /generate`; the answer."""
         answer: dict[str, Any] = json.loads(self.post("/generate", body).read())
         return answer
 
-    def post(self, path: str, body: Mapping[str, Any]) -> http.client.HTTPResponse:
+    def post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> http.client.HTTPResponse:
         """The beginning of an answer; another status than 200 is a `RefusedError`."""
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **(headers or {})}
         self._connection.request("POST", path, json.dumps(body).encode(), headers)
         response = self._connection.getresponse()
         if response.status != http.HTTPStatus.OK:
             raise RefusedError(response.status, response.read().decode())
         return response
+
+
+def events(response: http.client.HTTPResponse) -> list[dict[str, Any]]:
+    """Everything that an answer streams."""
+    lines = [line.removeprefix(_EVENT).strip() for line in response if line.startswith(_EVENT)]
+    if len(lines) < 2 or lines[-1] != _DONE:
+        raise ServerError(f"the stream ended early: {lines[-1:]}")
+    return [json.loads(line) for line in lines[:-1]]
 
 
 @contextmanager

@@ -1,33 +1,14 @@
-"""The simulation chooses as the real Envoy does, key by key, and hashes as the others do."""
+"""The simulation chooses as the real Envoy does, key by key."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
 
-import pytest
-
-from bench.scale.envoy import Maglev, xxhash64
+from bench.scale.envoy import Maglev
 from bench.scale.traffic import Talk, key
 from tests.gateway.running import Row, row, wait
 from tests.loopback import HOST
-
-
-@pytest.mark.parametrize(
-    ("text", "hashed"),
-    [
-        (b"", 0xEF46DB3751D8E999),
-        (b"a", 0xD24EC4F1A98C6E5B),
-        (b"abc", 0x44BC2CF5AD770999),
-    ],
-)
-def test_hashes_are_the_published_ones(text: bytes, hashed: int) -> None:
-    assert xxhash64(text) == hashed
-
-
-def test_a_long_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="31 are the most"):
-        xxhash64(b"x" * 32)
 
 
 def table(fakes: Row) -> Maglev:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 
 from bench.scale.envoy import Maglev
-from bench.scale.model import Told, by_key, least_of_two, simulate
+from bench.scale.model import Simulation, Told
 from bench.scale.traffic import OUTPUT, Talk, requests, talks
 
 ADDRESSES = [f"10.0.0.{number}:8000" for number in range(1, 7)]
@@ -18,8 +16,7 @@ def tokens(text: str) -> int:
 
 
 def told(plan: list[list[Talk]], size: int = 1, factor: int = 125) -> Told:
-    table = Maglev(ADDRESSES[:size], factor)
-    return simulate(size, plan, by_key(table), tokens, table.home)
+    return Simulation(Maglev(ADDRESSES[:size], factor), plan, tokens).told()
 
 
 def test_a_conversation_is_computed_once() -> None:
@@ -35,11 +32,12 @@ def test_a_conversation_is_computed_once() -> None:
 def test_a_preamble_is_computed_once_by_each_replica() -> None:
     alone = [Talk(None, "a b c ", (f"q{number}",)) for number in range(4)]
     assert told([alone]).cached == 9 / 16
-    turns = count()
-    spread = simulate(2, [alone], lambda *_: next(turns) % 2, tokens, lambda _: 0)
-    assert spread.cached == 6 / 16
-    assert spread.possible == 9 / 16
-    assert spread.at_home == 0.5
+    apart = [Talk(str(number), "a b c ", ("q",)) for number in range(12)]
+    spread = told([apart], 6)
+    homes = sum(count > 0 for count in spread.requests)
+    assert 1 < homes < 12
+    assert spread.cached == (12 - homes) * 3 / 48
+    assert spread.possible == 33 / 48
 
 
 def test_more_than_fit_wait() -> None:
@@ -56,13 +54,6 @@ def test_every_request_is_answered_and_nobody_has_too_many() -> None:
     assert bounded.busiest < unbounded.busiest
     assert unbounded.at_home == 1.0
     assert bounded.at_home < 1.0
-
-
-def test_who_routes_without_the_key_computes_more() -> None:
-    plan = talks(18, 2, 4)
-    table = Maglev(ADDRESSES)
-    least = simulate(6, plan, least_of_two(), tokens, table.home)
-    assert least.cached < told(plan, 6).cached
 
 
 def test_the_same_traffic_comes_every_time() -> None:
