@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -10,14 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import httpx
 import pytest
 
 from specops.cli.main import main
@@ -210,12 +205,17 @@ def test_figures_without_drafts_do_not_mention_them() -> None:
     )
 
 
+def about(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What `specops info` tells before the plan of memory, by the first word of each line."""
+    told, plan = capsys.readouterr().out.split("\n\n")
+    assert "KV cache" in plan
+    return dict(line.split(maxsplit=1) for line in told.splitlines())
+
+
 @pytest.mark.usefixtures("environment")
 def test_info_tells_model_and_machine(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--context", "100", "--kv-dtype", "int8"]) == 0
-    about, plan = capsys.readouterr().out.split("\n\n")
-    lines = dict(line.split(maxsplit=1) for line in about.splitlines())
-    assert "KV cache" in plan
+    lines = about(capsys)
     assert str(tiny_pair / "target" / "onnx" / "int8-128") in lines["target"]
     size = sum(path.stat().st_size for path in (tiny_pair / "draft/onnx/int8-128").iterdir())
     assert f"{size / 1e6:,.1f} MB" in lines["draft"]
@@ -229,16 +229,13 @@ def test_info_tells_model_and_machine(tiny_pair: Path, capsys: pytest.CaptureFix
 @pytest.mark.usefixtures("environment")
 def test_info_without_a_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--draft", "none"]) == 0
-    about, _ = capsys.readouterr().out.split("\n\n")
-    lines = dict(line.split(maxsplit=1) for line in about.splitlines())
-    assert lines["draft"] == "none"
+    assert about(capsys)["draft"] == "none"
 
 
 @pytest.mark.usefixtures("environment")
 def test_info_names_a_draft_head(tiny_head: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--draft", str(tiny_head)]) == 0
-    about, _ = capsys.readouterr().out.split("\n\n")
-    lines = dict(line.split(maxsplit=1) for line in about.splitlines())
+    lines = about(capsys)
     assert re.fullmatch(rf"a head, [\d.]+ MB, {tiny_head}", lines["draft"])
     assert lines["drafters"] == "head, suffix, cascade, none (default: cascade)"
 
@@ -296,100 +293,24 @@ def test_help_answers_without_loading_the_engine() -> None:
 # -- serve, as a process -----------------------------------------------------------------------
 
 
-class Server:
-    """A `specops serve` process on the loopback."""
-
-    def __init__(self, port: int, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self._base = f"http://127.0.0.1:{port}"
-
-    def get(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
-        request = urllib.request.Request(  # noqa: S310 - http on the loopback
-            self._base + path, headers={"content-type": "application/json"}
-        )
-        if body is not None:
-            request.data = json.dumps(body).encode()
-        try:
-            with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
-    def wait_for(self, state: str) -> dict[str, Any]:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                health: dict[str, Any] = json.loads(self.get("/health")[1])
-            except urllib.error.URLError:
-                health = {"state": "not listening"}
-            if health["state"] == state:
-                return health
-            time.sleep(0.05)
-        raise AssertionError(f"the server is not {state}")
-
-    def end(self) -> tuple[int, list[dict[str, Any]]]:
-        """SIGTERM; the exit code and the log."""
-        self.process.send_signal(signal.SIGTERM)
-        _, log = self.process.communicate(timeout=60)
-        return self.process.returncode, [json.loads(line) for line in log.splitlines()]
-
-
-@contextmanager
-def serving(**variables: str) -> Iterator[Server]:
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "specops", "serve", "--port", str(port)],
-        env={**os.environ, **variables},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield Server(port, process)
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@pytest.mark.e2e
-@pytest.mark.usefixtures("environment")
-def test_serve_answers_counts_and_ends_with_0() -> None:
-    with serving() as server:
-        assert server.wait_for("ready")["model"] == "target"
-        # Not adaptive: what pays may differ between two requests, and the figure is of both.
-        body = {"prompt": PROMPT, "max_new_tokens": TOKENS, "ignore_eos": True, "adaptive": False}
-        status, text = server.get("/generate", body)
-        answer = json.loads(text)
-        assert (status, answer["generated_tokens"], answer["finish_reason"]) == (
-            200,
-            TOKENS,
-            "length",
-        )
-        assert answer["tokens_per_second"] > 0
-        _, text = server.get("/generate", body | {"stream": True})
-        *steps, last, done = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-        assert done == "[DONE]"
-        assert json.loads(last)["generated_text"] == answer["generated_text"]
-        assert "".join(json.loads(step)["text"] for step in steps) == answer["generated_text"]
-        _, page = server.get("/metrics")
-        assert f"specops_generated_tokens_total {2 * TOKENS}.0" in page
-        assert 'specops_requests_total{outcome="length"} 2.0' in page
-        jump = re.search(r"^specops_avg_jump (.*)$", page, re.MULTILINE)
-        assert float(jump[1]) == pytest.approx(answer["avg_tokens_per_jump"])
-        status, text = server.get("/generate", body | {"prompt": "word " * 500})
-        assert (status, json.loads(text)["error"]["code"]) == (400, "context_length_exceeded")
-        code, log = server.end()
-    assert code == 0
-    assert PROMPT not in json.dumps(log)
-    assert [line["status"] for line in log if line.get("path") == "/generate"] == [200, 200, 400]
-
-
 @pytest.mark.e2e
 @pytest.mark.usefixtures("environment")
 def test_serve_with_a_broken_model_says_why_and_ends_with_1(tmp_path: Path) -> None:
-    with serving(SPECOPS_TARGET=str(tmp_path)) as server:
-        assert str(tmp_path) in server.wait_for("failed")["error"]
-        assert server.get("/health/live")[0] == 200
-        assert server.get("/generate", {"prompt": "a"})[0] == 503
-        code, _ = server.end()
-    assert code == 1
+    port = free_port()
+    command = [sys.executable, "-W", "error", "-m", "specops", "serve", "--port", str(port)]
+    environment = {**os.environ, "SPECOPS_TARGET": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            transport = httpx.HTTPTransport(retries=20)  # it begins to listen in a moment
+            base = f"http://127.0.0.1:{port}"
+            with httpx.Client(base_url=base, timeout=30, transport=transport) as client:
+                while (health := client.get("/health").json())["state"] != "failed":
+                    assert process.poll() is None
+                    time.sleep(0.05)
+                assert str(tmp_path) in health["error"]
+                assert client.get("/health/live").status_code == 200
+                assert client.post("/generate", json={"prompt": "a"}).status_code == 503
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 1
+        finally:
+            process.kill()

@@ -1,4 +1,4 @@
-"""`specops serve` with the bundled pair: the `openai` library, a crowd, deadlines, a signal."""
+"""`specops serve` with the bundled pair: official clients, a crowd, deadlines, a signal."""
 
 from __future__ import annotations
 
@@ -40,73 +40,6 @@ def client(server: tuple[int, object]) -> Iterator[OpenAI]:
     address = f"http://{HOST}:{server[0]}/v1"
     with OpenAI(base_url=address, api_key="none", max_retries=0, timeout=60) as made:
         yield made
-
-
-def test_completions_are_the_same_in_one_piece_and_streamed(client: OpenAI) -> None:
-    plain = client.completions.create(model="demo", prompt=PROMPT, max_tokens=24, temperature=0)
-    stream = client.completions.create(
-        model="demo", prompt=PROMPT, max_tokens=24, temperature=0, stream=True
-    )
-    text = plain.choices[0].text
-    assert text
-    assert "".join(chunk.choices[0].text for chunk in stream) == text
-    assert plain.usage.completion_tokens <= 24
-
-
-def test_a_chat_is_answered_and_counted(client: OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="demo", messages=[{"role": "user", "content": PROMPT}], max_tokens=16, temperature=0
-    )
-    assert answer.choices[0].message.content
-    assert answer.usage is not None
-    # The template adds the end of the line, and nothing else.
-    again = client.completions.create(
-        model="demo", prompt=PROMPT + "\n", max_tokens=16, temperature=0
-    )
-    assert answer.choices[0].message.content == again.choices[0].text
-
-
-def test_a_seed_repeats_and_choices_differ(client: OpenAI) -> None:
-    def texts(seed: int) -> list[str]:
-        answer = client.completions.create(
-            model="demo",
-            prompt=PROMPT,
-            max_tokens=16,
-            temperature=1.5,
-            seed=seed,
-            n=3,
-        )
-        return [choice.text for choice in answer.choices]
-
-    assert texts(1) == texts(1)
-    assert len(set(texts(1))) > 1
-    assert texts(1)[1:] == texts(2)[:2]
-
-
-def test_a_stop_string_ends_the_text_before_it(client: OpenAI) -> None:
-    ask = {"model": "demo", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
-    whole = client.completions.create(**ask).choices[0].text  # type: ignore[call-overload]
-    stop = whole[6:9]
-    cut = client.completions.create(**ask, stop=stop).choices[0]  # type: ignore[call-overload]
-    assert cut.text == whole[: whole.index(stop)]
-    assert cut.finish_reason == "stop"
-
-
-def test_probabilities_are_those_of_a_greedy_choice(client: OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="demo",
-        messages=[{"role": "user", "content": PROMPT}],
-        max_tokens=8,
-        temperature=0,
-        logprobs=True,
-        top_logprobs=2,
-    )
-    choice = answer.choices[0]
-    assert choice.logprobs.content is not None
-    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
-    for token in choice.logprobs.content:
-        first, second = token.top_logprobs
-        assert token.logprob == first.logprob >= second.logprob
 
 
 TOOL = {

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from scripts.browser import BrowserError, launched
-from tests.loopback import free_port
+from tests.overload import HOST, serving
 from tests.stack.console import console
-from tests.stack.support import ROOT
-
-START_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
-def console_url() -> Iterator[str]:
+def console_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A running API on the demo pair."""
-    port = str(free_port())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specops", "serve"],
-        cwd=ROOT,
-        env={**os.environ, "SPECOPS_PORT": port, "SPECOPS_MODEL": "demo"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _ready(address):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _ready(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health").status_code == 200
-    except httpx.HTTPError:
-        return False
+    with serving(tmp_path_factory.mktemp("console")) as (port, _):
+        yield f"http://{HOST}:{port}"
 
 
 @pytest.fixture(scope="module")

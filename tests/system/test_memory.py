@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,12 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+# What the two functions below write, where limit and swap are these.
+CGROUP = MemoryReading(
+    anon=3 * MIB, file=5 * MIB, swap=MIB, limit=4 * GIB, swap_limit=GIB, source="cgroup v2"
+)
+
+
 def write_version2(machine: Machine, folder: str = "cgroup", *, limit: str, swap: str) -> None:
     machine.write(f"{folder}/memory.stat", f"anon {3 * MIB}\nfile {5 * MIB}\nshmem 1\n")
     machine.write(f"{folder}/memory.max", f"{limit}\n")
@@ -74,12 +81,7 @@ def write_version1(machine: Machine, folder: str, *, limit: int, both: int | Non
 
 def test_without_a_cgroup_limit_the_process_and_the_machine_are_read(machine: Machine) -> None:
     assert machine.memory() == MemoryReading(
-        anon=100 * KIB,
-        file=200 * KIB,
-        swap=7 * KIB,
-        limit=8 * GIB,
-        swap_limit=2 * GIB,
-        source="process",
+        100 * KIB, 200 * KIB, 7 * KIB, limit=8 * GIB, swap_limit=2 * GIB, source="process"
     )
 
 
@@ -90,14 +92,7 @@ def test_a_process_is_read_by_itself_whatever_limits_it(machine: Machine) -> Non
 
 def test_version_2_limit_makes_the_cgroup_the_source(machine: Machine) -> None:
     write_version2(machine, limit=str(4 * GIB), swap=str(GIB))
-    assert machine.memory() == MemoryReading(
-        anon=3 * MIB,
-        file=5 * MIB,
-        swap=MIB,
-        limit=4 * GIB,
-        swap_limit=GIB,
-        source="cgroup v2",
-    )
+    assert machine.memory() == CGROUP
 
 
 def test_swap_limit_is_never_more_than_the_machine_has(machine: Machine) -> None:
@@ -137,14 +132,7 @@ def test_version_2_path_outside_of_the_container_falls_back_to_the_mount(machine
 def test_version_1_swap_limit_is_memory_and_swap_less_memory(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "5:cpu,memory:/docker/abc\n1:name=systemd:/\n0::/\n")
     write_version1(machine, "cgroup/memory/docker/abc", limit=4 * GIB, both=5 * GIB)
-    assert machine.memory() == MemoryReading(
-        anon=3 * MIB,
-        file=5 * MIB,
-        swap=MIB,
-        limit=4 * GIB,
-        swap_limit=GIB,
-        source="cgroup v1",
-    )
+    assert machine.memory() == replace(CGROUP, source="cgroup v1")
 
 
 def test_version_1_inside_a_container_is_read_at_the_mount(machine: Machine) -> None:

@@ -16,7 +16,6 @@ from training.checkpoint import load_model, save_model  # noqa: E402
 from training.data import Sampler  # noqa: E402
 from training.distill import Distillation  # noqa: E402
 from training.model import Llama, ModelConfig  # noqa: E402
-from training.optim import Optimizer, orthogonalize  # noqa: E402
 from training.presets import PRESETS, Preset  # noqa: E402
 from training.pretrain import Target  # noqa: E402
 from training.runtime import Budget  # noqa: E402
@@ -60,36 +59,6 @@ def test_transformers_loads_the_folder_and_gives_the_same_logits(tmp_path: Path)
         expected, logits = theirs(tokens).logits, ours(tokens)
     assert logits.std() > 0.2
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 128, 64), (2, 64, 128)])
-def test_muon_brings_all_singular_values_near_one(shape: tuple[int, ...]) -> None:
-    values = torch.linalg.svdvals(orthogonalize(torch.randn(shape)))
-    # The five steps are tuned for speed: values land between about 0.7 and 1.2, small ones lower.
-    assert 0.6 < values.median() < 1.3
-    assert values.max() < 1.4
-
-
-def test_every_parameter_has_exactly_one_optimizer() -> None:
-    model = Llama(TINY)
-    optimizer = Optimizer(model, matrix_lr=0.02, vector_lr=0.003)
-    held = [
-        id(p) for part in optimizer.parts for group in part.param_groups for p in group["params"]
-    ]
-    assert sorted(held) == sorted(id(p) for p in model.parameters())
-
-
-def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
-    model = Llama(TINY)
-    optimizer = Optimizer(model, matrix_lr=0.02, vector_lr=0.003)
-    rates = []
-    for progress in (0.0, 0.02, 0.5, 1.0):
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step(progress)
-        rates.append(optimizer.parts[0].param_groups[0]["lr"])
-    assert rates[0] < rates[2] < rates[1] <= 0.02
-    assert rates[3] == 0.0
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
