@@ -123,15 +123,6 @@ async def test_every_field_reaches_the_engine(path: str) -> None:
     assert sampling.seed == (1 << 63) - 3
 
 
-@both
-async def test_null_is_as_good_as_nothing(path: str) -> None:
-    names = "max_tokens temperature top_p n seed stop stream stream_options user logprobs"
-    async with api() as here:
-        response = await here.ask(path, **dict.fromkeys(names.split()))
-    assert response.status_code == 200
-    assert here.request.sampling.temperature == 1
-
-
 async def test_max_completion_tokens_is_the_newer_name() -> None:
     async with api() as here:
         await here.ask(CHAT, max_completion_tokens=9)
@@ -166,7 +157,17 @@ async def test_a_chats_limit_above_the_servers_is_the_servers(
 
 
 UNSET = (
-    *("top_k", "min_p", "typical_p", "top_n_sigma", "repetition_penalty", "presence_penalty"),
+    *("max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options"),
+    *(
+        "user",
+        "logprobs",
+        "top_k",
+        "min_p",
+        "typical_p",
+        "top_n_sigma",
+        "repetition_penalty",
+        "presence_penalty",
+    ),
     *("frequency_penalty", "logit_bias", "bad_words", "stop_token_ids", "min_tokens"),
     *("ignore_eos", "k_draft", "drafter", "adaptive", "guided_json", "response_format"),
 )

@@ -16,7 +16,7 @@ import pytest
 
 from specops.request import FinishReason, PromptTooLong
 from specops.serving.admission import QueueFull
-from tests.fakes import STATS, FakeService, output
+from tests.fakes import STATS, output
 from tests.http.chat_clients import PROTOCOLS, Clients, clients
 from tests.http.openai_api import api
 
@@ -230,15 +230,6 @@ async def test_thoughts_can_be_turned_off(protocol: str) -> None:
         here.say("a")
         await PROTOCOLS[protocol](here, stream=False, **off[protocol])
     assert here.prompt.endswith("<think></think>")
-
-
-@pytest.mark.parametrize("key", [{"x-api-key": "k"}, {"authorization": "Bearer k"}])
-@pytest.mark.parametrize("path", ["/tokenize", MESSAGES, RESPONSES])
-async def test_new_endpoints_ask_for_a_key(path: str, key: dict[str, str]) -> None:
-    body = ASK.get(path, {"content": "a"})
-    async with api(FakeService([output("a", finish=FinishReason.STOP)]), api_keys="k") as here:
-        assert (await here.client.post(path, json=body)).status_code == 401
-        assert (await here.client.post(path, json=body, headers=key)).status_code == 200
 
 
 # -- tokens --------------------------------------------------------------------------------------

@@ -230,13 +230,14 @@ def test_a_draft_that_equals_the_target_is_not_stored_twice(
     assert len(list((settings.cache_dir / "prepacked").iterdir())) == 1
 
 
-def test_a_checkpoint_that_has_not_changed_is_not_read_again(
+def test_a_checkpoint_is_read_once_and_tells_how_far_that_is(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = tmp_path / "cache"
-    first, _ = convert(source, cache)
-    monkeypatch.setattr(conversions, "_digest", lambda *_: pytest.fail("it was read again"))
-    assert convert(source, cache)[0] == first
+    monkeypatch.setattr(conversions, "_REPORT_SECONDS", 0.0)
+    first, said = convert(source, tmp_path / "cache")
+    read = [text for text in said if text.startswith(f"reading {source}: ")]
+    assert read[-1] == f"reading {source}: 100 %"
+    assert convert(source, tmp_path / "cache") == (first, [])
 
 
 def test_what_is_remembered_of_checkpoints_may_be_damaged(source: Path, tmp_path: Path) -> None:
@@ -276,15 +277,6 @@ def test_what_was_written_is_read_again_after_a_boot(
     (first / "verified").unlink()
     (first / "verified").mkdir()  # a cache that cannot be written serves what it holds
     assert convert(source, tmp_path) == (first, [f"checking {first}"])
-
-
-def test_reading_a_checkpoint_tells_how_far_it_is(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conversions, "_REPORT_SECONDS", 0.0)
-    _, said = convert(source, tmp_path / "cache")
-    read = [text for text in said if text.startswith(f"reading {source}: ")]
-    assert read[-1] == f"reading {source}: 100 %"
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(

@@ -12,8 +12,8 @@ from specops.config import ConfigError, Settings
 from specops.engine.engine import Engine
 from specops.models.hub import HubModel, fetch
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
-from specops.request import GenerationRequest
 from tests.checkpoints import make_llama_checkpoint
+from tests.generating import generate
 from tests.models.convert.gguf.files import SIZES, write_gguf
 from tests.models.hub_server import Hub
 from tests.models.tiny_repo import ignore, names
@@ -76,17 +76,8 @@ def test_a_pair_of_files_generates(folder: Path, tiny_settings: Settings) -> Non
     engine = Engine.load(settings)
     assert (engine.info.quant, engine.info.draft_quant) == ("gguf-Q4_1", "gguf-Q4_1")
     assert engine.info.batch_invariant
-    request = GenerationRequest(
-        request_id="x",
-        prompt_tokens=(5, 6, 7),
-        max_new_tokens=12,
-        ignore_eos=True,
-        drafter="draft",
-        k_draft=4,
-    )
-    *_, last = engine.generate(request)
-    assert last.stats.generated_tokens == 12
-    assert last.stats.accepted_tokens == last.stats.draft_tokens > 0  # it is its own draft
+    _, stats = generate(engine, (5, 6, 7), 12, drafter="draft", k_draft=4)
+    assert stats.accepted_tokens == stats.draft_tokens > 0  # it is its own draft
 
 
 @pytest.mark.parametrize("source", ["m.gguf", "someone/tiny-GGUF@main:q4/m.gguf"])

@@ -13,8 +13,8 @@ from specops.config import Settings
 from specops.engine.engine import Download, Engine, ModelState, Report
 from specops.metrics.metrics import Metrics
 from specops.models.prepare import prepare
-from specops.request import GenerationRequest
 from specops.serving.async_engine import AsyncEngine
+from tests.generating import generate
 from tests.models.hub_server import Hub
 from tests.models.tiny_repo import MODEL, REPO
 
@@ -98,8 +98,4 @@ def test_from_the_hub_to_tokens(hub: Hub, tiny_settings: Settings, tmp_path: Pat
         (ModelState.DOWNLOADING, "draft"),
         (ModelState.LOADING, None),
     ]
-    request = GenerationRequest(
-        request_id="x", prompt_tokens=engine.encode("def add"), max_new_tokens=4, ignore_eos=True
-    )
-    pieces = [piece for output in engine.generate(request) for piece in output.pieces]
-    assert len(pieces) == 4
+    generate(engine, "def add", 4)

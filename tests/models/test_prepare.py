@@ -17,8 +17,9 @@ from specops.models.head_folder import HeadFolder
 from specops.models.hub import HubModel
 from specops.models.prepare import ModelError, ModelFolder, Source, choose, prepare
 from specops.presets import Preset, chat_model, presets
-from specops.request import GenerationRequest, SamplingParams
+from specops.request import SamplingParams
 from tests.checkpoints import make_llama_checkpoint
+from tests.generating import generate
 from tests.models.graph.published_graph import write_published
 
 ALL = sorted(presets().items())
@@ -161,11 +162,7 @@ def test_a_published_graph_is_used_as_it_is(genai: Path, tmp_path: Path) -> None
 
 def tokens_of(settings: Settings, target: Path) -> list[int]:
     engine = Engine.load(replace(settings, target=str(target), draft="none"))
-    request = GenerationRequest(
-        request_id="x", prompt_tokens=(5, 6, 7), max_new_tokens=8, ignore_eos=True, drafter="none"
-    )
-    outputs = engine.generate(request)
-    return [piece.token for output in outputs for piece in output.pieces]
+    return [piece.token for piece in generate(engine, (5, 6, 7), 8, drafter="none")[0]]
 
 
 def test_a_published_graph_says_what_its_export_says(
@@ -274,17 +271,10 @@ def test_a_draft_may_lack_the_targets_last_ids(
     assert engine.info.vocab_size == 320
     drafted: set[int] = set()
     for number in range(20):
-        request = GenerationRequest(
-            request_id="x",
-            prompt_tokens=(5, 319, 300 + number, 6),  # a chat's markers are such ids
-            max_new_tokens=12,
-            ignore_eos=True,
-            drafter="draft",
-            k_draft=4,
-            sampling=SamplingParams(temperature=2.0, seed=number),
-        )
-        pieces = [piece for output in engine.generate(request) for piece in output.pieces]
-        assert len(pieces) == 12
+        prompt = (5, 319, 300 + number, 6)  # a chat's markers are such ids
+        sampling = SamplingParams(temperature=2.0, seed=number)
+        options = {"drafter": "draft", "k_draft": 4, "sampling": sampling}
+        pieces, _ = generate(engine, prompt, 12, **options)
         drafted |= {piece.token for piece in pieces if piece.origin == "draft"}
     assert drafted
     assert max(drafted) < 300

@@ -30,16 +30,6 @@ def test_everything_asked_for_is_exposed(name: str, promql: str) -> None:
     assert queries.problems(promql, EXPOSED) == []
 
 
-def test_an_expression_is_taken_apart() -> None:
-    found = queries.asked(
-        'sum by (kind, le) (rate(specops_a_total{kind=~"x|y", le="1.0"}[1m])) / on (kind) '
-        "group_left () (specops:b:rate1m > 0) or 0 * vector(0) and time() - specops_c offset 5m"
-    )
-    assert found.names == {"specops_a_total", "specops:b:rate1m", "specops_c"}
-    assert dict(found.series)["specops_a_total"] == (("kind", "x|y"), ("le", "1.0"))
-    assert found.grouping == {"kind", "le"}
-
-
 @pytest.mark.parametrize(
     ("promql", "problem"),
     [

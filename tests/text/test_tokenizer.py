@@ -109,14 +109,6 @@ def test_a_space_after_special_tokens_is_not_lost() -> None:
     assert (text[0], text[-1]) == (" a", " a")
 
 
-def test_an_unfinished_character_is_shown_at_the_end() -> None:
-    tokenizer = KINDS["byte-level"]
-    detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("x"))
-    for token in tokenizer.encode("🙂")[:3]:
-        assert detokenizer.push(token) == ""
-    assert detokenizer.flush() == "\ufffd"
-
-
 def test_broken_bytes_do_not_hold_the_text_back_forever() -> None:
     tokenizer = KINDS["byte-level"]
     detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("x"))

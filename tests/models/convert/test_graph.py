@@ -45,24 +45,6 @@ def test_inputs_and_outputs_are_those_of_the_contract(model: ExportedModel) -> N
     }
 
 
-def test_a_layer_is_ten_nodes(model: ExportedModel) -> None:
-    nodes = onnx.load(model.graph_file, load_external_data=False).graph.node
-    linear = "MatMul" if model.quantization.bits == 32 else "MatMulNBits"
-    layer = [node.op_type for node in nodes if node.name.startswith("layers.1.")]
-    assert layer == [
-        "SkipSimplifiedLayerNormalization",
-        linear,
-        "GroupQueryAttention",
-        linear,
-        "SkipSimplifiedLayerNormalization",
-        linear,
-        linear,
-        "QuickGelu",
-        "Mul",
-        linear,
-    ]
-
-
 def test_initializers_start_on_pages_and_lie_within_the_file(model: ExportedModel) -> None:
     graph = onnx.load(model.graph_file, load_external_data=False).graph
     size = (model.path / "model.onnx.data").stat().st_size

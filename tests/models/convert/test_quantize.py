@@ -95,21 +95,6 @@ def test_rows_are_quantized_independently(weight: Float, block: int, bits: int) 
                 np.testing.assert_array_equal(part[0], whole[row])
 
 
-@given(weights, blocks, bits_of_codes)
-def test_shapes_cover_a_last_block_that_is_not_full(weight: Float, block: int, bits: int) -> None:
-    rows, columns = weight.shape
-    whole = -(-columns // block)
-    quantized = quantize_blockwise(weight, bits, block)
-    assert quantized.packed.shape == (rows, whole, block * bits // 8)
-    assert quantized.scales.shape == (rows, whole)
-    if bits == 4:
-        assert quantized.zero_points is not None
-        assert quantized.zero_points.shape == (rows, -(-whole // 2))
-    else:
-        assert quantized.zero_points is None
-    assert dequantize_blockwise(quantized, bits, columns).shape == weight.shape
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 def test_zeros_and_vanishing_weights_come_back_as_zeros(bits: int) -> None:
     weight = np.array([[0.0] * 32, [1e-38] * 32], np.float32)

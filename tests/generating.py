@@ -1,0 +1,30 @@
+"""One request through an engine of this process, to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from specops.engine.engine import Engine
+from specops.request import GenerationRequest, GenerationStats, Piece
+
+_ids = count()
+
+
+def generate(
+    engine: Engine, prompt: str | Sequence[int], tokens: int, **fields: object
+) -> tuple[list[Piece], GenerationStats]:
+    """`tokens` pieces that follow a prompt, wherever a text would end, and what they cost."""
+    request = GenerationRequest(
+        request_id=f"generated {next(_ids)}",
+        prompt_tokens=engine.encode(prompt) if isinstance(prompt, str) else tuple(prompt),
+        max_new_tokens=tokens,
+        ignore_eos=True,
+        **fields,  # type: ignore[arg-type]
+    )
+    outputs = list(engine.generate(request))
+    stats = outputs[-1].stats
+    assert stats is not None
+    pieces = [piece for output in outputs for piece in output.pieces]
+    assert len(pieces) == tokens
+    return pieces, stats
