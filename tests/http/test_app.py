@@ -78,29 +78,11 @@ async def test_an_adaptive_request_may_draft_up_to_the_servers_most() -> None:
     assert asked == [(True, 6), (True, 4), (False, FIXED_K_DRAFT)]
 
 
-async def test_every_field_reaches_the_engine() -> None:
+async def test_a_stop_may_be_one_string_and_no_drafter_drafts_nothing() -> None:
     async with api() as here:
-        await here.generate(
-            max_new_tokens=7,
-            k_draft=8,
-            drafter="suffix",
-            temperature=0.5,
-            top_k=40,
-            top_p=0.9,
-            seed=11,
-            stop=["\n\n", "END"],
-            ignore_eos=True,
-        )
-        await here.generate(stop="one")
-        await here.generate(drafter="none")
-    first, second, third = here.service.requests
-    assert (first.max_new_tokens, first.k_draft, first.drafter) == (7, 8, "suffix")
-    assert (first.ignore_eos, first.stop) == (True, ("\n\n", "END"))
-    sampling = first.sampling
-    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 40, 0.9)
-    assert sampling.seed == 11
-    assert second.stop == ("one",)
-    assert (third.drafter, third.k_draft) == ("none", 0)
+        await here.generate(stop="one", drafter="none")
+    request = here.request
+    assert (request.stop, request.drafter, request.k_draft) == (("one",), "none", 0)
 
 
 async def test_requests_with_the_same_id_stay_apart_in_the_engine() -> None:

@@ -96,31 +96,25 @@ async def test_defaults_are_openais(path: str) -> None:
     assert (here.request.stop, here.request.logprobs, here.request.stream) == ((), None, False)
 
 
-@both
+@pytest.mark.parametrize("path", BODIES)
 async def test_every_field_reaches_the_engine(path: str) -> None:
+    body: dict[str, Any] = {"max_new_tokens" if path == GENERATE else "max_tokens": 7}
+    body |= {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "seed": 11, "stop": ["\n\n", "END"]}
+    body |= {"k_draft": 2, "drafter": "suffix", "adaptive": False, "ignore_eos": True}
     async with api() as here:
-        await here.ask(
-            path,
-            max_tokens=7,
-            temperature=0.5,
-            top_p=0.9,
-            seed=-3,
-            stop=["\n", "END"],
-            stream=True,
-            k_draft=2,
-            drafter="suffix",
-            adaptive=False,
-            top_k=40,
-            ignore_eos=True,
-            user="me",
-        )
-    request = here.request
-    assert (request.max_new_tokens, request.stop, request.stream) == (7, ("\n", "END"), True)
+        await here.ask(path, stream=True, user="me", **body)
+    request, sampling = here.request, here.request.sampling
+    assert (request.max_new_tokens, request.stop, request.stream) == (7, ("\n\n", "END"), True)
     assert (request.drafter, request.k_draft) == ("suffix", 2)
     assert (request.adaptive, request.ignore_eos) == (False, True)
-    sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 40)
-    assert sampling.seed == (1 << 63) - 3
+    assert sampling.seed == 11
+
+
+async def test_openais_seeds_may_be_negative() -> None:
+    async with api() as here:
+        await here.ask(CHAT, seed=-3)
+    assert here.request.sampling.seed == (1 << 63) - 3
 
 
 async def test_max_completion_tokens_is_the_newer_name() -> None:

@@ -113,15 +113,13 @@ def test_size_and_path_come_from_the_environment(disk: Path) -> None:
     assert "vm.swappiness=1" in result.stdout
 
 
-@pytest.mark.parametrize("kind", ["tmpfs", "overlay"])
-def test_a_file_system_that_cannot_hold_swap_is_refused(kind: str, tmp_path: Path) -> None:
+def test_an_overlay_is_refused(tmp_path: Path) -> None:
     lower, upper, work, place = (tmp_path / name for name in ("lower", "upper", "work", "place"))
     for folder in (lower, upper, work, place):
         folder.mkdir()
     layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
-    options = ["-o", layers] if kind == "overlay" else []
-    if (done := run("mount", "-t", kind, *options, kind, place)).returncode:
-        pytest.skip(f"no {kind} here: {done.stderr}")
+    if (done := run("mount", "-t", "overlay", "-o", layers, "overlay", place)).returncode:
+        pytest.skip(f"no overlay here: {done.stderr}")
     try:
         result = swap_setup("--size", "4M", path=place / "swap")
         assert result.returncode == REFUSED
