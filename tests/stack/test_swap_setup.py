@@ -47,11 +47,10 @@ def test_wrong_use_is_named(options: list[str], swap_file: Path) -> None:
 
 
 def test_status_and_dry_run_change_nothing(swap_file: Path) -> None:
-    before = Path("/proc/swaps").read_text()
     assert "Swappiness" in swap_setup("--status", path=swap_file).stdout
     dry = swap_setup("--size", "4M", "--persist", "--dry-run", path=swap_file)
     assert dry.returncode in {0, REFUSED}, dry.stderr
-    assert Path("/proc/swaps").read_text() == before
+    assert not active(swap_file)  # other swap may come and go meanwhile: that of other tests
     assert list(swap_file.parent.iterdir()) == []
 
 
