@@ -25,6 +25,14 @@ from starlette.exceptions import HTTPException
 OPENAI_PREFIX = "/v1/"
 ANTHROPIC_PREFIX = "/v1/messages"
 _RETRY_SECONDS = 5
+_OPENAI = {401: "authentication_error", 429: "rate_limit_error"}
+_ANTHROPIC = {
+    **_OPENAI,
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that left; only ever seen in the log
 GENERATING = (400, 401, 408, 413, 415, 429, 500, 503, 504)  # what any that generates may fail with
 
@@ -92,11 +100,14 @@ class ApiError(HTTPException):
     def body(self, path: str) -> bytes:
         """Return the error as JSON, as clients of an endpoint expect it."""
         if path.startswith(ANTHROPIC_PREFIX):
-            told = {"type": _anthropic_type(self.status_code), "message": self.detail}
+            told = {
+                "type": _type(self.status_code, _ANTHROPIC, "api_error"),
+                "message": self.detail,
+            }
             return orjson.dumps({"type": "error", "error": told})
         detail = {
             "message": self.detail,
-            "type": _type(self.status_code),
+            "type": _type(self.status_code, _OPENAI, "server_error"),
             "param": self.param,
             "code": self.code,
         }
@@ -196,21 +207,6 @@ def _message(problem: Mapping[str, Any]) -> str:
     return str(problem["msg"])
 
 
-def _type(status: int) -> str:
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return "rate_limit_error"
-    if status == HTTPStatus.UNAUTHORIZED:
-        return "authentication_error"
-    return "server_error" if status >= 500 else "invalid_request_error"
-
-
-def _anthropic_type(status: int) -> str:
-    known = {
-        401: "authentication_error",
-        404: "not_found_error",
-        413: "request_too_large",
-        429: "rate_limit_error",
-        503: "overloaded_error",
-        504: "timeout_error",
-    }
-    return known.get(status, "api_error" if status >= 500 else "invalid_request_error")
+def _type(status: int, known: Mapping[int, str], failed: str) -> str:
+    """What a protocol calls a status; `failed` is what it calls any other failure of the server."""
+    return known.get(status, failed if status >= 500 else "invalid_request_error")

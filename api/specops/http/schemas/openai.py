@@ -6,12 +6,12 @@ name, unless its value asks for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from annotated_types import GroupedMetadata
+from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from specops.http.schemas.options import Body, EngineOptions, Stops, listed
 from specops.request import GenerationStats, SamplingParams
@@ -19,23 +19,15 @@ from specops.request import GenerationStats, SamplingParams
 MOST_CHOICES = 128  # OpenAI's own bound of `n`
 
 
-class Only:
+class Only(GroupedMetadata):
     """Marks a field that takes nothing but values that ask for nothing."""
 
     def __init__(self, *neutral: Any) -> None:
         self._neutral = neutral
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """Check against the neutral values."""
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """Name the neutral values."""
-        return {"enum": list(self._neutral)}
+    def __iter__(self) -> Iterator[object]:
+        yield AfterValidator(self._check)
+        yield WithJsonSchema({"enum": list(self._neutral)})
 
     def _check(self, value: Any) -> Any:
         for neutral in self._neutral:  # False is no 0
