@@ -46,32 +46,28 @@ ENDS = (
 class FillIn:
     """Writes the prompts of one model."""
 
-    def __init__(self, form: FillInForm, tokenizer: Tokenizer) -> None:
-        self._form = form
+    def __init__(self, marks: Sequence[int], tokenizer: Tokenizer) -> None:
+        self._before, self._behind, *self._gap = marks
         self._tokenizer = tokenizer
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> FillIn | None:
         """How a model is asked; None where its tokenizer has no such tokens."""
         for form in FORMS:
-            marks = filter(None, (form.before, form.behind, form.gap))
-            if all(tokenizer.token(mark) is not None for mark in marks):
-                return cls(form, tokenizer)
+            wanted = list(filter(None, (form.before, form.behind, form.gap)))
+            marks = [token for mark in wanted if (token := tokenizer.token(mark)) is not None]
+            if len(marks) == len(wanted):
+                return cls(marks, tokenizer)
         return None
 
     def prompt(self, before: str | Sequence[int], behind: str) -> tuple[int, ...]:
         """The prompt that asks what stands between two texts; the first may be tokens."""
-        form = self._form
-        first = self._text(before) if isinstance(before, str) else tuple(before)
-        parts = [(form.before, first), (form.behind, self._text(behind))]
-        if form.gap:
-            parts.append((form.gap, ()))
-        else:
-            parts.reverse()
-        found = list(self._tokenizer.encode(""))  # what begins every text
-        for mark, tokens in parts:
-            found += (self._mark(mark), *tokens)
-        return tuple(found)
+        begin = self._tokenizer.encode("")  # what begins every text
+        first = (self._before, *(self._text(before) if isinstance(before, str) else before))
+        second = (self._behind, *self._text(behind))
+        if self._gap:
+            return (*begin, *first, *second, *self._gap)
+        return (*begin, *second, *first)
 
     @property
     def ends(self) -> dict[str, int]:
@@ -81,9 +77,3 @@ class FillIn:
 
     def _text(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.encode(text, special_tokens=False)
-
-    def _mark(self, text: str) -> int:
-        token = self._tokenizer.token(text)
-        if token is None:
-            raise ValueError(f"{text} is no token")
-        return token
