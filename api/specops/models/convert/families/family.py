@@ -20,6 +20,8 @@ class Family(ABC):
     name: ClassVar[str]
     ignored_tensors: tuple[str, ...] = ()  # names, with `*`, that may be there and are not read
     shape: ModelShape
+    graph: DecoderGraph  # that it draws
+    checkpoint: Checkpoint  # that it draws from
 
     @abstractmethod
     def __init__(self, config: ModelConfig) -> None: ...
@@ -28,6 +30,11 @@ class Family(ABC):
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor that `draw` reads, with its shape."""
 
-    @abstractmethod
     def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
         """Draws the forward pass from `input_ids` to the head."""
+        self.graph, self.checkpoint = graph, checkpoint
+        self.draw_all()
+
+    @abstractmethod
+    def draw_all(self) -> None:
+        """Draws the forward pass of `checkpoint` into `graph`."""

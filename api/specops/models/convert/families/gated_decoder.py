@@ -13,9 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specops.models.convert.checkpoint import Checkpoint, Matrix
 from specops.models.convert.families.family import Family
-from specops.models.convert.graph import AttentionOptions, DecoderGraph, HeadNorms
+from specops.models.convert.graph import AttentionOptions, HeadNorms
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.rope import (
     HEAD_DIM_MULTIPLE,
@@ -138,122 +137,92 @@ class GatedDecoder(Family):
 
     # -- the drawing --------------------------------------------------------------------------
 
-    def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
+    def draw_all(self) -> None:
         """Each sum with the residual is fused with the norm that follows it, if one does."""
+        graph, checkpoint = self.graph, self.checkpoint
         tables = {name: graph.rotary(name, table) for name, table in self.rotaries.items()}
         x = graph.embedding(checkpoint.matrix(self._embedding))
         x = residual = graph.scaled("embedding.multiplied", x, self.embedding_scale)
         norms = self._norms_before()
         if norms[0]:
-            first = self.norm(checkpoint, norms[0])
+            first = self.norm(norms[0])
             x = graph.rms_norm("layers.0.input_norm", residual, first, self._epsilon)
         for index, layer in enumerate(self.layers):
             options = AttentionOptions(
                 rotary=None if layer.rotary is None else tables[layer.rotary],
                 window=layer.window,
                 scale=self.attention_scale,
-                head_norms=self._head_norms(checkpoint, index),
+                head_norms=self._head_norms(index),
             )
-            x = self._attention(graph, checkpoint, index, x, options)
+            name = f"layers.{index}"
+            x = graph.attention(index, *self.queries_keys_values(index, x), options=options)
+            x = self.linear(index, "self_attn.o_proj", x)
             after = self._stored(index, self.attention_norms.after)
-            name = f"layers.{index}.feed_forward_norm"
-            x = self._come_out(graph, checkpoint, f"layers.{index}.attention", x, after)
-            x, residual = self._add(graph, checkpoint, name, (x, residual), norms[2 * index + 1])
-            x = self._feed_forward(graph, checkpoint, index, x)
+            x = self._come_out(f"{name}.attention", x, after)
+            x, residual = self._add(f"{name}.feed_forward_norm", x, residual, norms[2 * index + 1])
+            x = self._feed_forward(index, x)
             after = self._stored(index, self.feed_forward_norms.after)
+            x = self._come_out(f"{name}.feed_forward", x, after)
             last = index + 1 == self.shape.num_layers
             name = "final_norm" if last else f"layers.{index + 1}.input_norm"
-            x = self._come_out(graph, checkpoint, f"layers.{index}.feed_forward", x, after)
-            x, residual = self._add(graph, checkpoint, name, (x, residual), norms[2 * index + 2])
+            x, residual = self._add(name, x, residual, norms[2 * index + 2])
         graph.head(x, checkpoint.matrix(self._embedding if self._tied else _HEAD))
 
-    def norm(self, checkpoint: Checkpoint, stored: str) -> Float:
+    def norm(self, stored: str) -> Float:
         """What an RMS norm multiplies with."""
-        return checkpoint.vector(stored)
+        return self.checkpoint.vector(stored)
 
-    def queries_keys_values(
-        self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str
-    ) -> list[str]:
+    def queries_keys_values(self, index: int, x: str) -> list[str]:
         """The operands of attention: one tensor, or three."""
         name, stored = f"layers.{index}", f"{self.layer(index)}.self_attn"
         if not self.width_norms:  # on top of each other: one product is faster than three
-            weight = checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv"))
+            weight = self.checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv"))
             bias = None
             if "self_attn.q_proj" in self.biased:
-                bias = checkpoint.vectors(*(f"{stored}.{part}_proj.bias" for part in "qkv"))
-            return [graph.linear(f"{name}.qkv", x, weight, bias)]
-        found = [
-            self.linear(graph, checkpoint, index, f"self_attn.{part}_proj", x) for part in "qkv"
-        ]
+                bias = self.checkpoint.vectors(*(f"{stored}.{part}_proj.bias" for part in "qkv"))
+            return [self.graph.linear(f"{name}.qkv", x, weight, bias)]
+        found = [self.linear(index, f"self_attn.{part}_proj", x) for part in "qkv"]
         for place, part in enumerate("qk"):
-            norm = self.norm(checkpoint, f"{stored}.{part}_norm.weight")
+            norm = self.norm(f"{stored}.{part}_norm.weight")
             called = f"{name}.{part}_norm"
-            found[place] = graph.rms_norm(called, found[place], norm, self._epsilon)
+            found[place] = self.graph.rms_norm(called, found[place], norm, self._epsilon)
         return found
 
-    def gate_and_up(
-        self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str
-    ) -> list[str]:
+    def gate_and_up(self, index: int, x: str) -> list[str]:
         """The two products of the feed-forward."""
-        # apart, for other programs; the engine makes them one (models.graph.product_inputs)
-        return [
-            self.linear(graph, checkpoint, index, f"mlp.{part}_proj", x) for part in ("gate", "up")
-        ]
+        # apart: side by side in one product, splitting its result costs more
+        return [self.linear(index, f"mlp.{part}_proj", x) for part in ("gate", "up")]
 
-    def _attention(
-        self,
-        graph: DecoderGraph,
-        checkpoint: Checkpoint,
-        index: int,
-        x: str,
-        options: AttentionOptions,
-    ) -> str:
-        operands = self.queries_keys_values(graph, checkpoint, index, x)
-        x = graph.attention(index, *operands, options=options)
-        return self.linear(graph, checkpoint, index, "self_attn.o_proj", x)
-
-    def _feed_forward(self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str) -> str:
-        gate, up = self.gate_and_up(graph, checkpoint, index, x)
-        name = f"layers.{index}.gated"
+    def _feed_forward(self, index: int, x: str) -> str:
+        gate, up = self.gate_and_up(index, x)
+        name, graph = f"layers.{index}.gated", self.graph
         activate = graph.silu if self.activation[1] == "silu" else graph.gelu_tanh
         x = graph.multiply(name, activate(f"{name}.{self.activation[1]}", gate), up)
-        return self.linear(graph, checkpoint, index, "mlp.down_proj", x)
+        return self.linear(index, "mlp.down_proj", x)
 
-    def linear(
-        self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, part: str, x: str
-    ) -> str:
+    def linear(self, index: int, part: str, x: str) -> str:
         """One product with a stored weight, and its bias if it has one."""
         stored = f"{self.layer(index)}.{part}"
-        bias = checkpoint.vector(f"{stored}.bias") if part in self.biased else None
-        weight: Matrix = checkpoint.matrix(f"{stored}.weight")
+        bias = self.checkpoint.vector(f"{stored}.bias") if part in self.biased else None
         _, _, name = part.removesuffix("_proj").partition(".")
-        return graph.linear(f"layers.{index}.{name}", x, weight, bias)
+        weight = self.checkpoint.matrix(f"{stored}.weight")
+        return self.graph.linear(f"layers.{index}.{name}", x, weight, bias)
 
-    def _come_out(
-        self, graph: DecoderGraph, checkpoint: Checkpoint, name: str, x: str, norm: str
-    ) -> str:
+    def _come_out(self, name: str, x: str, norm: str) -> str:
         """What a part adds to the residual: normalized, scaled, or as it is."""
         if norm:
-            weight = self.norm(checkpoint, norm)
-            x = graph.rms_norm(f"{name}.after", x, weight, self._epsilon)
-        return graph.scaled(f"{name}.scaled", x, self.residual_scale)
+            x = self.graph.rms_norm(f"{name}.after", x, self.norm(norm), self._epsilon)
+        return self.graph.scaled(f"{name}.scaled", x, self.residual_scale)
 
-    def _add(
-        self,
-        graph: DecoderGraph,
-        checkpoint: Checkpoint,
-        name: str,
-        summands: tuple[str, str],
-        norm: str,
-    ) -> tuple[str, str]:
+    def _add(self, name: str, x: str, residual: str, norm: str) -> tuple[str, str]:
         """The input of the next part, and what goes around it."""
         if not norm:
-            total = graph.add(f"{name}.residual", *summands)
+            total = self.graph.add(f"{name}.residual", x, residual)
             return total, total
-        weight = self.norm(checkpoint, norm)
+        weight = self.norm(norm)
         if norm == self._final_norm:
             weight = weight * np.float32(self.logit_scale)
-        return graph.add_rms_norm(name, *summands, weight, self._epsilon)
+        return self.graph.add_rms_norm(name, x, residual, weight, self._epsilon)
 
     def _norms_before(self) -> list[str]:
         """The stored names of the norms before every part and before the head; empty where none."""
@@ -264,11 +233,11 @@ class GatedDecoder(Family):
         ]
         return [*parts, self._final_norm]
 
-    def _head_norms(self, checkpoint: Checkpoint, index: int) -> HeadNorms | None:
+    def _head_norms(self, index: int) -> HeadNorms | None:
         if not self.head_norms:
             return None
         stored = f"{self.layer(index)}.self_attn"
-        queries, keys = (self.norm(checkpoint, f"{stored}.{part}_norm.weight") for part in "qk")
+        queries, keys = (self.norm(f"{stored}.{part}_norm.weight") for part in "qk")
         return HeadNorms((queries, keys), self._epsilon)
 
     # -- names and settings -------------------------------------------------------------------

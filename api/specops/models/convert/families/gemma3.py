@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.families.gated_decoder import (
     Float,
     GatedDecoder,
@@ -83,9 +82,9 @@ class Gemma3(GatedDecoder):
             _LOCAL_TABLE: rotary(narrow, size, positions, scaling=given.section(_LOCAL)),
         }
 
-    def norm(self, checkpoint: Checkpoint, stored: str) -> Float:
+    def norm(self, stored: str) -> Float:
         """The stored weights are what is added to 1."""
-        return checkpoint.vector(stored) + np.float32(1)
+        return super().norm(stored) + np.float32(1)
 
 
 class Gemma3Pictures(Gemma3):

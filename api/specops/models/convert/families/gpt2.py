@@ -10,7 +10,6 @@ from specops.models.convert.families.layer_norm_decoder import (
     LayerNormDecoder,
     StoredNames,
 )
-from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig
 
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")  # two names of one function
@@ -53,6 +52,6 @@ class GPT2(LayerNormDecoder):
             epsilon=config.number("layer_norm_epsilon", 1e-5),
         )
 
-    def activation(self, graph: DecoderGraph, name: str, x: str) -> str:
+    def activation(self, name: str, x: str) -> str:
         """GELU."""
-        return graph.gelu_tanh(name, x)
+        return self.graph.gelu_tanh(name, x)

@@ -11,12 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from specops.models.convert.checkpoint import Checkpoint, Matrix
 from specops.models.convert.families.family import Family
-from specops.models.convert.graph import DecoderGraph, LayerNorm
+from specops.models.convert.graph import LayerNorm
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.rope import HEAD_DIM_MULTIPLE
 
@@ -89,7 +85,7 @@ class LayerNormDecoder(Family):
             self.ignored_tensors = (*self.ignored_tensors, _HEAD)
 
     @abstractmethod
-    def activation(self, graph: DecoderGraph, name: str, x: str) -> str:
+    def activation(self, name: str, x: str) -> str:
         """Draws what stands between the two products of the feed-forward."""
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -116,31 +112,31 @@ class LayerNormDecoder(Family):
             shapes |= self._linear_shapes(f"{layer}.{names.down}", hidden, self.feed_forward_size)
         return shapes
 
-    def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
+    def draw_all(self) -> None:
         """Each sum with the residual is fused with the norm that follows it."""
         # The first stands before the first attention or after it: from there on they alternate.
         norms = iter(self._norms())
-        table = checkpoint.matrix_rows(f"{self.names.positions}.weight", self.first_position)
-        tokens, positions = self.draw_embedding(graph, checkpoint), graph.learned_positions(table)
+        table = self.checkpoint.matrix_rows(f"{self.names.positions}.weight", self.first_position)
+        tokens, positions = self.draw_embedding(), self.graph.learned_positions(table)
         if self.norm_before:
-            x, residual = self._add_norm(graph, checkpoint, next(norms), tokens, positions)
+            x, residual = self._add_norm(next(norms), tokens, positions)
         else:
-            x = residual = graph.add("tokens_and_positions", tokens, positions)
+            x = residual = self.graph.add("tokens_and_positions", tokens, positions)
         for index in range(self.shape.num_layers):
-            x = self._attention(graph, checkpoint, index, x)
-            x, residual = self._add_norm(graph, checkpoint, next(norms), x, residual)
-            x = self._feed_forward(graph, checkpoint, index, x)
-            x, residual = self._add_norm(graph, checkpoint, next(norms), x, residual)
-        self.draw_head(graph, checkpoint, x)
+            x = self._attention(index, x)
+            x, residual = self._add_norm(next(norms), x, residual)
+            x = self._feed_forward(index, x)
+            x, residual = self._add_norm(next(norms), x, residual)
+        self.draw_head(x)
 
-    def draw_embedding(self, graph: DecoderGraph, checkpoint: Checkpoint) -> str:
+    def draw_embedding(self) -> str:
         """The tokens as [batch, sequence, hidden], without their positions."""
-        return graph.embedding(checkpoint.matrix(f"{self.names.embedding}.weight"))
+        return self.graph.embedding(self.checkpoint.matrix(f"{self.names.embedding}.weight"))
 
-    def draw_head(self, graph: DecoderGraph, checkpoint: Checkpoint, x: str) -> None:
+    def draw_head(self, x: str) -> None:
         """The logits from what the last norm gave."""
         stored = f"{self.names.embedding}.weight" if self._tied else _HEAD
-        graph.head(x, checkpoint.matrix(stored))
+        self.graph.head(x, self.checkpoint.matrix(stored))
 
     def _norms(self) -> Iterator[str]:
         """The norms' stored names in the order of the forward pass."""
@@ -151,38 +147,33 @@ class LayerNormDecoder(Family):
         if self.norm_before:
             yield self.names.final_norm
 
-    def _add_norm(
-        self, graph: DecoderGraph, checkpoint: Checkpoint, stored: str, x: str, residual: str
-    ) -> tuple[str, str]:
+    def _add_norm(self, stored: str, x: str, residual: str) -> tuple[str, str]:
         """The normalized sum, and what goes around the next part."""
-        weight, bias = (checkpoint.vector(f"{stored}.{kind}") for kind in ("weight", "bias"))
-        x, total = graph.add_layer_norm(stored, x, residual, LayerNorm(weight, bias, self._epsilon))
+        weight, bias = (self.checkpoint.vector(f"{stored}.{kind}") for kind in ("weight", "bias"))
+        norm = LayerNorm(weight, bias, self._epsilon)
+        x, total = self.graph.add_layer_norm(stored, x, residual, norm)
         return x, total if self.norm_before else x
 
-    def _attention(self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str) -> str:
+    def _attention(self, index: int, x: str) -> str:
         name, layer = f"layers.{index}", self.names.layer.format(index)
         heads = [f"{layer}.{part}" for part in self.names.qkv]
-        qkv = graph.linear(f"{name}.qkv", x, *self._stored(checkpoint, *heads))
-        x = graph.attention(index, qkv)
+        x = self.graph.attention(index, self._linear(f"{name}.qkv", x, *heads))
         output = f"{layer}.{self.names.attention_output}"
-        return self._linear(graph, checkpoint, f"{name}.attention_output", x, output)
+        return self._linear(f"{name}.attention_output", x, output)
 
-    def _feed_forward(self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str) -> str:
+    def _feed_forward(self, index: int, x: str) -> str:
         name, layer = f"layers.{index}", self.names.layer.format(index)
-        x = self._linear(graph, checkpoint, f"{name}.up", x, f"{layer}.{self.names.up}")
-        x = self.activation(graph, f"{name}.activation", x)
-        return self._linear(graph, checkpoint, f"{name}.down", x, f"{layer}.{self.names.down}")
+        x = self._linear(f"{name}.up", x, f"{layer}.{self.names.up}")
+        x = self.activation(f"{name}.activation", x)
+        return self._linear(f"{name}.down", x, f"{layer}.{self.names.down}")
 
-    def _linear(
-        self, graph: DecoderGraph, checkpoint: Checkpoint, name: str, x: str, stored: str
-    ) -> str:
-        """One product with a stored weight, and its bias."""
-        return graph.linear(name, x, *self._stored(checkpoint, stored))
-
-    def _stored(self, checkpoint: Checkpoint, *names: str) -> tuple[Matrix, NDArray[np.float32]]:
-        """Weights and biases of stored products, one after the other."""
-        weight = checkpoint.matrix(*(f"{name}.weight" for name in names), transposed=self.conv1d)
-        return weight, checkpoint.vectors(*(f"{name}.bias" for name in names))
+    def _linear(self, name: str, x: str, *stored: str) -> str:
+        """One product with stored weights, one after the other, and their biases."""
+        weight = self.checkpoint.matrix(
+            *(f"{part}.weight" for part in stored), transposed=self.conv1d
+        )
+        bias = self.checkpoint.vectors(*(f"{part}.bias" for part in stored))
+        return self.graph.linear(name, x, weight, bias)
 
     def _linear_shapes(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
         weight = (inputs, outputs) if self.conv1d else (outputs, inputs)

@@ -6,13 +6,11 @@ embedding and head are narrower than its layers, with a projection between.
 
 from __future__ import annotations
 
-from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.families.layer_norm_decoder import (
     ConfigKeys,
     LayerNormDecoder,
     StoredNames,
 )
-from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig
 
 _PROJECT_IN = "model.decoder.project_in.weight"
@@ -59,9 +57,9 @@ class OPT(LayerNormDecoder):
         self.norm_before = config.flag("do_layer_norm_before", True)
         self.embedding_size = config.integer("word_embed_proj_dim", self.shape.hidden_size)
 
-    def activation(self, graph: DecoderGraph, name: str, x: str) -> str:
+    def activation(self, name: str, x: str) -> str:
         """ReLU."""
-        return graph.relu(name, x)
+        return self.graph.relu(name, x)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """The projections where the embedding is narrower than the layers, and all the rest."""
@@ -71,18 +69,18 @@ class OPT(LayerNormDecoder):
             shapes[_PROJECT_OUT] = (self.embedding_size, self.shape.hidden_size)
         return shapes
 
-    def draw_embedding(self, graph: DecoderGraph, checkpoint: Checkpoint) -> str:
+    def draw_embedding(self) -> str:
         """The tokens, widened if need be."""
-        x = super().draw_embedding(graph, checkpoint)
+        x = super().draw_embedding()
         if self._projected:
-            x = graph.linear("project_in", x, checkpoint.matrix(_PROJECT_IN))
+            x = self.graph.linear("project_in", x, self.checkpoint.matrix(_PROJECT_IN))
         return x
 
-    def draw_head(self, graph: DecoderGraph, checkpoint: Checkpoint, x: str) -> None:
+    def draw_head(self, x: str) -> None:
         """The logits, narrowed before if need be."""
         if self._projected:
-            x = graph.linear("project_out", x, checkpoint.matrix(_PROJECT_OUT))
-        super().draw_head(graph, checkpoint, x)
+            x = self.graph.linear("project_out", x, self.checkpoint.matrix(_PROJECT_OUT))
+        super().draw_head(x)
 
     @property
     def _projected(self) -> bool:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.families.gated_decoder import GatedDecoder, LayerAttention, Shapes
-from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig
 
 
@@ -39,18 +37,15 @@ class Phi3(GatedDecoder):
             "mlp.gate_up_proj.weight": (2 * self.feed_forward_size, hidden),
         }
 
-    def queries_keys_values(
-        self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str
-    ) -> list[str]:
+    def queries_keys_values(self, index: int, x: str) -> list[str]:
         """One product of one tensor."""
-        return [self.linear(graph, checkpoint, index, "self_attn.qkv_proj", x)]
+        return [self.linear(index, "self_attn.qkv_proj", x)]
 
-    def gate_and_up(
-        self, graph: DecoderGraph, checkpoint: Checkpoint, index: int, x: str
-    ) -> list[str]:
+    def gate_and_up(self, index: int, x: str) -> list[str]:
         """The halves of a tensor."""
         stored, wide = f"{self.layer(index)}.mlp.gate_up_proj.weight", self.feed_forward_size
+        rows = self.checkpoint.matrix_rows
         return [
-            graph.linear(f"layers.{index}.{part}", x, checkpoint.matrix_rows(stored, start, stop))
+            self.graph.linear(f"layers.{index}.{part}", x, rows(stored, start, stop))
             for part, start, stop in (("gate", 0, wide), ("up", wide, 2 * wide))
         ]
