@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +23,6 @@ from safetensors import SafetensorError, safe_open
 
 from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import BlockFormat, FileQuantization
-from specops.models.convert.quantize import QuantizedWeight
 from specops.models.inside import indexed, inside
 from specops.models.state_dict import StateDictError, read_state_dict
 
@@ -71,26 +70,12 @@ class _MappedTensor(StoredTensor):
     values: NDArray[Any]
 
 
-class OwnBlocks(Protocol):
-    """A matrix [N, K] that comes in blocks of its own; slices of it are such, and arrays of it.
-
-    `bits` are the fewest that hold its codes; with offsets, zero points have to be fractions.
-    `has_codes`: its numbers are codes in blocks of any size, exactly.
-    """
-
-    bits: int
-    has_offsets: bool
-    has_codes: bool
-
-    def quantized(self, bits: int, *, fractions: bool) -> QuantizedWeight:
-        """Its blocks as MatMulNBits has them; ValueError on NaN or infinity."""
-
-
 @dataclass(frozen=True)
 class Matrix:
     """One weight [N, K], possibly several stored ones on top of each other (q, k, v).
 
-    The parts stay memory-mapped, arrays or `OwnBlocks`; `columns` copies out float32.
+    The parts stay memory-mapped: arrays, or a GGUF's rows, which come in blocks of their own.
+    `columns` copies out float32.
     """
 
     name: str

@@ -30,6 +30,7 @@ class GgufRows:
 
     `order` [N] are indices of the file's rows: llama.cpp interleaves the halves of rotated heads.
     `bits` are the fewest that hold the codes; with offsets, zero points have to be fractions.
+    `has_codes`: its numbers are codes in blocks of any size, exactly.
     """
 
     def __init__(self, tensor: GgufTensor, order: NDArray[np.int64] | None = None) -> None:
