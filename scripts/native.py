@@ -252,9 +252,10 @@ def wait_ready(
 
 def show_urls(api: Address, replicas: list[Address], prometheus: str, state: Path) -> None:
     """Print the table of URLs and what to do next."""
+    several = {"replicas": ", ".join(one.target for one in replicas)} if replicas != [api] else {}
     rows = {
         "API": api.url,
-        "replicas": ", ".join(one.target for one in replicas),
+        **several,
         "its docs": f"{api.url}/docs",
         "Prometheus": prometheus,
         "Grafana": "needs Docker: `make up` starts it where an engine answers",
