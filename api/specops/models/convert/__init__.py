@@ -1,9 +1,9 @@
 """Checkpoint to ONNX: turns a Hugging Face folder into a graph the decoder can run.
 
-Checkpoints are Hugging Face folders, or llama.cpp's GGUF files.
+Checkpoints are Hugging Face folders, state dicts of torch, or llama.cpp's GGUF files.
 
 Nothing in the serving path imports this package. It needs neither torch nor the memory of
-a whole model: tensors are read from memory-mapped safetensors, quantized in slabs of rows and
+a whole model: tensors are read from memory-mapped files, quantized in slabs of rows and
 written to one external-data file in order.
 """
 
