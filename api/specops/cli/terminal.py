@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
 from typing import TextIO
 
 from specops.request import GenerationStats, Output
@@ -14,22 +13,15 @@ _COLOURS = {"draft": "\x1b[32m", "head": "\x1b[33m", "suffix": "\x1b[36m", "gram
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 
 
-@dataclass
 class Terminal:
-    """Standard output and standard error.
+    """Standard output and standard error; `plain`: no colours, wherever the output goes."""
 
-    Attributes:
-        plain: no colours, wherever the output goes.
-    """
-
-    plain: bool = False
-    _colours: dict[str, str] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, *, plain: bool = False) -> None:
+        self._plain = plain
         self._colours = _COLOURS if self._wants_colour(sys.stdout) else {}
 
     def _wants_colour(self, stream: TextIO) -> bool:
-        return stream.isatty() and not self.plain and not os.environ.get("NO_COLOR")
+        return stream.isatty() and not self._plain and not os.environ.get("NO_COLOR")
 
     def show(self, output: Output) -> None:
         """Print new text at once, accepted draft tokens in their origin's colour."""

@@ -110,15 +110,10 @@ THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 def format_of(template: str) -> ToolFormat:
     """The format that a chat template, as Jinja, was written for."""
-    for item in FORMATS:
-        if all(sign in template for sign in item.signs):
-            return item
-    return GENERIC
+    written = (item for item in FORMATS if all(sign in template for sign in item.signs))
+    return next(written, GENERIC)
 
 
 def thinking_of(template: str) -> tuple[str, str] | None:
     """The tags between which a model of this chat template thinks; None where it does not."""
-    for tags in THINKING:
-        if tags[1] in template:
-            return tags
-    return None
+    return next((tags for tags in THINKING if tags[1] in template), None)
