@@ -10,11 +10,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from specops.models.convert.quantize import (
-    QuantizedWeight,
-    dequantize_blockwise,
-    quantize_blockwise,
-)
+from specops.models.convert.quantize import QuantizedWeight, quantize_blockwise
+from tests.models.convert.dequantize import dequantize_blockwise
 from tests.models.convert.runner import open_model
 
 Float = NDArray[np.float32]

@@ -67,20 +67,6 @@ def inverses(scales: Float) -> Float:
     return found
 
 
-def dequantize_blockwise(quantized: QuantizedWeight, bits: int, columns: int) -> Float:
-    """The weight [N, columns] that MatMulNBits computes with; `columns` is the unpadded K."""
-    codes = _unpack(quantized.packed, bits).astype(np.float32)
-    zero_points: Float = np.full_like(quantized.scales, 2 ** (bits - 1))
-    stored = quantized.zero_points
-    if stored is not None and stored.dtype == np.float32:
-        zero_points = stored.astype(np.float32, copy=False)
-    elif stored is not None:
-        unpacked = _unpack(stored.astype(np.uint8, copy=False), bits).astype(np.float32)
-        zero_points = unpacked[:, : zero_points.shape[1]]  # without the filling of an odd number
-    values = (codes - zero_points[..., None]) * quantized.scales[..., None]
-    return values.reshape(len(codes), -1)[:, :columns]
-
-
 def in_blocks(weight: Float, block: int) -> Float:
     """[N, K] as [N, ceil(K/block), block], the last block filled up with zeros."""
     rows, columns = weight.shape
@@ -158,9 +144,3 @@ def _rounded(blocks: Float, scales: Float, zero_points: Float) -> Codes:
     codes: Float = np.rint(blocks * inverses(scales)[..., None])
     codes += zero_points[..., None]
     return np.clip(codes, 0, _LAST, out=codes).astype(np.uint8)
-
-
-def _unpack(packed: Codes, bits: int) -> Codes:
-    if bits == 8:
-        return packed
-    return np.stack([packed & 0x0F, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)

@@ -14,8 +14,8 @@ from specops.models.convert.gguf import GgufCheckpoint
 from specops.models.convert.gguf.block_types import block_type, readable_types, values_of
 from specops.models.convert.gguf.header import GgufTensor
 from specops.models.convert.gguf.rows import GgufRows
-from specops.models.convert.quantize import dequantize_blockwise
 from tests.checkpoints import make_llama_checkpoint
+from tests.models.convert.dequantize import dequantize_blockwise
 from tests.models.convert.gguf.files import (
     DRAWN,
     EXACT,
