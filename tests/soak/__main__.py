@@ -41,10 +41,6 @@ CROWD_SECONDS, CROWD = 12.0, 6.0
 CALM_SECONDS = 20.0  # then, until each kind of request was served: some start a thread
 # The first server does nothing by which requests could be each other's business.
 ALONE = {"SPECOPS_PREFIX_CACHE": "off", "SPECOPS_SLOTS": "1", "SPECOPS_DRAFTER": "none"}
-# Large blocks are mapped each by itself, and go back when they are freed. Within the heap a small
-# one that stays may land in the hole of a large one, which then takes 1.8 MB elsewhere: by such
-# steps, up and down, memory seemed to grow by 6 MB an hour, or to shrink.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 # Few tokens in the KV cache: all of it has been in use, and gone back, before the first window.
 WATCHED = {"SPECOPS_KV_TOKENS": "2048", "SPECOPS_QUEUE_ORDER": "clients"}
 COLUMNS = ("sixth", "answers", "median, ms", "95 %, ms", "CPU, ms", "memory, MB")
@@ -57,7 +53,7 @@ async def server(
     folder: Path, port: int, variables: dict[str, str]
 ) -> AsyncIterator[subprocess.Popen[bytes]]:
     """A server that is ready; killed at the end if it has not ended by then."""
-    context = serving(folder, port, **ALLOCATOR, **variables)
+    context = serving(folder, port, **variables)
     _, process = await asyncio.to_thread(context.__enter__)
     try:
         yield process

@@ -1,9 +1,10 @@
-"""Threads share one pool of memory, unless the environment says otherwise."""
+"""Threads share one pool of memory and large blocks lie apart, if the environment says nothing."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 
@@ -11,18 +12,21 @@ import pytest
 
 from specops.system import allocator
 
-# Threads allocate beyond what Python hands out itself; then glibc tells how many pools it has.
-COUNT = """
+# Threads allocate beyond what Python hands out itself, and a large block is freed before another
+# is allocated; then glibc tells how many pools it has and how many blocks lie apart.
+TELL = """
 import ctypes, sys, threading
-from specops.system.allocator import share_one_pool
-if sys.argv[1] == "shared":
-    share_one_pool()
+from specops.system.allocator import keep_memory_level
+if sys.argv[1] == "level":
+    keep_memory_level()
 held = []
 threads = [threading.Thread(target=lambda: held.append(bytearray(50_000))) for _ in range(4)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
+bytearray(2_000_000)
+held.append(bytearray(500_000))
 libc = ctypes.CDLL(None)
 libc.fdopen.restype = ctypes.c_void_p
 out = ctypes.c_void_p(libc.fdopen(1, b"w"))
@@ -35,30 +39,35 @@ needs_glibc = pytest.mark.skipif(
 )
 
 
-def pools(way: str, **variables: str) -> int:
-    """How many pools of memory a process with four threads has."""
-    plain = {name: text for name, text in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+def pools_and_apart(way: str, **variables: str) -> tuple[int, int]:
+    """Pools of memory of a process with four threads, and blocks that are mapped by themselves."""
+    plain = {name: text for name, text in os.environ.items() if not name.startswith("MALLOC_")}
     told = subprocess.run(
-        [sys.executable, "-c", COUNT, way],
+        [sys.executable, "-c", TELL, way],
         env=plain | variables,
         capture_output=True,
         text=True,
         check=True,
     )
-    return told.stdout.count("<heap nr=")
+    (apart,) = re.findall(r'<total type="mmap" count="(\d+)"', told.stdout)
+    return told.stdout.count("<heap nr="), int(apart)
 
 
 @needs_glibc
-def test_threads_share_one_pool() -> None:
-    assert pools("apart") > 1
-    assert pools("shared") == 1
+def test_threads_share_one_pool_and_large_blocks_lie_apart() -> None:
+    before, after = pools_and_apart("plain"), pools_and_apart("level")
+    assert before[0] > 1
+    assert after[0] == 1
+    assert after[1] == before[1] + 1
 
 
 @needs_glibc
 def test_the_environment_may_say_otherwise() -> None:
-    assert pools("shared", MALLOC_ARENA_MAX="3") > 1
+    assert pools_and_apart("level", MALLOC_ARENA_MAX="3")[0] > 1
+    in_heap = pools_and_apart("level", MALLOC_MMAP_THRESHOLD_="4000000")
+    assert in_heap[1] < pools_and_apart("level")[1]
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    allocator.share_one_pool()
+    allocator.keep_memory_level()

@@ -119,9 +119,9 @@ def _add_generation(parser: argparse.ArgumentParser, *, most: int) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from specops.system.allocator import share_one_pool  # noqa: PLC0415
+    from specops.system.allocator import keep_memory_level  # noqa: PLC0415
 
-    share_one_pool()  # libraries start threads
+    keep_memory_level()  # libraries start threads
     from specops.http import server  # noqa: PLC0415
     from specops.http.app import create_app  # noqa: PLC0415
     from specops.system import logs  # noqa: PLC0415
