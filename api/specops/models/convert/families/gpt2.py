@@ -5,11 +5,7 @@ Tensor names are those of transformers' GPT2LMHeadModel.
 
 from __future__ import annotations
 
-from specops.models.convert.families.layer_norm_decoder import (
-    ConfigKeys,
-    LayerNormDecoder,
-    StoredNames,
-)
+from specops.models.convert.families.layer_norm_decoder import LayerNormDecoder, StoredNames
 from specops.models.convert.model_config import ModelConfig
 
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")  # two names of one function
@@ -21,12 +17,7 @@ class GPT2(LayerNormDecoder):
     name = "gpt2"
     conv1d = True
     ignored_tensors = ("*.attn.bias", "*.attn.masked_bias")  # the causal mask, as a buffer
-    keys = ConfigKeys(
-        hidden_size="n_embd",
-        num_layers="n_layer",
-        num_heads="n_head",
-        context_length="n_positions",
-    )
+    sizes = ("n_embd", "n_layer", "n_head", "n_positions")
     names = StoredNames(
         embedding="transformer.wte",
         positions="transformer.wpe",

@@ -20,16 +20,6 @@ _HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
-class ConfigKeys:
-    """What config.json calls the sizes."""
-
-    hidden_size: str
-    num_layers: str
-    num_heads: str
-    context_length: str
-
-
-@dataclass(frozen=True)
 class StoredNames:
     """What a checkpoint calls the parts; `.weight` and `.bias` are added where a part has both.
 
@@ -52,7 +42,8 @@ class StoredNames:
 class LayerNormDecoder(Family):
     """Draws a block of attention and feed-forward, each summed with what went in and normalized."""
 
-    keys: ClassVar[ConfigKeys]
+    # What config.json calls width, layers, heads and positions.
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
     names: ClassVar[StoredNames]
     conv1d = False  # whether weights are stored [inputs, outputs], as of a convolution of width 1
     first_position = 0  # the row of the position table that the first token takes
@@ -60,22 +51,23 @@ class LayerNormDecoder(Family):
 
     def __init__(self, config: ModelConfig, feed_forward_size: int, epsilon: float) -> None:
         """Takes what is not read from a key of the same meaning in every family."""
-        hidden, heads = config.integer(self.keys.hidden_size), config.integer(self.keys.num_heads)
+        width, layers, number, context = self.sizes
+        hidden, heads = config.integer(width), config.integer(number)
         head_dim, rest = divmod(hidden, heads)
         if rest or head_dim % HEAD_DIM_MULTIPLE:
             raise config.error(
-                self.keys.hidden_size,
+                width,
                 f"is {hidden}; attention of {heads} heads needs a multiple of "
                 f"{heads * HEAD_DIM_MULTIPLE}",
             )
         self.shape = ModelShape(
             hidden_size=hidden,
-            num_layers=config.layers(self.keys.num_layers),
+            num_layers=config.layers(layers),
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=head_dim,
             vocab_size=config.integer("vocab_size"),
-            context_length=config.integer(self.keys.context_length),
+            context_length=config.integer(context),
         )
         self.feed_forward_size = feed_forward_size
         self.embedding_size = hidden

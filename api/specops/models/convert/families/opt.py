@@ -6,11 +6,7 @@ embedding and head are narrower than its layers, with a projection between.
 
 from __future__ import annotations
 
-from specops.models.convert.families.layer_norm_decoder import (
-    ConfigKeys,
-    LayerNormDecoder,
-    StoredNames,
-)
+from specops.models.convert.families.layer_norm_decoder import LayerNormDecoder, StoredNames
 from specops.models.convert.model_config import ModelConfig
 
 _PROJECT_IN = "model.decoder.project_in.weight"
@@ -22,12 +18,6 @@ class OPT(LayerNormDecoder):
 
     name = "opt"
     first_position = 2  # the rows before it were meant for padding
-    keys = ConfigKeys(
-        hidden_size="hidden_size",
-        num_layers="num_hidden_layers",
-        num_heads="num_attention_heads",
-        context_length="max_position_embeddings",
-    )
     names = StoredNames(
         embedding="model.decoder.embed_tokens",
         positions="model.decoder.embed_positions",
