@@ -45,8 +45,8 @@ class BlockType(NamedTuple):
     """
 
     name: str
-    weights: int
     bytes: int
+    weights: int
     bits: int = 0
     has_offsets: bool = False
     codes: Callable[[Bytes], Codes] | None = None
@@ -200,53 +200,37 @@ def _q6_k(raw: Bytes) -> Codes:
     return Codes(codes, scaled.reshape(len(raw), -1), None, 32)
 
 
-def _plain(name: str, item: int, values: Callable[[Bytes], Float] | None = None) -> BlockType:
-    return BlockType(name, 1, item, values=values)
-
-
-def _coded(
-    name: str,
-    bits: int,
-    size: int,
-    codes: Callable[[Bytes], Codes],
-    *,
-    weights: int = BLOCK,
-    offsets: bool = False,
-) -> BlockType:
-    return BlockType(name, weights, size, bits, offsets, codes)
-
-
 _TYPES: dict[int, BlockType] = {
-    0: _plain("F32", 4, _float32),
-    1: _plain("F16", 2, _float16),
-    2: _coded("Q4_0", 4, 18, _q4_0),
-    3: _coded("Q4_1", 4, 20, _q4_1, offsets=True),
-    6: _coded("Q5_0", 8, 22, _q5_0),
-    7: _coded("Q5_1", 8, 24, _q5_1, offsets=True),
-    8: _coded("Q8_0", 8, 34, _q8_0),
-    10: BlockType("Q2_K", _SUPER, 84),
-    11: BlockType("Q3_K", _SUPER, 110),
-    12: _coded("Q4_K", 4, 144, _q4_k, weights=_SUPER, offsets=True),
-    13: _coded("Q5_K", 8, 176, _q5_k, weights=_SUPER, offsets=True),
-    14: BlockType("Q6_K", _SUPER, 210, codes=_q6_k),  # blocks of 16
-    16: BlockType("IQ2_XXS", _SUPER, 66),
-    17: BlockType("IQ2_XS", _SUPER, 74),
-    18: BlockType("IQ3_XXS", _SUPER, 98),
-    19: BlockType("IQ1_S", _SUPER, 50),
-    20: _coded("IQ4_NL", 8, 18, _iq4_nl),
-    21: BlockType("IQ3_S", _SUPER, 110),
-    22: BlockType("IQ2_S", _SUPER, 82),
-    23: _coded("IQ4_XS", 8, 136, _iq4_xs, weights=_SUPER),
-    24: _plain("I8", 1),
-    25: _plain("I16", 2),
-    26: _plain("I32", 4),
-    27: _plain("I64", 8),
-    28: _plain("F64", 8),
-    29: BlockType("IQ1_M", _SUPER, 56),
-    30: _plain("BF16", 2, _bfloat16),
-    34: BlockType("TQ1_0", _SUPER, 54),
-    35: BlockType("TQ2_0", _SUPER, 66),
-    39: BlockType("MXFP4", BLOCK, 17),
+    0: BlockType("F32", 4, 1, values=_float32),
+    1: BlockType("F16", 2, 1, values=_float16),
+    2: BlockType("Q4_0", 18, BLOCK, 4, codes=_q4_0),
+    3: BlockType("Q4_1", 20, BLOCK, 4, has_offsets=True, codes=_q4_1),
+    6: BlockType("Q5_0", 22, BLOCK, 8, codes=_q5_0),
+    7: BlockType("Q5_1", 24, BLOCK, 8, has_offsets=True, codes=_q5_1),
+    8: BlockType("Q8_0", 34, BLOCK, 8, codes=_q8_0),
+    10: BlockType("Q2_K", 84, _SUPER),
+    11: BlockType("Q3_K", 110, _SUPER),
+    12: BlockType("Q4_K", 144, _SUPER, 4, has_offsets=True, codes=_q4_k),
+    13: BlockType("Q5_K", 176, _SUPER, 8, has_offsets=True, codes=_q5_k),
+    14: BlockType("Q6_K", 210, _SUPER, codes=_q6_k),  # blocks of 16
+    16: BlockType("IQ2_XXS", 66, _SUPER),
+    17: BlockType("IQ2_XS", 74, _SUPER),
+    18: BlockType("IQ3_XXS", 98, _SUPER),
+    19: BlockType("IQ1_S", 50, _SUPER),
+    20: BlockType("IQ4_NL", 18, BLOCK, 8, codes=_iq4_nl),
+    21: BlockType("IQ3_S", 110, _SUPER),
+    22: BlockType("IQ2_S", 82, _SUPER),
+    23: BlockType("IQ4_XS", 136, _SUPER, 8, codes=_iq4_xs),
+    24: BlockType("I8", 1, 1),
+    25: BlockType("I16", 2, 1),
+    26: BlockType("I32", 4, 1),
+    27: BlockType("I64", 8, 1),
+    28: BlockType("F64", 8, 1),
+    29: BlockType("IQ1_M", 56, _SUPER),
+    30: BlockType("BF16", 2, 1, values=_bfloat16),
+    34: BlockType("TQ1_0", 54, _SUPER),
+    35: BlockType("TQ2_0", 66, _SUPER),
+    39: BlockType("MXFP4", 17, BLOCK),
 }
 
 
