@@ -52,6 +52,8 @@ class Drawing:
     def _number(self, name: str, value: float) -> str:
         return self._weights.constant(name, np.array(value, np.float32))
 
-    def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+    def _node(self, op: str, inputs: list[str], output: str, *more: str, **attributes: Any) -> str:
+        """Draws a node that is named after its first output; returns that."""
+        outputs = [output, *more]
+        self._nodes.append(helper.make_node(op, inputs, outputs, name=output, **attributes))
         return output

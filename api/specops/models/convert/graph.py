@@ -178,7 +178,6 @@ class DecoderGraph(Drawing):
         cache: list[str | int] = ["batch", self.shape.num_kv_heads, "capacity", self.shape.head_dim]
         self._inputs += [_value(name, TensorProto.FLOAT, cache) for name in past]
         self._outputs += [_value(name, TensorProto.FLOAT, cache) for name in present]
-        name = f"layers.{layer}.attention"
         lengths = ["past_and_new_minus_one", "total_length"]
         if options.head_norms is not None:
             query, key, value = self._normed_heads(layer, query, options.head_norms)
@@ -186,22 +185,18 @@ class DecoderGraph(Drawing):
         attributes: dict[str, Any] = {}
         if options.scale is not None:
             attributes["scale"] = options.scale
-        self._nodes.append(
-            helper.make_node(
-                "GroupQueryAttention",
-                operands,
-                [name, *present],
-                name=name,
-                domain=MICROSOFT,
-                num_heads=self.shape.num_heads,
-                kv_num_heads=self.shape.num_kv_heads,
-                do_rotary=int(options.rotary is not None),
-                rotary_interleaved=0,
-                local_window_size=options.window or -1,
-                **attributes,
-            )
+        return self._node(
+            "GroupQueryAttention",
+            operands,
+            *(f"layers.{layer}.attention", *present),
+            domain=MICROSOFT,
+            num_heads=self.shape.num_heads,
+            kv_num_heads=self.shape.num_kv_heads,
+            do_rotary=int(options.rotary is not None),
+            rotary_interleaved=0,
+            local_window_size=options.window or -1,
+            **attributes,
         )
-        return name
 
     def finish(self, name: str) -> onnx.ModelProto:
         """The drawn model, its large initializers pointing into the weight file."""
@@ -217,12 +212,8 @@ class DecoderGraph(Drawing):
     ) -> tuple[str, str]:
         operands.insert(2, self._weights.vector(f"{name}.weight", weight))
         total = f"{name}.residual"
-        self._nodes.append(
-            helper.make_node(
-                op, operands, [name, "", "", total], name, domain=MICROSOFT, epsilon=epsilon
-            )
-        )
-        return name, total
+        outputs = (name, "", "", total)
+        return self._node(op, operands, *outputs, domain=MICROSOFT, epsilon=epsilon), total
 
     def _normed_heads(self, layer: int, packed: str, norms: HeadNorms) -> list[str]:
         """Queries, keys and values, each head of the first two with its norm before it rotates."""
@@ -230,7 +221,7 @@ class DecoderGraph(Drawing):
         widths = [self.shape.num_heads * size, *[self.shape.num_kv_heads * size] * 2]
         found = [f"{name}.{part}" for part in ("queries", "keys", "values")]
         split = self._weights.constant(f"{name}.widths", np.array(widths, np.int64))
-        self._nodes.append(helper.make_node("Split", [packed, split], found, name, axis=-1))
+        self._node("Split", [packed, split], *found, axis=-1)
         for place, weight in enumerate(norms.weights):
             called = found[place]
             shapes = [
