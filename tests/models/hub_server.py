@@ -74,22 +74,15 @@ class Hub:
         return [part for _, path, part in self.requests if path.startswith("/storage/")]
 
 
-def folder_files(folder: Path, prefix: str = "") -> dict[str, bytes]:
-    """The files of a folder as a repository's."""
-    return {
-        prefix + path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
 def folder_paths(folder: Path, prefix: str = "") -> dict[str, Path]:
     """The files of a folder as a repository's, served from where they lie."""
-    return {
-        prefix + path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {prefix + path.relative_to(folder).as_posix(): path for path in files}
+
+
+def folder_files(folder: Path) -> dict[str, bytes]:
+    """The files of a folder as a repository's, as they are now."""
+    return {name: path.read_bytes() for name, path in folder_paths(folder).items()}
 
 
 @contextmanager
