@@ -12,7 +12,6 @@ import contextlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +21,13 @@ from bench.models import BenchModel, Progress
 from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.peers.protocol import prompt
 from bench.serving.server import environment
-from bench.tools.quiet import Turns
+from bench.tools.quiet import Times, Turns
 from bench.tools.report import Outcome, Table, Wanted, spread
 from bench.tools.stats import Summary, ratios
 from bench.tools.worker import Worker, WorkerError
 
 OURS = "specops"
 _PAST = 200
-_PREFILL_EVERY = 3  # rounds
 _ROWS = 8
 _CAPACITY = 640  # tokens per row: the longest case and some room
 _AGREEMENT = 0.5  # least correlation of logits: other rounding, but the same model
@@ -49,6 +47,11 @@ class Case:
     prefill: bool = False
     wanted: float | None = None
     against: tuple[str, ...] = (LLAMA_CPP, OPENVINO)
+
+    @property
+    def seldom(self) -> bool:
+        """Whether it takes as long as all others together."""
+        return self.prefill
 
     def ask(self, worker: Worker, passes: int, vocab: int) -> list[float]:
         """Seconds of each pass."""
@@ -74,11 +77,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: `rounds` of every case after each of `loads` starts.
-
-    Passes take turns best in many short rounds; a prefill is as long as all others together, so it
-    takes part in every third round alone.
-    """
+    """How much is measured: `rounds` of every case after each of `loads` starts."""
 
     loads: int
     rounds: int
@@ -108,7 +107,7 @@ class Measured:
     threads: int
     runs_on: dict[str, str] = field(default_factory=dict)
     agreement: dict[str, float] = field(default_factory=dict)  # correlation with our logits
-    ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # case -> side -> rounds
+    ms: Times = field(default_factory=dict)
     turns: Turns = field(default_factory=Turns)
 
 
@@ -153,17 +152,11 @@ def measure(
                 for name, side in processes.items()
             }
             _load(workers, {name: side.model for name, side in processes.items()}, measured, vocab)
-            for number in range(-1, plan.rounds):  # the first allocates and is not counted
-                for case in plan.cases:
-                    if case.prefill and max(number, 0) % _PREFILL_EVERY:
-                        continue
-                    ask = partial(case.ask, passes=plan.passes, vocab=vocab)
-                    found = measured.turns.round(workers, number, ask)
-                    for side, seconds in found.items() if number >= 0 else ():
-                        rounds = measured.ms.setdefault(case.title, {}).setdefault(side, [])
-                        rounds.append(1000 * Summary.of(seconds).median)
-                if number >= 0:
-                    progress(f"round {number + 1} of {plan.rounds}")
+
+            def ask(case: Case, worker: Worker) -> list[float]:
+                return case.ask(worker, plan.passes, vocab)
+
+            measured.turns.measure(workers, plan.cases, plan.rounds, ask, measured.ms)
     return measured
 
 

@@ -1,17 +1,12 @@
 """One checkout's engine in a process of its own, timed step by step.
 
-    INTERPRETER -P bench/runtime/before_worker.py
-
 The interpreter decides whose `specops` is measured, so nothing of the project but the engine and
 its scheduler is used, and those as they have been in every version: `Engine.load`, `scheduler.add`,
-`scheduler.step`. It obeys lines of JSON on standard input and answers each with one.
+`scheduler.step`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -21,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.tools.worker import serve
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest
@@ -28,7 +24,6 @@ from specops.speculation.drafters.base import Draft, LookupDrafter
 
 _PAST = 200  # tokens of a prompt before steps are timed
 _WARM_STEPS = 3
-_ARRIVING = 256  # tokens of the prompts that come all the time
 
 
 class Wrong(LookupDrafter):
@@ -83,32 +78,32 @@ class Worker:
             self.scheduler.step()
         return {"seconds": [time.perf_counter() - start]}
 
-    def mixed(self, streams: int, seconds: float) -> dict[str, Any]:
-        """Tokens per second of prompts that come all the time, and of streams beside them.
+    def mixed(self, streams: int, tokens: int, seconds: float) -> dict[str, Any]:
+        """Seconds by token of prompts that come all the time, and of streams beside them.
 
         Ends with the first prompt that is done after so many seconds.
         """
         context = self.engine.info.context
         running = {self._add(_PAST, context) for _ in range(streams)}
         self._until_first_tokens(streams)
-        spoken = read = 0
-        arriving = self._add(_ARRIVING, 1)
+        done = 0
+        arriving = self._add(tokens, 1)
         start, over = time.perf_counter(), False
         while not over:
             for output in self.scheduler.step().outputs:
                 if output.request_id in running:
-                    spoken += len(output.pieces)
+                    done += len(output.pieces)
                 if output.finish and output.request_id in running:
-                    read += _PAST
+                    done += _PAST
                     running.remove(output.request_id)
                     running.add(self._add(_PAST, context))
                 elif output.finish and output.request_id == arriving:
-                    read += _ARRIVING
+                    done += tokens
                     over = time.perf_counter() - start >= seconds
-                    arriving = self._add(_ARRIVING, 1)
+                    arriving = self._add(tokens, 1)
         passed = time.perf_counter() - start
         self._clear()
-        return {"streams": spoken / passed, "prompts": read / passed}
+        return {"seconds": [passed / done]}
 
     def _add(self, tokens: int, output: int, draft_tokens: int = 0) -> str:
         name = str(next(self._ids))
@@ -137,15 +132,5 @@ class Worker:
             self.scheduler.step()
 
 
-def main() -> None:
-    """Answer until standard input ends; what libraries print goes to standard error."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    worker = Worker()
-    for line in sys.stdin:
-        order = json.loads(line)
-        print(json.dumps(getattr(worker, order.pop("do"))(**order)), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker())

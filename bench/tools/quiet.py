@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from bench.tools.stats import rotated
+from bench.tools.stats import Summary, rotated
 
 _WINDOW_SECONDS = 0.03
 _QUIET_SHARE = 0.1  # of one core: a spinning thread takes all of one
@@ -24,6 +25,7 @@ _NANOSECONDS = 1e9
 _UNSURE_SECONDS = 0.02  # what the kernel's count for the whole machine may be off
 _STRANGERS = 0.2  # of a core: what others may take meanwhile; the system's own is less
 _ATTEMPTS = 20
+_SELDOM = 3  # rounds
 
 
 class Process(Protocol):
@@ -34,7 +36,22 @@ class Process(Protocol):
         """The process's id."""
 
 
+class Case(Protocol):
+    """One kind of pass. A seldom one, which takes long, is part of every third round."""
+
+    @property
+    def title(self) -> str:
+        """Its name."""
+
+    @property
+    def seldom(self) -> bool:
+        """Whether it takes long."""
+
+
+Times = dict[str, dict[str, list[float]]]
+"""Milliseconds, round by round, by case and side."""
 Side = TypeVar("Side", bound=Process)
+Timed = TypeVar("Timed", bound=Case)
 Found = TypeVar("Found")
 
 
@@ -156,6 +173,27 @@ class Turns:
                 return found
             self.disturbed += 1
         raise DisturbedError(f"others compute here, again and again: {others:.0%} of a core")
+
+    def measure(
+        self,
+        sides: Mapping[str, Side],
+        cases: Sequence[Timed],
+        rounds: int,
+        ask: Callable[[Timed, Side], Sequence[float]],
+        times: Times,
+    ) -> None:
+        """Add rounds to `times`; `ask` returns seconds of passes, whose median counts.
+
+        A round before the first is not counted: what it allocates, the later ones have.
+        """
+        for number in range(-1, rounds):
+            for case in cases:
+                if case.seldom and max(number, 0) % _SELDOM:
+                    continue
+                found = self.round(sides, number, partial(ask, case))
+                for name, seconds in found.items() if number >= 0 else ():
+                    told = times.setdefault(case.title, {}).setdefault(name, [])
+                    told.append(1000 * Summary.of(seconds).median)
 
     @property
     def told(self) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.runtime import before, before_worker
-from bench.runtime.before import OTHER, OURS, Case, Measured, Plan
+from bench.runtime.before import OTHER, OURS, Case, Plan
 from bench.tools.quiet import Turns
 from specops.config import ConfigError, Settings
 from tests.conftest import THREADS
 
-PLAN = Plan(loads=1, rounds=2, steps=2, mixed_rounds=1, mixed_seconds=0.2)
+PLAN = Plan(loads=1, rounds=2, steps=2, mixed_seconds=0.2)
 CASE = Case("1 token", 1, most=0.95)
 
 
@@ -25,18 +26,14 @@ def quiet(text: str) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that fit a tiny model's context."""
     monkeypatch.setattr(before_worker, "_PAST", 8)
-    monkeypatch.setattr(before_worker, "_ARRIVING", 40)
 
 
 def test_our_time_is_a_share_of_the_others_and_theirs_over_ours_the_speed() -> None:
-    measured = Measured("m", {CASE.title: {OURS: [9.0, 9.5], OTHER: [10.0, 10.0]}})
-    measured.mixed = {OURS: [(30.0, 90.0)], OTHER: [(50.0, 50.0)]}
-    plan = Plan(1, 2, 2, 1, 1.0, cases=(CASE,))
-    outcome = before.outcome([measured], Path("old"), plan, Turns())
-    steps, mixed = outcome.wanted
-    assert steps.line == pytest.approx(1 / 0.95)
-    assert steps.measured == pytest.approx((10 / 9 + 10 / 9.5) / 2)
-    assert (mixed.line, mixed.measured) == (1.1, pytest.approx(1.2))
+    found = {"m": {CASE.title: {OURS: [9.0, 9.5], OTHER: [10.0, 10.0]}}}
+    outcome = before.outcome(found, Path("old"), replace(PLAN, cases=(CASE,)), Turns())
+    (line,) = outcome.wanted
+    assert line.line == pytest.approx(1 / 0.95)
+    assert line.measured == pytest.approx((10 / 9 + 10 / 9.5) / 2)
     assert outcome.tables[0].rows[0][3].startswith("0.93")
     assert json.loads(json.dumps(outcome.result))["other"] == "old"
 
@@ -60,7 +57,6 @@ def test_a_worker_times_steps_prompts_and_both_together(tiny_settings: Settings)
     assert not worker.scheduler.busy
     (seconds,) = worker.prompt(64)["seconds"]
     assert seconds > 0
-    rates = worker.mixed(2, 0.2)
-    assert rates["streams"] > 0
-    assert rates["prompts"] > 0
+    (by_token,) = worker.mixed(2, 40, 0.2)["seconds"]
+    assert by_token > 0
     assert not worker.scheduler.busy
