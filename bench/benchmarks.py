@@ -45,7 +45,6 @@ def _concurrency(options: argparse.Namespace, progress: Progress) -> Outcome:
 
 def _chat(options: argparse.Namespace, progress: Progress) -> Outcome:
     plan = chat.QUICK if options.quick else chat.FULL
-    plan = plan if options.each is None else replace(plan, each=options.each)
     return chat.run(configured(CHAT), plan, progress, choosing=options.choosing)
 
 
@@ -184,14 +183,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="compare, concurrency, simulated, drafted, equality: prompts of your own, JSON lines "
         "with the field `prompt`",
     )
-    parser.add_argument("--each", type=int, help="chat: questions of each kind at most")
     flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
     flag("--skip-tinyllama", "kernels, simulated, before: the configured model only, not 1.1 B")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        help="caps: of load per case",
-    )
+    parser.add_argument("--seconds", type=float, help="caps: of load per case")
     parser.add_argument("--other", type=Path, help="before: the other checkout, with its .venv")
     parser.add_argument(
         "--folder", type=Path, action="append", default=[],

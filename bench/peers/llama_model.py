@@ -18,22 +18,6 @@ import numpy.typing as npt
 from safetensors import safe_open
 
 _QUANTIZER_THREADS = 2
-_WHOLE = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_OF_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 def write_gguf(checkpoint: Path, destination: Path) -> None:
@@ -41,6 +25,7 @@ def write_gguf(checkpoint: Path, destination: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(destination, "llama")
     _describe(writer, config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     with safe_open(checkpoint / "model.safetensors", framework="np") as tensors:
         for name in tensors.keys():  # noqa: SIM118 - not a dictionary
             tensor = tensors.get_tensor(name)
@@ -49,7 +34,8 @@ def write_gguf(checkpoint: Path, destination: Path) -> None:
             elif name.endswith("self_attn.k_proj.weight"):
                 tensor = interleaved(tensor, config["num_key_value_heads"])
             dtype = np.float32 if tensor.ndim == 1 else np.float16
-            writer.add_tensor(gguf_name(name), np.ascontiguousarray(tensor, dtype))
+            called = names.get_name(name, try_suffixes=(".weight",))
+            writer.add_tensor(called, np.ascontiguousarray(tensor, dtype))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -70,14 +56,6 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_tokenizer_model("no_vocab")  # token ids go in, logits come out
-
-
-def gguf_name(name: str) -> str:
-    """What GGUF calls a tensor of a Llama checkpoint."""
-    if name in _WHOLE:
-        return _WHOLE[name]
-    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
-    return f"blk.{layer}.{_OF_LAYER[part]}.weight"
 
 
 def interleaved(weight: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from specops.runtime import kernels
 from specops.system.cpus import available_threads
 from specops.system.memory import read_memory
 
 _ROOT = Path(__file__).resolve().parents[2]
-# What decides which kernels ONNX Runtime takes.
-_FLAGS_OF_INTEREST = (
-    "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
-    "amx_tile", "amx_int8", "asimddp", "i8mm", "bf16", "sve",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +24,13 @@ class Machine:
     """The machine, the software and the command. Memory in bytes."""
 
     cpu: str
-    cpu_flags: tuple[str, ...]
+    kernels: str  # that this processor takes: what it can do
     threads: int
-    memory_bytes: int
     memory_limit_bytes: int
-    huge_pages: str
     load_average: float  # of the last minute, before the benchmark: 0 on a quiet machine
     system: str
     python: str
     onnxruntime: str
-    specops: str
     commit: str | None
     modified: bool | None  # tracked files differ from the commit
     command: str
@@ -58,53 +49,29 @@ class Machine:
 
 def describe() -> Machine:
     """Describe this machine and this run."""
-    cpu, flags = _cpu()
     commit = _git("rev-parse", "HEAD")
     status = _git("status", "--porcelain", "--untracked-files=no")
     return Machine(
-        cpu=cpu,
-        cpu_flags=tuple(flag for flag in _FLAGS_OF_INTEREST if flag in flags),
+        cpu=_cpu(),
+        kernels=kernels.kernel(),
         threads=available_threads(),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         memory_limit_bytes=read_memory().limit,
-        huge_pages=_huge_pages(),
         load_average=os.getloadavg()[0],
         system=platform.platform(),
         python=platform.python_version(),
         onnxruntime=version("onnxruntime"),
-        specops=version("specops"),
         commit=commit or None,
         modified=None if status is None else bool(status),
-        command=_command(sys.argv[1:]),
+        command=shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _command(arguments: Sequence[str]) -> str:
-    """What was asked for, without the folder of the results."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--results")
-    _, asked = parser.parse_known_args(arguments)
-    return shlex.join(["python", "-m", "bench", *asked])
-
-
-def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, frozenset[str]]:
-    """The first processor's name and its flags, as far as the system tells."""
-    fields: dict[str, str] = {}
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            fields.setdefault(name.strip(), value.strip())
-    flags = fields.get("flags") or fields.get("Features") or ""
-    return fields.get("model name") or platform.machine(), frozenset(flags.split())
-
-
-def _huge_pages(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str:
-    """The chosen mode of transparent huge pages: always, madvise or never."""
-    if not setting.is_file():
-        return "unknown"
-    text = setting.read_text(encoding="utf-8")
-    return text[text.find("[") + 1 : text.find("]")]
+def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The first processor's name, as far as the system tells."""
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def _git(*arguments: str) -> str | None:

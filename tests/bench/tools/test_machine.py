@@ -13,7 +13,7 @@ from bench.tools import machine
 def test_the_description_fits_json_and_names_what_was_measured() -> None:
     described = machine.describe()
     assert json.loads(json.dumps(asdict(described)))["onnxruntime"] == onnxruntime.__version__
-    assert 0 < described.memory_limit_bytes <= described.memory_bytes
+    assert described.memory_limit_bytes > 0
     assert described.threads >= 1
     assert f"onnxruntime {onnxruntime.__version__}" in described.line
 
