@@ -17,12 +17,12 @@ HOME = Path(__file__).resolve().parents[2] / ".cache" / "peers"
 PINNED = (
     "gguf==0.19.0",
     "llama-cpp-python==0.3.36",
+    "nncf==3.4.0",
     "numpy==2.4.6",
     "openvino==2026.4.1",
     "openvino-genai==2026.4.1.0",
     "safetensors==0.8.0",
 )
-QUALITY = ("nncf==3.4.0", "numpy==2.4.6", "openvino==2026.4.1", "safetensors==0.8.0")
 # Tools and the vision library are left out of the build; the kernels are as by default.
 _BUILD = (
     "-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF "

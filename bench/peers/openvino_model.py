@@ -1,11 +1,12 @@
-"""Writes the random checkpoint as OpenVINO's users get theirs: int4, symmetric, groups of 128.
+"""Writes a checkpoint as OpenVINO's users get theirs: a stateful graph, its weights in NNCF's int4.
 
-Runs in the peers' environment: `python -m bench.peers.openvino_model CHECKPOINT MODEL_XML`. The
-graph is drawn with OpenVINO's own operations in the form that optimum-intel exports and that
+Runs in the peers' environment: `python -m bench.peers.openvino_model CHECKPOINT MODEL_XML [TEXTS]`.
+The graph is drawn with OpenVINO's own operations in the form that optimum-intel exports and that
 openvino-genai loads: a stateful cache of keys and values with `beam_idx`, scaled dot-product
-attention, compressed constants before the multiplications. The linear layers are int4 (ratio 1.0),
-the embedding and the output head int8 per row, which is what NNCF leaves them at; logits are made
-for the positions in `logit_positions` alone, as openvino-genai has it.
+attention; logits are made for the positions in `logit_positions` alone, as openvino-genai has it.
+NNCF rounds linear layers symmetrically in groups of 128 (ratio 1.0); with TEXTS, a file of JSON
+with lists of token ids, as it rounds best: asymmetrically in groups of 32, with AWQ and scale
+estimation over those. It leaves embedding and head at 8 bits per row, as we do.
 """
 
 from __future__ import annotations
@@ -16,69 +17,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nncf
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
 from openvino import opset13 as ops
-from openvino.op import Constant
 from openvino.op.util import Variable, VariableInfo
 from safetensors import safe_open
 
 Node = ov.Node
 Array = npt.NDArray[Any]
-_GROUP = 128
-_INT4_HIGHEST, _INT8_HIGHEST, _INT8_ZERO = 7, 255, 128
 _HIDDEN = np.float32(-65504.0)  # what a masked score becomes
 _END = np.iinfo(np.int64).max
 
 
 def _whole(value: int | list[int]) -> Node:
     return ops.constant(np.array(value, np.int64))
-
-
-def packed_int4(weight: Array) -> tuple[Array, Array]:
-    """Round weights [N, K] to int4, symmetric, with [N, K / group, 1] float16 scales."""
-    rows, columns = weight.shape
-    groups = weight.astype(np.float32).reshape(rows, -1, min(_GROUP, columns))
-    # The largest magnitude gets -8, the one value more that the negative side has.
-    largest = np.take_along_axis(groups, np.abs(groups).argmax(2, keepdims=True), 2)
-    scales = (largest / -(_INT4_HIGHEST + 1)).astype(np.float16)
-    inverse = np.divide(1, scales, out=np.zeros(scales.shape, np.float32), where=scales != 0)
-    values = np.clip(np.rint(groups * inverse), -(_INT4_HIGHEST + 1), _INT4_HIGHEST)
-    return values.astype(np.int8).reshape(rows, columns), scales
-
-
-def packed_int8(weight: Array) -> tuple[Array, Array, Array]:
-    """Round weights [N, K] to uint8 with a scale and a zero point per row, each [N, 1]."""
-    wide = weight.astype(np.float32)
-    low, high = wide.min(1, keepdims=True), wide.max(1, keepdims=True)
-    scales = ((high - low) / _INT8_HIGHEST).astype(np.float16)
-    zeros = np.clip(np.rint(-low / scales.astype(np.float32)), 0, _INT8_HIGHEST)
-    values = np.clip(np.rint(wide / scales.astype(np.float32)) + zeros, 0, _INT8_HIGHEST)
-    return values.astype(np.uint8), scales, zeros.astype(np.uint8)
-
-
-def _int4(weight: Array) -> Node:
-    """The constant [N, K] as NNCF compresses it."""
-    values, scales = packed_int4(weight)
-    rows, groups, _ = scales.shape
-    nibbles = values.astype(np.uint8).reshape(-1, 2) & 0xF
-    tensor = ov.Tensor(
-        np.ascontiguousarray(nibbles[:, 0] | nibbles[:, 1] << 4),
-        ov.Shape([rows, groups, weight.shape[1] // groups]),
-        ov.Type.i4,
-    )
-    # Not `ops.constant`, which takes a tensor for an array of numbers.
-    wide = ops.convert(Constant(tensor, shared_memory=False), np.float16)
-    scaled = ops.multiply(wide, ops.constant(scales))
-    return ops.convert(ops.reshape(scaled, _whole(list(weight.shape)), False), np.float32)
-
-
-def _int8(weight: Array) -> Node:
-    values, scales, zeros = packed_int8(weight)
-    wide = ops.convert(ops.constant(values), np.float16)
-    shifted = ops.subtract(wide, ops.convert(ops.constant(zeros), np.float16))
-    return ops.convert(ops.multiply(shifted, ops.constant(scales)), np.float32)
 
 
 class Llama:
@@ -103,14 +57,14 @@ class Llama:
         self._batch, self._width = (
             ops.gather(shape, _whole([place]), _whole(0)) for place in (0, 1)
         )
-        table = self.table("model.embed_tokens.weight")
+        table = self._weights("model.embed_tokens.weight")
         hidden = ops.gather(table, ops.convert(self._ids, np.int32), _whole(0))
         visible, rotation = self._visible(), self._rotation()
         for layer in range(self._layers):
             hidden = self._layer(f"model.layers.{layer}", layer, hidden, visible, rotation)
         hidden = ops.gather(hidden, self._wanted, _whole(1))
         hidden = self._norm("model.norm", hidden)
-        logits = ops.matmul(hidden, self.table("lm_head.weight"), False, True)
+        logits = ops.matmul(hidden, self._weights("lm_head.weight"), False, True)
         result = ops.result(logits, name="logits")
         result.output(0).get_tensor().set_names({"logits"})
         inputs = [self._ids, self._mask, self._positions, self._beam, self._wanted]
@@ -150,15 +104,10 @@ class Llama:
         return ops.multiply(ops.constant(weight), scaled)
 
     def _linear(self, name: str, hidden: Node) -> Node:
-        return ops.matmul(hidden, self.product_weights(f"{name}.weight"), False, True)
+        return ops.matmul(hidden, self._weights(f"{name}.weight"), False, True)
 
-    def table(self, name: str) -> Node:
-        """The embedding, or the head."""
-        return _int8(self._read(name))
-
-    def product_weights(self, name: str) -> Node:
-        """The weights of a linear layer."""
-        return _int4(self._read(name))
+    def _weights(self, name: str) -> Node:
+        return ops.constant(self._read(name).astype(np.float32))
 
     def _layer(
         self, name: str, layer: int, hidden: Node, visible: Node, rotation: tuple[Node, Node]
@@ -218,12 +167,36 @@ class Llama:
         return ops.reshape(wide, _whole([0, self._heads, -1, self._head]), True)
 
 
-def main(checkpoint: Path, destination: Path) -> None:
+def inputs(text: list[int]) -> dict[str, Any]:
+    """What the graph takes for a whole text."""
+    places = np.arange(len(text), dtype=np.int64)
+    return {
+        "input_ids": np.array([text], np.int64),
+        "attention_mask": np.ones((1, len(text)), np.int64),
+        "position_ids": places[None],
+        "beam_idx": np.zeros(1, np.int32),
+        "logit_positions": places,
+    }
+
+
+def main(checkpoint: Path, destination: Path, texts: Path | None = None) -> None:
     """Write the model's two files."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     with safe_open(checkpoint / "model.safetensors", framework="np") as tensors:
-        ov.save_model(Llama(config, tensors.get_tensor).model(), destination)
+        names = set(tensors.keys())
+
+        def read(name: str) -> Array:
+            tied = name == "lm_head.weight" and name not in names
+            return tensors.get_tensor("model.embed_tokens.weight" if tied else name)
+
+        model = Llama(config, read).model()
+    rounding: dict[str, Any] = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": 128}
+    if texts is not None:
+        samples = json.loads(texts.read_text(encoding="utf-8"))
+        rounding = {"mode": nncf.CompressWeightsMode.INT4_ASYM, "group_size": 32, "awq": True}
+        rounding |= {"scale_estimation": True, "dataset": nncf.Dataset(samples, inputs)}
+    ov.save_model(nncf.compress_weights(model, ratio=1.0, **rounding), destination)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*(Path(argument) for argument in sys.argv[1:]))

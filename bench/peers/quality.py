@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from bench.models import CACHE, Progress, configured
 from bench.peers.compare import OURS, Case, Measured, Plan, SideProcess, measure, peer
-from bench.peers.environment import HOME, QUALITY, install
+from bench.peers.environment import install
 from bench.peers.models import LLAMA_CPP, run_module
 from bench.runtime.forward import Divergence, divergence, log_softmax
 from bench.serving.server import environment
@@ -139,16 +139,15 @@ def _sides(
     python = install(progress)
     if gguf:
         found[LLAMA_CPP] = peer(python, "llama_worker", gguf)
-    found[NNCF] = peer(python, "openvino_worker", _nncf(checkpoint, home, progress))
+    found[NNCF] = peer(python, "openvino_worker", _nncf(python, checkpoint, home, progress))
     return found
 
 
-def _nncf(checkpoint: Path, home: Path, progress: Progress) -> Path:
+def _nncf(python: Path, checkpoint: Path, home: Path, progress: Progress) -> Path:
     """NNCF's model, rounded over the samples that ours is rounded over."""
     file = home / "nncf.xml"
     if file.is_file():
         return file
-    python = install(progress, HOME / "nncf", QUALITY)
     eight = prepare(checkpoint, "int8-32", name="quality", cache_dir=home, report=progress)
     progress("having the model write what NNCF looks at")
     texts = home / "texts.json"
@@ -156,7 +155,7 @@ def _nncf(checkpoint: Path, home: Path, progress: Progress) -> Path:
     texts.write_text(json.dumps(samples.tolist()), encoding="utf-8")
     progress("having NNCF round it, with AWQ and scale estimation")
     part = file.with_name("nncf.part.xml")
-    run_module(python, "nncf_model", checkpoint, part, texts)
+    run_module(python, "openvino_model", checkpoint, part, texts)
     part.with_suffix(".bin").rename(file.with_suffix(".bin"))
     part.rename(file)
     return file
