@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from bench.peers.compare import OURS, SideProcess
 from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.serving.clients import HttpSide
 from bench.serving.server import serving
-from bench.tools.quiet import Turns, cpu_seconds, main_thread_seconds
+from bench.tools.quiet import Times, Turns, cpu_seconds, main_thread_seconds
 from bench.tools.report import Outcome, Table, Wanted, spread
 from bench.tools.stats import Summary
 from bench.tools.worker import Worker, WorkerError
@@ -53,18 +54,43 @@ FULL = Plan(starts=2, rounds=3)
 QUICK = Plan(starts=1, rounds=1, clients=(1, 2), output=8)
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Requests that arrive at once."""
+
+    clients: int
+    vocab: int
+    seldom: bool = False
+
+    @property
+    def title(self) -> str:
+        """How many."""
+        return str(self.clients)
+
+
 @dataclass(slots=True)
 class Measured:
     """All rounds in the order in which they ran."""
 
+    plan: Plan
     threads: int
-    output: int
     runs_on: dict[str, str] = field(default_factory=dict)
     agreement: dict[str, float] = field(default_factory=dict)  # share of first tokens
-    seconds: dict[int, dict[str, list[float]]] = field(default_factory=dict)  # clients -> side
-    http: dict[int, list[float]] = field(default_factory=dict)  # clients -> share of our CPU time
-    starts: int = 0
+    ms: Times = field(default_factory=dict)  # by clients
+    http: dict[str, list[float]] = field(default_factory=dict)  # clients -> share of our CPU time
     turns: Turns = field(default_factory=Turns)
+    asked: Counter[tuple[str, int]] = field(default_factory=Counter)  # clients, process
+
+    def ask(self, case: Case, side: Side) -> list[float]:
+        """Seconds of the answers; of our process, notes the event loop's share of its time."""
+        self.asked[case.title, side.pid] += 1  # every round has new prompts, for all sides
+        prompts = _prompts(case.clients, case.vocab, 1000 + 10 * self.asked[case.title, side.pid])
+        loop, whole = main_thread_seconds(side.pid), cpu_seconds(side.pid)
+        seconds, _ = side.complete(prompts, self.plan.output)
+        if isinstance(side, HttpSide):
+            share = (main_thread_seconds(side.pid) - loop) / (cpu_seconds(side.pid) - whole)
+            self.http.setdefault(case.title, []).append(share)
+        return [seconds]
 
 
 class PeerSide:
@@ -95,20 +121,16 @@ def measure(
     vocab: int, progress: Progress, turns: Turns | None = None,
 ) -> Measured:  # fmt: skip
     """Time every number of clients on every side."""
-    measured = Measured(threads, plan.output, turns=turns or Turns())
+    measured = Measured(plan, threads, turns=turns or Turns())
     spelled = Tokenizer.load(Path(model.settings.target)).spelling
+    cases = [Case(clients, vocab) for clients in plan.clients]
     for start in range(plan.starts):
         progress(f"starting all sides, {start + 1} of {plan.starts}")
         evict(model.settings.cache_dir)
         compare.from_disk(processes.values())
         with _started(model, processes, plan, measured) as sides:
             _agree(sides, measured, vocab, lambda token: spelled(token)[0])
-            for number in range(plan.rounds):
-                for clients in plan.clients:
-                    prompts = _prompts(clients, vocab, seed=1000 * start + 10 * number)
-                    _round(sides, prompts, plan.output, start + number, measured)
-                progress(f"round {number + 1} of {plan.rounds}")
-        measured.starts += 1
+            measured.turns.measure(sides, cases, plan.rounds, measured.ask, measured.ms)
     return measured
 
 
@@ -157,63 +179,42 @@ def _agree(sides: Mapping[str, Side], measured: Measured, vocab: int, spelled: A
             raise WorkerError(f"{name} computes something else: {share:.0%} of first tokens agree")
 
 
-def _round(
-    sides: Mapping[str, Side], prompts: Prompts, output: int, number: int, measured: Measured
-) -> None:
-    """Let every side answer the same prompts."""
-
-    def ask(side: Side) -> tuple[float, float]:
-        """Seconds of the answers, and the event loop's share of the side's processor time."""
-        loop, whole = main_thread_seconds(side.pid), cpu_seconds(side.pid)
-        seconds, _ = side.complete(prompts, output)
-        loop, whole = main_thread_seconds(side.pid) - loop, cpu_seconds(side.pid) - whole
-        return seconds, loop / whole
-
-    found = measured.turns.round(sides, number, ask)
-    case = measured.seconds.setdefault(len(prompts), {})
-    for name, (seconds, _) in found.items():
-        case.setdefault(name, []).append(seconds)
-    measured.http.setdefault(len(prompts), []).append(found[OURS][1])
-
-
 def outcome(title: str, measured: Measured) -> Outcome:
     """A row per number of clients: tokens per second of every side, ours over the better peer's."""
-    names = list(measured.runs_on)
+    names, output = list(measured.runs_on), measured.plan.output
     rows, cases, wanted = [], [], []
-    for clients, seconds in measured.seconds.items():
-        rival, ratio = compare.fastest(seconds, [name for name in seconds if name != OURS])
-        tokens = clients * measured.output
-        rates = {name: Summary.of([tokens / took for took in seconds[name]]) for name in names}
-        speeds = (spread(rate, 1) for rate in rates.values())
-        rows.append((str(clients), *speeds, spread(ratio), rival))
+    for clients, ms in measured.ms.items():
+        rival, ratio = compare.fastest(ms, [name for name in ms if name != OURS])
+        tokens = 1000 * int(clients) * output
+        rates = {name: Summary.of([tokens / took for took in ms[name]]) for name in names}
+        rows.append((clients, *(spread(rate, 1) for rate in rates.values()), spread(ratio), rival))
         told = {name: asdict(rate) for name, rate in rates.items()}
-        case = {"clients": clients, "seconds": seconds, "http_share": measured.http[clients]}
+        case = {"clients": clients, "milliseconds": ms, "http_share": measured.http[clients]}
         case |= {"tokens_per_second": told, "rival": rival, "ratio": asdict(ratio)}
         cases.append(case)
         what = f"{clients} clients: times the tokens of {rival}"
-        wanted.append(Wanted(what, _WANTED.get(clients, 1.5), ratio.median))
+        wanted.append(Wanted(what, _WANTED.get(int(clients), 1.5), ratio.median))
     columns = ("clients", *(f"{name}, tok/s" for name in names), "ratio", "against")
     title = f"Requests at once, against its peers: {title}"
-    result = {"prompt": PROMPT, "threads": measured.threads, "output": measured.output}
+    result = {"prompt": PROMPT, "threads": measured.threads, "plan": asdict(measured.plan)}
     result |= {"runs_on": measured.runs_on, "agreement": measured.agreement, "cases": cases}
-    result |= {"starts": measured.starts, "turns": asdict(measured.turns)}
+    result |= {"turns": asdict(measured.turns)}
     return Outcome(result, [Table(title, columns, rows, _notes(measured))], wanted=wanted)
 
 
 def _notes(measured: Measured) -> tuple[str, ...]:
+    plan = measured.plan
     agreeing = ", ".join(f"{name} {share:.0%}" for name, share in measured.agreement.items())
-    rounds = len(next(iter(measured.seconds.values()))[OURS])
     http = measured.http.items()
     shares = ", ".join(f"{Summary.of(found).median:.1%} with {clients}" for clients, found in http)
     return (
-        f"prompts of {PROMPT} tokens, outputs of {measured.output}, all sent at once; tok/s: "
+        f"prompts of {PROMPT} tokens, outputs of {plan.output}, all sent at once; tok/s: "
         "generated tokens of all clients over the time from the first sending to the last token, "
         "prompts' passes included; ratio: over the faster peer, round by round with quartiles",
         f"{OURS}: over HTTP, streaming, plain decoding; the peers are called directly, "
         f"{LLAMA_CPP} with all prompts in one batch, {OPENVINO} through its continuous batching",
         compare.versions(measured.runs_on, measured.threads),
         f"of {OURS}'s processor time its event loop took {shares} clients: all of HTTP",
-        f"{measured.starts} starts, {rounds} rounds; share of prompts that are gone on "
-        f"from with one of the five tokens that {OURS} finds likeliest: {agreeing}; "
-        f"{measured.turns.told}",
+        f"{plan.starts} starts, {plan.rounds} rounds; share of prompts that are gone on from with "
+        f"one of the five tokens that {OURS} finds likeliest: {agreeing}; {measured.turns.told}",
     )

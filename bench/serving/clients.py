@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 from bench.serving.server import Client, ServerError, events
 
-_PATIENCE = 300.0  # seconds
 _LIKELIEST = 5  # the most that the API tells
 
 
@@ -48,24 +47,15 @@ class HttpSide:
             raise ValueError(f"{len(prompts)} prompts for {len(self._clients)} clients")
         for client in self._clients[: len(prompts)]:
             client.connect()
-        ready = threading.Barrier(len(prompts) + 1)
-        answers = [
-            self._threads.submit(self._ask, client, prompt, output, ready)
-            for client, prompt in zip(self._clients, prompts, strict=False)
-        ]
-        ready.wait(_PATIENCE)
         start = time.perf_counter()
-        firsts = [answer.result() for answer in answers]
+        firsts = list(self._threads.map(self._ask, self._clients, prompts, repeat(output)))
         return time.perf_counter() - start, firsts
 
-    def _ask(
-        self, client: Client, prompt: Sequence[int], output: int, ready: threading.Barrier
-    ) -> list[str]:
+    def _ask(self, client: Client, prompt: Sequence[int], output: int) -> list[str]:
         body = {"model": self._model, "prompt": prompt, "max_tokens": output, "temperature": 0}
         body |= {"ignore_eos": True, "drafter": "none", "stream": True}
         body |= {"stream_options": {"include_usage": True}}
         body |= {"logprobs": _LIKELIEST if output == 1 else None}
-        ready.wait(_PATIENCE)
         response = client.post("/v1/completions", body)
         first, *_, last = events(response)
         client.close()

@@ -40,19 +40,12 @@ class RefusedError(ServerError):
 
 def environment(settings: Settings) -> dict[str, str]:
     """The `SPECOPS_` variables that make a process read these settings, as `from_env` read them."""
-
-    def variable(name: str) -> dict[str, str]:
-        value = getattr(settings, name)
-        text = str(int(value)) if isinstance(value, bool) else str(value)
-        return {PREFIX + name.upper(): text} if text else {}
-
-    # The preset has defaults of its own, so these two decide what the others are without a word.
-    variables = variable("model") | variable("target")
-    unsaid = Settings.from_env(variables)
-    for item in fields(settings):
-        if getattr(settings, item.name) != getattr(unsaid, item.name):
-            variables |= variable(item.name)
-    return variables
+    values = {item.name: getattr(settings, item.name) for item in fields(settings)}
+    return {
+        PREFIX + name.upper(): str(int(value)) if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+        if str(value)
+    }
 
 
 class Client:

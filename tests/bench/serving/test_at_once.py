@@ -84,14 +84,14 @@ def test_an_answer_that_is_too_short_is_no_measurement() -> None:
 
 
 def made_up() -> Measured:
-    measured = Measured(threads=2, output=64, starts=1)
+    measured = Measured(Plan(starts=1, rounds=3, clients=(1, 8)), threads=2)
     measured.runs_on = {OURS: "a", LLAMA_CPP: "b", OPENVINO: "c"}
     measured.agreement = {LLAMA_CPP: 0.5, OPENVINO: 0.75}
-    measured.seconds = {
-        1: {OURS: [2.0, 2.0, 4.0], LLAMA_CPP: [3.4, 3.4, 6.8], OPENVINO: [3.5, 3.5, 7.0]},
-        8: {OURS: [8.0, 8.0, 8.0], LLAMA_CPP: [20.0, 20.0, 20.0], OPENVINO: [6.4, 6.4, 6.4]},
+    measured.ms = {
+        "1": {OURS: [2e3, 2e3, 4e3], LLAMA_CPP: [3.4e3, 3.4e3, 6.8e3], OPENVINO: [3.5e3] * 3},
+        "8": {OURS: [8e3] * 3, LLAMA_CPP: [2e4] * 3, OPENVINO: [6.4e3] * 3},
     }
-    measured.http = {1: [0.01] * 3, 8: [0.02] * 3}
+    measured.http = {"1": [0.01] * 3, "8": [0.02] * 3}
     return measured
 
 
@@ -114,7 +114,7 @@ def test_a_side_that_computes_something_else_is_found_out() -> None:
         def complete(self, prompts: Any, output: int) -> tuple[float, list[Any]]:
             return 1.0, [self.first] * len(prompts)
 
-    measured = Measured(threads=2, output=4)
+    measured = Measured(at_once.QUICK, threads=2)
     at_once._agree({OURS: Fixed(["a", "c"]), OPENVINO: Fixed(0)}, measured, VOCAB, "ab".__getitem__)
     assert measured.agreement == {OPENVINO: 1.0}
     with pytest.raises(WorkerError, match=f"{OPENVINO} computes something else"):
@@ -139,6 +139,6 @@ def test_the_real_peers_answer_beside_the_real_service(model: BenchModel, tmp_pa
     )
     assert set(measured.runs_on) == {OURS, LLAMA_CPP, OPENVINO}
     for clients in plan.clients:
-        assert {name: len(found) for name, found in measured.seconds[clients].items()} == (
+        assert {name: len(found) for name, found in measured.ms[str(clients)].items()} == (
             dict.fromkeys(measured.runs_on, 2)
         )

@@ -29,10 +29,6 @@ def test_settings_survive_the_way_through_the_environment(settings: Settings) ->
     assert Settings.from_env(environment(settings)) == settings
 
 
-def test_a_setting_at_its_default_is_not_passed_on() -> None:
-    assert environment(BARE) == {"SPECOPS_MODEL": "demo"}
-
-
 def test_a_server_that_does_not_start_says_why() -> None:
     settings = Settings(model="no-such-preset")
     with pytest.raises(ServerError, match="no-such-preset"), serving(settings):
