@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from bench.tools.quiet import Times, Turns
 from bench.tools.report import Outcome, Table, Wanted, spread
 from bench.tools.stats import Summary, ratios
 from bench.tools.worker import Worker, WorkerError
+from specops.config import Settings
 
 OURS = "specops"
 _PAST = 200
@@ -115,19 +116,33 @@ def sides(
     model: BenchModel, threads: int, python: Path, files: Mapping[str, Path]
 ) -> dict[str, SideProcess]:
     """Ours and the peers, ready to be started."""
+    modules = {LLAMA_CPP: "llama_worker", OPENVINO: "openvino_worker"}
+    peers = {name: peer(python, module, files[name]) for name, module in modules.items()}
+    return {OURS: ours(model.settings, threads), **peers}
+
+
+def ours(settings: Settings, threads: int) -> SideProcess:
+    """Our process, ready to be started."""
     sizes = {"slots": _ROWS, "context": _CAPACITY, "kv_tokens": _ROWS * _CAPACITY}
-    settings = replace(model.settings, threads=threads, **sizes)
-    ours = (sys.executable, "-m", "bench.peers.ours_worker")
-    found = {OURS: SideProcess(ours, settings.target, environment(settings), settings.cache_dir)}
-    for name, module in ((LLAMA_CPP, "llama_worker"), (OPENVINO, "openvino_worker")):
-        found[name] = peer(python, module, files[name])
-    return found
+    told = replace(settings, threads=threads, **sizes)
+    command = (sys.executable, "-m", "bench.peers.ours_worker")
+    return SideProcess(command, told.target, environment(told), told.cache_dir)
 
 
 def peer(python: Path, module: str, model: Path) -> SideProcess:
     """A peer's process, ready to be started."""
     command = (str(python), "-m", f"bench.peers.{module}")
     return SideProcess(command, str(model), weights=model.parent)
+
+
+@contextlib.contextmanager
+def loaded(
+    name: str, side: SideProcess, threads: int, rows: int = _ROWS, capacity: int = _CAPACITY
+) -> Iterator[tuple[Worker, str]]:
+    """A process with its model, and what it runs on, in words."""
+    with Worker(name, side.command, side.environment) as worker:
+        sizes = {"threads": threads, "rows": rows, "capacity": capacity}
+        yield worker, worker.ask("load", model=side.model, **sizes)["runs_on"]
 
 
 def from_disk(processes: Iterable[SideProcess]) -> None:
@@ -147,11 +162,11 @@ def measure(
         progress(f"starting all sides, {load + 1} of {plan.loads}")
         from_disk(processes.values())
         with contextlib.ExitStack() as stack:
-            workers = {
-                name: stack.enter_context(Worker(name, side.command, side.environment))
-                for name, side in processes.items()
-            }
-            _load(workers, {name: side.model for name, side in processes.items()}, measured, vocab)
+            workers = {}
+            for name, side in processes.items():
+                opened = stack.enter_context(loaded(name, side, threads))
+                workers[name], measured.runs_on[name] = opened
+            _agree(workers, measured, vocab)
 
             def ask(case: Case, worker: Worker) -> list[float]:
                 return case.ask(worker, plan.passes, vocab)
@@ -160,16 +175,12 @@ def measure(
     return measured
 
 
-def _load(
-    workers: Mapping[str, Worker], models: Mapping[str, str], measured: Measured, vocab: int
-) -> None:
-    """Load every model and see that all compute the same, as far as their weights allow."""
-    logits: dict[str, list[float]] = {}
-    for name, worker in workers.items():
-        sizes = {"threads": measured.threads, "rows": _ROWS, "capacity": _CAPACITY}
-        answer = worker.ask("load", model=models[name], **sizes)
-        measured.runs_on[name] = answer["runs_on"]
-        logits[name] = worker.ask("logits", tokens=prompt(_AGREEMENT_TOKENS, vocab))["logits"]
+def _agree(workers: Mapping[str, Worker], measured: Measured, vocab: int) -> None:
+    """See that all compute the same, as far as their weights allow."""
+    tokens = prompt(_AGREEMENT_TOKENS, vocab)
+    logits = {
+        name: worker.ask("logits", tokens=tokens)["logits"] for name, worker in workers.items()
+    }
     for name, theirs in logits.items():
         measured.agreement[name] = agreement = float(np.corrcoef(logits[OURS], theirs)[0, 1])
         if not agreement >= _AGREEMENT:

@@ -23,14 +23,22 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from bench.models import CACHE, Progress, configured
-from bench.peers.compare import OURS, Case, Measured, Plan, SideProcess, measure, peer
+from bench.peers.compare import (
+    OURS,
+    Case,
+    Measured,
+    Plan,
+    SideProcess,
+    loaded,
+    measure,
+    ours,
+    peer,
+)
 from bench.peers.environment import install
 from bench.peers.models import LLAMA_CPP, run_module
 from bench.runtime.forward import Divergence, divergence, log_softmax
-from bench.serving.server import environment
 from bench.tools.report import Chart, Outcome, Series, Table, spread
 from bench.tools.stats import Summary, ratios
-from bench.tools.worker import Worker
 from specops.engine.engine import NO_DRAFTER
 from specops.models.convert.calibration import draw_samples
 from specops.models.convert.gguf import GgufCheckpoint
@@ -41,7 +49,7 @@ from training.corpus import read_held_out
 
 NNCF, REFERENCE = "NNCF int4-32", "transformers"
 WEIGHTS = ("fp32", "int8-32", "int8-128", "int4-32", "int4-128")
-_ROWS, _CAPACITY, _THREADS = 8, 640, 2
+_THREADS = 2
 _ANSWER, _DOCUMENTS, _DOCUMENT = 96, 4, 128  # tokens, texts, tokens
 _DECODE, _PREFILL = Case("1 token"), Case("prompt of 512", tokens=512, prefill=True)
 _CASES = (_DECODE, _PREFILL)
@@ -124,18 +132,13 @@ def _sides(
 ) -> dict[str, SideProcess]:
     """Every kind of weights, ready to be started; the first is what the others are held against."""
     base = configured().settings
-    sizes = {"slots": _ROWS, "context": _CAPACITY, "kv_tokens": _ROWS * _CAPACITY}
-    command = (sys.executable, "-m", "bench.peers.ours_worker")
 
-    def ours(target: Path, quant: str) -> SideProcess:
-        settings = replace(
-            base, target=str(target), quant=quant, draft=NO_DRAFTER, threads=_THREADS,
-            cache_dir=home, prefix_cache="off", **sizes,
-        )  # fmt: skip
-        return SideProcess(command, str(target), environment(settings))
+    def of(target: Path, quant: str) -> SideProcess:
+        own = {"target": str(target), "quant": quant, "draft": NO_DRAFTER, "cache_dir": home}
+        return ours(replace(base, **own), _THREADS)
 
-    found = {OURS: ours(gguf, "") if gguf else ours(checkpoint, "int8-32")}
-    found |= {f"{OURS} {quant}": ours(checkpoint, quant) for quant in WEIGHTS}
+    found = {OURS: of(gguf, "") if gguf else of(checkpoint, "int8-32")}
+    found |= {f"{OURS} {quant}": of(checkpoint, quant) for quant in WEIGHTS}
     python = install(progress)
     if gguf:
         found[LLAMA_CPP] = peer(python, "llama_worker", gguf)
@@ -178,8 +181,7 @@ def _scored(
         for document in read_held_out()[:_DOCUMENTS]
     ]
     expected, file = scratch / "reference", scratch / "logits"
-    with Worker(REFERENCE, reference.command) as worker:
-        _load(worker, reference)
+    with loaded(REFERENCE, reference, _THREADS) as (worker, _):
         answers = []
         for number, prompt in enumerate(prompts, 1):
             progress(f"{REFERENCE} answers question {number} of {count}")
@@ -193,15 +195,10 @@ def _scored(
     found = {}
     for name, side in sides.items():
         progress(f"quality of {name}")
-        with Worker(name, side.command, side.environment) as worker:
-            _load(worker, side)
+        with loaded(name, side, _THREADS) as (worker, _):
             worker.ask("score", texts=texts, file=str(file))
         found[name] = quality(expected, file, texts, count, nbytes)
     return found
-
-
-def _load(worker: Worker, side: SideProcess) -> None:
-    worker.ask("load", model=side.model, threads=_THREADS, rows=_ROWS, capacity=_CAPACITY)
 
 
 def quality(

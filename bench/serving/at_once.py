@@ -146,11 +146,8 @@ def _started(
         sides: dict[str, Side] = {OURS: stack.enter_context(HttpSide(pid, client, rows))}
         measured.runs_on[OURS] = f"specops serve, {sys.version.split()[0]}"
         for name, process in processes.items():
-            worker = stack.enter_context(Worker(name, process.command, process.environment))
-            answer = worker.ask(
-                "load", model=process.model, threads=measured.threads, rows=rows, capacity=_CAPACITY
-            )
-            measured.runs_on[name] = answer["runs_on"]
+            opened = compare.loaded(name, process, measured.threads, rows, _CAPACITY)
+            worker, measured.runs_on[name] = stack.enter_context(opened)
             sides[name] = PeerSide(worker)
         yield sides
 
