@@ -1,4 +1,4 @@
-"""What the processes under comparison answer: a line of JSON for a line of JSON.
+"""What the processes under comparison do when they are asked.
 
 Runs in the peers' environment too, so nothing but the standard library. Every side takes its times
 with the code below, around the same passes: none is measured in a way of its own.

@@ -190,13 +190,14 @@ def _scored(
             Text(prompt + answer, len(prompt) - 1)
             for prompt, answer in zip(prompts, answers, strict=True)
         ] + [Text(document, 0) for document in documents]
-        worker.ask("score", texts=texts, file=str(expected))
+        plain = [tuple(text) for text in texts]  # other environments do not know `Text`
+        worker.ask("score", texts=plain, file=str(expected))
     nbytes = sum(len(tokenizer.decode(document[1:]).encode()) for document in documents)
     found = {}
     for name, side in sides.items():
         progress(f"quality of {name}")
         with loaded(name, side, _THREADS) as (worker, _):
-            worker.ask("score", texts=texts, file=str(file))
+            worker.ask("score", texts=plain, file=str(file))
         found[name] = quality(expected, file, texts, count, nbytes)
     return found
 

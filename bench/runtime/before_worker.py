@@ -37,7 +37,7 @@ class Wrong(LookupDrafter):
 
 
 class Worker:
-    """Obeys the orders below; each returns figures fit for JSON."""
+    """Obeys the orders below."""
 
     def __init__(self) -> None:
         self._ids = count()

@@ -9,12 +9,10 @@ processor runs. All tokens must be equal, and all log-probabilities to the bit.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from bench.models import BenchModel, Progress
@@ -182,10 +180,10 @@ class Comparison:
         return self.ways[::_SLOW_WAYS] if case.kernel == _SLOWEST else self.ways
 
     def _alone(self, place: int) -> list[Any]:
-        """Plain decoding's answer, as a process would tell it."""
+        """Plain decoding's answer."""
         if place not in self._expected:
             (answer,) = run_together(self._engine, [self._fields(place, PLAIN)])
-            self._expected[place] = json.loads(json.dumps(answer["tokens"]))
+            self._expected[place] = answer["tokens"]
         return self._expected[place]
 
     def _fields(self, place: int, way: Config) -> dict[str, Any]:
@@ -197,7 +195,7 @@ class Comparison:
         return asked | {"drafter": way.drafter, "k_draft": way.k, "adaptive": way.adaptive}
 
     def _told(self, case: Case) -> dict[str, Any]:
-        """A process's settings, fit for JSON."""
+        """A process's settings."""
         chosen = {"threads": case.threads, "prefix_cache": case.prefix_cache}
         told = replace(self._settings, max_batched_tokens=case.pass_tokens, **chosen)
         if case.tight:
@@ -205,8 +203,7 @@ class Comparison:
             longest = max(map(len, prompts)) + self._plan.new_tokens + told.max_k_draft + 1
             tokens = _TIGHT_REQUESTS * -(-longest // BLOCK_TOKENS) * BLOCK_TOKENS
             told = replace(told, kv_tokens=tokens, context=tokens)
-        fields = asdict(told).items()
-        return {name: str(item) if isinstance(item, Path) else item for name, item in fields}
+        return asdict(told)
 
 
 def _leaves(rng: random.Random, new_tokens: int) -> int | None:

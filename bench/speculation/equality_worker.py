@@ -1,8 +1,8 @@
 """One engine in a process of its own, asked for many requests at once in a repeatable order.
 
-Threads and kernels are a process's, so every such choice takes a process. It obeys lines of JSON on
-standard input and answers each with one: first `load`, then `run` as often as wanted. When requests
-arrive and when their clients leave is counted in steps and tokens, not in seconds.
+Threads and kernels are a process's, so every such choice takes a process: it is told to `load`,
+then to `run` as often as wanted. When requests arrive and when their clients leave is counted in
+steps and tokens, not in seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from bench.tools.worker import serve
@@ -83,11 +82,7 @@ class EqualityWorker:
         """Load the engine with one of the kernels, or whichever is best, and tell of it."""
         if kernel is not None:
             kernels.force(kernel)
-        values = {
-            name: Path(value) if name.endswith("_dir") else value
-            for name, value in settings.items()
-        }
-        self._engine = Engine.load(replace(Settings(), **values))
+        self._engine = Engine.load(replace(Settings(), **settings))
         info = self._engine.info
         return {"kernels": info.kernels, "threads": info.threads}
 

@@ -1,19 +1,19 @@
-"""Processes that answer a line of JSON with a line of JSON: both ends.
+"""Processes that do what they are told: both ends of the pipe.
 
-Runs in the environments of peers, too, so nothing but the standard library.
+Runs in the environments of peers, too, so nothing but the standard library; what goes through the
+pipe is made of plain lists, dictionaries, texts and numbers, which every side knows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import multiprocessing
 import os
-import select
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,17 @@ _ROOT = Path(__file__).resolve().parents[2]
 _ANSWER_SECONDS = 300.0
 _STOP_SECONDS = 10.0
 _SHOWN_LINES = 5
-_CHUNK = 1 << 16
 
 
 class WorkerError(RuntimeError):
-    """A process under comparison died, was silent for too long or talked nonsense."""
+    """A process under comparison died or was silent for too long."""
 
 
 class Worker:
     """A process that answers. A context manager: it does not outlive its block.
 
-    `command` starts it, with `environment` beside our own variables; an answer may take `patience`
-    seconds.
+    `command` starts it, with its end of the pipe as the last argument and `environment` beside our
+    own variables; it calls `serve`. An answer may take `patience` seconds.
     """
 
     def __init__(
@@ -44,16 +43,18 @@ class Worker:
     ) -> None:
         self.name = name
         self._patience = patience
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
-        self._unread = b""
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+        self._pipe, theirs = multiprocessing.Pipe()
         self._process = subprocess.Popen(
-            command,
+            [*command, str(theirs.fileno())],
             cwd=_ROOT,
             env={**os.environ, **(environment or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
         )
+        theirs.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -66,73 +67,47 @@ class Worker:
         """The process's id."""
         return self._process.pid
 
-    def ask(self, do: str, **values: object) -> dict[str, Any]:
-        """Send a request and wait for its answer."""
-        if self._process.stdin is None:
-            raise AssertionError("opened with a pipe")
-        line = json.dumps({"do": do, **values}).encode() + b"\n"
-        try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._died() from None
-        text = self._line()
-        try:
-            answer: dict[str, Any] = json.loads(text)
-        except ValueError:
-            raise WorkerError(f"{self.name} answered {text[:80]!r} to {do}") from None
-        return answer
+    def ask(self, do: str, **values: object) -> Any:
+        """Have it call the method `do`; returns what that returns.
 
-    def _line(self) -> bytes:
-        """The next line of its output."""
-        if self._process.stdout is None:
-            raise AssertionError("opened with a pipe")
-        output = self._process.stdout.fileno()
-        deadline = time.monotonic() + self._patience
-        while b"\n" not in self._unread:
-            ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+        Raises:
+            WorkerError: it died, or did not answer in time.
+        """
+        try:
+            self._pipe.send((do, values))
+            if not self._pipe.poll(self._patience):
                 raise WorkerError(f"{self.name} did not answer within {self._patience:g} s")
-            piece = os.read(output, _CHUNK)
-            if not piece:
-                raise self._died()
-            self._unread += piece
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
+            return self._pipe.recv()
+        except (EOFError, ConnectionError):
+            raise self._died() from None
 
     def _died(self) -> WorkerError:
         """Why it ended, as far as it told."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
         last = "\n  ".join(said[-_SHOWN_LINES:]) or "nothing"
         return WorkerError(f"{self.name} ended ({self._process.poll()}); it said:\n  {last}")
 
     def close(self) -> None:
         """End the process and wait until it is gone."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()  # the end of its input is its signal to leave
+        self._pipe.close()  # its signal to leave
         try:
             self._process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._errors.close()
+        self._said.close()
 
 
 def serve(side: object) -> None:
-    """Answer the requests on standard input until it ends, each by the method that it names.
+    """Call the methods of an object as a `Worker` asks, until it leaves.
 
-    What the libraries print goes to standard error: standard output carries answers alone. An
-    error ends the process, with the reason as its last line of standard error.
+    An error ends the process, with the reason as its last line of standard error.
     """
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    for line in sys.stdin:
-        values = json.loads(line)
-        answer = getattr(side, values.pop("do"))(**values)
-        print(json.dumps(answer), file=answers, flush=True)
+    pipe = Connection(int(sys.argv[-1]))
+    with contextlib.suppress(EOFError):
+        while True:
+            do, values = pipe.recv()
+            pipe.send(getattr(side, do)(**values))

@@ -116,7 +116,7 @@ def test_a_worker_runs_what_it_is_told_to(tiny_settings: Settings) -> None:
         "quant": "int8-128",
         "threads": THREADS,
     }
-    told = {**settings, "cache_dir": str(tiny_settings.cache_dir), "slots": 2}
+    told = {**settings, "cache_dir": tiny_settings.cache_dir, "slots": 2}
     loaded = worker.load(None, told)
     assert (loaded["kernels"], loaded["threads"]) == (kernels.kernel(), THREADS)
     (answer,) = worker.run([fields()])["answers"]
