@@ -70,7 +70,7 @@ def test_int4_search_wins_clearly_on_bell_shaped_weights() -> None:
 
 @given(
     arrays(np.int8, (3, 64), elements=st.integers(-8, 7)),
-    st.floats(2**-10, 10, width=32),
+    st.floats(2**-10, 10, width=16),
     st.sampled_from([-1, 1]),
 )
 def test_int4_weights_already_on_a_grid_come_back_exactly(
@@ -80,6 +80,28 @@ def test_int4_weights_already_on_a_grid_come_back_exactly(
     weight = codes.astype(np.float32) * np.float32(sign * scale)
     restored = dequantize_blockwise(quantize_blockwise(weight, 4, 32), 4, 64)
     np.testing.assert_allclose(restored, weight, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_are_such_as_float16_has(bits: int) -> None:
+    """All codes are rounded with the scale that is stored, also where float16 is coarse."""
+    rng = np.random.default_rng(bits)
+    sizes = np.geomspace(2e-4, 1e5, 200, dtype=np.float32)[:, None]
+    weight = rng.uniform(-1, 1, (200, 64)).astype(np.float32) * sizes
+    found = quantize_blockwise(weight, bits, 32)
+    halves = found.scales.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(found.scales, halves)
+    error = np.abs(dequantize_blockwise(found, bits, 64) - weight)
+    assert (error.reshape(200, 2, 32).max(-1) < 1.2 * np.abs(found.scales)).all()
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e8])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_that_float16_has_not_stay_float32(bits: int, size: float) -> None:
+    weight = np.random.default_rng(bits).normal(0, size, (4, 64)).astype(np.float32)
+    scales = quantize_blockwise(weight, bits, 32).scales
+    assert np.isfinite(scales).all()
+    assert (scales != scales.astype(np.float64).clip(-6e4, 6e4).astype(np.float16)).all()
 
 
 @given(weights, blocks, bits_of_codes)

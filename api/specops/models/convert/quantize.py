@@ -22,6 +22,9 @@ Codes = NDArray[np.uint8]
 _SPANS = (13.0, 13.75, 14.5, 15.25, 16.0, 16.75, 17.5, 18.25, 19.0)
 _LAST = np.float32(15)  # of the 4-bit codes
 _SMALLEST_EXTREME = 1e-30  # below it 1 / scale overflows: such a block is stored as zeros
+# Scales that float16 has with an error of at most 1/32: kernels read half as many bytes of them. A
+# matrix with a smaller or a larger one keeps them all in float32.
+_LEAST_HALF, _MOST_HALF = np.float32(2**-20), np.float32(65504)
 
 
 class QuantizedWeight(NamedTuple):
@@ -40,8 +43,8 @@ class QuantizedWeight(NamedTuple):
 def quantize_blockwise(weight: Float, bits: int, block: int) -> QuantizedWeight:
     """Quantizes `weight` [N, K] to 4 or 8 bits by its own values alone.
 
-    8 bits: the scale is the block's largest magnitude over 127. 4 bits: see `block_grids`. Raises
-    ValueError on NaN or infinite weights.
+    8 bits: the scale is the block's largest magnitude over 127. 4 bits: see `block_grids`. Scales
+    are such as float16 has. Raises ValueError on NaN or infinite weights.
     """
     check_finite(weight)
     blocks = in_blocks(weight, block)
@@ -50,8 +53,9 @@ def quantize_blockwise(weight: Float, bits: int, block: int) -> QuantizedWeight:
         return packed_blocks(_rounded(blocks, scales, zero_points), scales, zero_points)
     extremes = np.abs(blocks).max(-1)
     empty = extremes < _SMALLEST_EXTREME
-    scales = np.where(empty, 0, extremes / np.float32(127))
-    codes = np.rint(blocks / np.where(empty, 1, scales)[..., None]) + np.float32(128)
+    scales = as_halves(np.where(empty, 0, extremes / np.float32(127)))
+    codes = np.rint(blocks * inverses(scales)[..., None])
+    codes = np.clip(codes, -127, 127, out=codes) + np.float32(128)
     return QuantizedWeight(codes.astype(np.uint8), scales, None)
 
 
@@ -65,6 +69,14 @@ def inverses(scales: Float) -> Float:
     """1 over each scale; 0 over those of empty blocks."""
     found: Float = np.divide(1, scales, where=scales != 0, out=np.zeros_like(scales))
     return found
+
+
+def as_halves(scales: Float) -> Float:
+    """The nearest numbers that float16 has; others stay where that is another number."""
+    magnitudes = np.abs(scales)
+    fit = (magnitudes >= _LEAST_HALF) & (magnitudes <= _MOST_HALF)
+    found: Float = np.where(fit, scales, 0).astype(np.float16).astype(np.float32)
+    return np.where(fit, found, scales)
 
 
 def in_blocks(weight: Float, block: int) -> Float:
@@ -120,7 +132,7 @@ def block_grids(blocks: Float, importance: Float | None = None) -> tuple[Float, 
         scale = np.divide(projection, energy, where=energy > 0, out=energy * 0)
         np.copyto(best_scale, scale, where=better)
         np.copyto(best_zero_point, zero_points, where=better)
-    return np.where(empty, 0, best_scale * magnitudes), best_zero_point
+    return as_halves(np.where(empty, 0, best_scale * magnitudes)), best_zero_point
 
 
 def packed_blocks(codes: Codes, scales: Float, zero_points: Float) -> QuantizedWeight:
