@@ -8,6 +8,7 @@ own, whose memory goes back: `python -m specops.models.layout SOURCE DEST`.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -192,6 +193,8 @@ def _make_tokenizer(folder: Path, file: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Arrange `arguments[0]` in `arguments[1]`; returns the exit status."""
+    # What is said here is shown to people where it fails; that torch is missing is not why.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     source, destination = map(Path, arguments)
     try:
         arrange(source, destination)
