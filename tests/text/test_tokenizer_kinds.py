@@ -13,7 +13,7 @@ from specops.text.detokenizer import IncrementalDetokenizer
 from specops.text.tokenizer import Tokenizer
 from tests.text import published_tokenizers as published
 
-COUNT = 1000
+COUNT = 500
 BROKEN = "\ufffd"
 
 
