@@ -25,7 +25,7 @@ from bench.peers.compare import OURS, SideProcess
 from bench.peers.models import LLAMA_CPP, OPENVINO
 from bench.serving.clients import HttpSide
 from bench.serving.server import serving
-from bench.tools.quiet import Times, Turns, cpu_seconds, main_thread_seconds
+from bench.tools.quiet import Turns, cpu_seconds, main_thread_seconds
 from bench.tools.report import Outcome, Table, Wanted, spread
 from bench.tools.stats import Summary
 from bench.tools.worker import Worker, WorkerError
@@ -69,16 +69,11 @@ class Case:
 
 
 @dataclass(slots=True)
-class Measured:
-    """All rounds in the order in which they ran."""
+class Measured(compare.Measured):
+    """All rounds in the order in which they ran; `agreement` is the share of first tokens."""
 
     plan: Plan
-    threads: int
-    runs_on: dict[str, str] = field(default_factory=dict)
-    agreement: dict[str, float] = field(default_factory=dict)  # share of first tokens
-    ms: Times = field(default_factory=dict)  # by clients
     http: dict[str, list[float]] = field(default_factory=dict)  # clients -> share of our CPU time
-    turns: Turns = field(default_factory=Turns)
     asked: Counter[tuple[str, int]] = field(default_factory=Counter)  # clients, process
 
     def ask(self, case: Case, side: Side) -> list[float]:

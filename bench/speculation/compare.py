@@ -49,8 +49,7 @@ def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) ->
         f"every greedy output that of plain decoding: {yes(sound)}",
     )
     title = f"Speed over plain decoding: {model.title}"
-    drafted = [config for config in measured.runs if config.k]
-    chart = ways.speedups(title, "bars", "kind of text", found, drafted)
+    chart = ways.speedups(title, "bars", "kind of text", found)
     wanted = [
         Wanted(f"{text}: {own.label} over plain", _WANTED_ON_CODE if text == CODE
                else _WANTED_ANYWHERE, item.over(own).median)

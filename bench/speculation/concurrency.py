@@ -57,10 +57,9 @@ def outcome(model: BenchModel, found: Loads, plan: Plan, own: Config) -> Outcome
             parts[where := f"{text}, {load} at once"] = measured
             of_plain = _OF_PLAIN.get((text, load), _NO_LOSS)
             wanted += ways.judged(where, measured, own, of_plain=of_plain, of_best=_NO_LOSS)
-        shown = [way for way in next(iter(loads.values())).runs if way.drafter == own.drafter]
         places = {str(load): measured for load, measured in loads.items()}
         title = f"{text}: speed over plain decoding"
-        charts.append(ways.speedups(title, "lines", "requests at once", places, shown))
+        charts.append(ways.speedups(title, "lines", "requests at once", places, own.drafter))
     table = ways.rows_table(
         f"Requests at once: {model.title}",
         "text",

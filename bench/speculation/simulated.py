@@ -79,10 +79,9 @@ def outcome(model: BenchModel, found: Loads, plan: Plan) -> Outcome:
             parts[where := f"{load} at once, acceptance {level:g}"] = measured
             of_plain = _OF_PLAIN.get((load, level), _NO_LOSS)
             wanted += ways.judged(where, measured, own, of_plain=of_plain, of_best=_OF_BEST)
-        shown = [way for way in next(iter(levels.values())).runs if way.k]
         places = {f"{level:g}": measured for level, measured in levels.items()}
         title = f"{load} at once"
-        charts.append(ways.speedups(title, "lines", "simulated acceptance", places, shown))
+        charts.append(ways.speedups(title, "lines", "simulated acceptance", places))
     table = ways.rows_table(
         f"Draft lengths at simulated acceptance: {model.title}",
         "requests",

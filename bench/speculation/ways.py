@@ -324,7 +324,9 @@ def judged(
     return lines
 
 
-def speedups(title: str, kind: str, across: str, places: Found, shown: Sequence[Config]) -> Chart:
-    """Speed over plain decoding at each of the places."""
+def speedups(title: str, kind: str, across: str, places: Found, own: str | None = None) -> Chart:
+    """Speed over plain decoding at each of the places, of all drafters or of one's ways."""
+    ways = [way for way in next(iter(places.values())).runs if way.k]
+    shown = [way for way in ways if own in (None, way.drafter)]
     drawn = [series(way.label, [item.over(way) for item in places.values()]) for way in shown]
     return Chart(title, kind, across, "times plain decoding", list(places), drawn, level=1.0)
