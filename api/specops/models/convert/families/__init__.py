@@ -1,21 +1,19 @@
-"""Model families, and which of them draws which architecture."""
+"""One file per model family; this table says which file draws which architecture."""
 
 from __future__ import annotations
 
 from specops.models.convert.families.family import Family
 from specops.models.convert.families.gemma3 import Gemma3, Gemma3Pictures
 from specops.models.convert.families.gpt2 import GPT2
-from specops.models.convert.families.llama import (
-    Granite,
-    Llama,
-    Mistral,
-    OLMo2,
-    Qwen2,
-    Qwen3,
-    SmolLM3,
-)
+from specops.models.convert.families.granite import Granite
+from specops.models.convert.families.llama import Llama
+from specops.models.convert.families.mistral import Mistral
+from specops.models.convert.families.olmo2 import OLMo2
 from specops.models.convert.families.opt import OPT
 from specops.models.convert.families.phi3 import Phi3
+from specops.models.convert.families.qwen2 import Qwen2
+from specops.models.convert.families.qwen3 import Qwen3
+from specops.models.convert.families.smollm3 import SmolLM3
 from specops.models.convert.model_config import ModelConfig
 
 _FAMILIES: dict[str, type[Family]] = {
