@@ -96,9 +96,12 @@ def _rotated(config: ModelConfig, scaling: ModelConfig | None, head_dim: int, pa
 
 
 def _frequencies(rotation: Rotation, divisor: Float | None = None) -> Float:
-    """Angles per position [rotated / 2]; float32 throughout, in transformers' order."""
+    """Angles per position [rotated / 2]; float32 in transformers' order.
+
+    Only the power is taken in float64 and rounded: that of float32 is another one on arm64.
+    """
     exponents = np.arange(0, rotation.rotated, 2, dtype=np.float32) / np.float32(rotation.rotated)
-    waves: Float = np.float32(rotation.theta) ** exponents
+    waves: Float = (np.float64(rotation.theta) ** exponents.astype(np.float64)).astype(np.float32)
     return np.float32(1) / (waves if divisor is None else divisor * waves)
 
 
