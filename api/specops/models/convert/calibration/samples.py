@@ -24,7 +24,7 @@ from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.tokenizer import Tokenizer
 
 _LENGTH = 128  # tokens of a sample
-_SAMPLES = 32
+_SAMPLES = 64
 _SEED = 17  # the same checkpoint gives the same weights
 
 Tokens = NDArray[np.int64]
