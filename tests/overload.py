@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import httpx
+
 from tests.loopback import HOST, free_port
 
 START_SECONDS = 120.0
@@ -67,25 +69,26 @@ def serving(
             stderr=log,
         )
         try:
-            asyncio.run(_ready(port, process))
+            _wait_until_ready(port, process)
             yield port, process
         finally:
             process.kill()
             process.wait()
 
 
-async def _ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    async with asyncio.timeout(START_SECONDS):
-        while True:
-            if process.poll() is not None:
-                raise AssertionError(f"the server ended with {process.returncode}")
-            try:
-                head, _ = await exchange(port, b"GET /health HTTP/1.1\r\nhost: test\r\n")
-                if head.startswith(b"HTTP/1.1 200"):
-                    return
-            except OSError:
-                pass  # nobody listens yet
-            await asyncio.sleep(0.05)
+def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Without a loop of its own: a browser's may be running in the same thread."""
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise AssertionError(f"the server ended with {process.returncode}")
+        try:
+            if httpx.get(f"http://{HOST}:{port}/health", timeout=5).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass  # nobody listens yet
+        time.sleep(0.05)
+    raise AssertionError(f"the server was not ready within {START_SECONDS:.0f} s")
 
 
 async def exchange(port: int, head: bytes, body: bytes = b"") -> tuple[bytes, bytes]:
