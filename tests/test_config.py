@@ -107,6 +107,11 @@ def test_wrong_value_is_refused_by_the_variables_name(name: str, text: str) -> N
     assert text in str(caught.value)
 
 
+def test_a_choice_that_may_be_left_out_is_told_as_such() -> None:
+    with pytest.raises(ConfigError, match=r"takes one of draft, .*, none or nothing, not 'oracle'"):
+        Settings.from_env({"SPECOPS_DRAFTER": "oracle"})
+
+
 @pytest.mark.parametrize("text", ["a,,b", ",", "with space", "schl\u00fcssel", "line\nend"])
 def test_unusable_key_is_refused_without_being_shown(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^SPECOPS_API_KEYS takes ") as caught:

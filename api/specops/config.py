@@ -70,7 +70,8 @@ def _seconds(low: float, high: float) -> Callable[[str], float]:
 def _choice(*allowed: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in allowed:
-            raise ConfigError(f"takes one of {', '.join(allowed)}, not {text!r}")
+            named = ", ".join(filter(None, allowed)) + (" or nothing" if "" in allowed else "")
+            raise ConfigError(f"takes one of {named}, not {text!r}")
         return text
 
     return parse
