@@ -53,7 +53,7 @@ def quantize_blockwise(weight: Float, bits: int, block: int) -> QuantizedWeight:
         return packed_blocks(_rounded(blocks, scales, zero_points), scales, zero_points)
     extremes = np.abs(blocks).max(-1)
     empty = extremes < _SMALLEST_EXTREME
-    scales = as_halves(np.where(empty, 0, extremes / np.float32(127)))
+    scales = nearest_halves(np.where(empty, 0, extremes / np.float32(127)))
     codes = np.rint(blocks * inverses(scales)[..., None])
     codes = np.clip(codes, -127, 127, out=codes) + np.float32(128)
     return QuantizedWeight(codes.astype(np.uint8), scales, None)
@@ -71,7 +71,7 @@ def inverses(scales: Float) -> Float:
     return found
 
 
-def as_halves(scales: Float) -> Float:
+def nearest_halves(scales: Float) -> Float:
     """The nearest numbers that float16 has; others stay where that is another number."""
     magnitudes = np.abs(scales)
     fit = (magnitudes >= _LEAST_HALF) & (magnitudes <= _MOST_HALF)
@@ -132,7 +132,7 @@ def block_grids(blocks: Float, importance: Float | None = None) -> tuple[Float, 
         scale = np.divide(projection, energy, where=energy > 0, out=energy * 0)
         np.copyto(best_scale, scale, where=better)
         np.copyto(best_zero_point, zero_points, where=better)
-    return as_halves(np.where(empty, 0, best_scale * magnitudes)), best_zero_point
+    return nearest_halves(np.where(empty, 0, best_scale * magnitudes)), best_zero_point
 
 
 def packed_blocks(codes: Codes, scales: Float, zero_points: Float) -> QuantizedWeight:

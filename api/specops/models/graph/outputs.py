@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from specops.models.graph.tokenwise import RefusedGraphError, attributes_of
+from specops.models.graph.wiring import set_nodes
 from specops.runtime import kernels
 
 LOGITS, LOGIT_ROWS = "logits", "logit_rows"
@@ -28,9 +29,7 @@ def keep_what_gives_logits(graph: onnx.GraphProto) -> None:
         if needed.intersection(node.output):
             needed.update(filter(None, node.input))
             kept.append(node)
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(kept)]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, reversed(kept))
     for tensor in [tensor for tensor in graph.initializer if tensor.name not in needed]:
         graph.initializer.remove(tensor)
 
@@ -59,9 +58,8 @@ def gather_logit_rows(graph: onnx.GraphProto) -> None:
                         )
                     )
                 node.input[place] = gathered[name]
-        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
-    del graph.node[:]
-    graph.node.extend(nodes)
+        nodes.append(node)
+    set_nodes(graph, nodes)
 
 
 def _descendants(graph: onnx.GraphProto, start: onnx.NodeProto) -> set[str]:

@@ -7,13 +7,14 @@ layer then is five nodes where it was ten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import IntEnum
 
 import onnx
 from onnx import TensorProto, helper
 
 from specops.models.graph.tokenwise import MICROSOFT, attributes_of
+from specops.models.graph.wiring import Wiring, set_nodes
 from specops.runtime import kernels
 
 _NORM, _SKIP_NORM = "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"
@@ -29,23 +30,6 @@ class Made(IntEnum):
     NORM = 1
     SILU_GATE = 2
     GELU_GATE = 3
-
-
-class _Tensors:
-    """Which nodes make and read the tensors of a graph."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self.makers = {name: node for node in graph.node for name in node.output if name}
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
-        self.outputs = {item.name for item in graph.output}
-        for node in graph.node:
-            for name in dict.fromkeys(filter(None, node.input)):
-                self.readers.setdefault(name, []).append(node)
-
-    def only_read_by(self, name: str, nodes: Iterable[onnx.NodeProto]) -> bool:
-        """Whether no other node reads a tensor, and it is no output of the graph."""
-        readers = {node.output[0] for node in self.readers.get(name, ())}
-        return name not in self.outputs and readers <= {node.output[0] for node in nodes}
 
 
 def pair_gates(
@@ -66,18 +50,18 @@ def pair_gates(
     Returns:
         By the output of the product that stays the one to put behind it.
     """
-    tensors = _Tensors(graph)
+    wiring = Wiring(graph)
     gone: set[str] = set()
     pairs: dict[str, onnx.NodeProto] = {}
     for mul in graph.node:
         if mul.op_type != "Mul":
             continue
-        readers = tensors.readers.get(mul.output[0], [])
-        if mul.output[0] in tensors.outputs or len(readers) != 1 or not computable(readers[0]):
+        readers = wiring.readers.get(mul.output[0], [])
+        if mul.output[0] in wiring.outputs or len(readers) != 1 or not computable(readers[0]):
             continue
         for opened, other in (tuple(mul.input), tuple(mul.input)[::-1]):
-            found = _activation(opened, tensors)
-            up = tensors.makers.get(other)
+            found = _activation(opened, wiring)
+            up = wiring.makers.get(other)
             if found is None or up is None:
                 continue
             kind, gate, between = found
@@ -87,22 +71,22 @@ def pair_gates(
                 computable(gate)
                 and computable(up)
                 and alike(gate, up)
-                and all(tensors.only_read_by(name, between) for name in hidden)
+                and all(wiring.only_read_by(name, between) for name in hidden)
             ):
                 readers[0].input[0] = gate.output[0]
                 readers[0].attribute.append(helper.make_attribute("input", int(kind)))
                 pairs[gate.output[0]] = up
                 gone.update(node.output[0] for node in (*between, up))
                 break
-    _keep(graph, [node for node in graph.node if node.output[0] not in gone])
+    set_nodes(graph, [node for node in graph.node if node.output[0] not in gone])
     return pairs
 
 
 def _activation(
-    name: str, tensors: _Tensors
+    name: str, wiring: Wiring
 ) -> tuple[Made, onnx.NodeProto, list[onnx.NodeProto]] | None:
     """Which function of a product a tensor is, the product, and the nodes of the function."""
-    last = tensors.makers.get(name)
+    last = wiring.makers.get(name)
     if last is None:
         return None
     nodes, kind = [last], Made.SILU_GATE
@@ -110,7 +94,7 @@ def _activation(
         sigmoids = [
             maker
             for item in last.input
-            if (maker := tensors.makers.get(item)) and maker.op_type == "Sigmoid"
+            if (maker := wiring.makers.get(item)) and maker.op_type == "Sigmoid"
         ]
         if len(sigmoids) != 1 or sigmoids[0].input[0] not in last.input:
             return None
@@ -119,7 +103,7 @@ def _activation(
         kind = Made.GELU_GATE
     elif last.op_type != "QuickGelu" or attributes_of(last).get("alpha") != 1.0:
         return None
-    product = tensors.makers.get(nodes[0].input[0])
+    product = wiring.makers.get(nodes[0].input[0])
     return None if product is None else (kind, product, nodes)
 
 
@@ -129,7 +113,7 @@ def take_norms_in(graph: onnx.GraphProto) -> None:
     Args:
         graph: with products as `specops.QuantizedMatMul`.
     """
-    tensors = _Tensors(graph)
+    wiring = Wiring(graph)
     floats = {
         tensor.name: list(tensor.dims)
         for tensor in graph.initializer
@@ -138,16 +122,16 @@ def take_norms_in(graph: onnx.GraphProto) -> None:
     nodes: list[onnx.NodeProto] = []
     moved: set[str] = set()
     for node in graph.node:  # a norm stands before the product, and what the product needs does too
-        if (product := _product_of(node, tensors, floats)) is not None:
+        if (product := _product_of(node, wiring, floats)) is not None:
             moved.add(product.output[0])
-            nodes.append(_with_norm(product, node, tensors))
+            nodes.append(_with_norm(product, node, wiring))
         elif node.output[0] not in moved:
             nodes.append(node)
-    _keep(graph, nodes)
+    set_nodes(graph, nodes)
 
 
 def _product_of(
-    norm: onnx.NodeProto, tensors: _Tensors, floats: dict[str, list[int]]
+    norm: onnx.NodeProto, wiring: Wiring, floats: dict[str, list[int]]
 ) -> onnx.NodeProto | None:
     """The product that a node, if it is an RMS norm over the last axis, can be taken into."""
     if norm.op_type not in _EPSILONS or attributes_of(norm).get("axis", -1) != -1:
@@ -156,7 +140,7 @@ def _product_of(
     if skip and (len(norm.input) > _SKIP_OUTPUTS or any(norm.output[1:_SKIP_OUTPUTS])):
         return None
     weight = floats.get(norm.input[2 if skip else 1])
-    for node in tensors.readers.get(norm.output[0], ()):
+    for node in wiring.readers.get(norm.output[0], ()):
         if node.domain != kernels.DOMAIN or node.op_type != kernels.MATMUL:
             continue
         given = attributes_of(node)
@@ -165,7 +149,7 @@ def _product_of(
     return None
 
 
-def _with_norm(product: onnx.NodeProto, norm: onnx.NodeProto, tensors: _Tensors) -> onnx.NodeProto:
+def _with_norm(product: onnx.NodeProto, norm: onnx.NodeProto, wiring: Wiring) -> onnx.NodeProto:
     skip = norm.op_type == _SKIP_NORM
     bias = product.input[_BIAS] if len(product.input) > _BIAS else ""
     inputs = [norm.input[0], product.input[1], bias, norm.input[2 if skip else 1]]
@@ -173,8 +157,8 @@ def _with_norm(product: onnx.NodeProto, norm: onnx.NodeProto, tensors: _Tensors)
     made = norm.output[0]
     outputs = [
         product.output[0],
-        total if total in tensors.readers or total in tensors.outputs else "",
-        "" if tensors.only_read_by(made, [product]) else made,
+        total if total in wiring.readers or total in wiring.outputs else "",
+        "" if wiring.only_read_by(made, [product]) else made,
     ]
     while not outputs[-1]:
         outputs.pop()
@@ -190,9 +174,3 @@ def _with_norm(product: onnx.NodeProto, norm: onnx.NodeProto, tensors: _Tensors)
         domain=kernels.DOMAIN,
         **given,
     )
-
-
-def _keep(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)

@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 from specops.models.folder import ModelError
 from specops.models.graph.product_inputs import Made, pair_gates, take_norms_in
 from specops.models.graph.tensors import external, fill_page, values_of
+from specops.models.graph.wiring import Wiring
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import TILE, as_halves, pack, unpacked, zero_points_of
 
@@ -165,10 +166,7 @@ def _take_biases_in(graph: onnx.GraphProto) -> None:
     """A weight that is added to a product, and to nothing else, becomes the product's bias."""
     shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+    readers = Wiring(graph).readers
     for product in [node for node in graph.node if node.op_type == "MatMulNBits"]:
         (output,), users = product.output, readers.get(product.output[0], [])
         if len(users) != 1 or users[0].op_type != "Add" or "bias" in _operands(product):
