@@ -23,9 +23,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import httpx
-
 from tests.loopback import HOST, free_port
+from tests.waiting import answers, wait
 
 START_SECONDS = 120.0
 PROMPT = "def __enter__(self):\n    return self\n\ndef __exit__(self, *args):"
@@ -69,26 +68,18 @@ def serving(
             stderr=log,
         )
         try:
-            _wait_until_ready(port, process)
+            # Without a loop of its own: a browser's may be running in the same thread.
+            wait("the server is ready", lambda: _is_ready(port, process), START_SECONDS)
             yield port, process
         finally:
             process.kill()
             process.wait()
 
 
-def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Without a loop of its own: a browser's may be running in the same thread."""
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise AssertionError(f"the server ended with {process.returncode}")
-        try:
-            if httpx.get(f"http://{HOST}:{port}/health", timeout=5).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass  # nobody listens yet
-        time.sleep(0.05)
-    raise AssertionError(f"the server was not ready within {START_SECONDS:.0f} s")
+def _is_ready(port: int, process: subprocess.Popen[bytes]) -> bool:
+    if process.poll() is not None:
+        raise AssertionError(f"the server ended with {process.returncode}")
+    return answers(f"http://{HOST}:{port}/health")
 
 
 async def exchange(port: int, head: bytes, body: bytes = b"") -> tuple[bytes, bytes]:

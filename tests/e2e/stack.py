@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -100,15 +99,6 @@ class Stack:
         body = httpx.get(address, params={"query": promql}).json()
         assert body["status"] == "success", body
         return [float(series["value"][1]) for series in body["data"]["result"]]
-
-
-def wait(what: str, condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Poll until `condition` holds; fail after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {seconds:g} s in vain: {what}")
-        time.sleep(0.2)
 
 
 @contextmanager

@@ -17,8 +17,9 @@ import pytest
 from specops.runtime import kernels
 from tests.e2e import clients
 from tests.e2e.clients import PROMPT, Stream
-from tests.e2e.stack import COMPOSE, UP, Stack, wait
+from tests.e2e.stack import COMPOSE, UP, Stack
 from tests.stack import queries
+from tests.waiting import wait
 
 pytestmark = pytest.mark.e2e
 

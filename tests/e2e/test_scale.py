@@ -11,10 +11,11 @@ import yaml
 
 from tests.e2e import clients, stand_ins
 from tests.e2e.engine import COMMAND_SECONDS
-from tests.e2e.stack import PORTS, Stack, wait
+from tests.e2e.stack import PORTS, Stack
 from tests.gateway.replicas import load
 from tests.loopback import HOST, free_port
 from tests.stack.support import ROOT, Finished, run
+from tests.waiting import wait
 
 pytestmark = pytest.mark.e2e
 

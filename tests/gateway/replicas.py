@@ -15,9 +15,10 @@ from pathlib import Path
 
 import httpx
 
-from tests.gateway.running import START_SECONDS, Gateway, answers, gateway, wait
+from tests.gateway.running import START_SECONDS, Gateway, gateway
 from tests.loopback import HOST, free_port
 from tests.stack.support import ROOT
+from tests.waiting import answers, wait
 
 REQUEST_SECONDS = 120.0
 

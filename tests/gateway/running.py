@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,25 +18,9 @@ import pytest
 
 from tests.loopback import HOST, Handler, free_port, listening
 from tests.stack.support import ROOT, tool
+from tests.waiting import answers, wait
 
 START_SECONDS = 60.0
-
-
-def wait(what: str, condition: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-    """Poll until `condition` holds; fail after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {seconds:g} s in vain: {what}")
-        time.sleep(0.05)
-
-
-def answers(url: str, status: int = 200) -> bool:
-    """Whether a GET is answered with that status; not where nobody listens yet."""
-    try:
-        return httpx.get(url, timeout=10).status_code == status
-    except httpx.TransportError:
-        return False
 
 
 @dataclass

@@ -9,7 +9,8 @@ import pytest
 
 from specops.http.app import _GENERATING
 from specops.http.routes import embeddings
-from tests.gateway.running import Row, row, wait
+from tests.gateway.running import Row, row
+from tests.waiting import wait
 
 CHAT = "/v1/chat/completions"
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.gateway.running import Row, answers, row, wait
+from tests.gateway.running import Row, row
 from tests.stack import queries
+from tests.waiting import answers, wait
 
 EJECTIONS = "envoy_cluster_outlier_detection_ejections_enforced_total"
 SESSION = {"X-Session-ID": "7"}

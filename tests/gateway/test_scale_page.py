@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.gateway.running import answers
 from tests.stack.support import ROOT, MadeUp, made_up, run, tool
+from tests.waiting import answers
 
 pytestmark = pytest.mark.e2e
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.gateway.replicas import Fleet, Replica, fleet, load
-from tests.gateway.running import wait
+from tests.waiting import wait
 
 pytestmark = pytest.mark.e2e
 

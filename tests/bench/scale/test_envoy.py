@@ -7,8 +7,9 @@ from pathlib import Path
 
 from bench.scale.envoy import Maglev
 from bench.scale.traffic import Talk, key
-from tests.gateway.running import Row, row, wait
+from tests.gateway.running import Row, row
 from tests.loopback import HOST
+from tests.waiting import wait
 
 
 def table(fakes: Row) -> Maglev:

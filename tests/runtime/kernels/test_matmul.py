@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,12 +80,23 @@ def random_weights(
     )
 
 
-def session(node: Any, depth: int, columns: int, **tensors: np.ndarray | None) -> Any:
+Dims = Mapping[str, Sequence[str | int]]
+
+
+def session(node: Any, inputs: Dims, **tensors: np.ndarray | None) -> Any:
+    """A graph of one node, whose inputs are given or weights."""
     graph = helper.make_graph(
         [node],
         "product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", "S", depth])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "S", columns])],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+            for name, dims in inputs.items()
+        ],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "S", None])
+            for name in node.output
+            if name
+        ],
         [
             numpy_helper.from_array(value, name)
             for name, value in tensors.items()
@@ -126,7 +137,7 @@ def product(
         input=AS_IT_IS,
         epsilon=0.0,
     )
-    made = session(node, weights.depth, weights.columns, tiles=tiles, bias=weights.bias)
+    made = session(node, {"x": ["B", "S", weights.depth]}, tiles=tiles, bias=weights.bias)
     return lambda x: made.run(["y"], {"x": x})[0]
 
 
@@ -206,7 +217,7 @@ def test_what_onnxruntime_computes_is_near(bits: int, zero_points: int) -> None:
         **weights.attributes,
         accuracy_level=4,
     )
-    other = session(node, 1024, 256, **stored)
+    other = session(node, {"x": ["B", "S", 1024]}, **stored)
     x = np.random.default_rng(3).normal(size=(1, ROWS, 1024)).astype(np.float32)
     expected = other.run(["y"], {"x": x})[0]
     error = product(weights)(x) - expected
@@ -273,26 +284,11 @@ def making(
         input=kind,
         epsilon=EPSILON,
     )
-    widths = {"x": depth, "norm": None, "residual": depth}
-    graph = helper.make_graph(
-        [node],
-        "product",
-        [
-            helper.make_tensor_value_info(
-                name, TensorProto.FLOAT, ["B", "S", width] if width else [weights.depth]
-            )
-            for name, width in widths.items()
-            if name in ("x", *given)
-        ],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "S", None])
-            for name in outputs
-            if name
-        ],
-        [numpy_helper.from_array(tiles_of(weights), "tiles")],
-    )
-    opsets = [helper.make_opsetid(kernels.DOMAIN, 1), helper.make_opsetid("", 21)]
-    made = opened(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    dims: dict[str, list[str | int]] = {
+        "x": ["B", "S", depth], "norm": [depth], "residual": ["B", "S", depth]
+    }  # fmt: skip
+    inputs = {name: dims[name] for name in ("x", *given)}
+    made = session(node, inputs, tiles=tiles_of(weights))
     return lambda **inputs: made.run([name for name in outputs if name], inputs)
 
 
@@ -408,7 +404,7 @@ def test_inputs_that_do_not_fit_are_refused(
     )
     shapes = {"x": (1, 2, 64), "norm": (64,), "residual": (1, 2, 64)} | wrong
     given = {name: np.zeros(shape, np.float32) for name, shape in shapes.items() if name != "x"}
-    made = session(node, shapes["x"][-1], 32, tiles=tiles_of(weights), **given)
+    made = session(node, {"x": ["B", "S", shapes["x"][-1]]}, tiles=tiles_of(weights), **given)
     with pytest.raises(Exception, match=message):
         made.run(["y"], {"x": np.zeros(shapes["x"], np.float32)})
 
@@ -546,5 +542,5 @@ def refused(weights: Weights, **changed: Any) -> Callable[[np.ndarray], np.ndarr
     node = helper.make_node(
         kernels.MATMUL, ["x", "tiles"], ["y"], domain=kernels.DOMAIN, **attributes
     )
-    made = session(node, attributes["K"], attributes["N"], tiles=tiles)
+    made = session(node, {"x": ["B", "S", attributes["K"]]}, tiles=tiles)
     return lambda x: made.run(["y"], {"x": x})[0]

@@ -1,0 +1,27 @@
+"""Waiting for what another process does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import httpx
+
+POLL_SECONDS = 0.1
+
+
+def wait(what: str, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Poll until `condition` holds; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds:g} s in vain: {what}")
+        time.sleep(POLL_SECONDS)
+
+
+def answers(url: str, status: int = 200) -> bool:
+    """Whether a GET is answered with that status; not where nobody listens yet."""
+    try:
+        return httpx.get(url, timeout=10).status_code == status
+    except httpx.TransportError:
+        return False
