@@ -62,9 +62,14 @@ def describe() -> Machine:
         onnxruntime=version("onnxruntime"),
         commit=commit or None,
         modified=None if status is None else bool(status),
-        command=shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
+        command=shlex.join(["python", "-m", "bench", *map(_told, sys.argv[1:])]),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _told(word: str) -> str:
+    """A word of the command; a file by its name alone, since its folder is only of this machine."""
+    return Path(word).name if os.path.isabs(word) else word
 
 
 def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -64,11 +64,16 @@ def _tree(pid: int) -> list[int]:
     """A process and what descends from it."""
     found = [pid]
     for process in found:
-        for children in Path(f"/proc/{process}/task").glob("*/children"):
+        try:
+            threads = os.listdir(f"/proc/{process}/task")
+        except OSError:  # the process ended just now
+            continue
+        for thread in threads:
             try:
-                found += map(int, children.read_text().split())
+                children = Path(f"/proc/{process}/task/{thread}/children").read_text()
             except OSError:  # the thread ended just now
                 continue
+            found += map(int, children.split())
     return found
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, replace
 
 import onnxruntime
+import pytest
 
 from bench.tools import machine
 
@@ -23,3 +24,10 @@ def test_a_commit_with_changes_on_top_is_marked() -> None:
     assert "commit 0123456789," in clean.line
     assert "commit 0123456789+," in replace(clean, modified=True).line
     assert "commit" not in replace(clean, commit=None).line
+
+
+def test_a_command_names_its_files_without_the_folders_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "quality", "/home/me/a model.gguf", "--rounds", "2"])
+    assert machine.describe().command == "python -m bench quality 'a model.gguf' --rounds 2"
