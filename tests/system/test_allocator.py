@@ -1,4 +1,5 @@
-"""Threads share one pool of memory and large blocks lie apart, if the environment says nothing."""
+"""Threads share one pool of memory and large blocks lie apart, if the environment says nothing; the
+holes that small blocks leave go back to the system."""
 
 from __future__ import annotations
 
@@ -32,6 +33,24 @@ libc.fdopen.restype = ctypes.c_void_p
 out = ctypes.c_void_p(libc.fdopen(1, b"w"))
 libc.malloc_info(0, out)
 libc.fflush(out)
+"""
+
+# A block stays behind 20 MB that are freed, so that these are not the heap's end.
+HOLES = """
+import re
+from pathlib import Path
+from specops.system.allocator import give_back, keep_memory_level
+
+def megabytes():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+
+keep_memory_level()
+held = [bytearray(b"x" * 2_000) for _ in range(10_000)]
+last = bytearray(2_000)
+held.clear()
+before = megabytes()
+give_back()
+print(before - megabytes())
 """
 
 needs_glibc = pytest.mark.skipif(
@@ -68,6 +87,13 @@ def test_the_environment_may_say_otherwise() -> None:
     assert in_heap[1] < pools_and_apart("level")[1]
 
 
+@needs_glibc
+def test_holes_in_the_heap_go_back_to_the_system() -> None:
+    told = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    assert int(told.stdout) >= 15
+
+
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     allocator.keep_memory_level()
+    allocator.give_back()

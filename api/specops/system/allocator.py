@@ -8,8 +8,11 @@ tests.soak`), 106.5 to 108.8 with one pool. Bursts of eight requests are as fast
 A large block is mapped by itself and goes back when it is freed, until the first one is: from then
 on glibc puts blocks of that size into the heap. There a small block that stays may land in the hole
 of a large one, which then takes 1.8 MB elsewhere. By such steps memory grew by 6 MB in an hour, or
-shrank. With a fixed limit the service takes 14 MB less and grows by 1.1 to 1.2 MB in an hour.
-Answers are as fast.
+shrank. With a fixed limit the service takes 14 MB less. Answers are as fast.
+
+Small blocks leave holes, and glibc gives back only what is free at the heap's end: the most that
+requests ever took together stays, and the rarer they meet the later it grows. By such steps memory
+grew by 1.1 to 1.2 MB in an hour, although nothing was kept. So holes are given back now and then.
 """
 
 from __future__ import annotations
@@ -36,3 +39,13 @@ def keep_memory_level() -> None:
     for variable, (limit, value) in _LIMITS.items():
         if variable not in os.environ and not mallopt(limit, value):
             log.warning("memory may not go back when it is freed: mallopt refused limit %d", limit)
+
+
+def give_back() -> None:
+    """Return the pages of free memory to the system: 1.1 ms for a heap of 40 MB.
+
+    Where the C library is not glibc nothing is done.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
