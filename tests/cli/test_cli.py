@@ -314,3 +314,15 @@ def test_serve_with_a_broken_model_says_why_and_ends_with_1(tmp_path: Path) -> N
             assert process.wait(60) == 1
         finally:
             process.kill()
+
+
+def test_nobody_is_told_how_it_is_used(tmp_path: Path) -> None:
+    """ONNX Runtime's telemetry, on by default, begins with files below the home folder."""
+    left_out = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
+    inherited = {name: text for name, text in os.environ.items() if name not in left_out}
+    subprocess.run(
+        [sys.executable, "-c", "import specops.runtime.session"],
+        env=inherited | {"HOME": str(tmp_path)},
+        check=True,
+    )
+    assert list(tmp_path.rglob("*")) == []
