@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.waiting import answers, wait
 
 START_SECONDS = 1800.0
 STOP_SECONDS = 60.0
@@ -79,17 +83,23 @@ def _tree(pid: int) -> list[int]:
 
 @dataclass
 class Running:
-    """A service that was started, and what was seen of it until it was ready.
-
-    Attributes:
-        states: states in their order, each with its detail's first words and its seconds.
-    """
+    """A service that was started, and its log from then on."""
 
     url: str
     process: subprocess.Popen[bytes]
     log: Path
     memory: Memory = field(default_factory=Memory)
-    states: list[tuple[str, str, float]] = field(default_factory=list)
+    _begins: int = 0  # bytes of the log that an earlier start has written
+
+    def said(self) -> str:
+        """What this start has written."""
+        return self.log.read_bytes()[self._begins :].decode()
+
+    def states(self) -> list[tuple[str, datetime]]:
+        """The states in their order, each with when it began, as the service logged them."""
+        lines = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
+        found = [(line["message"].split(), datetime.fromisoformat(line["time"])) for line in lines]
+        return [(words[2], time) for words, time in found if words[:2] == ["model", "is"]]
 
     def get(self, path: str) -> Any:
         """The JSON of an endpoint."""
@@ -111,39 +121,26 @@ class Running:
 
     def seconds(self, state: str) -> float:
         """How long a state lasted, all times together."""
-        return sum(seconds for name, _, seconds in self.states if name == state)
+        return sum(
+            (end - begin).total_seconds()
+            for (name, begin), (_, end) in pairwise(self.states())
+            if name == state
+        )
 
     @property
     def path(self) -> list[str]:
         """The states, each named once per visit."""
-        names = [name for name, _, _ in self.states]
-        return [name for name, last in zip(names, ["", *names], strict=False) if name != last]
+        return [name for name, _ in groupby(name for name, _ in self.states())]
 
     def wait(self) -> None:
-        """Follow the service until it is ready; fail where it fails."""
-        deadline = last = time.monotonic()
-        deadline += START_SECONDS
-        before: tuple[str, str] | None = None
-        with httpx.Client(base_url=self.url) as client:
-            while before is None or before[0] != "ready":
-                assert self.process.poll() is None, self.log.read_text()
-                assert time.monotonic() < deadline, self.log.read_text()
-                time.sleep(_POLL_SECONDS)
-                try:
-                    health = client.get("/health").json()
-                except httpx.TransportError:
-                    continue
-                assert health["error"] is None, health["error"]
-                now, seen = time.monotonic(), (health["state"], health["detail"].split(":")[0])
-                if before is not None:
-                    self._add(before, now - last)
-                last, before = now, seen
-        self._add(before, 0.0)
+        """Return when the service is ready; fail where it ends or says that it failed."""
 
-    def _add(self, seen: tuple[str, str], seconds: float) -> None:
-        if self.states and self.states[-1][:2] == seen:
-            seconds += self.states.pop()[2]
-        self.states.append((*seen, seconds))
+        def ready() -> bool:
+            assert self.process.poll() is None, self.said()
+            assert "failed" not in self.path, self.said()
+            return answers(f"{self.url}/health")
+
+        wait("the model is ready", ready, START_SECONDS)
 
 
 @contextmanager
@@ -152,11 +149,12 @@ def serving(folder: Path, port: int, **environ: str) -> Iterator[Running]:
     inherited = {name: value for name, value in os.environ.items() if "SPECOPS_" not in name}
     env = {**inherited, "HF_TOKEN_PATH": os.devnull, "SPECOPS_PORT": str(port), **environ}
     log = folder / "serve.log"
+    begins = log.stat().st_size if log.exists() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "specops", "serve"], env=env, stdout=output, stderr=output
         )
-    running = Running(f"http://127.0.0.1:{port}", process, log)
+    running = Running(f"http://127.0.0.1:{port}", process, log, _begins=begins)
     ended = threading.Event()
 
     def watch() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 # Repeats itself, so that there is something to draft.
 PROMPT = "def __enter__(self):\n    return self\n\ndef __exit__(self, *args):\n    self.close()\n\n"
-PATIENCE_MS = 20_000
+PATIENCE_MS = 90_000  # a machine may be busy; nothing waits longer than it has to
 
 
 @contextmanager

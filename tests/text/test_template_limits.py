@@ -71,11 +71,14 @@ def test_a_template_that_python_cannot_compile_is_refused(source: str) -> None:
         ChatTemplate(source, {})
 
 
-def test_what_templates_do_to_a_conversation_of_a_mebibyte_is_within_the_limits() -> None:
+def test_what_templates_do_to_a_conversation_of_a_mebibyte_is_within_the_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(template_limits, "_SECONDS", 60.0)  # a busy machine takes its time
     source = """{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}
 {{ m.role }}: {{ m.content | trim | replace('x', 'yy') }}{{ '\n' * 2 }}{% endfor %}
 {{ messages | selectattr('role', 'equalto', 'user') | list | length }}/{{ ns.n * 10000 }}
 {{ ('%s %5.1f' % ('a', 2)) ~ '{:>4}'.format(1) ~ messages[-1:] | map(attribute='role') | join }}"""
-    many = [{"role": ("user", "assistant")[i % 2], "content": " x" * 32} for i in range(16_000)]
+    many = [{"role": ("assistant", "user")[i % 2], "content": " x" * 32} for i in range(16_000)]
     text = ChatTemplate(source, {}).render(many)
-    assert text.splitlines()[-2:] == ["8000/160000000", "a   2.0   1assistant"]
+    assert text.splitlines()[-2:] == ["8000/160000000", "a   2.0   1user"]
