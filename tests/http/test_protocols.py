@@ -17,7 +17,7 @@ import pytest
 from specops.request import FinishReason, PromptTooLong
 from specops.serving.admission import QueueFull
 from tests.fakes import STATS, output
-from tests.http.chat_clients import PROTOCOLS, Clients, clients
+from tests.http.chat_clients import PROTOCOLS, TEMPLATE, Clients, clients
 from tests.http.openai_api import api
 
 pytestmark = pytest.mark.anyio
@@ -26,6 +26,17 @@ ASK: dict[str, dict[str, Any]] = {
     MESSAGES: {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]},
     RESPONSES: {"model": "fake", "input": "a"},
 }
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_an_answer_that_was_begun_goes_on_where_it_ends(protocol: str) -> None:
+    begun = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "The sum is"}]
+    field = "input" if protocol == "responses" else "messages"
+    async with clients(f"{TEMPLATE}{{% if add_generation_prompt %}}<think>{{% endif %}}") as here:
+        here.say(" 4.")
+        said = await PROTOCOLS[protocol](here, stream=True, **{field: begun})
+        assert here.prompt.endswith("The sum is")
+        assert (said.text, said.reasoning) == (" 4.", "")
 
 
 # -- the table -----------------------------------------------------------------------------------

@@ -69,6 +69,29 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
     assert ChatTemplate(TEMPLATES[name], TOKENS).render(MESSAGES) == theirs
 
 
+@pytest.mark.parametrize("name", ["chatml", "zephyr", "llama", "generation"])
+@pytest.mark.parametrize("begun", ["The answer", "42", " so: \n"])
+def test_an_answer_that_was_begun_goes_on_as_in_transformers(name: str, begun: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": begun}]
+    (theirs,), _ = render_jinja_template(
+        [messages], chat_template=TEMPLATES[name], continue_final_message=True, **TOKENS
+    )
+    assert ChatTemplate(TEMPLATES[name], TOKENS).render(messages) == theirs
+
+
+def test_a_template_that_changes_what_was_begun_cannot_go_on_from_it() -> None:
+    messages = [MESSAGES[1], {"role": "assistant", "content": "begun"}]
+    with pytest.raises(ChatTemplateError, match="changes an answer"):
+        ChatTemplate("{{ messages[-1].content | upper }}", {}).render(messages)
+
+
+@pytest.mark.parametrize("last", [{"content": " "}, {"content": "", "tool_calls": []}])
+def test_an_empty_answer_is_none_that_was_begun(last: dict[str, Any]) -> None:
+    messages = [*MESSAGES, {"role": "assistant", **last}]
+    text = ChatTemplate(TEMPLATES["chatml"], TOKENS).render(messages)
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_today_is_today() -> None:
     year = datetime.now().strftime("%Y")
     assert ChatTemplate(TEMPLATES["date"], {}).render(MESSAGES).startswith(year)

@@ -103,10 +103,11 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt that asks for the assistant's next message.
+        """Return the prompt that asks for the assistant's next message, or the rest of its last.
 
         Args:
-            messages: each with `role` and `content`; arguments of calls are objects.
+            messages: each with `role` and `content`; arguments of calls are objects. Where the
+                last is an answer that the assistant has begun, the prompt ends with its text.
             options: more for the template, such as `enable_thinking`.
 
         Raises:
@@ -118,16 +119,25 @@ class ChatTemplate:
                 raise ChatTemplateError(
                     f"the model's chat template leaves out messages of the role {role!r}"
                 )
-        return self._render(plain, told, options or {})
+        if not begun_answer(messages):
+            return self._render(plain, told, options or {})
+        marked = {**plain[-1], "content": plain[-1]["content"] + _PROBE}
+        text = self._render([*plain[:-1], marked], told, options or {}, asks=False)
+        begun, mark, _ = text.rpartition(_PROBE)
+        if not mark:
+            raise ChatTemplateError("the model's chat template changes an answer that was begun")
+        return begun
 
     def _render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: list[dict[str, Any]] | None,
         options: Mapping[str, Any],
+        *,
+        asks: bool = True,
     ) -> str:
         template = self._tools_template if tools else self._template
-        given = {**options, "messages": messages, "tools": tools, "add_generation_prompt": True}
+        given = {**options, "messages": messages, "tools": tools, "add_generation_prompt": asks}
         try:
             with limited():
                 return template.render(given)
@@ -200,6 +210,13 @@ def question(prompt: str, system: str = "") -> list[dict[str, str]]:
     """The messages of a conversation that begins; an empty `system` leaves the template's own."""
     told = [{"role": "system", "content": system}] if system else []
     return [*told, {"role": "user", "content": prompt}]
+
+
+def begun_answer(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What the assistant has begun to say: the last message's text, where it is the assistant's."""
+    last = messages[-1]
+    begun = last["role"] == "assistant" and not last.get("tool_calls")
+    return str(last["content"]) if begun and last["content"].strip() else ""
 
 
 class _GenerationBlocks(Extension):

@@ -20,7 +20,7 @@ from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.options import EngineOptions
 from specops.http.state import AppState
 from specops.request import Grammar, GrammarKind, Output, Piece, SamplingParams
-from specops.text.chat_template import ChatTemplateError
+from specops.text.chat_template import ChatTemplateError, begun_answer
 from specops.text.tools.formats import GENERIC
 from specops.text.tools.grammar import CallGrammar
 from specops.text.tools.reader import AnswerReader, Block, Delta
@@ -64,7 +64,10 @@ class Speech:
         self._asked = conversation
         self._calls = template.calls if template and conversation.tools else None
         self._thinking = template.thinking if template else None
-        self._begun = bool(template and template.begins_thinking(conversation.template_options))
+        answer = begun_answer(conversation.messages)  # thoughts, if any, are in it
+        self._begun = bool(
+            template and not answer and template.begins_thinking(conversation.template_options)
+        )
         tags = (*(self._calls.markers if self._calls else ()), *(self._thinking or ()))
         found = {tag: tokenizer.token(tag) for tag in tags}
         # Text leaves special tokens out.
