@@ -47,6 +47,23 @@ def test_a_required_call_is_a_call_and_follows_its_schema(name: str) -> None:
         assert not allowed(name, written(form, [call])), call
 
 
+@pytest.mark.parametrize(
+    ("schema", "others"),
+    [
+        (SCHEMA, False),
+        (SCHEMA | {"additionalProperties": True}, True),
+        (SCHEMA | {"patternProperties": {"^x": {"type": "string"}}}, True),
+        ({"type": "object"}, True),
+    ],
+)
+def test_a_call_has_no_arguments_that_its_schema_does_not_list(
+    schema: dict[str, Any], others: bool
+) -> None:
+    call = ("f", {"city": "a", "xyz": "b"} if "properties" in schema else {"xyz": "b"})
+    text = written(BY_NAME["hermes"], [call])
+    assert allowed("hermes", text, tools=(Tool("f", "", schema),)) is others
+
+
 @pytest.mark.parametrize("name", BY_NAME)
 def test_without_a_required_call_text_is_allowed_and_calls_are_right(name: str) -> None:
     form = BY_NAME[name]

@@ -165,6 +165,8 @@ class ChatRequest(OpenAiRequest):
             case mode:
                 choice = ToolChoice(mode or "auto")
         tools = self.tools or ()
+        if any(tool.type == "function" and tool.function is None for tool in tools):
+            raise InvalidField("tools", "a function is missing", code="missing_parameter")
         functions = [tool.function for tool in tools if tool.function and tool.type == "function"]
         return Conversation(
             messages=with_names([message.for_template() for message in self.messages]),
@@ -179,7 +181,7 @@ class ChatRequest(OpenAiRequest):
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             **choice.apply(
                 (function.tool() for function in functions),
-                (tool.type for tool in tools if not tool.function or tool.type != "function"),
+                (tool.type for tool in tools if tool.type != "function"),
             ),
         )
 

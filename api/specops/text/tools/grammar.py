@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from specops.text.grammar import LAYOUT
 from specops.text.tools.formats import ARGS, Tool, ToolFormat
 
+# Where a schema of arguments may list some: those of its own `properties` are not all.
+_OPEN = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
+
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
@@ -134,11 +137,13 @@ class CallGrammar:
 
 
 def _schema(tool: Tool) -> str:
-    """The schema of a tool's arguments, which are an object; without one there are none."""
-    if tool.parameters is None:
-        schema: dict[str, object] = {"properties": {}, "additionalProperties": False}
-    else:
-        schema = dict(tool.parameters)
+    """The schema of a tool's arguments, which are an object; without one there are none.
+
+    Where it lists them and says no more, there are no others: a small model would invent some.
+    """
+    schema: dict[str, object] = {"properties": {}} if tool.parameters is None else tool.parameters
+    if "properties" in schema and not schema.keys() & _OPEN:
+        schema = {"additionalProperties": False, **schema}
     return json.dumps({"type": "object", **schema, "x-guidance": LAYOUT})
 
 
