@@ -126,7 +126,7 @@ def test_keys_are_not_shown_with_the_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("PROT", "is not a setting.*SPECOPS_PORT"),  # misspelt
+        ("PROT", "is not a setting; did you mean SPECOPS_PORT"),  # misspelt
         ("PREFILL", "is not a setting"),  # of earlier versions
         ("PREPACK", "is not a setting"),
         ("KERNELS", "is not a setting"),

@@ -107,6 +107,14 @@ def _keys(text: str) -> str:
     return ",".join(keys)
 
 
+def _unknown(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - takes 10 ms, for this alone
+
+    near = get_close_matches(name, known, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"is not a setting; {meant}There are: {', '.join(known)}"
+
+
 def _knob(
     default: Any, parse: Callable[[str], Any], help_text: str, *, secret: bool = False
 ) -> Any:
@@ -243,8 +251,7 @@ class Settings:
             if own == name or own in _IGNORED:
                 continue
             if name not in known and not (text == "" and own in _FORMER):
-                reason = _FORMER.get(own, f"is not a setting; there are: {', '.join(known)}")
-                raise ConfigError(f"{name} {reason}")
+                raise ConfigError(f"{name} {_FORMER.get(own) or _unknown(name, list(known))}")
             if text == "":  # compose.yaml passes unset variables on as empty ones
                 continue
             item = known[name]

@@ -250,6 +250,7 @@ async def test_unknown_path_and_method_are_error_objects() -> None:
         missing = await here.client.get("/generat")
         wrong = await here.client.get("/generate")
     assert problem(missing, 404)["code"] == "not_found"
+    assert "GET / lists" in problem(missing, 404)["message"]
     assert problem(wrong, 405)["code"] == "method_not_allowed"
     assert wrong.headers["allow"] == "POST"
 

@@ -77,7 +77,7 @@ async def test_best_of_as_many_as_are_returned_costs_nothing() -> None:
 
 async def test_more_answers_than_there_are_places_are_refused() -> None:
     async with clients(queue_size=1) as here:
-        with pytest.raises(openai.BadRequestError, match="3 places"):
+        with pytest.raises(openai.BadRequestError, match="at most 3 answers"):
             await here.openai.completions.create(model="fake", prompt="p", best_of=4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     (COMPLETIONS, "guided_choice", [], "invalid_value"),
     (CHAT, "tools", [{"type": "function", "function": {"name": "two words"}}], "invalid_value"),
     (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}] * 2, "invalid_value"),
+    (CHAT, "tools", [{"type": "function"}], "missing_parameter"),
     (CHAT, "tool_choice", "required", "invalid_value"),
     (CHAT, "tool_choice", {"type": "function", "function": {"name": "f"}}, "invalid_value"),
     (CHAT, "functions", [{"name": "f"}], "unsupported_parameter"),
@@ -103,7 +105,15 @@ async def test_wrong_field_is_400_and_named(path: str, field: str, value: Any, c
     assert error["param"] == field
     assert error["type"] == "invalid_request_error"
     assert error["code"] == code
-    assert error["message"].startswith(f"{field}: ")
+    assert re.match(rf"{field}[.:]", error["message"])
+
+
+async def test_what_is_wrong_within_a_field_is_found_by_its_place() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": 5}]}]
+    async with api() as here:
+        error = problem(await here.ask(CHAT, messages=messages), 400)
+    assert error["param"] == "messages"
+    assert "messages.1.content.0.type: Input should be a valid string" in error["message"]
 
 
 NEUTRAL = {

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -328,3 +329,17 @@ async def test_a_crash_of_the_engine_reaches_everybody(
     told = line.fields["running"] + line.fields["waiting"]  # type: ignore[attr-defined]
     assert told
     assert set(told) <= set(known)
+
+
+async def test_a_model_that_cannot_be_loaded_is_a_line_without_a_traceback(
+    tiny_settings: Settings, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    service = AsyncEngine(replace(tiny_settings, target=str(tmp_path / "nothing")), Metrics())
+    service.start()
+    await until(lambda: service.state is ModelState.FAILED)
+    (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert line.message == "the model cannot be loaded"
+    assert line.fields["reason"] == service.error  # type: ignore[attr-defined]
+    assert "nothing" in str(service.error)
+    assert line.exc_info is None
+    await service.stop()

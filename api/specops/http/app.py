@@ -148,7 +148,7 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        return from_http_exception(error).response(request.url.path)
+        return from_http_exception(error, request).response(request.url.path)
 
     @app.exception_handler(NotReady)
     async def not_ready(request: Request, error: NotReady) -> Response:

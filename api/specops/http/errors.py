@@ -155,12 +155,15 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers={"retry-after": str(_RETRY_SECONDS)})
 
 
-def from_http_exception(error: HTTPException) -> ApiError:
+def from_http_exception(error: HTTPException, request: Request) -> ApiError:
     """Return the framework's own errors (404, 405, ...) in our words."""
     if isinstance(error, ApiError):
         return error
-    code = HTTPStatus(error.status_code).name.lower()
-    return ApiError(error.status_code, error.detail, code=code, headers=error.headers)
+    status = HTTPStatus(error.status_code)
+    message, asked = error.detail, f"{request.method} {request.url.path[:64]}"
+    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+        message = f"this server has no {asked}; GET / lists its endpoints"
+    return ApiError(status, message, code=status.name.lower(), headers=error.headers)
 
 
 def from_validation_error(error: RequestValidationError, request: Request) -> ApiError:
@@ -179,7 +182,7 @@ def from_validation_error(error: RequestValidationError, request: Request) -> Ap
             415, "send the body as JSON, with Content-Type: application/json",
             code="unsupported_media_type",
         )  # fmt: skip
-    messages = dict.fromkeys(f"{_field(item) or 'body'}: {_message(item)}" for item in problems)
+    messages = dict.fromkeys(f"{_place(item, error.body)}: {_message(item)}" for item in problems)
     code = {
         "extra_forbidden": "unknown_parameter",
         "missing": "missing_parameter",
@@ -199,6 +202,22 @@ def _field(problem: Mapping[str, Any]) -> str | None:
     if problem["type"] == "combination":  # of fields: the check says which is to blame
         return str(problem["ctx"]["field"])
     return names[0] if names else None
+
+
+def _place(problem: Mapping[str, Any], body: Any) -> str:
+    """Where in the body it is wrong: `messages.3.content`, as far as the client has sent it.
+
+    The framework names the types that it has tried, too: they are left out.
+    """
+    names: list[str] = []
+    for name in problem["loc"][1:]:
+        known = range(len(body)) if isinstance(body, list) else body
+        if isinstance(known, range | dict) and name in known:
+            body = body[name]
+        elif problem["type"] != "missing" or name != problem["loc"][-1]:
+            continue
+        names.append(str(name))
+    return ".".join(names) or _field(problem) or "body"
 
 
 def _message(problem: Mapping[str, Any]) -> str:

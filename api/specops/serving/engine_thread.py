@@ -123,8 +123,12 @@ class EngineThread:
             self.on_loop(lambda: self._loaded(engine))
             self._serve(engine)
         except Exception as error:
-            log.exception("the engine ended", extra={"fields": _whereabouts(engine)})
             message = str(error) or repr(error)
+            if engine is None and isinstance(error, RuntimeError | ValueError):
+                # It says what to do.
+                log.error("the model cannot be loaded", extra={"fields": {"reason": message}})
+            else:
+                log.exception("the engine ended", extra={"fields": _whereabouts(engine)})
             self.on_loop(lambda: self._failed(message))
 
     def _serve(self, engine: Engine) -> None:

@@ -220,7 +220,8 @@ async def start(
     ignore_unknown(body, request, settings, skipped)
     places = engine.info.slots + settings.queue_size
     if prompts.count * choices > places:
-        raise InvalidField("n", f"prompts times n is more than this server's {places} places")
+        message = f"this server takes at most {places} answers at a time: prompts times n"
+        raise InvalidField("n", message)
     request.state.release()  # room for one, in exchange for all; no other request comes between
     request.state.release = service.admission.reserve(prompts.count * choices)
     options = _options(body, settings, engine.info)
