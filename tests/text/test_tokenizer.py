@@ -128,6 +128,25 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+def test_a_decoder_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    tokenizer = FastTokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    for decoder in (None, decoders.WordPiece(), decoders.CTC()):
+        tokenizer.decoder = decoder
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        with pytest.raises(TokenizerError, match="neither byte-level nor SentencePiece's"):
+            Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(tokens=st.lists(st.integers(0, 262), max_size=30))
+def test_tokens_in_any_order_add_their_bytes(kind: str, tokens: list[int]) -> None:
+    tokenizer = KINDS[kind]
+    detokenizer = IncrementalDetokenizer(tokenizer, ())
+    shown = "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
+    spelled = b"".join(map(tokenizer.shown_bytes, tokens)).decode(errors="replace")
+    assert shown == (spelled.removeprefix(" ") if tokenizer.drops_first_space else spelled)
+
+
 @pytest.mark.parametrize("key", ["continuing_subword_prefix", r"\u0063ontinuing_subword_prefix"])
 @pytest.mark.parametrize("merge", [["a", "é"], "a é"])
 def test_a_prefix_that_would_cut_a_character_is_refused(
@@ -154,7 +173,7 @@ def test_where_the_library_panics_one_request_ends(tmp_path: Path) -> None:
     content = {"version": "1.0", "added_tokens": [], "model": model}
     content |= {"normalizer": {"type": "Prepend", "prepend": ""}}
     letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    content |= {"pre_tokenizer": letters}
+    content |= {"pre_tokenizer": letters, "decoder": letters}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = Tokenizer.load(tmp_path)
     with pytest.raises(TokenizerError, match="the tokenizer fails: index out of bounds"):

@@ -35,14 +35,30 @@ def _panics_are_errors() -> Iterator[None]:
 
 
 class Tokenizer:
-    """A model's `tokenizer.json`. Thread-safe: `tokenizers` keeps no state between calls."""
+    """A model's `tokenizer.json`. Thread-safe: `tokenizers` keeps no state between calls.
+
+    Attributes:
+        drops_first_space: a text that is decoded does not begin with the space that its first token
+            spells.
+
+    Raises:
+        TokenizerError: tokens are decoded in a way that is not known.
+    """
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         decoder = tokenizer.decoder
         self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+        shown = decoder.decode([f"{_SPACE}a", f"{_SPACE}b"]) if decoder is not None else ""
+        if not self._byte_level and shown.removeprefix(" ") != "a b":
+            raise TokenizerError(
+                "its decoder is neither byte-level nor SentencePiece's, so that nobody knows which "
+                "text a token adds"
+            )
+        self.drops_first_space = not self._byte_level and shown == "a b"
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -87,19 +103,25 @@ class Tokenizer:
             Its text and its bytes. The text of bytes that are no whole characters says so:
             `bytes:\xe2\x82`.
         """
-        entry = self._added.get(token)
-        if entry is not None:
-            spelled = entry.encode()
-        else:
-            spelled = self._entry_bytes(self._tokenizer.id_to_token(token) or "")
+        spelled = self._bytes(token)
         try:
             return spelled.decode(), spelled
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled), spelled
 
-    def _entry_bytes(self, entry: str) -> bytes:
+    def shown_bytes(self, token: int) -> bytes:
+        """What a token adds to a text's UTF-8; a special one, or one without an entry, nothing."""
+        return b"" if token in self._special else self._bytes(token)
+
+    def _bytes(self, token: int) -> bytes:
+        if (added := self._added.get(token)) is not None:
+            return added.encode()
+        entry = self._tokenizer.id_to_token(token) or ""
         if self._byte_level:
-            return bytes(_BYTES[letter] for letter in entry)
+            try:
+                return bytes([_BYTES[letter] for letter in entry])
+            except KeyError:  # it is spelled as it is
+                return entry.encode()
         if found := _BYTE_ENTRY.fullmatch(entry):
             return bytes([int(found[1], 16)])
         return entry.replace(_SPACE, " ").encode()
