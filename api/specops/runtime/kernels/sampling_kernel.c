@@ -1,6 +1,7 @@
 // Sampling for one kind of processor: this file is compiled once for each, see setup.py.
 //
-// Nothing is sorted: the k-th largest weight, or the least of a nucleus, is found digit by digit.
+// Nothing is sorted: the k-th largest weight, or the least of a nucleus, is found by halving the range
+// that it is in.
 
 #include "sampling.h"
 #include "vectors.h"
@@ -48,60 +49,66 @@ static void weigh(const float *logits, int64_t count, float temperature, float *
     }
 }
 
-// Weights of at least `floor`, one after another. Returns their number.
-static int64_t gather(const float *weights, int64_t count, float floor, float *kept) {
-    int64_t found = 0;
-    for (int64_t i = 0; i < count; i += LANES) {
-        const int64_t left = least(count - i, LANES);
-        if (!any(some(weights + i, left, -1) >= floor)) continue;
-        for (int64_t j = i; j < i + left; j++) {
-            kept[found] = weights[j];
-            found += weights[j] >= floor;
-        }
-    }
-    return found;
-}
-
 static inline uint32_t bits_of(float weight) {
     uint32_t bits;
     memcpy(&bits, &weight, sizeof bits);
     return bits;
 }
 
-// Of the largest weights that together reach `wanted` the least one; `above` gets what those above
-// it reach. Each counts as 1 or as what it weighs. Weights are positive, so that they are in the
-// order of their bits, which are looked at eleven at a time.
-static float reaching(const float *weights, int64_t count, double wanted, int counted,
-                      double *above) {
-    enum { DIGIT = 11, VALUES = 1 << DIGIT };
-    static const int SHIFTS[] = {21, 10, 0};
-    uint32_t found = 0, known = 0;
-    *above = 0;
-    for (int level = 0; level < 3; level++) {
-        double sums[VALUES] = {0};
-        const uint32_t digits = (VALUES - 1u) << SHIFTS[level] & ~known;
-        for (int64_t i = 0; i < count; i++) {
-            const uint32_t bits = bits_of(weights[i]);
-            if ((bits & known) == found)
-                sums[(bits & digits) >> SHIFTS[level]] += counted ? 1 : (double)weights[i];
-        }
-        uint32_t value = digits >> SHIFTS[level];
-        while (value && *above + sums[value] < wanted) *above += sums[value--];
-        found |= value << SHIFTS[level];
-        known |= digits;
-    }
-    float least_one;
-    memcpy(&least_one, &found, sizeof least_one);
-    return least_one;
+static inline float of_bits(uint32_t bits) {
+    float weight;
+    memcpy(&weight, &bits, sizeof weight);
+    return weight;
 }
 
-// The same over all weights, of which the largest is 1. Those that matter are mostly near the top.
-static float reaching_top(const float *weights, int64_t count, double wanted, int counted,
-                          float *space, double *above) {
-    int64_t near = gather(weights, count, 0x1p-9f, space);
-    if ((counted ? (double)near : sum(space, near)) < wanted)
-        near = gather(weights, count, 0, space);
-    return reaching(space, near, wanted, counted, above);
+// The sum of weights from `low` up to below `high`. Each counts as 1 or as what it weighs.
+static double sum_between(const float *weights, int64_t count, float low, float high, int counted) {
+    double all = 0;
+    for (int64_t start = 0; start < count; start += RUN) {
+        const int64_t end = least(start + RUN, count);
+        Floats lanes = {0};
+        for (int64_t i = start; i < end; i += LANES) {
+            const Floats values = some(weights + i, end - i, -1);
+            const Ints inside = (values >= low) & (values < high);
+            lanes += choose(inside, counted ? splat(1) : values, splat(0));
+        }
+        all += total(lanes);
+    }
+    return all;
+}
+
+// Weights from `low` up to below `high`, one after another. Returns their number; `kept` may be where
+// they are.
+static int64_t gather(const float *weights, int64_t count, float low, float high, float *kept) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Floats values = some(weights + i, count - i, -1);
+        const Ints inside = (values >= low) & (values < high);
+        if (any(inside)) found += store_where(kept + found, inside, values);
+    }
+    return found;
+}
+
+// Of the largest weights that together reach `wanted` the least one; `above` gets what those above
+// it reach. Weights are 0 to 1, so that they are in the order of their bits. Most that matter are
+// near the top, so the first half is cut off there; what is left is soon few numbers.
+static float reaching(const float *weights, int64_t count, double wanted, int counted,
+                      float *space, double *above) {
+    enum { STEPS = 4 };  // from one time to the next that what is out of the range is left behind
+    uint32_t low = 0, high = bits_of(1) + 1, middle = bits_of(0x1p-9f);
+    *above = 0;
+    for (int step = 1; high - low > 1; step++) {
+        const float from = of_bits(middle), to = of_bits(high);
+        const double reached = *above + sum_between(weights, count, from, to, counted);
+        if (reached >= wanted) low = middle;
+        else high = middle, *above = reached;
+        if (step % STEPS == 1) {
+            count = gather(weights, count, of_bits(low), of_bits(high), space);
+            weights = space;
+        }
+        middle = low + (high - low) / 2;
+    }
+    return of_bits(low);
 }
 
 static void drop_below(float *weights, int64_t count, float edge) {
@@ -115,7 +122,7 @@ static void drop_below(float *weights, int64_t count, float edge) {
 static void keep_nucleus(float *weights, int64_t count, double share, float *space) {
     const double wanted = share * sum(weights, count);
     double held;
-    const float edge = reaching_top(weights, count, wanted, 0, space, &held);
+    const float edge = reaching(weights, count, wanted, 0, space, &held);
     drop_below(weights, count, edge);
     for (int64_t i = 0; i < count; i += LANES) {
         const int64_t left = least(count - i, LANES);
@@ -154,7 +161,7 @@ static int filter(const float *logits, int64_t count, const Filter *by, float *p
         if (!space) return -1;
         if (top_k > 0) {
             double above;
-            const float edge = reaching_top(probs, count, (double)top_k, 1, space, &above);
+            const float edge = reaching(probs, count, (double)top_k, 1, space, &above);
             drop_below(probs, count, edge);
         }
         if (by->top_p < 1) keep_nucleus(probs, count, by->top_p, space);

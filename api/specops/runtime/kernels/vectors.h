@@ -113,6 +113,21 @@ INLINE int any(Ints condition) {
 #endif
 }
 
+// Store the lanes in which a condition holds, one after another. Returns their number.
+INLINE int store_where(float *to, Ints condition, Floats values) {
+#if defined(__AVX512F__)
+    const __mmask16 mask = _mm512_movepi32_mask((__m512i)condition);
+    const int count = __builtin_popcount(mask);
+    store_first(to, count, (Floats)_mm512_maskz_compress_ps(mask, (__m512)values));
+    return count;
+#else
+    int count = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        if (condition[lane]) to[count++] = values[lane];
+    return count;
+#endif
+}
+
 // Adding it leaves a number's nearest integer, ties to even, in the lowest bits: the same on all
 // processors and defined for every input, which a conversion is not.
 #define ROUNDER 12582912.0f  // 1.5 * 2^23
