@@ -2,7 +2,9 @@
 
 A pass may hold chunks of prompts beside requests that decode, so the time of prompts cannot be
 taken out pass by pass. What counts as decoding is therefore what happens after the pass that
-computed the last prompt: tokens from then on over the time from then on.
+computed the last prompt: tokens from then on over the time from then on. It ends with the first
+request that ends: with the fewer that are left after it a pass is no longer one of so many at once,
+and drafts would be blamed for it, since plain requests of one length all end in the same pass.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Batch:
 
     answers: tuple[Answer, ...]
     seconds: float  # from the sending to the last token
-    decode_seconds: float  # of them, those after the last prompt was computed
+    decode_seconds: float  # of them, those in which they decoded
     tokens: int  # decoded in that time, all requests together
     steps: int  # sequence steps in that time, one per request and pass
 
@@ -50,8 +52,16 @@ class Batch:
         return self.tokens / self.decode_seconds
 
 
-def run_together(engine: Engine, requests: Sequence[GenerationRequest]) -> Batch:
-    """Send requests at once and run them to their ends; their names are of no account.
+def run_together(
+    engine: Engine, requests: Sequence[GenerationRequest], *, to_the_last: bool = False
+) -> Batch:
+    """Send requests at once and run them to their ends.
+
+    Args:
+        engine: that runs them.
+        requests: their names are of no account.
+        to_the_last: what is decoded after the first one has ended counts, too: for answers that
+            end where the model ends them, some soon.
 
     Raises:
         RuntimeError: one of them failed.
@@ -62,24 +72,24 @@ def run_together(engine: Engine, requests: Sequence[GenerationRequest]) -> Batch
         request = replace(engine.admit(item), request_id=f"bench-{number}")
         outputs[request.request_id] = []
         scheduler.add(request)
-    waiting, tokens, steps = len(requests), 0, 0
-    start = computed = time.perf_counter()
+    waiting, tokens, steps, counting = len(requests), 0, 0, True
+    start = computed = counted = time.perf_counter()
     while scheduler.busy:
         result = scheduler.step()
         for output in result.outputs:
             outputs[output.request_id].append(output)
         stats = result.stats
-        if stats is None:
-            continue
-        if waiting > 0:
+        if stats is not None and waiting > 0:
             waiting -= stats.first_tokens
-            computed = time.perf_counter()
-        else:
+            computed = counted = time.perf_counter()
+        elif stats is not None and counting:
             tokens += stats.emitted_tokens
             steps += stats.decoding
+            counted = time.perf_counter()
+        counting &= to_the_last or not any(output.finish for output in result.outputs)
     end = time.perf_counter()
     answers = tuple(_answer(found) for found in outputs.values())
-    return Batch(answers, end - start, end - computed, tokens, steps)
+    return Batch(answers, end - start, counted - computed, tokens, steps)
 
 
 def _answer(outputs: Sequence[Output]) -> Answer:

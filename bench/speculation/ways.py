@@ -27,9 +27,10 @@ _WARM_UP = 16  # tokens
 
 HOW = (
     "tok/s, speedup and total: tokens of all requests of a batch after the pass that computed the "
-    "last prompt, over the time from there to the end; over plain decoding's by batch, median with "
-    "quartiles; total: the same of the sums; whole: time of all batches, prompts included, of "
-    "plain decoding over this way's; ways in turns for every batch",
+    "last prompt, over the time from there until one of them ends (chat: the last of them); over "
+    "plain decoding's by batch, median with quartiles; total: the same of the sums; whole: time of "
+    "all batches, prompts included, of plain decoding over this way's; ways in turns for every "
+    "batch",
     "accepted: of the draft tokens; misses: steps for which the drafter had nothing; tok/jump: "
     "tokens per step, misses included; accept. length: 1 + accepted per draft; equal: greedy "
     "outputs that are token by token those of plain decoding",
@@ -129,7 +130,7 @@ class Runner:
             self._controllers[config] = Controller(*costs, self._max_k)
         scheduler.controller = self._controllers[config]
         requests = [self.request(prompt, config, new_tokens) for prompt in prompts]
-        batch = run_together(self.engine, requests)
+        batch = run_together(self.engine, requests, to_the_last=self._chat)
         if not batch.tokens:
             raise RuntimeError("nothing was decoded after the last prompt: ask for more new tokens")
         return batch
