@@ -30,13 +30,6 @@ _TOKENIZER = "tokenizer.json"
 _VOCABULARY = {"vocab.json", "merges.txt"}
 _SENTENCEPIECE = "tokenizer.model"
 _COPIED = (".json", ".jinja", ".txt")  # what a converted folder may need beside the weights
-_ARCHITECTURES = {
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "opt": "OPTForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-}
 
 
 class LayoutError(Exception):
@@ -153,20 +146,13 @@ def _state_dicts(folder: Path) -> tuple[Path, ...]:
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """The configuration, with the architecture named."""
+    """The configuration."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise LayoutError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise LayoutError(f"{file} must hold a JSON object")
-    if not config.get("architectures"):
-        kind = config.get("model_type")
-        if not isinstance(kind, str) or kind not in _ARCHITECTURES:
-            raise LayoutError(
-                f"{file}: key 'model_type' must be one of {', '.join(_ARCHITECTURES)}, is {kind!r}"
-            )
-        config["architectures"] = [_ARCHITECTURES[kind]]
     return config
 
 

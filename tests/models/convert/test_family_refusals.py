@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specops.models.convert import ExportError, Quantization, export_checkpoint
+from specops.models.convert.families import family_of
+from specops.models.convert.model_config import ModelConfig
 from tests.checkpoints import (
+    RELATIVES,
     make_gpt2_checkpoint,
     make_llama_checkpoint,
     make_opt_checkpoint,
@@ -31,7 +35,9 @@ CHUNKED = {"layer_types": ["full_attention", "chunked"]}
 WITH_PICTURES = {"architectures": ["Gemma3ForConditionalGeneration"]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"architectures": ["MambaForCausalLM"]}, "'architectures' names MambaForCausalLM"),
-    ("llama", {"architectures": None}, "'architectures' is missing"),
+    ("llama", {"architectures": None, "model_type": None}, "'model_type' is missing"),
+    ("llama", {"architectures": None, "model_type": "mamba"}, "'model_type' names mamba, which"),
+    ("llama", {"architectures": [7]}, "'architectures' must be a list of names"),
     ("llama", {"hidden_size": None}, "'hidden_size' is missing"),
     ("llama", {"num_hidden_layers": "two"}, "must be a positive integer, is 'two'"),
     ("llama", {"num_hidden_layers": 3}, r"tensor model\.layers\.2\.\S+ is missing"),
@@ -100,12 +106,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+def make(family: str, folder: Path) -> Path:
+    """Writes a checkpoint of a family, which is named as in `model_type`."""
+    kind = {} if family in MAKERS else {"kind": family}
+    return MAKERS.get(family, make_relative_checkpoint)(folder, **kind)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("family", [*MAKERS, *RELATIVES])
+def test_the_kind_of_model_stands_for_the_architecture(tmp_path: Path, family: str) -> None:
+    source = make(family, tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    assert config["model_type"] == family
+    named = family_of(ModelConfig(config, source))
+    assert type(family_of(ModelConfig(config | {"architectures": []}, source))) is type(named)
+
+
 @pytest.mark.parametrize(("family", "changes", "message"), REFUSED)
 def test_what_a_family_does_not_cover_is_refused_by_name(
     tmp_path: Path, family: str, changes: dict[str, Any], message: str
 ) -> None:
-    kind = {} if family in MAKERS else {"kind": family}
-    source = MAKERS.get(family, make_relative_checkpoint)(tmp_path / "source", **kind)  # type: ignore[operator]
+    source = make(family, tmp_path / "source")
     edit_config(source, **changes)
     with pytest.raises(ExportError, match=message):
         export_checkpoint(source, tmp_path / "onnx", quantization=Quantization.parse("int8-32"))

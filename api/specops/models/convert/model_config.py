@@ -60,6 +60,10 @@ class Entries:
             raise self.error(key, f"must be true or false, is {short(value)}")
         return value
 
+    def gives(self, key: str) -> bool:
+        """Whether a key is there, neither null nor empty."""
+        return bool(self._find(key))
+
     def error(self, key: str, problem: str) -> ExportError:
         """An error that names the file and the key."""
         return ExportError(f"{self._file}: key '{self._name(key)}' {problem}")

@@ -1,4 +1,4 @@
-"""One file per model family; this table says which file draws which architecture."""
+"""One file per model family; these tables say which file draws which architecture."""
 
 from __future__ import annotations
 
@@ -32,8 +32,37 @@ _FAMILIES: dict[str, type[Family]] = {
 }
 
 
+# What goes by which `model_type`, for a config.json that names no architecture.
+_ARCHITECTURES = {
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "opt": "OPTForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+
+
 def family_of(config: ModelConfig) -> Family:
-    """The family that config.json's first architecture belongs to; ExportError if none does."""
+    """The family that config.json's first architecture belongs to, or else its `model_type`.
+
+    Raises:
+        ExportError: no family does, or one of its settings cannot be drawn.
+    """
+    if not config.gives("architectures"):
+        kind = config.text("model_type")
+        if kind not in _ARCHITECTURES:
+            raise config.error(
+                "model_type",
+                f"names {kind}, which cannot be exported; known are {', '.join(_ARCHITECTURES)}",
+            )
+        return _FAMILIES[_ARCHITECTURES[kind]](config)
     architecture = config.first_text("architectures")
     if architecture not in _FAMILIES:
         raise config.error(
