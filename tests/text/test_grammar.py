@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from specops.request import Grammar, GrammarKind
 from specops.text.grammar import MOST_CHARACTERS, GrammarError, Grammars, Masks, Matcher
@@ -195,6 +196,24 @@ def test_a_grammar_is_compiled_once_and_followed_by_each_alone() -> None:
     first.advance(letter)
     assert letter in allowed(second.masks(())[0])
     assert letter not in allowed(first.masks(())[0])
+
+
+def test_what_is_kept_of_large_grammars_is_bounded() -> None:
+    class Counting(Grammars):
+        compiled = 0
+
+        def _compile(self, grammar: Grammar) -> LLMatcher:
+            self.compiled += 1
+            return super()._compile(grammar)
+
+    made = Counting(tokenizer(), 4096, frozenset({END}))
+    small = [choice(str(number)) for number in range(16)]
+    large = [choice(str(number) * (MOST_CHARACTERS - 100)) for number in range(5)]
+    for grammar in (*small, *large):
+        made.matcher(grammar)
+    for grammar in (*large[2:], large[0]):  # the first was let go of, the last ones were kept
+        made.matcher(grammar)
+    assert made.compiled == len(small) + len(large) + 1
 
 
 def test_a_grammar_that_is_known_does_not_wait_for_one_that_is_being_compiled() -> None:

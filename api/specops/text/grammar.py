@@ -26,6 +26,7 @@ MOST_CHARACTERS = 1 << 17
 """Of a grammar's text: the worst one of that length compiles in half a second."""
 Masks = npt.NDArray[np.uint32]
 _KEPT = 64  # compiled grammars
+_KEPT_CHARACTERS = 4 * MOST_CHARACTERS  # of their texts: one takes up to 130 bytes compiled
 # Models write JSON with these separators. Any amount of spaces would let a small model write spaces
 # without end, and would leave nothing of the layout certain.
 LAYOUT: JsonCompileOptions = {
@@ -59,6 +60,7 @@ class Grammars:
         self._end_tokens = end_tokens
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._characters = 0  # of the texts of those
         self._lock = threading.Lock()  # of what is kept: the engine never waits for a compilation
         self._compiling = threading.Lock()
 
@@ -86,8 +88,10 @@ class Grammars:
     def _keep(self, grammar: Grammar, compiled: LLMatcher) -> LLMatcher:
         with self._lock:
             self._compiled[grammar] = compiled
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
+            self._characters += _characters(grammar)
+            while len(self._compiled) > _KEPT or self._characters > _KEPT_CHARACTERS:
+                oldest, _ = self._compiled.popitem(last=False)
+                self._characters -= _characters(oldest)
             return compiled.deep_copy()
 
     @property
@@ -96,8 +100,7 @@ class Grammars:
         return -(-size // _WORD)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        said = grammar.said.text if grammar.said else ""
-        if len(grammar.text) + len(said) > MOST_CHARACTERS:
+        if _characters(grammar) > MOST_CHARACTERS:
             raise GrammarError(f"it has more than {MOST_CHARACTERS} characters")
         if self._vocabulary is None:
             self._vocabulary = self._make_vocabulary()
@@ -213,6 +216,10 @@ class Matcher:
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         _check(self._matcher)
         return mask
+
+
+def _characters(grammar: Grammar) -> int:
+    return len(grammar.text) + (len(grammar.said.text) if grammar.said else 0)
 
 
 def _only(mask: Masks) -> int | None:
