@@ -27,7 +27,7 @@ FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-f
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
 AVX2 = ("-mavx2", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
-COMMON = ("operators", "processor", "matmul_operator", "attention_operator")
+COMMON = ("operators", "processor", "matmul_operator", "norm_operator", "attention_operator")
 COMMON += ("matmul", "attention", "sampling", "suffixes")
 # Of each variant of the products' kernel the source and the flags; attention and sampling gain
 # nothing from instructions for bytes.

@@ -352,8 +352,30 @@ static void tame_scales(const Shape *shape, uint8_t *tiles, int64_t odd) {
     }
 }
 
+// A norm's inputs from number `index` on: weight, residual and shift.
+static void put_norm(Case *c, int kind, size_t index, int64_t odd, size_t rank, const int64_t *x) {
+    const int64_t *depth = x + rank - 1;
+    put_floats(c, index, odd, 1, depth);
+    if (one_in(2)) put_floats(c, index + 1, odd, rank, x);
+    if (kind == LAYER_NORM && one_in(2)) put_floats(c, index + 2, odd, 1, depth);
+}
+
+static void norm(Case *c) {
+    static const int64_t SIZES[] = {4, 4, 4, 4};
+    const int64_t odd = oddness(), depth = from_to(1, one_in(32) ? 1200 : 150);
+    const int kind = one_in(2) ? NORM : LAYER_NORM;
+    c->operator = &NORM_OPERATOR;
+    put_attribute(c, "input", kind, 0), put_attribute(c, "epsilon", 0, one_in(4) ? 0 : 1e-5f);
+    c->absent = 2 * (int)below(2);
+    const int64_t x[] = {1, one_in(4) ? from_to(0, 40) : from_to(1, 6), depth};
+    const size_t rank = 1 + (size_t)below(3);
+    put_floats(c, 0, odd, rank, x + 3 - rank);
+    put_norm(c, kind, 1, odd, rank, x + 3 - rank);
+    if (one_in(4)) make_wrong(c, SIZES);
+}
+
 static void product(Case *c) {
-    static const int64_t SIZES[] = {4, 1, 4, 4, 4};
+    static const int64_t SIZES[] = {4, 1, 4, 4, 4, 4};
     const int64_t odd = oddness();
     Shape shape = {.columns = from_to(1, one_in(32) ? 200 : 40),
                    .depth = from_to(1, one_in(32) ? 1200 : 150), .block = 32 << below(4),
@@ -373,8 +395,7 @@ static void product(Case *c) {
     const int64_t x[] = {1, rows, made >= SILU_GATE ? 2 * shape.depth : shape.depth};
     const size_t rank = one_in(2) ? 2 : 3;
     put_floats(c, 0, odd, rank, x + 3 - rank);
-    if (made == NORM) put_floats(c, 3, odd, 1, &shape.depth);
-    if (made == NORM && one_in(2)) put_floats(c, 4, odd, rank, x + 3 - rank);
+    if (made == NORM || made == LAYER_NORM) put_norm(c, made, 3, odd, rank, x + 3 - rank);
     const int64_t bytes = tiles_of(&shape) * tile_bytes(&shape);
     uint8_t *tiles = put_input(c, 1, 1, 1, &bytes);
     for (int64_t i = 0; i < bytes; i += 8) {
@@ -602,10 +623,11 @@ int main(int count, char **arguments) {
 #endif
     do {
         state = seed;
-        const int64_t kind = below(9);
+        const int64_t kind = below(10);
         if (kind < 3) try_operator(product);
         else if (kind < 6) try_operator(attention);
-        else if (kind < 8) try_sampling();
+        else if (kind < 7) try_operator(norm);
+        else if (kind < 9) try_sampling();
         else try_suffixes();
         seed++;
     } while (cases ? seed - first < cases : time(NULL) < end);

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,13 +17,21 @@ from specops.models.graph.product_inputs import Made
 from specops.models.graph.tiles import write_tiles
 from specops.models.graph.tokenwise import attributes_of
 from specops.runtime import kernels
-from tests.checkpoints import RELATIVES, make_relative_checkpoint
+from tests.checkpoints import (
+    RELATIVES,
+    make_gpt2_checkpoint,
+    make_opt_checkpoint,
+    make_relative_checkpoint,
+)
 from tests.models.graph.published_graph import write_published
 from tests.models.graph.test_tiles import operators
 from tests.passes import Passes, prepared
 
 TOKENS = np.random.default_rng(5).integers(1, 320, 48).tolist()
-NORMS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
+RMS, SKIP_RMS = "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"
+LAYER, SKIP_LAYER = "LayerNormalization", "SkipLayerNormalization"
+NORMS = (RMS, SKIP_RMS, LAYER, SKIP_LAYER)
+ALONE = {"gemma3_text": 4, "olmo2": 8}  # norms that no product reads, of a model of two layers
 
 
 def products(graph: Path) -> list[onnx.NodeProto]:
@@ -70,7 +79,42 @@ def test_families_compute_what_their_float_graph_does(tmp_path: Path, name: str)
         logits.append(Passes(graph).step(0, TOKENS))
     gate = Made.GELU_GATE if name.startswith("gemma") else Made.SILU_GATE
     assert inputs_of(graph).count(gate) == 2
-    assert not operators(graph).keys() & {"QuickGelu", "FastGelu", "Sigmoid"}
+    found = operators(graph)
+    assert not found.keys() & {*NORMS, "QuickGelu", "FastGelu", "Sigmoid"}
+    assert found[kernels.NORM] == ALONE.get(name, 0)
+    assert np.linalg.norm(logits[1] - logits[0]) < 0.05 * np.linalg.norm(logits[0])
+
+
+AS_IT_IS, LAYER_NORM = Made.AS_IT_IS, Made.LAYER_NORM
+OPT_LAYER = [LAYER_NORM, AS_IT_IS, LAYER_NORM, AS_IT_IS]
+GPT2_LAYER = [LAYER_NORM, AS_IT_IS, LAYER_NORM, Made.GELU]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "expected"),
+    [
+        (make_gpt2_checkpoint, {}, [*GPT2_LAYER, *GPT2_LAYER, LAYER_NORM]),
+        (make_opt_checkpoint, {}, [*OPT_LAYER, *OPT_LAYER, LAYER_NORM]),
+        (  # norms follow the sums: none stands before the first layer's attention
+            make_opt_checkpoint,
+            {"norm_before": False, "projection": 32},
+            [AS_IT_IS, AS_IT_IS, *OPT_LAYER[1:], *OPT_LAYER, LAYER_NORM, AS_IT_IS],
+        ),
+    ],
+    ids=["gpt2", "opt", "opt with norms behind"],
+)
+def test_layer_norms_and_gelus_go_into_products(
+    tmp_path: Path, make: Callable[..., Path], options: dict[str, Any], expected: list[Made]
+) -> None:
+    source = make(tmp_path / "source", **options)
+    logits = []
+    for quant in ("fp32", "int8-32"):
+        model = export_checkpoint(source, tmp_path / quant, quantization=Quantization.parse(quant))
+        graph = prepared(model.graph_file, tmp_path / "prepared")
+        logits.append(Passes(graph).step(0, TOKENS))
+        assert not operators(graph).keys() & {*NORMS}
+    assert inputs_of(graph) == expected
+    assert not operators(graph).keys() & {"FastGelu", kernels.NORM}
     assert np.linalg.norm(logits[1] - logits[0]) < 0.05 * np.linalg.norm(logits[0])
 
 
@@ -150,15 +194,15 @@ def test_a_gate_before_a_product_that_is_onnxruntimes_stays(tmp_path: Path) -> N
     assert len(written(nodes, tmp_path, ["down"])) == 5
 
 
-def norm(*operands: str, total: str = "", **attributes: int) -> onnx.NodeProto:
-    kind, domain = (NORMS[1], "com.microsoft") if len(operands) > 2 else (NORMS[0], "")
+def norm(kind: str, *operands: str, total: str = "", **attributes: int) -> onnx.NodeProto:
+    domain = "com.microsoft" if kind.startswith("Skip") else ""
     outputs = ["normed", "", "", total] if total else ["normed"]
     return helper.make_node(kind, operands, outputs, domain=domain, name="normed", **attributes)
 
 
 def test_a_norm_becomes_part_of_the_first_product_behind_it(tmp_path: Path) -> None:
     nodes = [
-        norm("x", "residual", "w", total="sum"),
+        norm(SKIP_RMS, "x", "residual", "w", total="sum"),
         product("a", "normed"),
         product("b", "normed"),
     ]
@@ -170,23 +214,82 @@ def test_a_norm_becomes_part_of_the_first_product_behind_it(tmp_path: Path) -> N
 
 
 def test_what_only_the_product_needs_is_not_written(tmp_path: Path) -> None:
-    (only,) = written([norm("x", "w"), product("a", "normed")], tmp_path, ["a"], w=64)
+    (only,) = written([norm(RMS, "x", "w"), product("a", "normed")], tmp_path, ["a"], w=64)
     assert list(only.input) == ["x", "a.tiles", "", "w"]
     assert list(only.output) == ["a"]
 
 
+def test_a_layer_norm_takes_its_shift_along(tmp_path: Path) -> None:
+    nodes = [norm(SKIP_LAYER, "x", "residual", "w", "b"), product("a", "normed")]
+    (only,) = written(nodes, tmp_path, ["a"], w=64, b=64)
+    assert list(only.input) == ["x", "a.tiles", "", "w", "residual", "b"]
+    assert attributes_of(only)["input"] == Made.LAYER_NORM
+
+
 @pytest.mark.parametrize(
-    ("nodes", "sizes"),
+    ("given", "inputs", "kind", "epsilon"),
     [
-        ([norm("x", "w", axis=1), product("a", "normed")], {"w": 64}),
-        ([norm("x", "w"), product("a", "normed")], {"w": 1}),
-        ([norm("x", "computed"), product("a", "normed")], {}),
-        ([norm("x", "residual", "w", "bias"), product("a", "normed")], {"w": 64, "bias": 64}),
+        (norm(RMS, "x", "w"), ["x", "w"], Made.NORM, 1e-5),
+        (norm("RMSNormalization", "x", "w"), ["x", "w"], Made.NORM, 1e-5),
+        (norm(LAYER, "x", "w"), ["x", "w"], Made.LAYER_NORM, 1e-5),
+        (norm(LAYER, "x", "w", "b"), ["x", "w", "", "b"], Made.LAYER_NORM, 1e-5),
+        (norm(SKIP_RMS, "x", "r", "w", total="sum"), ["x", "w", "r"], Made.NORM, 1e-12),
+        (norm(SKIP_LAYER, "x", "r", "w", "b"), ["x", "w", "r", "b"], Made.LAYER_NORM, 1e-12),
     ],
-    ids=["other axis", "other size", "no weight", "bias"],
 )
-def test_other_norms_stay(
-    tmp_path: Path, nodes: list[onnx.NodeProto], sizes: dict[str, int]
+def test_a_norm_that_no_product_reads_is_the_kernels(
+    tmp_path: Path, given: onnx.NodeProto, inputs: list[str], kind: Made, epsilon: float
 ) -> None:
-    found = written(nodes, tmp_path, ["a"], **sizes)
-    assert [node.op_type for node in found] == [nodes[0].op_type, kernels.MATMUL]
+    added = helper.make_node("Add", ["normed", "y"], ["z"], name="z")
+    outputs = ["z", *given.output[3:]]
+    found, last = written([given, added], tmp_path, outputs, w=64, b=64)
+    assert (found.domain, found.op_type) == (kernels.DOMAIN, kernels.NORM)
+    assert list(found.input) == inputs
+    assert list(found.output) == ["normed", *given.output[3:]]
+    assert attributes_of(found) == {"input": kind, "epsilon": pytest.approx(epsilon)}
+    assert last == added
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        (norm(RMS, "x", "w", axis=1), {"w": 64}),
+        (norm(RMS, "x", "w"), {"w": 1}),
+        (norm(RMS, "x", "computed"), {}),
+        (norm(SKIP_RMS, "x", "residual", "w", "bias"), {"w": 64, "bias": 64}),
+        (norm(LAYER, "x", "w", "b"), {"w": 64, "b": 1}),
+        (norm(LAYER, "x", "w", "computed"), {"w": 64}),
+    ],
+    ids=["other axis", "one weight", "no weight", "bias", "one shift", "no shift"],
+)
+def test_other_norms_stay(tmp_path: Path, given: onnx.NodeProto, sizes: dict[str, int]) -> None:
+    found = written([given, product("a", "normed")], tmp_path, ["a"], **sizes)
+    assert [node.op_type for node in found] == [given.op_type, kernels.MATMUL]
+
+
+def gelu(*operands: str) -> list[onnx.NodeProto]:
+    opened = helper.make_node(
+        "FastGelu", operands, ["opened"], domain="com.microsoft", name="opened"
+    )
+    return [opened, product("down", "opened")]
+
+
+def test_a_gelu_becomes_part_of_the_product_that_reads_it(tmp_path: Path) -> None:
+    (only,) = written(gelu("x"), tmp_path, ["down"])
+    assert list(only.input) == ["x", "down.tiles"]
+    assert attributes_of(only)["input"] == Made.GELU
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        (gelu("x", "bias"), ["down"]),
+        (gelu("x"), ["down", "opened"]),
+        ([*gelu("x"), product("other", "opened")], ["down", "other"]),
+    ],
+    ids=["bias", "output", "two readers"],
+)
+def test_other_gelus_stay(tmp_path: Path, nodes: list[onnx.NodeProto], outputs: list[str]) -> None:
+    found = written(nodes, tmp_path, outputs)
+    assert found[0].op_type == "FastGelu"
+    assert all(attributes_of(node)["input"] == Made.AS_IT_IS for node in found[1:])

@@ -16,7 +16,8 @@ from tests.runtime.kernels.attention import opened
 
 ROWS = 19  # more than two groups of any kernel, and a rest
 MIDDLE, CODES, FRACTIONS = range(3)  # where zero points are, as the operator's attribute has it
-AS_IT_IS, NORM, SILU_GATE, GELU_GATE = range(4)  # what is made of the input, likewise
+AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE = range(6)  # what is made of the input
+NORMS = (NORM, LAYER_NORM)
 
 
 class Weights(NamedTuple):
@@ -266,15 +267,20 @@ def test_zero_points_that_are_fractions_take_steps_in_one_order() -> None:
 
 
 def making(
-    weights: Weights, kind: int, *, residual: bool = False, outputs: tuple[str, ...] = ("y",)
+    weights: Weights,
+    kind: int,
+    *,
+    residual: bool = False,
+    shift: bool = False,
+    outputs: tuple[str, ...] = ("y",),
 ) -> Callable[..., list[np.ndarray]]:
-    """A product that makes its input: from x [B, S, K or 2 K], `norm` [K] and `residual`."""
-    given = ["norm"] if kind == NORM else []
-    given += ["residual"] if residual else []
+    """A product that makes its input: of x [B, S, K or 2 K], `norm` and `shift` [K], `residual`."""
+    there = {"norm": kind in NORMS, "residual": residual, "shift": shift}
+    names = [name if given else "" for name, given in there.items()]
     depth = weights.depth * (2 if kind >= SILU_GATE else 1)
     node = helper.make_node(
         kernels.MATMUL,
-        ["x", "tiles", "", *given],
+        ["x", "tiles", "", *names],
         list(outputs),
         domain=kernels.DOMAIN,
         **weights.attributes,
@@ -284,12 +290,15 @@ def making(
         input=kind,
         epsilon=EPSILON,
     )
-    dims: dict[str, list[str | int]] = {
-        "x": ["B", "S", depth], "norm": [depth], "residual": ["B", "S", depth]
-    }  # fmt: skip
-    inputs = {name: dims[name] for name in ("x", *given)}
+    inputs = {name: dims for name, dims in dims_of(depth).items() if name == "x" or there[name]}
     made = session(node, inputs, tiles=tiles_of(weights))
     return lambda **inputs: made.run([name for name in outputs if name], inputs)
+
+
+def dims_of(depth: int) -> dict[str, list[str | int]]:
+    """Of the inputs that a product or a norm has."""
+    wide = ["B", "S", depth]
+    return {"x": wide, "residual": wide, "norm": [depth], "shift": [depth]}
 
 
 def tiles_of(weights: Weights) -> np.ndarray:
@@ -310,32 +319,67 @@ def gate_of(kind: int, x: np.ndarray) -> np.ndarray:
     return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
 
 
-@pytest.mark.usefixtures("_kernel")
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize(("depth", "block"), [(33, 32), (200, 64), (576, 32), (1024, 256)])
-def test_a_product_of_a_norm(depth: int, block: int, *, residual: bool) -> None:
-    weights = random_weights(40, depth, 8, block, zero_points=MIDDLE, bias=False)
+def norm_inputs(depth: int, *, residual: bool, shift: bool) -> dict[str, np.ndarray]:
+    """What is normalized is far from 0: a layer norm takes its mean off."""
     random = np.random.default_rng(depth)
     names = ("x", "residual") if residual else ("x",)
-    inputs = {name: random.normal(size=(1, ROWS, depth)).astype(np.float32) for name in names}
-    inputs["norm"] = random.normal(1, 0.3, depth).astype(np.float32)
-    compute = making(weights, NORM, residual=residual, outputs=("y", "sum", "made"))
+    shape = (1, ROWS, depth)
+    inputs = {name: random.normal(2, 1, shape).astype(np.float32) for name in names}
+    for name in ("norm", "shift") if shift else ("norm",):
+        inputs[name] = random.normal(1, 0.3, depth).astype(np.float32)
+    return inputs
+
+
+def norm_of(kind: int, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """In float64."""
+    x = inputs["x"].astype(np.float64) + inputs.get("residual", 0)
+    if kind == LAYER_NORM:
+        x -= x.mean(axis=-1, keepdims=True)
+    x /= np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + EPSILON)
+    return x * inputs["norm"] + inputs.get("shift", 0)
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "shift"), [(NORM, False), (LAYER_NORM, False), (LAYER_NORM, True)]
+)
+@pytest.mark.parametrize(("depth", "block"), [(33, 32), (200, 64), (576, 32), (1024, 256)])
+def test_a_product_of_a_norm(
+    depth: int, block: int, kind: int, *, shift: bool, residual: bool
+) -> None:
+    weights = random_weights(40, depth, 8, block, zero_points=MIDDLE, bias=False)
+    inputs = norm_inputs(depth, residual=residual, shift=shift)
+    options = {"residual": residual, "shift": shift}
+    compute = making(weights, kind, **options, outputs=("y", "sum", "made"))
     found, total, made = compute(**inputs)
-    assert np.array_equal(total, sum(inputs[name] for name in names))
-    exact = total.astype(np.float64)
-    exact /= np.sqrt(np.mean(exact**2, axis=-1, keepdims=True) + EPSILON)
-    exact *= inputs["norm"]
+    assert np.array_equal(total, inputs["x"] + inputs.get("residual", np.float32(0)))
+    exact = norm_of(kind, inputs)
     assert np.abs(made - exact).max() < 1e-6 * np.abs(exact).max()
     assert np.array_equal(product(weights)(made), found)
     for outputs in (("y",), ("y", "sum"), ("y", "", "made")):
         for rows in (1, 2, ROWS):
             some = {
-                name: value if name == "norm" else value[:, :rows] for name, value in inputs.items()
+                name: value[:, :rows] if name in ("x", "residual") else value
+                for name, value in inputs.items()
             }
-            again = making(weights, NORM, residual=residual, outputs=outputs)(**some)
+            again = making(weights, kind, **options, outputs=outputs)(**some)
             assert np.array_equal(again[0], found[:, :rows])
             if outputs[-1] != "y":
                 assert np.array_equal(again[1], {"sum": total, "made": made}[outputs[-1]][:, :rows])
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize(("depth", "block"), [(33, 32), (200, 64), (1536, 32)])
+def test_a_product_of_a_gelu(depth: int, block: int) -> None:
+    weights = random_weights(40, depth, 4, block, zero_points=FRACTIONS, bias=False)
+    x = np.random.default_rng(depth).normal(0, 4, (1, ROWS, depth)).astype(np.float32)
+    found, made = making(weights, GELU, outputs=("y", "", "made"))(x=x)
+    exact = gate_of(GELU_GATE, np.concatenate([x, np.ones_like(x)], axis=-1))
+    assert np.abs(made - exact).max() < 2e-6 * np.abs(exact).max()
+    assert np.array_equal(product(weights)(made), found)
+    for rows in (1, 2, ROWS):
+        assert np.array_equal(making(weights, GELU)(x=x[:, :rows])[0], found[:, :rows])
 
 
 @pytest.mark.usefixtures("_kernel")
@@ -364,13 +408,13 @@ def test_a_gate_is_right_at_every_number(kind: int) -> None:
 
 
 @pytest.mark.usefixtures("_kernel")
-@pytest.mark.parametrize("kind", [NORM, SILU_GATE, GELU_GATE])
+@pytest.mark.parametrize("kind", [NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE])
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_nothing_infinite_gets_lost_on_the_way(odd: float, kind: int) -> None:
     weights = random_weights(32, 100, 4, 32, zero_points=MIDDLE, bias=False)
     width = 200 if kind >= SILU_GATE else 100
     x = np.random.default_rng(4).normal(size=(1, 3, width)).astype(np.float32)
-    inputs = {"norm": np.ones(100, np.float32)} if kind == NORM else {}
+    inputs = {"norm": np.ones(100, np.float32)} if kind in NORMS else {}
     compute = making(weights, kind)
     expected = compute(x=x, **inputs)[0]
     x[0, 1, width - 1] = odd
@@ -386,6 +430,7 @@ def test_nothing_infinite_gets_lost_on_the_way(odd: float, kind: int) -> None:
         ({"norm": (63,)}, "norm is missing or has another size"),
         ({"residual": (1, 2, 63)}, "residual has another shape"),
         ({"residual": (1, 3, 64)}, "residual has another shape"),
+        ({"shift": (65,)}, "shift has another size"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(
@@ -394,15 +439,15 @@ def test_inputs_that_do_not_fit_are_refused(
     weights = random_weights(32, 64, 4, 32, zero_points=MIDDLE, bias=False)
     node = helper.make_node(
         kernels.MATMUL,
-        ["x", "tiles", "", "norm", "residual"],
+        ["x", "tiles", "", "norm", "residual", "shift"],
         ["y"],
         domain=kernels.DOMAIN,
         **weights.attributes,
         **dict.fromkeys(("zero_points", "half_scales", "bias"), 0),
-        input=NORM,
+        input=LAYER_NORM,
         epsilon=EPSILON,
     )
-    shapes = {"x": (1, 2, 64), "norm": (64,), "residual": (1, 2, 64)} | wrong
+    shapes = {"x": (1, 2, 64), "norm": (64,), "residual": (1, 2, 64), "shift": (64,)} | wrong
     given = {name: np.zeros(shape, np.float32) for name, shape in shapes.items() if name != "x"}
     made = session(node, {"x": ["B", "S", shapes["x"][-1]]}, tiles=tiles_of(weights), **given)
     with pytest.raises(Exception, match=message):
@@ -506,7 +551,8 @@ def test_a_bias_that_is_not_there_is_refused() -> None:
         ({"zero_points": -1}, "0, 1 or 2"),
         ({"half_scales": 2}, "half_scales is 0 or 1"),
         ({"bias": -1}, "bias is 0 or 1"),
-        ({"input": 4}, "input is 0, 1, 2 or 3"),
+        ({"input": 6}, "input is 0 to 5"),
+        ({"input": -1}, "input is 0 to 5"),
         ({"epsilon": -1.0}, "epsilon is below 0"),
         ({"epsilon": math.inf}, "epsilon is below 0 or not finite"),
     ],

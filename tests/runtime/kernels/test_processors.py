@@ -1,8 +1,8 @@
 """Every processor's kernels compute what plain C does, and what x86-64 does: arm64 in an emulator.
 
 `tests/fuzz/kernels.c` is compiled for each kind of processor and run. It makes cases of products,
-attention, sampling and suffixes, right and wrong, computes each with all kernels, and
-tells a digest of what came out.
+attention, norms, sampling and suffixes, right and wrong, computes each with all kernels, and tells
+a digest of what came out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specops.runtime import kernels
 from tests.fuzz import kernels as fuzz
 
 ROOT = Path(__file__).resolve().parents[3]
-CASES = 1500  # a third of them products, a third attention
+CASES = 1500  # three tenths of them products, as many attention, a tenth norms
 AVX2, AVX512, VNNI512, VNNI256, DOTPROD, I8MM, AMX = (1 << bit for bit in range(7))  # processor.h
 BY_PLAIN_C = "AMX-INT8 by plain C"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from specops.models.folder import ModelError
-from specops.models.graph.product_inputs import Made, pair_gates, take_norms_in
+from specops.models.graph.product_inputs import Made, pair_gates, take_gelus_in, take_norms_in
 from specops.models.graph.tensors import external, fill_page, values_of
 from specops.models.graph.wiring import Wiring
 from specops.runtime import kernels
@@ -79,13 +80,11 @@ def write_tiles(
     _take_biases_in(graph)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     written: list[TensorProto] = []
-    pairs = pair_gates(
-        graph,
-        lambda node: _computable(node, tensors),
-        lambda one, other: _alike(one, other, tensors),
-    )
+    computable = partial(_computable, tensors=tensors)
+    take_gelus_in(graph, computable)
+    pairs = pair_gates(graph, computable, partial(_alike, tensors=tensors))
     for index, node in enumerate(graph.node):
-        if not _computable(node, tensors):
+        if not computable(node):
             continue
         behind = pairs.get(node.output[0])
         product = _product((node, behind) if behind else (node,), tensors, folder)

@@ -32,7 +32,7 @@ from specops.system.page_cache import forget
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 10  # counts up when what is written here or by `prepack` changes
+_FORMAT = 11  # counts up when what is written here or by `prepack` changes
 USED = "used"  # a file: how many bytes of the weights are read once the graph is loaded
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"

@@ -1,4 +1,4 @@
-"""Kernels in C: quantized products and attention, operators of ONNX Runtime's graphs; sampling.
+"""Kernels in C: products, norms and attention, operators of ONNX Runtime's graphs; sampling.
 
 All of them compute a token's result independently of whatever else is in a pass, and the same bits
 on every processor. `matmul.h`, `attention.h` and `sampling.h` say how. The library has the counted
@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-DOMAIN, MATMUL, ATTENTION = "specops", "QuantizedMatMul", "Attention"
+DOMAIN, MATMUL, NORM, ATTENTION = "specops", "QuantizedMatMul", "Norm", "Attention"
 LIBRARY = Path(__file__).with_name("_native.so")
 BLOCK_TOKENS = 64
 """Positions of a block of the KV cache."""

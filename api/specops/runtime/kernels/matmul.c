@@ -14,7 +14,7 @@ enum { FEW = 4 };
 // weights it could do READ_ROWS rows of them.
 static const int64_t LITTLE = 400000;
 enum { READ_ROWS = 4 };
-// Numbers that one thread rounds as fast as several would, with their waiting for each other.
+// Numbers that one thread makes or rounds as fast as several would, with their waiting for each other.
 static const int64_t ROUNDED_ALONE = 8192;
 // Bytes of activations that stay in a core's own cache while weights pass by.
 static const int64_t PANEL = 384 << 10;
@@ -112,4 +112,22 @@ int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weig
     threads.run(threads.context, compute, panels * job.pieces, &job);
     free(memory);
     return 0;
+}
+
+typedef struct {
+    const MatmulKernel *kernel;
+    const Input *input;
+    int64_t depth;
+} Making;
+
+static void make(void *argument, size_t row) {
+    const Making *making = argument;
+    making->kernel->make(making->input, (int64_t)row, making->depth);
+}
+
+void make_rows(const MatmulKernel *kernel, const Input *input, int64_t rows, int64_t depth,
+               Threads threads) {
+    Making making = {kernel, input, depth};
+    if (rows * depth > ROUNDED_ALONE) threads.run(threads.context, make, rows, &making);
+    else for (int64_t row = 0; row < rows; row++) make(&making, row);
 }

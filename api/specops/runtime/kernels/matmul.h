@@ -36,7 +36,7 @@
 enum { TILE = 16, LINE = 64, AHEAD = 4096, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
 enum { FEWEST_WIDE = 16 };  // rows that fill a tile of AMX
 enum { MIDDLE = 0, CODES = 1, FRACTIONS = 2 };  // zero points: the middle of the range, or stored
-enum { AS_IT_IS = 0, NORM = 1, SILU_GATE = 2, GELU_GATE = 3 };  // what is made of an input
+enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE };  // what is made of an input
 #define TINY 1e-30f  // below it 127 / x overflows: such a block is zeros
 
 typedef struct {
@@ -47,16 +47,19 @@ typedef struct {
     int half_scales;         // whether scales, and offsets instead of fractions, are float16
 } Shape;
 
-// What is multiplied. Of `made` and `sum`, which may be NULL, a row has K numbers.
+// What is multiplied, or a norm's input. Of `made` and `sum`, which may be NULL, a row has K numbers.
 //   AS_IT_IS   x [rows, K]
 //   NORM       s / sqrt(mean of s^2 + epsilon) * weight[k], where s is x, plus `residual` [rows, K]
 //              unless that is NULL; `sum` gets s
+//   LAYER_NORM d / sqrt(mean of d^2 + epsilon) * weight[k] + shift[k], where d is s less the mean of s;
+//              `shift` may be NULL
+//   GELU       GELU of x, by its approximation with tanh
 //   SILU_GATE  x[0, K) * sigmoid(x[0, K)) * x[K, 2 K), of x [rows, 2 K]
 //   GELU_GATE  likewise, with GELU by its approximation with tanh
 // `made` gets what is multiplied, but for AS_IT_IS.
 typedef struct {
     int kind;
-    const float *x, *residual, *weight;
+    const float *x, *residual, *weight, *shift;
     float epsilon;
     float *sum, *made;
 } Input;
@@ -78,6 +81,8 @@ typedef struct {
 typedef struct MatmulKernel {
     int width;   // rows of a group; the last one may have one more
     int by_row;  // whether activations' codes lie row by row instead, [n][K]
+    // Make a row of the input, which has K numbers and a `made`, of any kind but AS_IT_IS.
+    void (*make)(const Input *input, int64_t row, int64_t depth);
     // Make a row of the input and round it to codes, four of them every `stride` bytes. Of a block
     // the scale, and the sum of the codes, are put into every `step`th place.
     void (*quantize)(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
@@ -143,5 +148,9 @@ extern const MatmulKernel MATMUL_AMX, MATMUL_DOTPROD, MATMUL_I8MM;
 // where memory ran out.
 int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,
              const float *bias, const Input *input, int64_t rows, float *y, Threads threads);
+
+// Make `rows` rows of an input, of K numbers each, without a product behind it.
+void make_rows(const MatmulKernel *kernel, const Input *input, int64_t rows, int64_t depth,
+               Threads threads);
 
 #endif

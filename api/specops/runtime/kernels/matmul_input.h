@@ -1,6 +1,7 @@
-// What a product multiplies with: its input as it is, normalized, or opened by a gate, rounded to codes
-// of 8 bits. Norms and gates stand in front of a product in every decoder. Here they take no memory, and
-// no operator of their own, whose call costs a small model more than its arithmetic.
+// What a product multiplies with: its input as it is, normalized, activated or opened by a gate, rounded
+// to codes of 8 bits. Norms and gates stand in front of a product in every decoder. Here they take no
+// memory, and no operator of their own, whose call costs a small model more than its arithmetic. Where
+// no product reads a norm it has an operator (norm_operator.c), which computes this and no more.
 //
 // A row is its own: sums run over lanes of 16 numbers, in order.
 
@@ -23,36 +24,88 @@ INLINE Floats summed(const Input *input, int64_t place, int64_t count) {
     return input->residual ? x + some(input->residual + place, count) : x;
 }
 
-// Of a row that is normalized: writes its sum, returns what its numbers are multiplied with.
-static float scale_of_row(const Input *input, int64_t row, int64_t depth) {
-    Floats squares = {0};
+// What a row that is normalized is moved by, then multiplied with.
+typedef struct {
+    float mean, scale;
+} Moments;
+
+// The first `count` numbers of some that are here; the others are 0.
+INLINE Floats first_of(Floats values, int64_t count) {
+    if (count >= LANES) return values;
+    float held[LANES];
+    store(held, values);
+    return load_first(held, (int)count);
+}
+
+// Of a row that is normalized; writes its sum.
+INLINE Moments moments_of(const int kind, const Input *input, int64_t row, int64_t depth) {
+    Floats sums = {0}, squares = {0};
+    float mean = 0;
     for (int64_t k = 0; k < depth; k += LANES) {
         const int64_t place = row * depth + k, count = depth - k;
         const Floats x = summed(input, place, count);
         if (input->sum) store_first(input->sum + place, count < LANES ? (int)count : LANES, x);
-        squares += x * x;
+        if (kind == NORM) squares += x * x;
+        else sums += x;
     }
-    return inverse_rms(squares, depth, input->epsilon);
+    if (kind == LAYER_NORM) {
+        mean = total(sums) / (float)depth;
+        for (int64_t k = 0; k < depth; k += LANES) {
+            const int64_t count = depth - k;
+            const Floats x = first_of(summed(input, row * depth + k, count) - mean, count);
+            squares += x * x;
+        }
+    }
+    return (Moments){mean, inverse_rms(squares, depth, input->epsilon)};
+}
+
+static Moments moments(const Input *input, int64_t row, int64_t depth) {
+    if (input->kind == NORM) return moments_of(NORM, input, row, depth);
+    if (input->kind == LAYER_NORM) return moments_of(LAYER_NORM, input, row, depth);
+    return (Moments){0, 1};
 }
 
 // Up to 16 of a row's numbers, from number k on.
 INLINE Floats made_of(const int kind, const Input *input, int64_t row, int64_t depth, int64_t k,
-                      int64_t count, float scale) {
+                      int64_t count, Moments by) {
     if (kind == NORM)
-        return summed(input, row * depth + k, count) * scale * some(input->weight + k, count);
+        return summed(input, row * depth + k, count) * by.scale * some(input->weight + k, count);
+    if (kind == LAYER_NORM) {
+        const Floats x = (summed(input, row * depth + k, count) - by.mean) * by.scale;
+        const Floats y = x * some(input->weight + k, count);
+        return input->shift ? y + some(input->shift + k, count) : y;
+    }
+    if (kind == GELU) return gelu(some(input->x + row * depth + k, count));
     const float *gate = input->x + 2 * row * depth + k;
     const Floats x = some(gate, count);
     return (kind == SILU_GATE ? silu(x) : gelu(x)) * some(gate + depth, count);
 }
 
-INLINE void make(const int kind, const Input *input, int64_t row, int64_t depth, int64_t start,
-                 int64_t size, float scale, float *made) {
+INLINE void make_of(const int kind, const Input *input, int64_t row, int64_t depth, int64_t start,
+                    int64_t size, Moments by, float *made) {
     int64_t k = 0;
     for (; k + LANES <= size; k += LANES)
-        store(made + k, made_of(kind, input, row, depth, start + k, LANES, scale));
+        store(made + k, made_of(kind, input, row, depth, start + k, LANES, by));
     if (k < size)
         store_first(made + k, (int)(size - k),
-                    made_of(kind, input, row, depth, start + k, size - k, scale));
+                    made_of(kind, input, row, depth, start + k, size - k, by));
+}
+
+// Numbers `start` to `start + size` of a row, of any kind but AS_IT_IS.
+static void make(const Input *input, int64_t row, int64_t depth, int64_t start, int64_t size,
+                 Moments by, float *made) {
+    switch (input->kind) {
+        case NORM: make_of(NORM, input, row, depth, start, size, by, made); break;
+        case LAYER_NORM: make_of(LAYER_NORM, input, row, depth, start, size, by, made); break;
+        case GELU: make_of(GELU, input, row, depth, start, size, by, made); break;
+        case SILU_GATE: make_of(SILU_GATE, input, row, depth, start, size, by, made); break;
+        default: make_of(GELU_GATE, input, row, depth, start, size, by, made);
+    }
+}
+
+// Make a row; see MatmulKernel.
+static void make_row(const Input *input, int64_t row, int64_t depth) {
+    make(input, row, depth, 0, depth, moments(input, row, depth), input->made + row * depth);
 }
 
 // Round a block's numbers, of which the first `size` are there, to codes, four of them every
@@ -89,7 +142,7 @@ INLINE float round_block(const float *x, int64_t size, int64_t block, int8_t *co
 static void quantize_row(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
                          int64_t stride, float *scales, int32_t *sums, int64_t step) {
     const int64_t depth = shape->depth, block = shape->block;
-    const float scale = input->kind == NORM ? scale_of_row(input, row, depth) : 1;
+    const Moments by = moments(input, row, depth);
     const int64_t most = input->kind == AS_IT_IS ? depth : CHUNK / block * block;
     float chunk[CHUNK];
     for (int64_t start = 0; start < depth; start += most) {
@@ -97,10 +150,7 @@ static void quantize_row(const Input *input, int64_t row, const Shape *shape, in
         const float *x = input->x + row * depth;
         if (input->kind != AS_IT_IS) {
             float *made = input->made ? input->made + row * depth + start : chunk;
-            if (input->kind == NORM) make(NORM, input, row, depth, start, size, scale, made);
-            else if (input->kind == SILU_GATE)
-                make(SILU_GATE, input, row, depth, start, size, scale, made);
-            else make(GELU_GATE, input, row, depth, start, size, scale, made);
+            make(input, row, depth, start, size, by, made);
             x = made;
         }
         for (int64_t k = 0; k < size; k += block, scales += step, sums += step)

@@ -1,23 +1,22 @@
 // Makes the product an operator that ONNX Runtime can put into a graph.
 //
-//   specops.QuantizedMatMul(x, weights, bias, norm, residual) -> y [, sum, made]
+//   specops.QuantizedMatMul(x, weights, bias, norm, residual, shift) -> y [, sum, made]
 //   x         float32 [..., K], of gates [..., 2 K]
 //   weights   uint8 [bytes]
 //   bias      float32 [N], optional
-//   norm, residual  float32 [K] and as x, the latter optional: of a norm
+//   norm, residual, shift  float32 [K], as x and [K], the last two optional: of a norm
 //   y         float32 [..., N]
 //   sum, made  float32 [..., K], optional: x and residual added; what is multiplied
 //   attributes: N, K, bits, block_size, zero_points (0 to 2), half_scales and bias (0 or 1), input (0
-//   to 3), epsilon; see matmul.h
+//   to 5), epsilon; see matmul.h
 
 #include "matmul.h"
 #include "operators.h"
 #include "processor.h"
 
-#include <math.h>
 #include <stdlib.h>
 
-enum { X, WEIGHTS, BIAS, WEIGHT_OF_NORM, RESIDUAL, INPUTS };
+enum { X, WEIGHTS, BIAS, WEIGHT_OF_NORM, RESIDUAL, SHIFT, INPUTS };
 enum { Y, SUM, MADE, OUTPUTS };
 
 typedef struct {
@@ -44,10 +43,8 @@ static const char *check_shape(const Shape *shape, int64_t bits, int64_t zero_po
 static const char *check_input(const Operator *self) {
     if (self->bias >> 1) return "QuantizedMatMul: bias is 0 or 1";
     if (self->input < AS_IT_IS || self->input > GELU_GATE)
-        return "QuantizedMatMul: input is 0, 1, 2 or 3";
-    if (!(self->epsilon >= 0) || isinf(self->epsilon))
-        return "QuantizedMatMul: epsilon is below 0 or not finite";
-    return NULL;
+        return "QuantizedMatMul: input is 0 to 5";
+    return check_epsilon(self->epsilon);
 }
 
 static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
@@ -80,33 +77,19 @@ static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKe
 static const char *check_inputs(const Operator *self, const Tensor *inputs) {
     const Shape *shape = &self->shape;
     const int64_t bytes = tiles_of(shape) * tile_bytes(shape), depth = shape->depth;
-    const Tensor *x = inputs + X, *residual = inputs + RESIDUAL;
+    const Tensor *x = inputs + X;
     const int64_t width = self->input >= SILU_GATE ? 2 * depth : depth;
     if (!x->data || x->dimensions[x->count - 1] != width)
         return "QuantizedMatMul: the last dimension of the input is not K, or 2 K of a gate";
-    if (self->input == NORM && !has_shape(inputs + WEIGHT_OF_NORM, 1, depth, depth))
-        return "QuantizedMatMul: the norm is missing or has another size than K";
-    if (self->input == NORM && residual->data &&
-        (residual->dimensions[residual->count - 1] != depth ||
-         rows_of_tensor(residual) != rows_of_tensor(x)))
-        return "QuantizedMatMul: the residual has another shape than the input";
+    if (self->input == NORM || self->input == LAYER_NORM) {
+        const char *wrong = check_norm(x, inputs + WEIGHT_OF_NORM, inputs + RESIDUAL, inputs + SHIFT);
+        if (wrong) return wrong;
+    }
     if (!has_shape(inputs + WEIGHTS, 1, bytes, bytes))
         return "QuantizedMatMul: the weights have another size than their shape";
     if (self->bias && !has_shape(inputs + BIAS, 1, shape->columns, shape->columns))
         return "QuantizedMatMul: the bias is missing or has another size than N";
     return NULL;
-}
-
-// An output whose last dimension is `last`; NULL where the graph does not have it.
-static OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, int64_t last,
-                            float **out) {
-    Tensor shape = *x;
-    shape.dimensions[shape.count - 1] = last;
-    OrtValue *value;
-    OrtStatus *status =
-        api->KernelContext_GetOutput(context, index, shape.dimensions, shape.count, &value);
-    if (!status && value) status = api->GetTensorMutableData(value, (void **)out);
-    return status;
 }
 
 static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
@@ -123,8 +106,9 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
     Input input = {.kind = (int)self->input, .x = x->data, .epsilon = self->epsilon};
     float *y;
     status = output_of(context, Y, x, shape->columns, &y);
-    if (input.kind == NORM) {
+    if (input.kind == NORM || input.kind == LAYER_NORM) {
         input.weight = tensors[WEIGHT_OF_NORM].data, input.residual = tensors[RESIDUAL].data;
+        input.shift = tensors[SHIFT].data;
         if (!status) status = output_of(context, SUM, x, shape->depth, &input.sum);
     }
     if (!status && input.kind != AS_IT_IS)

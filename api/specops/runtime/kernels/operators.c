@@ -1,6 +1,9 @@
-// Registers the operators of the domain "specops"; see matmul_operator.c and attention_operator.c.
+// Registers the operators of the domain "specops"; see matmul_operator.c, norm_operator.c and
+// attention_operator.c.
 
 #include "operators.h"
+
+#include <math.h>
 
 const OrtApi *api;
 
@@ -30,6 +33,34 @@ int64_t rows_of_tensor(const Tensor *tensor) {
     return (int64_t)rows;
 }
 
+OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, int64_t last,
+                     float **out) {
+    Tensor shape = *x;
+    shape.dimensions[shape.count - 1] = last;
+    OrtValue *value;
+    OrtStatus *status =
+        api->KernelContext_GetOutput(context, index, shape.dimensions, shape.count, &value);
+    if (!status && value) status = api->GetTensorMutableData(value, (void **)out);
+    return status;
+}
+
+const char *check_norm(const Tensor *x, const Tensor *weight, const Tensor *residual,
+                       const Tensor *shift) {
+    const int64_t size = x->dimensions[x->count - 1];
+    if (!has_shape(weight, 1, size, size))
+        return "a norm is missing or has another size than the last dimension of its input";
+    if (shift->data && !has_shape(shift, 1, size, size))
+        return "a norm's shift has another size than the last dimension of its input";
+    if (residual->data && (residual->dimensions[residual->count - 1] != size ||
+                           rows_of_tensor(residual) != rows_of_tensor(x)))
+        return "a norm's residual has another shape than its input";
+    return NULL;
+}
+
+const char *check_epsilon(float epsilon) {
+    return epsilon >= 0 && !isinf(epsilon) ? NULL : "epsilon is below 0 or not finite";
+}
+
 static void run(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
     Call *call = context;
     if (!call->status)  // as many batches as there is work: a thread that is done takes the next
@@ -53,6 +84,7 @@ OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base)
         OrtDomain *made;
         OrtStatus *status = api->CreateCustomOpDomain("specops", &made);
         if (!status) status = api->CustomOpDomain_Add(made, &MATMUL_OPERATOR);
+        if (!status) status = api->CustomOpDomain_Add(made, &NORM_OPERATOR);
         if (!status) status = api->CustomOpDomain_Add(made, &ATTENTION_OPERATOR);
         if (status) return status;
         domain = made;

@@ -1,4 +1,4 @@
-// What both operators need of ONNX Runtime: tensors, and its threads.
+// What the operators need of ONNX Runtime: tensors, and its threads.
 
 #ifndef SPECOPS_OPERATORS_H
 #define SPECOPS_OPERATORS_H
@@ -9,7 +9,7 @@
 enum { MOST_DIMENSIONS = 8 };
 
 extern const OrtApi *api;
-extern const OrtCustomOp MATMUL_OPERATOR, ATTENTION_OPERATOR;
+extern const OrtCustomOp MATMUL_OPERATOR, NORM_OPERATOR, ATTENTION_OPERATOR;
 
 typedef struct {
     void *data;  // NULL: an optional input that is not there
@@ -32,6 +32,16 @@ static inline int has_shape(const Tensor *tensor, size_t count, int64_t first, i
            tensor->dimensions[count - 1] == last;
 }
 
+// An output as `x` with another last dimension; NULL where the graph does not have it.
+OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, int64_t last,
+                     float **out);
+
+// Why there can be no such norm of the last dimension of `x`; NULL: there can. `residual` and `shift`
+// may be missing.
+const char *check_norm(const Tensor *x, const Tensor *weight, const Tensor *residual,
+                       const Tensor *shift);
+const char *check_epsilon(float epsilon);
+
 // ONNX Runtime's threads, during a call; the first error is kept.
 typedef struct {
     const OrtKernelContext *context;
@@ -40,7 +50,7 @@ typedef struct {
 
 Threads threads_of(Call *call);
 
-// What both operators say of themselves.
+// What all operators say of themselves.
 const char *cpu_provider(const OrtCustomOp *op);
 int float_output(const OrtCustomOp *op, size_t index);
 int on_cpu(const OrtCustomOp *op, size_t index);
