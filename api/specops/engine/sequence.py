@@ -209,7 +209,7 @@ class Sequence:
         self._last_token = self._clock()
         if self._first_token is None:
             self._first_token = self._last_token
-        most = self.request.logprobs
+        most, text, room = self.request.logprobs, self._text, self.remaining
         for position, token in enumerate(tokens):
             origin = TARGET if drafter is None or position >= accepted else drafter
             if position < forced:
@@ -218,11 +218,10 @@ class Sequence:
             if self._adjuster is not None:
                 self._adjuster.take(token)
             told = None if most is None else logprob(logits[position], token, most)
-            self._pieces += self._text.push(token, origin, told)
-            self._stop = self._text.stopped
-            if token in self._end_tokens or self._stop is not None or self._completes(token):
-                self.finish = FinishReason.STOP
-            elif self.remaining == 0:
+            self._pieces += text.push(token, origin, told)
+            if token in self._end_tokens or text.stopped is not None or self._completes(token):
+                self.finish, self._stop = FinishReason.STOP, text.stopped
+            elif position + 1 == room:
                 self.finish = FinishReason.LENGTH
             if self.finish:
                 return position + 1

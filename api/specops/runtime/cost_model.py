@@ -74,6 +74,11 @@ class CostModel:
         """
         return sum(self._parts(tokens, work))
 
+    def costs(self, tokens: int, more: int) -> list[float]:
+        """Seconds that passes take now: over so many tokens, one more, and so on up to `more`."""
+        fixed, marginal, added = self.fixed * self.seconds[0], self.marginal, self._added_by
+        return [fixed + marginal * added(count) for count in range(tokens, tokens + more + 1)]
+
     def pairs(self, count: float) -> float:
         """Seconds that so many pairs of tokens add to a pass."""
         return self.marginal * self.pair_seconds * count
@@ -119,10 +124,14 @@ class CostModel:
         """Seconds of a pass that one token takes, too, and seconds that the others add."""
         if not tokens:
             return 0.0, 0.0
-        added = self._added
-        widest = len(added) - 1
+        return (
+            self.fixed * self.seconds[0],
+            self.marginal * (self._added_by(tokens) + self.pair_seconds * work),
+        )
+
+    def _added_by(self, tokens: int) -> float:
+        """Seconds that all tokens but the first added when the costs were measured."""
+        widest = len(self._added) - 1
         if tokens <= widest:
-            more = added[tokens]
-        else:
-            more = (self.seconds[-1] * tokens / widest) - self.seconds[0]
-        return self.fixed * self.seconds[0], self.marginal * (more + self.pair_seconds * work)
+            return self._added[tokens]
+        return self.seconds[-1] * tokens / widest - self.seconds[0]

@@ -7,7 +7,7 @@ one before it: long drafts are neither believed nor ruled out before they were s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 _MEMORY = 0.98  # weight of a draft after each newer one: about the last 50 count
@@ -65,19 +65,18 @@ class Acceptance:
 class Promises:
     """How a drafter's promises are kept: what its probabilities really come to, in tenths."""
 
-    __slots__ = ("_accepted", "_promised", "_tried")
+    __slots__ = ("_accepted", "_off", "_promised", "_tried")
 
     def __init__(self) -> None:
         self._tried = [0.0] * TENTHS
         self._promised = [0.0] * TENTHS
         self._accepted = [0.0] * TENTHS
+        self._off = [0.0] * TENTHS  # by how much a promise was too low, in the mean
 
-    def kept(self, promised: Iterable[float]) -> Iterator[float]:
+    def kept(self, promised: Iterable[float]) -> list[float]:
         """What to expect of promised probabilities: each moved as its tenth was off so far."""
-        for value in promised:
-            at = tenth(value)
-            off = (self._accepted[at] - self._promised[at]) / (self._tried[at] + _TRUST)
-            yield min(1.0, max(0.0, value + off))
+        off = self._off
+        return [min(1.0, max(0.0, value + off[tenth(value)])) for value in promised]
 
     def observe(self, promised: Sequence[float], accepted: int) -> None:
         """Take in the promises [k] of a draft whose tokens were all verified."""
@@ -89,6 +88,8 @@ class Promises:
                 (self._accepted, float(position < accepted)),
             ):
                 sums[at] = sums[at] * _LONG_MEMORY + new
+            missing = self._accepted[at] - self._promised[at]
+            self._off[at] = missing / (self._tried[at] + _TRUST)
 
 
 def tenth(probability: float) -> int:

@@ -13,7 +13,7 @@ What does not pay is tried again now and then, within a fixed share of the time:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specops.runtime.cost_model import CostModel, mean_with
@@ -137,11 +137,11 @@ class Controller:
         """
         requests = len(sampled)
         if (line := self._lines.get((requests, prompt_tokens))) is None:
-            cost, first = self._target.cost, requests + prompt_tokens
+            first = requests + prompt_tokens
             rows = [self._rows[item] for item in sampled]
-            begin, counts = cost(first), range(1, requests * self._positions + 1)
-            added = min((cost(first + count) - begin) / count for count in counts) + min(rows)
-            rate = requests / (cost(requests) + requests * max(rows))
+            begin, *wider = self._target.costs(first, requests * self._positions)
+            added = min((cost - begin) / count for count, cost in enumerate(wider, 1)) + min(rows)
+            rate = requests / (self._target.cost(requests) + requests * max(rows))
             line = self._lines[requests, prompt_tokens] = max(LEAST_REACH, added * rate)
         return line
 
@@ -157,7 +157,7 @@ class Controller:
             if not item.most or item.fixed:
                 continue
             reach = 1.0
-            for position, rate in zip(range(item.most), self._rates(item), strict=False):
+            for position, rate in enumerate(self._rates(item)[: item.most]):
                 reach *= rate
                 if reach < line:
                     break
@@ -181,26 +181,25 @@ class Controller:
         pair, drafting = self._target.pairs(1), _Drafting(self._draft)
         tokens = len(candidates) + sum(lengths)
         expected = float(len(candidates))  # those that are fixed count the same in every choice
-        beside = sum(item.position * pair + self._rows[item.sampled] for item in candidates)
-        cost = self._target.cost
-        steps = [(expected, cost(tokens) + beside, beside)]
-        for missed, index, position in places:
-            item = candidates[index]
-            tokens += 1
+        values = [item.position * pair + self._rows[item.sampled] for item in candidates]
+        beside = sum(values)
+        costs = self._target.costs(tokens, len(places))
+        steps = [(expected, costs[0] + beside, beside)]
+        for (missed, index, position), cost in zip(places, costs[1:], strict=True):
             expected += 1 - missed
-            beside += pair * item.position + self._rows[item.sampled]
-            if item.backlog:
-                beside += drafting.add(position, item.backlog)
-            steps.append((expected, cost(tokens) + beside, beside))
-        best = max(range(len(steps)), key=lambda count: steps[count][0] / steps[count][1])
+            beside += values[index]
+            if backlog := candidates[index].backlog:
+                beside += drafting.add(position, backlog)
+            steps.append((expected, cost + beside, beside))
+        rates = [value / seconds for value, seconds, _ in steps]
+        best = rates.index(max(rates))
         if prompt_tokens:
-            rate = steps[best][0] / steps[best][1]
-            first = len(candidates) + sum(lengths) + prompt_tokens
+            costs = self._target.costs(tokens + prompt_tokens, len(places))
             worth = [
-                value - rate * (cost(first + count) + extra)
-                for count, (value, _, extra) in enumerate(steps)
+                value - rates[best] * (cost + extra)
+                for cost, (value, _, extra) in zip(costs, steps, strict=True)
             ]
-            best = max(range(len(worth)), key=worth.__getitem__)
+            best = worth.index(max(worth))
         return places[:best]
 
     def _probes(self, item: Candidate, tokens: int) -> bool:
@@ -283,7 +282,7 @@ class Controller:
             before = self._paying.get(item.drafter, 1.0)
             self._paying[item.drafter] = before + _WEIGHT * (worthwhile - before)
 
-    def _rates(self, candidate: Candidate) -> Iterable[float]:
+    def _rates(self, candidate: Candidate) -> list[float]:
         """The chance of each draft token, given that those before it are accepted."""
         if candidate.promised:
             return self._promises[candidate.key].kept(candidate.promised)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -149,6 +149,11 @@ def block_bytes(layers: int, kv_heads: int, head_size: int, dtype: str) -> int:
     return size
 
 
+def _address(array: npt.NDArray[Any]) -> int:
+    """Where a contiguous, writable array begins. (`array.ctypes.data` takes four times as long.)"""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+
+
 def filtered(
     logits: Floats,
     *,
@@ -175,7 +180,7 @@ def filtered(
     logits = np.ascontiguousarray(logits, np.float32)
     probs = np.empty_like(logits)
     by = _Filter(temperature, top_k, top_p, min_p, top_n_sigma)
-    if library.specops_filter(logits.ctypes.data, *logits.shape, by, probs.ctypes.data):
+    if library.specops_filter(_address(logits), *logits.shape, by, _address(probs)):
         raise MemoryError("sampling needs memory for a vocabulary of numbers")
     return probs
 
@@ -187,18 +192,18 @@ def mask(logits: Floats, masks: npt.NDArray[np.uint32]) -> None:
         logits: [S, V], contiguous.
         masks: [S, W] contiguous, with W * 32 >= V: number i has bit i % 32 of word i // 32.
     """
-    library.specops_mask(logits.ctypes.data, *logits.shape, masks.ctypes.data, masks.shape[1])
+    library.specops_mask(_address(logits), *logits.shape, _address(masks), masks.shape[1])
 
 
 def draw(weights: Floats, uniform: float) -> int:
     """The index at which the sum of [V] weights passes `uniform`, 0 to 1, of the whole."""
     weights = np.ascontiguousarray(weights, np.float32)
-    index: int = library.specops_draw(weights.ctypes.data, len(weights), uniform)
+    index: int = library.specops_draw(_address(weights), len(weights), uniform)
     return index
 
 
 def race(weights: Floats, seed: int, position: int) -> int:
     """The index of [V] weights that wins a race by noise of seed, position and index alone."""
     weights = np.ascontiguousarray(weights, np.float32)
-    index: int = library.specops_race(weights.ctypes.data, len(weights), seed, position)
+    index: int = library.specops_race(_address(weights), len(weights), seed, position)
     return index
