@@ -230,6 +230,7 @@ def _assemble(
 ) -> Engine:
     threads = settings.threads or available_threads()
     share_threads(threads)
+    log.info("%d threads compute with the kernels %s", threads, kernels.described())
     tokenizer = Tokenizer.load(target.path)
     draft = given if isinstance(given, ModelFolder) else None
     head = given if isinstance(given, HeadFolder) else None

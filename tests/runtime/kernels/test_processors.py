@@ -114,6 +114,35 @@ def test_kernels_follow_from_what_the_processor_says(features: int, names: list[
     assert list(kernels.names_for(features)) == names
 
 
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ((0, 1, 1, 0, 0), b""),  # nothing to say: the processor does not name it
+        ((1, 0, 1, 0, 0), b"there is no AVX512-VNNI for passes of few tokens"),
+        ((1, 1, 0, 0, 0), b"the system does not save its registers"),
+        ((1, 1, 1, 0, 0), b"the system does not permit it (arch_prctl)"),
+        ((1, 1, 1, 1, 0), b"it computed something else than plain C when it was tested"),
+        ((1, 1, 1, 1, 1), None),
+    ],
+)
+def test_why_amx_is_not_used_is_told(found: tuple[int, ...], reason: bytes | None) -> None:
+    """Found: named, AVX512-VNNI, registers saved, permitted, right when tested."""
+    assert kernels.library.specops_amx_refusal(*found) == reason
+
+
+def test_where_amx_computes_or_is_not_there_nothing_is_told() -> None:
+    named = "amx_int8" in Path("/proc/cpuinfo").read_text() if Path("/proc").exists() else False
+    assert bool(kernels.no_amx()) == (named and "AMX-INT8" not in kernels.NAMES)
+
+
+def test_the_reason_stands_behind_the_kernels_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "no_amx", lambda: "the system does not save its registers")
+    name = kernels.kernel()
+    assert kernels.described() == f"{name}; not AMX-INT8: the system does not save its registers"
+    monkeypatch.setattr(kernels, "no_amx", lambda: "")
+    assert kernels.described() == name
+
+
 def instructions(kind: str, variant: str, folder: Path) -> str:
     """What the products' kernel is compiled to."""
     setup = fuzz._build_script()

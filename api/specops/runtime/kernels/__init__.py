@@ -53,6 +53,9 @@ def _load(path: Path) -> ctypes.CDLL:
         library.specops_kernel_of.argtypes = [ctypes.c_uint, ctypes.c_int]
         library.specops_kernel_of.restype = ctypes.c_char_p
         library.specops_features.restype = ctypes.c_uint
+        library.specops_amx_refusal.argtypes = [ctypes.c_int] * 5
+        library.specops_amx_refusal.restype = ctypes.c_char_p
+        library.specops_no_amx.restype = ctypes.c_char_p
         library.specops_force_kernel.argtypes = [ctypes.c_char_p]
         library.specops_block_bytes.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_int]
         library.specops_block_bytes.restype = ctypes.c_int64
@@ -107,6 +110,18 @@ def kernel() -> str:
     """The name of the kernels that new sessions compute with."""
     name: bytes = library.specops_kernel()
     return name.decode()
+
+
+def no_amx() -> str:
+    """Why AMX, which the processor names, does not compute; empty where there is nothing to say."""
+    reason: bytes = library.specops_no_amx()
+    return reason.decode()
+
+
+def described() -> str:
+    """The kernels' name, and why they are not those of AMX where the processor names it."""
+    reason = no_amx()
+    return f"{kernel()}; not AMX-INT8: {reason}" if reason else kernel()
 
 
 def force(name: str | None) -> None:

@@ -28,6 +28,19 @@ static const Processor ALL[] = {
 };
 enum { COUNT = sizeof ALL / sizeof *ALL };
 
+// Why AMX does not compute, by what was found; NULL: nothing speaks against it, "": the processor does
+// not name it.
+const char *specops_amx_refusal(int named, int vnni, int kept, int permitted, int agrees) {
+    if (!named) return "";
+    if (!vnni) return "there is no AVX512-VNNI for passes of few tokens";
+    if (!kept) return "the system does not save its registers";
+    if (!permitted) return "the system does not permit it (arch_prctl)";
+    if (!agrees) return "it computed something else than plain C when it was tested";
+    return NULL;
+}
+
+static const char *_Atomic refusal = "";  // of AMX here
+
 #if defined(__x86_64__)
 
 #include <cpuid.h>
@@ -82,22 +95,27 @@ int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int bits, 
     return same;
 }
 
-// Whether the system lets this process use AMX, and it computes what plain C does. Looked at once.
-static unsigned has_amx(unsigned saved, unsigned d) {
+// Whether AMX computes here; looked at once. Each thing that is found allows to look at the next.
+static unsigned has_amx(unsigned saved, unsigned d, int vnni) {
     enum { UNKNOWN, NO, YES };
     static _Atomic int known = UNKNOWN;
-    if (known == UNKNOWN)
-        known = has(d, 24) && has(d, 25) && (saved & AMX_STATE) == AMX_STATE &&
-                        !syscall(SYS_arch_prctl, REQUEST_PERMISSION, MATRIX_DATA) &&
-                        specops_agree(&MATMUL_AMX, &MATMUL_PLAIN, 4, 32) &&
-                        specops_agree(&MATMUL_AMX, &MATMUL_PLAIN, 8, 128)
-                    ? YES : NO;
+    if (known == UNKNOWN) {
+        const int named = has(d, 24) && has(d, 25), kept = (saved & AMX_STATE) == AMX_STATE;
+        const int permitted = named && vnni && kept &&
+                              !syscall(SYS_arch_prctl, REQUEST_PERMISSION, MATRIX_DATA);
+        const int agrees = permitted && specops_agree(&MATMUL_AMX, &MATMUL_PLAIN, 4, 32) &&
+                           specops_agree(&MATMUL_AMX, &MATMUL_PLAIN, 8, 128);
+        refusal = specops_amx_refusal(named, vnni, kept, permitted, agrees);
+        known = refusal ? NO : YES;
+    }
     return known == YES ? HAS_AMX : 0;
 }
 
 #else
 
-static unsigned has_amx(unsigned saved, unsigned d) { return (void)saved, (void)d, 0; }
+static unsigned has_amx(unsigned saved, unsigned d, int vnni) {
+    return (void)saved, (void)d, (void)vnni, 0;
+}
 
 #endif
 
@@ -114,8 +132,8 @@ static unsigned features(void) {
     if (has(next_a, 4)) found |= HAS_VNNI256;
     if (has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) &&  // F, DQ, BW, VL
         (saved & AVX512_STATE) == AVX512_STATE)
-        found |= HAS_AVX512 | (has(c, 11) ? HAS_VNNI512 | has_amx(saved, amx) : 0);
-    return found;
+        found |= HAS_AVX512 | (has(c, 11) ? HAS_VNNI512 : 0);
+    return found | has_amx(saved, amx, (found & HAS_VNNI512) != 0);
 }
 
 #elif defined(__aarch64__) && defined(__linux__)
@@ -182,6 +200,13 @@ const char *specops_kernel_of(unsigned has, int number) {
 
 // What this processor has.
 unsigned specops_features(void) { return features(); }
+
+// Why AMX, which this processor names, does not compute; empty where it does not name it, or it computes.
+const char *specops_no_amx(void) {
+    features();
+    const char *why = refusal;
+    return why ? why : "";
+}
 
 // Has new sessions compute with the kernels of that name; NULL: with the best again. Returns 0 and
 // changes nothing where there are none or this processor lacks what they need. For tests.
