@@ -138,16 +138,3 @@ async def test_client_that_hangs_up_gives_its_place_up(running: Running) -> None
         handle = await running.service.submitted.get()
         request.cancel()
         await asyncio.wait_for(handle.cancelled.wait(), 5)
-
-
-async def test_free_memory_goes_back_every_quarter_of_a_minute(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    app = create_app(Settings(), FakeService())  # type: ignore[arg-type]
-    server = make_server(app, Settings())
-    server.config.load()
-    given = []
-    monkeypatch.setattr("specops.http.server.give_back", lambda: given.append(1))
-    for counter in range(1, 601):  # a minute
-        await server.on_tick(counter)
-    assert len(given) == 4

@@ -23,6 +23,7 @@ from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.queue_tracker import QueuePosition
 from specops.serving.request_handle import RequestHandle
+from specops.system.allocator import give_back
 
 pytestmark = pytest.mark.anyio
 _ids = count()
@@ -88,6 +89,29 @@ async def test_requests_are_answered_and_counted(tiny_settings: Settings) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no priorities of threads")
+async def test_free_memory_goes_back_when_no_request_has_come_for_a_while(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    plain, rests = loop.call_later, []
+
+    def call_later(seconds: float, call: Callable[..., object], *given: object) -> object:
+        timer = plain(seconds, call, *given)
+        if call is give_back:
+            rests.append(timer)
+        return timer
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    async with serving(tiny_settings) as (service, _):
+        await collect(service.submit(request()))
+        assert [rest.cancelled() for rest in rests] == [False]
+        handle = service.submit(request())
+        assert [rest.cancelled() for rest in rests] == [True]
+        await collect(handle)
+        assert [rest.cancelled() for rest in rests] == [True, False]
+        rests[-1].cancel()
+
+
 async def test_the_engine_goes_behind_the_event_loop(tiny_settings: Settings) -> None:
     async with serving(tiny_settings) as (service, _):
         computing = service._thread.native_id

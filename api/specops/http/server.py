@@ -25,13 +25,11 @@ from specops.config import Settings
 from specops.http.connection import Connection, Limits
 from specops.http.state import AppState
 from specops.serving.async_engine import AsyncEngine
-from specops.system.allocator import give_back
 from specops.system.resources import raise_open_files
 
 # After the service has stopped, responses only have to leave the socket's buffer.
 _FLUSH_SECONDS = 5
 _TICKS = 10  # of uvicorn's main loop, in a second
-_GIVE_BACK_SECONDS = 15
 # An open connection takes 5 KiB, one with 64 KiB of a body 67 (600 of each): 0.14 GB.
 _MOST_CONNECTIONS = 2048
 log = logging.getLogger(__name__)
@@ -62,11 +60,9 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Look after connections and memory; called by uvicorn ten times a second."""
+        """Look after the connections; called by uvicorn ten times a second."""
         if counter % _TICKS == 0:
             self.look()
-        if counter % (_TICKS * _GIVE_BACK_SECONDS) == 0:
-            give_back()
         return await super().on_tick(counter)
 
     def look(self) -> None:

@@ -23,7 +23,9 @@ from specops.serving.engine_thread import EngineThread
 from specops.serving.memory_gate import MemoryGate
 from specops.serving.queue_tracker import QueueTracker
 from specops.serving.request_handle import InFlight, RequestHandle
+from specops.system.allocator import give_back
 
+_REST_SECONDS = 15.0  # without a request, after which free memory goes back to the system
 log = logging.getLogger(__name__)
 
 __all__ = [
@@ -76,6 +78,7 @@ class AsyncEngine:
         self._in_flight: dict[str, InFlight] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self._rest: asyncio.TimerHandle | None = None  # since the last request
         self._thread = EngineThread(
             lambda: load(settings, self._report),
             loaded=self._loaded,
@@ -145,6 +148,8 @@ class AsyncEngine:
         position = self.admission.enter(requests)
         handle = RequestHandle(requests, position, lambda: self._cancel(requests))
         self._idle.clear()
+        if self._rest is not None:
+            self._rest.cancel()
         for request in requests:
             self._in_flight[request.request_id] = InFlight(request, handle)
             self.waiting += 1  # until the next step tells
@@ -240,6 +245,7 @@ class AsyncEngine:
         self.admission.leave(request.request_id, reason, output.stats)
         if not self._in_flight:
             self._idle.set()
+            self._rest = asyncio.get_running_loop().call_later(_REST_SECONDS, give_back)
         flight.handle.deliver(output)
 
 

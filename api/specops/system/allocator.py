@@ -11,8 +11,7 @@ of a large one, which then takes 1.8 MB elsewhere. By such steps memory grew by 
 shrank. With a fixed limit the service takes 14 MB less. Answers are as fast.
 
 Small blocks leave holes, and glibc gives back only what is free at the heap's end: the most that
-requests ever took together stays, and the rarer they meet the later it grows. By such steps memory
-grew by 1.1 to 1.2 MB in an hour, although nothing was kept. So holes are given back now and then.
+requests ever took together stays. Under load it is needed again; at rest holes are given back.
 """
 
 from __future__ import annotations
