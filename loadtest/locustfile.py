@@ -6,7 +6,8 @@ Beside Locust's own row for each request there are events of their own:
     ITL     inter-token     time between a stream's tokens; a step that brings n tokens counts n
                             times an n-th of its time
     TOKENS  per request     a count, not milliseconds: tokens that one request generated
-    SPEED   per request     a rate, not milliseconds: tokens after the first, per second
+    SPEED   per request     a rate, not milliseconds: tokens after the first, per second, by the
+                            server's clock; several steps may reach a busy client at once
     SHED    429             requests that the server turned away because its queue was full
 
 Shed load is what an overloaded server should do, so it is counted apart and is no failure. The
@@ -213,7 +214,7 @@ class ApiUser(HttpUser):
     def follow(self, response: ResponseContextManager, sent: float, start: float) -> str | None:
         """Read a stream to its end and report what it felt like. Returns what went wrong."""
         first = previous = start
-        tokens, generated = 0, None
+        tokens, generated, speed = 0, None, 0.0
         gaps: list[float] = []
         for data in stream_events(response):
             now = time.perf_counter()
@@ -228,6 +229,7 @@ class ApiUser(HttpUser):
                 tokens += progress.tokens
                 previous = now
             generated = generated if progress.generated is None else progress.generated
+            speed = progress.speed or speed
         if generated is None:
             return "the stream ended without its last event"
         if tokens:
@@ -236,8 +238,8 @@ class ApiUser(HttpUser):
         for gap in gaps:
             self.report("ITL", "inter-token", gap * 1000)
         self.tally(sent).itl.extend(gaps)
-        if gaps and previous > first:
-            self.report("SPEED", "per request", (generated - 1) / (previous - first))
+        if speed:
+            self.report("SPEED", "per request", speed)
         self.answered(sent, start, generated)
         return None
 
@@ -248,6 +250,7 @@ class ApiUser(HttpUser):
         tally.answered += 1
         tally.tokens += tokens
         tally.latency.append(time.perf_counter() - start)
+        tally.last = time.time()
 
     def shed(self, response: ResponseContextManager, sent: float) -> float:
         """Count a 429 apart from requests and failures. Returns the seconds it asks to wait."""

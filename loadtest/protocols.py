@@ -19,6 +19,7 @@ class Progress:
 
     tokens: int = 0  # tokens in this event; where the protocol does not say, 1 for any text
     generated: int | None = None  # all tokens of the answer, from its last event
+    speed: float = 0.0  # tokens after the first, per second, by the server's clock; 0: not told
     error: str | None = None
 
 
@@ -77,7 +78,8 @@ class Generate:
         if "error" in event:
             return Progress(error=str(event["error"].get("code")))
         if "finish_reason" in event:
-            return Progress(generated=int(event["generated_tokens"]))
+            speed = float(event.get("tokens_per_second", 0.0))
+            return Progress(generated=int(event["generated_tokens"]), speed=speed)
         return Progress(tokens=len(event["tokens"]))
 
 
@@ -117,6 +119,7 @@ class Completions:
         return Progress(
             tokens=1 if text else 0,
             generated=int(usage["completion_tokens"]) if usage else None,
+            speed=float(event.get("timings", {}).get("predicted_per_second", 0.0)),
         )
 
 

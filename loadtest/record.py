@@ -23,7 +23,10 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 @dataclass
 class Tally:
-    """What was seen in one stage; times in seconds, `itl` once for each token."""
+    """What was seen in one stage; times in seconds, `itl` once for each token.
+
+    `last` is when the last answer was whole, as `time.time()` has it.
+    """
 
     answered: int = 0
     shed: int = 0
@@ -32,6 +35,7 @@ class Tally:
     latency: list[float] = field(default_factory=list)
     ttft: list[float] = field(default_factory=list)
     itl: list[float] = field(default_factory=list)
+    last: float = 0.0
 
     def add(self, other: Mapping[str, Any]) -> None:
         """Take over what another process saw in this stage."""
@@ -39,6 +43,7 @@ class Tally:
             setattr(self, name, getattr(self, name) + other[name])
         for name in TIMES:
             getattr(self, name).extend(other[name])
+        self.last = max(self.last, other["last"])
 
 
 class Recorder:
@@ -77,11 +82,12 @@ class Recorder:
         return found
 
     def whole(self) -> dict[str, float]:
-        """Figures of the whole run."""
+        """Figures of the whole run, which ends with its last answer."""
         total = Tally()
         for tally in self.tallies:
             total.add(asdict(tally))
-        return summary(total, sum(stage.seconds for stage in self.stages) * self.time_scale)
+        planned = sum(stage.seconds for stage in self.stages) * self.time_scale
+        return summary(total, max(planned, total.last - self.started))
 
 
 def quantile(values: Sequence[float], q: float) -> float:

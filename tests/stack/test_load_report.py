@@ -54,6 +54,15 @@ def test_a_request_counts_where_it_was_sent(load: Modules) -> None:
     assert recorder.whole()["answered"] == 6
 
 
+def test_answers_that_come_after_the_last_stage_take_their_time(load: Modules) -> None:
+    recorder = load.record.Recorder((load.shapes.Stage(10, 2),), time_scale=1, started=1000)
+    for ended in (1008.0, 1016.0):
+        tally = recorder.at(1001)
+        tally.answered, tally.tokens, tally.last = tally.answered + 1, tally.tokens + 40, ended
+    whole = recorder.whole()
+    assert (whole["tokens_per_second"], whole["answered_per_second"]) == (5, 0.125)
+
+
 def test_what_workers_saw_adds_up(load: Modules) -> None:
     stages = (load.shapes.Stage(10, 1),)
     worker, master = (load.record.Recorder(stages, 1, 0) for _ in range(2))

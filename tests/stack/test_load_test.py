@@ -16,7 +16,9 @@ from specops.metrics.metrics import LOAD_SHAPES
 from tests.loopback import Handler, listening
 from tests.stack.support import ROOT, run, tool
 
+SPEED = 42.0  # however fast its pieces arrive
 ANSWER = {"generated_text": "abc", "generated_tokens": 3, "finish_reason": "length"}
+ANSWER |= {"tokens_per_second": SPEED}
 STEPS = (
     {"text": "a", "tokens": [{"id": 1, "text": "a", "origin": "target"}]},
     {"text": "bc", "tokens": [{"id": n, "text": "b", "origin": "draft"} for n in (2, 3)]},
@@ -59,6 +61,7 @@ class StandIn(Handler):
 
     def reply_as_openai(self, *, stream: bool) -> None:
         usage = {"usage": {"completion_tokens": 3}, "choices": []}
+        usage |= {"timings": {"predicted_per_second": SPEED}}
         if not stream:
             self.reply(200, usage)
             return
@@ -125,6 +128,7 @@ def test_what_people_feel_has_events_of_its_own(url: str, tmp_path: Path) -> Non
     assert abs(rows["TTFT first token"]["num_requests"] - streams) <= 2
     assert abs(rows["ITL inter-token"]["num_requests"] - 2 * streams) <= 4
     assert mean(rows["TOKENS per request"]) == 3
+    assert mean(rows["SPEED per request"]) == SPEED
     assert "0 failed" in output
 
 
@@ -190,6 +194,7 @@ def test_openais_ways_are_asked_too(url: str, api: str, tmp_path: Path) -> None:
     status, rows, output = run_locust(url, tmp_path, "--api", api)
     assert status == 0, output
     assert mean(rows["TOKENS per request"]) == 3
+    assert mean(rows["SPEED per request"]) == SPEED
     (streams,) = (
         row["num_requests"] for name, row in rows.items() if name.endswith("completions (stream)")
     )
