@@ -70,7 +70,7 @@ async def test_who_waits_long_gets_signs_of_life(
 ) -> None:
     monkeypatch.setattr("specops.http.routes.job._PAUSE_SECONDS", 0.01)
     waiting, end = b": waiting\n\n", b"data: [DONE]\n\n"
-    async with api(FakeService()) as here, asyncio.timeout(5):
+    async with api(FakeService()) as here, asyncio.timeout(60):
         client = AsgiClient(here.app, path).send_json(BODIES[path] | {"stream": True})
         handle = await here.service.submitted.get()
         told = b""
