@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,18 @@ def test_a_taken_port_stops_the_start_and_names_the_setting(tmp_path: Path) -> N
         with pytest.raises(native.StartError, match=rf"{port}.*SPECOPS_PORT=…"):
             native.run(tmp_path / "state", {"SPECOPS_PORT": str(port)})
     assert not (tmp_path / "state").exists()
+
+
+def test_a_second_stack_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    """It would write over the first one's logs, and `make down` would no longer find that."""
+    program = tmp_path / "native.py"
+    program.write_text("input()")
+    with subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE) as first:
+        (tmp_path / "native.pid").write_text(str(first.pid))
+        second = run("scripts/up", "--native", env={"NATIVE_STATE": str(tmp_path)})
+        first.communicate(b"\n")
+    assert second.returncode == 1
+    assert f"A stack runs here already (process {first.pid})" in second.stderr
 
 
 def test_a_part_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
