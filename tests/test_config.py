@@ -15,7 +15,7 @@ from specops.models.prepare import choose
 from specops.presets import chat_model, presets
 
 CHANGED = {
-    "model": ("demo2", "demo2"),
+    "model": ("custom", "custom"),
     "target": ("/m/target", "/m/target"),
     "draft": ("none", "none"),
     "quant": ("int4-32", "int4-32"),
@@ -99,6 +99,7 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
         ("SPECOPS_KV_DTYPE", "int4"),
         ("SPECOPS_MAX_BATCHED_TOKENS", "15"),
         ("SPECOPS_MAX_BATCHED_TOKENS", "4097"),
+        ("SPECOPS_MODEL", "smolm2"),
     ],
 )
 def test_wrong_value_is_refused_by_the_variables_name(name: str, text: str) -> None:

@@ -87,6 +87,10 @@ def _drafter(text: str) -> str:
     return _choice("", *DRAFTERS, "none")(FORMER_DRAFTERS.get(text, text))
 
 
+def _preset(text: str) -> str:
+    return _choice("", *presets())(text)
+
+
 def _weights(text: str) -> str:
     if not _WEIGHTS.fullmatch(text):
         raise ConfigError(
@@ -127,7 +131,7 @@ class Settings:
 
     model: str = _knob(
         "",
-        _text,
+        _preset,
         "preset that names target, draft and weights; empty: "
         f"`{CHAT}` where `make up` has fetched it, else `{DEMO}`",
     )

@@ -79,7 +79,9 @@ def test_the_table_shows_the_steps(tiny_pair: Path, capsys: pytest.CaptureFixtur
 
 
 def test_what_cannot_be_loaded_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "load", "--model", "nothing"]) == 1
+    assert main(["bench", "load", "--target", "/nothing"]) == 1
+    assert "/nothing" in capsys.readouterr().err
+    assert main(["bench", "load", "--model", "nothing"]) == 2
     assert "SPECOPS_MODEL takes one of demo" in capsys.readouterr().err
     assert main(["bench", "load", "--runs", "0"]) == 2
     assert "--runs" in capsys.readouterr().err
