@@ -105,6 +105,8 @@ class FakeHandle(RequestHandle):
 class FakeTokenizer:
     """A token per byte."""
 
+    drops_first_space = False
+
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
         return tuple(text.encode())
 
@@ -116,6 +118,9 @@ class FakeTokenizer:
 
     def spelling(self, token: int) -> tuple[str, bytes]:
         return chr(token), bytes([token])
+
+    def shown_bytes(self, token: int) -> bytes:
+        return bytes([token])
 
 
 class FakeEngine:
