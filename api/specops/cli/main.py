@@ -228,6 +228,7 @@ def _info(options: argparse.Namespace) -> int:
     from specops.models.head_folder import is_head  # noqa: PLC0415
     from specops.models.prepare import Source, choose, prepare  # noqa: PLC0415
     from specops.runtime import kernels  # noqa: PLC0415
+    from specops.system import numa  # noqa: PLC0415
     from specops.system.memory import read_memory  # noqa: PLC0415
 
     settings = settings_of(options)
@@ -250,6 +251,7 @@ def _info(options: argparse.Namespace) -> int:
         "kv cache": f"{info.kv_tokens} tokens in {info.kv_dtype}; {_megabytes(info.kv_bytes)}",
         "threads": str(info.threads),
         "kernels": kernels.described(),
+        "NUMA nodes": numa.described(),
         "batch invariant": _invariance(info),
         "memory limit": f"{_megabytes(memory.limit)} ({memory.source})",
         "swap limit": _megabytes(memory.swap_limit),

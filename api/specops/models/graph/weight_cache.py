@@ -28,6 +28,7 @@ from specops.runtime import session
 from specops.system.checksums import checksums
 from specops.system.folders import clear_leftovers, folder_at_once, locked
 from specops.system.memory import page_cache_room
+from specops.system.numa import interleaved
 from specops.system.page_cache import forget
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,8 @@ def _intact(folder: Path, report: Callable[[str], None]) -> bool:
         )
     kept, tell = min(room, used), _percents(folder, total, report)
     try:
-        return bool(expected) and checksums(_files(folder), kept, tell) == expected
+        with interleaved():
+            return bool(expected) and checksums(_files(folder), kept, tell) == expected
     except OSError:  # another process removed it, or the disk is failing
         return False
 
@@ -192,7 +194,8 @@ def _make(graph: Path, folder: Path) -> Path:
         for path in _files(temporary):
             forget(path)  # and read again, from the disk: see `read_ahead`
         kept = min(page_cache_room(), used_bytes(temporary))
-        manifest = json.dumps(checksums(_files(temporary), kept), indent=2)
+        with interleaved():
+            manifest = json.dumps(checksums(_files(temporary), kept), indent=2)
         (temporary / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
     return folder / _GRAPH
 
