@@ -227,7 +227,6 @@ def _progress(done: int, total: int) -> None:
 def _info(options: argparse.Namespace) -> int:
     from specops.models.head_folder import is_head  # noqa: PLC0415
     from specops.models.prepare import Source, choose, prepare  # noqa: PLC0415
-    from specops.runtime import kernels  # noqa: PLC0415
     from specops.system import numa  # noqa: PLC0415
     from specops.system.memory import read_memory  # noqa: PLC0415
 
@@ -250,7 +249,7 @@ def _info(options: argparse.Namespace) -> int:
         "vocabulary": f"{info.vocab_size} tokens",
         "kv cache": f"{info.kv_tokens} tokens in {info.kv_dtype}; {_megabytes(info.kv_bytes)}",
         "threads": str(info.threads),
-        "kernels": kernels.described(),
+        "kernels": engine.computes_with,
         "NUMA nodes": numa.described(),
         "batch invariant": _invariance(info),
         "memory limit": f"{_megabytes(memory.limit)} ({memory.source})",

@@ -150,6 +150,11 @@ class Engine:
         return _assemble(settings, target, draft, lambda text: report(ModelState.LOADING, text))
 
     @property
+    def computes_with(self) -> str:
+        """The kernels' name, and why they are not faster ones where that can be told."""
+        return kernels.described()
+
+    @property
     def grammars(self) -> Grammars:
         """Compiles grammars for the model's vocabulary, on any thread."""
         return self.scheduler.grammars
