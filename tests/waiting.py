@@ -8,6 +8,7 @@ from collections.abc import Callable
 import httpx
 
 POLL_SECONDS = 0.1
+PATIENCE = 60.0  # seconds for one answer: httpx has 5, which a busy machine may need
 
 
 def wait(what: str, condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -20,6 +20,7 @@ from tests.e2e import stand_ins
 from tests.e2e.engine import COMMAND_SECONDS, Engine
 from tests.loopback import free_port
 from tests.stack.support import ROOT, Finished, run
+from tests.waiting import PATIENCE
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 DOCKERFILE = ROOT / "api" / "Dockerfile"
@@ -96,7 +97,7 @@ class Stack:
     def query(self, promql: str) -> list[float]:
         """The current values of an expression, through Prometheus' HTTP API."""
         address = f"{self.url('prometheus')}/api/v1/query"
-        body = httpx.get(address, params={"query": promql}).json()
+        body = httpx.get(address, params={"query": promql}, timeout=PATIENCE).json()
         assert body["status"] == "success", body
         return [float(series["value"][1]) for series in body["data"]["result"]]
 

@@ -19,7 +19,7 @@ from tests.e2e import clients
 from tests.e2e.clients import PROMPT, Stream
 from tests.e2e.stack import COMPOSE, UP, Stack
 from tests.stack import queries
-from tests.waiting import wait
+from tests.waiting import PATIENCE, wait
 
 pytestmark = pytest.mark.e2e
 
@@ -75,10 +75,10 @@ def load(started: Stack, tell: Tell) -> dict[str, Any]:
     """What Locust's page says after a load that was started there."""
     started.compose(*UP, "locust")
     page = started.url("locust")
-    httpx.post(f"{page}/swarm", data={"time_scale": "0.5"}).raise_for_status()
+    httpx.post(f"{page}/swarm", data={"time_scale": "0.5"}, timeout=PATIENCE).raise_for_status()
 
     def figures() -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{page}/stats/requests").json()
+        found: dict[str, Any] = httpx.get(f"{page}/stats/requests", timeout=PATIENCE).json()
         return found
 
     wait("the load ends", lambda: figures()["state"] == "stopped", 180)
@@ -158,7 +158,7 @@ def test_the_kernel_enforces_the_swap_limit(stack: Stack, tell: Tell) -> None:
 
 
 def test_the_service_knows_its_limit(stack: Stack) -> None:
-    page = httpx.get(f"{stack.url('api')}/metrics").text
+    page = httpx.get(f"{stack.url('api')}/metrics", timeout=PATIENCE).text
     (limit,) = (
         float(line.split()[1])
         for line in page.splitlines()
@@ -168,7 +168,7 @@ def test_the_service_knows_its_limit(stack: Stack) -> None:
 
 
 def test_the_image_has_the_kernels_of_this_processor(stack: Stack, tell: Tell) -> None:
-    page = httpx.get(f"{stack.url('api')}/metrics").text
+    page = httpx.get(f"{stack.url('api')}/metrics", timeout=PATIENCE).text
     (info,) = (line for line in page.splitlines() if line.startswith("specops_model_info{"))
     (found,) = re.findall(r'kernels="([^"]+)"', info)
     assert found == kernels.kernel()
@@ -224,13 +224,13 @@ def test_prometheus_scrapes_and_every_panel_has_data(stack: Stack, load: dict[st
     asked = dict(queries.dashboard_queries())
     wait("every panel has data", lambda: all(map(stack.query, asked.values())))
     address = f"{stack.url('prometheus')}/api/v1/rules"
-    groups = httpx.get(address).json()["data"]["groups"]
+    groups = httpx.get(address, timeout=PATIENCE).json()["data"]["groups"]
     assert len([rule for group in groups for rule in group["rules"]]) == len(queries.rules())
     wait(
         "every rule has been evaluated",
         lambda: all(
             rule["health"] == "ok"
-            for group in httpx.get(address).json()["data"]["groups"]
+            for group in httpx.get(address, timeout=PATIENCE).json()["data"]["groups"]
             for rule in group["rules"]
         ),
     )
@@ -240,9 +240,14 @@ def test_prometheus_scrapes_and_every_panel_has_data(stack: Stack, load: dict[st
 def test_grafana_opens_on_the_dashboard_without_login(stack: Stack) -> None:
     if "grafana" not in stack.services:
         pytest.skip("GRAFANA WAS NOT TESTED: its image cannot be pulled here")
-    found = httpx.get(f"{stack.url('grafana')}/api/search", params={"type": "dash-db"}).json()
+    found = httpx.get(
+        f"{stack.url('grafana')}/api/search", params={"type": "dash-db"}, timeout=PATIENCE
+    ).json()
     assert len(found) == len(queries.DASHBOARDS)
-    assert httpx.get(f"{stack.url('grafana')}/api/dashboards/home").status_code == 200
+    assert (
+        httpx.get(f"{stack.url('grafana')}/api/dashboards/home", timeout=PATIENCE).status_code
+        == 200
+    )
 
 
 @pytest.fixture
@@ -281,7 +286,7 @@ def test_a_killed_service_breaks_its_streams_and_comes_back(
 
 def in_flight(api: str) -> int:
     """Requests that run or wait."""
-    health = httpx.get(f"{api}/health").json()
+    health = httpx.get(f"{api}/health", timeout=PATIENCE).json()
     return int(health["running"]) + int(health["waiting"])
 
 
@@ -301,10 +306,15 @@ def test_a_stop_drains_requests_and_exits_with_0(
     followed = [pool.submit(stream.follow) for stream in streams]
     wait("everybody is in", lambda: in_flight(api) + done(streams) == len(streams))
     stopped = pool.submit(stack.compose, "stop", "api", check=False)
-    wait("it drains", lambda: httpx.get(f"{api}/health").json()["state"] == "draining")
+    wait(
+        "it drains",
+        lambda: httpx.get(f"{api}/health", timeout=PATIENCE).json()["state"] == "draining",
+    )
     unfinished = sum(not stream.complete for stream in streams)
     assert unfinished > 0
-    assert httpx.post(f"{api}/generate", json={"prompt": PROMPT}).status_code == 503
+    assert (
+        httpx.post(f"{api}/generate", json={"prompt": PROMPT}, timeout=PATIENCE).status_code == 503
+    )
     for stream, future in zip(streams, followed, strict=True):
         future.result()
         assert stream.complete
@@ -358,7 +368,7 @@ def hog(stack: Stack) -> Iterator[Callable[[int], bool]]:
 
 def figures(stack: Stack) -> dict[str, float]:
     """The series of the metrics page."""
-    page = httpx.get(f"{stack.url('api')}/metrics").text
+    page = httpx.get(f"{stack.url('api')}/metrics", timeout=PATIENCE).text
     pairs = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
     return {series: float(value) for series, _, value in pairs}
 

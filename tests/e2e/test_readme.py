@@ -14,6 +14,7 @@ from tests.e2e import stand_ins
 from tests.e2e.conftest import Tell
 from tests.e2e.stack import COMPOSE, Stack
 from tests.stack.support import ROOT, Finished, run, tool
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.e2e
 
@@ -75,7 +76,7 @@ def test_the_readmes_commands_do_what_it_says(
         answer = json.loads(type_in(ask, env).stdout)
         promised = {"generated_text", "tokens_per_second", "avg_tokens_per_jump", "latency_ms"}
         assert promised <= set(answer)
-        (model,) = httpx.get(f"{started.url('api')}/v1/models").json()["data"]
+        (model,) = httpx.get(f"{started.url('api')}/v1/models", timeout=PATIENCE).json()["data"]
         if model["id"] == "smollm2":
             assert "Paris" in answer["generated_text"]
         else:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.loopback import HOST, Handler, free_port, listening
 from tests.stack.support import ROOT, tool
-from tests.waiting import answers, wait
+from tests.waiting import PATIENCE, answers, wait
 
 START_SECONDS = 60.0
 
@@ -34,7 +34,7 @@ class Gateway:
 
     def page(self) -> str:
         """What Prometheus reads."""
-        return httpx.get(f"{self.figures}/stats/prometheus").text
+        return httpx.get(f"{self.figures}/stats/prometheus", timeout=PATIENCE).text
 
     def figure(self, name: str, *labels: str) -> float:
         """A series' value, over all series that have these `name="value"` labels."""

@@ -19,6 +19,7 @@ from specops.http.middleware import MAX_BODY_BYTES
 from specops.http.routes import embeddings
 from tests.gateway.running import row
 from tests.stack.support import ROOT, run, tool
+from tests.waiting import PATIENCE
 
 CONFIG: dict[str, Any] = yaml.safe_load((ROOT / "gateway" / "envoy.yaml").read_text())
 LISTENERS = {item["name"]: item for item in CONFIG["static_resources"]["listeners"]}
@@ -96,11 +97,11 @@ def test_the_admin_interface_cannot_be_reached_from_outside(tmp_path: Path) -> N
     assert set(CONFIG["admin"]["address"]) == {"pipe"}
     with row(1, tmp_path) as one:
         figures = one.gateway.figures
-        assert httpx.get(f"{figures}/stats/prometheus").status_code == 200
+        assert httpx.get(f"{figures}/stats/prometheus", timeout=PATIENCE).status_code == 200
         for path in ("/", "/config_dump", "/stats/prometheus/../../config_dump", "/server_info"):
-            assert httpx.get(f"{figures}{path}").status_code == 404
+            assert httpx.get(f"{figures}{path}", timeout=PATIENCE).status_code == 404
         for path in ("/quitquitquit", "/stats/prometheus"):
-            assert httpx.post(f"{figures}{path}").status_code == 404
+            assert httpx.post(f"{figures}{path}", timeout=PATIENCE).status_code == 404
         assert "/config_dump" not in one.client.get("/config_dump").text
         sockets = list(Path("/tmp").glob("specops-gateway-*.sock"))  # noqa: S108
         assert sockets

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.stack.support import ROOT, MadeUp, made_up, run, tool
-from tests.waiting import answers
+from tests.waiting import PATIENCE, answers
 
 pytestmark = pytest.mark.e2e
 
@@ -60,7 +60,9 @@ def test_prometheus_finds_every_replica_and_the_gateway(started: Started) -> Non
 
     def up(job: str) -> int:
         query = {"query": f'sum(up{{job="{job}"}}) or vector(0)'}
-        body = httpx.get(f"{started.prometheus}/api/v1/query", params=query).json()
+        body = httpx.get(
+            f"{started.prometheus}/api/v1/query", params=query, timeout=PATIENCE
+        ).json()
         return int(body["data"]["result"][0]["value"][1])
 
     started.wait("all are scraped", lambda: (up("specops"), up("gateway")) == (3, 1))

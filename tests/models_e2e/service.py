@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from tests.waiting import answers, wait
+from tests.waiting import PATIENCE, answers, wait
 
 START_SECONDS = 1800.0
 STOP_SECONDS = 60.0
@@ -115,7 +115,7 @@ class Running:
         """A sample on the page of metrics."""
         text = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
         wanted = f"{name}{{{text}}} " if labels else f"{name} "
-        page = httpx.get(f"{self.url}/metrics").text
+        page = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
         (value,) = (line[len(wanted) :] for line in page.splitlines() if line.startswith(wanted))
         return float(value)
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.stack.console import PROMPT, ask, finish, until
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.e2e
 
@@ -92,7 +93,7 @@ def test_every_drafter_has_a_look_of_its_own(page: Any) -> None:
 
 
 def test_the_model_and_what_drafting_does_are_shown(page: Any, console_url: str) -> None:
-    served = httpx.get(f"{console_url}/v1/models").json()["data"][0]["id"]
+    served = httpx.get(f"{console_url}/v1/models", timeout=PATIENCE).json()["data"][0]["id"]
     until(page, "document.querySelectorAll('#model dd').length > 0")
     shown = page.locator("#model").inner_text()
     assert served in shown

@@ -20,6 +20,7 @@ import pytest
 from specops.metrics.metrics import Metrics
 from tests.stack import queries
 from tests.stack.support import ROOT, Finished, MadeUp, made_up, run, tool
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.e2e
 
@@ -78,7 +79,7 @@ class Load:
 
 def counted(stack: Stack, name: str) -> float:
     """A counter without labels, from the API itself."""
-    page = httpx.get(f"{stack.api}/metrics").text
+    page = httpx.get(f"{stack.api}/metrics", timeout=PATIENCE).text
     (value,) = re.findall(rf"^{name} (\S+)$", page, flags=re.MULTILINE)
     return float(value)
 
@@ -274,7 +275,7 @@ def test_openais_routes_count_the_same_tokens(stack: Stack, load: Load, api: str
 
 
 def test_the_page_of_metrics_has_the_promised_names(stack: Stack, load: Load) -> None:
-    page = httpx.get(f"{stack.api}/metrics").text
+    page = httpx.get(f"{stack.api}/metrics", timeout=PATIENCE).text
     assert "# TYPE specops_latency_seconds histogram" in page
     assert "# TYPE specops_avg_jump gauge" in page
 
