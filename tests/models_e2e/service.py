@@ -93,11 +93,12 @@ class Running:
 
     def said(self) -> str:
         """What this start has written."""
-        return self.log.read_bytes()[self._begins :].decode()
+        return self.log.read_bytes()[self._begins :].decode(errors="replace")
 
     def states(self) -> list[tuple[str, datetime]]:
         """The states in their order, each with when it began, as the service logged them."""
-        lines = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
+        written = self.said().rpartition("\n")[0]  # the last line may be half there
+        lines = [json.loads(line) for line in written.splitlines() if line.startswith("{")]
         found = [(line["message"].split(), datetime.fromisoformat(line["time"])) for line in lines]
         return [(words[2], time) for words, time in found if words[:2] == ["model", "is"]]
 
