@@ -57,7 +57,12 @@ def described() -> str:
     if len(places) < 2:
         return "1"
     names = ", ".join(map(str, places))
-    if _policy() != _DEFAULT:
+    policy = _policy()
+    if policy is None:
+        return (
+            f"{names}; weights lie where they were read first: the system refuses memory policies"
+        )
+    if policy != _DEFAULT:
         return f"{names}; weights lie as the process's own memory policy says"
     return f"{names}; weights are interleaved over them"
 
