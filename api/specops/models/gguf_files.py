@@ -39,5 +39,6 @@ def files_of(path: Path) -> tuple[Path, ...]:
         raise FileNotFoundError(str(error)) from error
     for file in files:
         if not file.is_file():
-            raise FileNotFoundError(f"{file} is missing: all {len(files)} lie beside each other")
+            others = f": all {len(files)} lie beside each other" if len(files) > 1 else ""
+            raise FileNotFoundError(f"{file} is missing{others}")
     return files
