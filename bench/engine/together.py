@@ -1,14 +1,15 @@
-"""Requests that are sent to an engine at once: what comes of each, and how fast they decode.
+"""Requests that an engine answers at once: what comes of each, and how fast they decode.
 
-A pass may hold chunks of prompts beside requests that decode, so the time of prompts cannot be
-taken out pass by pass. What counts as decoding is therefore what happens after the pass that
-computed the last prompt: tokens from then on over the time from then on. It ends with the first
-request that ends: with the fewer that are left after it a pass is no longer one of so many at once,
-and drafts would be blamed for it, since plain requests of one length all end in the same pass.
+There are as many clients all the time: where one has its answer the next one asks. A pass may hold
+chunks of prompts beside requests that decode, so the time of prompts cannot be taken out pass by
+pass. What counts as decoding is therefore the passes in which all decode and no prompt is read. At
+the end there are fewer and fewer, which is not what so many at once are like: drafts would be
+blamed for it, since they let some answers end early, while plain ones of one length end together.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,13 +39,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Requests that were sent at once."""
+    """Requests that were answered, so many at once."""
 
     answers: tuple[Answer, ...]
     seconds: float  # from the sending to the last token
-    decode_seconds: float  # of them, those in which they decoded
-    tokens: int  # decoded in that time, all requests together
-    steps: int  # sequence steps in that time, one per request and pass
+    decode_seconds: float  # of them, those of passes in which all decoded and no prompt was read
+    tokens: int  # decoded in these, all requests together
+    steps: int  # sequence steps in these, one per request and pass
 
     @property
     def rate(self) -> float:
@@ -53,43 +54,44 @@ class Batch:
 
 
 def run_together(
-    engine: Engine, requests: Sequence[GenerationRequest], *, to_the_last: bool = False
+    engine: Engine, requests: Sequence[GenerationRequest], at_once: int | None = None
 ) -> Batch:
-    """Send requests at once and run them to their ends.
+    """Run requests to their ends, in their order.
 
     Args:
         engine: that runs them.
         requests: their names are of no account.
-        to_the_last: what is decoded after the first one has ended counts, too: for answers that
-            end where the model ends them, some soon.
+        at_once: how many are in flight, as long as there are so many; None: all.
 
     Raises:
         RuntimeError: one of them failed.
     """
-    scheduler = engine.scheduler
-    outputs: dict[str, list[Output]] = {}
-    for number, item in enumerate(requests):
-        request = replace(engine.admit(item), request_id=f"bench-{number}")
-        outputs[request.request_id] = []
-        scheduler.add(request)
-    waiting, tokens, steps, counting = len(requests), 0, 0, True
-    start = computed = counted = time.perf_counter()
+    scheduler, clients = engine.scheduler, at_once or len(requests)
+    outputs: dict[str, list[Output]] = {f"bench-{number}": [] for number in range(len(requests))}
+    asked = iter(zip(outputs, requests, strict=True))
+
+    def ask(count: int) -> None:
+        for name, request in itertools.islice(asked, count):
+            scheduler.add(replace(engine.admit(request), request_id=name))
+
+    tokens, steps, seconds = 0, 0, 0.0
+    start = time.perf_counter()
+    ask(clients)
     while scheduler.busy:
+        begun = time.perf_counter()
         result = scheduler.step()
+        took = time.perf_counter() - begun
         for output in result.outputs:
             outputs[output.request_id].append(output)
+        ask(sum(output.finish is not None for output in result.outputs))
         stats = result.stats
-        if stats is not None and waiting > 0:
-            waiting -= stats.first_tokens
-            computed = counted = time.perf_counter()
-        elif stats is not None and counting:
+        if stats is not None and stats.decoding == clients and not stats.prompt_tokens:
             tokens += stats.emitted_tokens
             steps += stats.decoding
-            counted = time.perf_counter()
-        counting &= to_the_last or not any(output.finish for output in result.outputs)
+            seconds += took
     end = time.perf_counter()
     answers = tuple(_answer(found) for found in outputs.values())
-    return Batch(answers, end - start, counted - computed, tokens, steps)
+    return Batch(answers, end - start, seconds, tokens, steps)
 
 
 def _answer(outputs: Sequence[Output]) -> Answer:

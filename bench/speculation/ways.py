@@ -24,13 +24,13 @@ from specops.text.chat_template import question
 
 FIXED = 3  # draft tokens a step, where their number is not adaptive
 _WARM_UP = 16  # tokens
+_WAVES = 4  # requests of each client, at least: the last of them are not all counted
 
 HOW = (
-    "tok/s, speedup and total: tokens of all requests of a batch after the pass that computed the "
-    "last prompt, over the time from there until one of them ends (chat: the last of them); over "
-    "plain decoding's by batch, median with quartiles; total: the same of the sums; whole: time of "
-    "all batches, prompts included, of plain decoding over this way's; ways in turns for every "
-    "batch",
+    "tok/s, speedup and total: tokens of passes in which all clients' requests decode and no "
+    "prompt is read, over the time of these; over plain decoding's by batch, median with "
+    "quartiles; total: the same of the sums; whole: time of all batches, prompts and the last "
+    "requests included, of plain decoding over this way's; ways in turns for every batch",
     "accepted: of the draft tokens; misses: steps for which the drafter had nothing; tok/jump: "
     "tokens per step, misses included; accept. length: 1 + accepted per draft; equal: greedy "
     "outputs that are token by token those of plain decoding",
@@ -62,7 +62,10 @@ PLAIN = Config(NO_DRAFTER, 0)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: every way `rounds` times on every batch of `at_once` prompts."""
+    """How much is measured: every way `rounds` times on every batch.
+
+    A batch is a prompt; of `at_once` clients it is all prompts, which they ask one after another.
+    """
 
     new_tokens: int
     rounds: int = 1
@@ -122,18 +125,17 @@ class Runner:
             ignore_eos=not self._chat,
         )
 
-    def run(self, prompts: Sequence[Prompt], config: Config, new_tokens: int) -> Batch:
-        """Send prompts at once, with what this way's controller has seen so far."""
+    def run(
+        self, prompts: Sequence[Prompt], config: Config, new_tokens: int, at_once: int = 1
+    ) -> Batch:
+        """Answer prompts, so many at once, with what this way's controller has seen so far."""
         scheduler = self.engine.scheduler
         if config not in self._controllers:
             costs = scheduler.cost_model, scheduler.draft_cost_model
             self._controllers[config] = Controller(*costs, self._max_k)
         scheduler.controller = self._controllers[config]
         requests = [self.request(prompt, config, new_tokens) for prompt in prompts]
-        batch = run_together(self.engine, requests, to_the_last=self._chat)
-        if not batch.tokens:
-            raise RuntimeError("nothing was decoded after the last prompt: ask for more new tokens")
-        return batch
+        return run_together(self.engine, requests, at_once)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,23 +275,32 @@ def measure(
     sizes: Sizes,
     progress: Progress,
 ) -> Measured:
-    """Run all ways, plain decoding among them, on all batches; a smaller rest is left out."""
-    size = sizes.at_once
-    batches = [prompts[end - size : end] for end in range(size, len(prompts) + 1, size)]
-    if not batches:
-        raise ValueError(f"{len(prompts)} prompts are too few to measure on, {size} at once")
+    """Run all ways, plain decoding among them, on all batches.
+
+    Raises:
+        ValueError: there are too few prompts.
+        RuntimeError: the requests never all decoded at the same time.
+    """
+    clients = sizes.at_once
+    if len(prompts) < clients:
+        raise ValueError(f"{len(prompts)} prompts are too few to measure on, {clients} at once")
+    often = -(-_WAVES * clients // len(prompts))
+    batches = [[prompt] for prompt in prompts] if clients == 1 else [[*prompts] * often]
     configs = list(dict.fromkeys((PLAIN, *configs)))
     measured = Measured([], {config: [] for config in configs})
     settle()
     for config in configs:  # the first passes fault pages in
-        runner.run(batches[0], config, min(sizes.new_tokens, _WARM_UP))
+        runner.run(batches[0], config, min(sizes.new_tokens, _WARM_UP), clients)
     for turn in range(sizes.rounds):
         for number, batch in enumerate(batches):
             measured.batches.append(batch)
             for config in rotated(configs, turn + number):
-                measured.runs[config].append(runner.run(batch, config, sizes.new_tokens))
+                found = runner.run(batch, config, sizes.new_tokens, clients)
+                if not found.tokens:
+                    raise RuntimeError("requests never all decoded: ask for more new tokens")
+                measured.runs[config].append(found)
     which = ", ".join(measured.categories)
-    progress(f"{which}: {len(batches)} batches of {size}, {sizes.rounds} rounds")
+    progress(f"{which}: {len(batches)} batches, {clients} at once, {sizes.rounds} rounds")
     return measured
 
 

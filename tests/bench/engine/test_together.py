@@ -12,11 +12,13 @@ from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest
 
 
-@pytest.mark.parametrize(("to_the_last", "tokens"), [(False, 3 + 3), (True, 3 + 11)])
-def test_passes_count_until_the_first_request_ends(
-    tiny_settings: Settings, to_the_last: bool, tokens: int
+@pytest.mark.parametrize(
+    ("at_once", "tokens"), [(None, 3 * 3), (2, 3 * 2 + 3 * 2), (1, 3 + 11 + 3)]
+)
+def test_passes_count_in_which_all_decode(
+    tiny_settings: Settings, at_once: int | None, tokens: int
 ) -> None:
-    engine = Engine.load(replace(tiny_settings, draft="none", slots=2))
+    engine = Engine.load(replace(tiny_settings, draft="none", slots=3))
     requests = [
         GenerationRequest(
             request_id="",
@@ -26,9 +28,9 @@ def test_passes_count_until_the_first_request_ends(
             k_draft=0,
             ignore_eos=True,
         )
-        for count in (4, 12)
+        for count in (4, 12, 4)
     ]
-    batch = run_together(engine, requests, to_the_last=to_the_last)
-    assert [len(answer.tokens) for answer in batch.answers] == [4, 12]
+    batch = run_together(engine, requests, at_once)
+    assert [len(answer.tokens) for answer in batch.answers] == [4, 12, 4]
     assert (batch.tokens, batch.steps) == (tokens, tokens)
     assert 0 < batch.decode_seconds < batch.seconds
