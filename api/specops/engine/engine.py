@@ -22,19 +22,21 @@ from specops.request import GenerationRequest, Output, PromptTooLong
 from specops.runtime import kernels
 from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.memory_plan import MemoryPlan
-from specops.runtime.session import share_threads
+from specops.runtime.session import ModelLoadError, share_threads
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.registry import Means, make_drafters
 from specops.system.cpus import available_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.grammar import Grammars
-from specops.text.tokenizer import Tokenizer
+from specops.text.tokenizer import Tokenizer, TokenizerError
 from specops.text.tools.formats import Tool
 
 log = logging.getLogger(__name__)
 
 NO_DRAFTER = "none"
+LOAD_ERRORS = (ConfigError, ModelError, ModelLoadError, TokenizerError)
+"""Why a model was not loaded, in words that say what to do; anything else is a fault of ours."""
 
 
 class ModelState(StrEnum):

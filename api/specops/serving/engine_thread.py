@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specops.engine.engine import Engine
+from specops.engine.engine import LOAD_ERRORS, Engine
 from specops.request import GenerationRequest, StepResult
 from specops.system.priority import lower_priority
 
@@ -124,8 +124,7 @@ class EngineThread:
             self._serve(engine)
         except Exception as error:
             message = str(error) or repr(error)
-            if engine is None and isinstance(error, RuntimeError | ValueError):
-                # It says what to do.
+            if engine is None and isinstance(error, LOAD_ERRORS):
                 log.error("the model cannot be loaded", extra={"fields": {"reason": message}})
             else:
                 log.exception("the engine ended", extra={"fields": _whereabouts(engine)})
