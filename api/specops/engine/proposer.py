@@ -107,8 +107,9 @@ class Proposer:
         start = self._clock()
         share, least = self._max_tokens // max(1, len(sequences)), LEAST_REACH
         if any(sequence.request.k_draft for sequence in sequences):
-            sampled = [sequence.request.sampling.temperature > 0 for sequence in sequences]
-            least = max(least, self.controller.line(sampled, prompt_tokens) - _DOUBT)
+            sampled = (sequence.request.sampling.temperature > 0 for sequence in sequences)
+            line = self.controller.line(len(sequences), sampled, prompt_tokens)
+            least = max(least, line - _DOUBT)
         found = (self._look_up(sequence, share, least) for sequence in sequences)
         proposals = [item for item in found if item is not None]
         if not any(proposal.candidate.most for proposal in proposals):
@@ -200,7 +201,12 @@ class Proposer:
             # The target adds a token of its own to the accepted ones: the last is never drafted.
             most = min(k_draft, sequence.remaining - 1 - len(proposal.forced))
             if most > 0:
-                self._fill_in(proposal, drafter, most, least)
+                candidate.drafter = drafter.name
+                lookup = sequence.request.adaptive and not drafter.runs_model
+                if lookup and not self.controller.look_ups.due(sequence.speculation):
+                    proposal.declined = drafter.name
+                else:
+                    self._fill_in(proposal, drafter, most, least)
         except Exception as error:
             sequence.fail(error)
             return None
@@ -209,12 +215,8 @@ class Proposer:
     def _fill_in(self, proposal: Proposal, drafter: Drafter, most: int, least: float) -> None:
         """Have up to `most` draft tokens looked up, or say how many a draft model could make."""
         sequence, candidate = proposal.sequence, proposal.candidate
-        candidate.drafter, candidate.fixed = drafter.name, not sequence.request.adaptive
-        if not candidate.fixed and not drafter.runs_model:
-            if not self.controller.look_ups.due(sequence.speculation):
-                proposal.declined = drafter.name
-                return
-            candidate.looked_up = True
+        candidate.fixed = not sequence.request.adaptive
+        candidate.looked_up = not candidate.fixed and not drafter.runs_model
         proposal.asked = True
         least = LEAST_REACH if candidate.fixed else least
         found = drafter.look_up(sequence.slot, _certain(proposal), most, least)

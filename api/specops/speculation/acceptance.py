@@ -108,7 +108,6 @@ class SpeculationState:
     seconds: float = 0.0  # that its steps cost
     plain_seconds: float = 0.0  # that plain decoding would have cost for as many tokens
     look_up_gain: float | None = None  # mean seconds that a look-up saves, less what it takes
-    silent: int = 0  # steps since the last one, where they do not pay
 
     @property
     def speedup(self) -> float:

@@ -13,7 +13,7 @@ What does not pay is tried again now and then, within a fixed share of the time:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specops.runtime.cost_model import CostModel, mean_with
@@ -98,7 +98,7 @@ class Controller:
             prompt_tokens: that will be in it, too: every draft token then makes a wide pass wider.
         """
         lengths = [item.most if item.fixed else 0 for item in candidates]
-        line = self.line([item.sampled for item in candidates], prompt_tokens)
+        line = self.line(len(candidates), (item.sampled for item in candidates), prompt_tokens)
         places = self._places(candidates, line)
         if places:
             for _, index, position in self._admitted(candidates, lengths, places, prompt_tokens):
@@ -125,17 +125,17 @@ class Controller:
         """Tokens per second of late over plain decoding's; 1 at first. For any thread."""
         return self._plain_seconds / self._seconds if self._seconds else 1.0
 
-    def line(self, sampled: Sequence[bool], prompt_tokens: int = 0) -> float:
+    def line(self, requests: int, sampled: Iterable[bool], prompt_tokens: int = 0) -> float:
         """No place that is reached less often can pay, whatever the others are.
 
         If it could, so many like it would bring more tokens for their time than the pass brings
         without them: at the least time that a token ever adds to it.
 
         Args:
-            sampled: of all requests that decode in the pass, see `Candidate`.
+            requests: that decode in the pass.
+            sampled: of each of them, see `Candidate`.
             prompt_tokens: see `choose`.
         """
-        requests = len(sampled)
         if (line := self._lines.get((requests, prompt_tokens))) is None:
             first = requests + prompt_tokens
             rows = [self._rows[item] for item in sampled]
@@ -268,6 +268,7 @@ class Controller:
         # Where a draft model ran, too, nobody knows what the look-ups took.
         if saved and draft_seconds and not any(item.backlog for item in candidates):
             self.look_ups.observe(saved, draft_seconds / len(saved), token)
+        self.look_ups.stepped()
         if not self._steps % _LINE_STEPS:
             self._lines.clear()
         self._steps += 1

@@ -23,15 +23,21 @@ class LookUps:
     def __init__(self) -> None:
         self._gain: float | None = None  # seconds that one saves, less what it takes: all requests'
         self._seconds = 0.0  # that one takes
+        self._step = 0
 
     def due(self, state: SpeculationState) -> bool:
-        """Whether a request's text is to be looked up in this step."""
+        """Whether a request's text is to be looked up in this step: all those that do not pay are
+        in the same one, so that the others take no time for it.
+        """
+        if not self._step:
+            return True
         if state.look_up_gain is None:
             state.look_up_gain = self._gain  # a new request believes what others have learned
-        if state.look_up_gain is None or state.look_up_gain >= 0:
-            return True
-        state.silent = (state.silent + 1) % _EVERY
-        return not state.silent
+        return state.look_up_gain is None or state.look_up_gain >= 0
+
+    def stepped(self) -> None:
+        """A step is over."""
+        self._step = (self._step + 1) % _EVERY
 
     def observe(
         self, saved: Iterable[tuple[SpeculationState, float]], seconds: float, token: float
