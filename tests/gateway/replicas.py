@@ -70,12 +70,8 @@ class Fleet:
     gateway: Gateway
     replicas: list[Replica]
 
-    def healthy(self) -> float:
-        name = "envoy_cluster_membership_healthy"
-        return self.gateway.figure(name, 'cluster_name="replicas"')
-
     def wait_all_in(self) -> None:
-        wait("all are in", lambda: self.healthy() == len(self.replicas), 120)
+        wait("all are in", lambda: self.gateway.healthy() == len(self.replicas), 120)
 
 
 @contextmanager

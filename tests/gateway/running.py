@@ -42,6 +42,14 @@ class Gateway:
         kept = [row for row in rows if all(label in row for label in labels)]
         return sum(float(row.rpartition(" ")[2]) for row in kept)
 
+    def healthy(self) -> float:
+        """Replicas that have passed their checks: the others get no request by key."""
+        return self.figure("envoy_cluster_membership_healthy", 'cluster_name="replicas"')
+
+    def in_flight(self) -> float:
+        """Requests at replicas, of whose load the gateway thinks when it chooses one."""
+        return self.figure("envoy_cluster_upstream_rq_active", 'cluster_name="replicas"')
+
     def log(self) -> list[dict[str, Any]]:
         """The access log so far."""
         lines = self.output.read_text().splitlines()
@@ -166,6 +174,7 @@ def row(count: int, folder: Path, environ: Mapping[str, str] | None = None) -> I
         for fake in fakes:
             fake.port = stack.enter_context(listening(fake.handler()))
         running = stack.enter_context(gateway([fake.port for fake in fakes], folder, environ))
+        wait("all are in", lambda: running.healthy() == count)
         wait("a replica is asked", lambda: answers(f"{running.url}/health"))
         client = stack.enter_context(httpx.Client(base_url=running.url, timeout=START_SECONDS))
         yield Row(running, fakes, client)

@@ -57,7 +57,7 @@ def test_a_hung_replica_costs_only_what_it_had_begun_to_stream(three: Fleet) -> 
         seen.wait_more(30)
         victim.running.send_signal(signal.SIGSTOP)
         try:
-            wait("it is out", lambda: three.healthy() == 2, 120)
+            wait("it is out", lambda: three.gateway.healthy() == 2, 120)
             seen.wait_more(60)
         finally:
             victim.running.send_signal(signal.SIGCONT)

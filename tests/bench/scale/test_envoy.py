@@ -27,6 +27,7 @@ def test_a_request_goes_where_the_table_says(tmp_path: Path) -> None:
             talk = Talk(f"session {number}", "", ("a",))
             assert fakes.post(headers={"X-Session-ID": f"session {number}"}).status_code == 200
             expected[table(fakes).home(key(talk))] += 1
+            wait("it is over", lambda: not fakes.gateway.in_flight())  # for the gateway, too
         assert asked(fakes) == expected
         assert min(expected) > 0
 
