@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MOST_CHARACTERS = 1 << 17
-"""Of a grammar's text: the worst one of that length compiles in half a second."""
+"""Of a grammar's text: the worst one of that length compiles in a second."""
 Masks = npt.NDArray[np.uint32]
 _KEPT = 64  # compiled grammars
 _KEPT_CHARACTERS = 4 * MOST_CHARACTERS  # of their texts: one takes up to 130 bytes compiled
