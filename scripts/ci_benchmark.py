@@ -35,8 +35,8 @@ from bench.tools.report import Table, spread, yes
 
 ROUNDS = 4  # before the first look
 _PROMPTS, _NEW_TOKENS = 6, 96  # of each kind of text
-AT_ONCE = 4  # requests of the last part
-_BATCHES = 2  # of so many requests, a round
+AT_ONCE = 4  # clients of the last part
+_SHARED_PROMPTS = 8  # that they ask
 _FAILED = 1
 
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jump, speed = options.min_tokens_per_jump, 1 - options.max_loss
     parts = [Part(text, text, _PROMPTS, 1, jump, speed) for text in CATEGORIES]
     name, gain = f"{CODE}, {AT_ONCE} at once", options.min_gain_at_once
-    parts.append(Part(name, CODE, _BATCHES * AT_ONCE, AT_ONCE, 0.0, gain))
+    parts.append(Part(name, CODE, _SHARED_PROMPTS, AT_ONCE, 0.0, gain))
     machine, model = describe(), configured()
     slots = max(model.settings.slots, AT_ONCE)
     runner = Runner.load(replace(model, settings=replace(model.settings, slots=slots)))
@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         "--min-gain-at-once",
         type=float,
         default=0.97,
-        help=f"of plain decoding's speed, {AT_ONCE} requests for code at once",
+        help=f"of plain decoding's speed, {AT_ONCE} clients who ask for code",
     )
     parser.add_argument(
         "--most-rounds", type=int, default=4 * ROUNDS, help="before a loss is believed"

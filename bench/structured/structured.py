@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -164,7 +163,8 @@ def _check(engine: Engine, plan: Plan, progress: Progress) -> dict[str, Any]:
         asked[f"{name}, greedy"] = request
         asked[f"{name}, seeded"] = replace(request, sampling=drawn)
     progress(f"{len(asked)} answers, plainly")
-    plain = dict(zip(asked, _in_groups(engine, list(asked.values()), 1), strict=True))
+    answers = run_together(engine, list(asked.values()), 1).answers
+    plain = dict(zip(asked, answers, strict=True))
     differing: set[str] = set()
     ways: dict[str, int] = {}
     for drafter in engine.info.drafters:
@@ -173,7 +173,8 @@ def _check(engine: Engine, plan: Plan, progress: Progress) -> dict[str, Any]:
         for at_once in (1, plan.at_once):
             way = f"{drafter}, {at_once} at once"
             progress(f"the same, {way}")
-            found = dict(zip(asked, _in_groups(engine, requests, at_once), strict=True))
+            answers = run_together(engine, requests, at_once).answers
+            found = dict(zip(asked, answers, strict=True))
             others = [key for key in asked if found[key].tokens != plain[key].tokens]
             ways[way] = len(others)
             differing |= {f"{key}, {way}" for key in others}
@@ -190,12 +191,6 @@ def _check(engine: Engine, plan: Plan, progress: Progress) -> dict[str, Any]:
         "invalid": invalid,
         "differing": sorted(differing),
     }
-
-
-def _in_groups(engine: Engine, requests: Sequence[GenerationRequest], at_once: int) -> list[Answer]:
-    """Answer so many requests at once, then as many more."""
-    groups = (requests[start : start + at_once] for start in range(0, len(requests), at_once))
-    return [answer for group in groups for answer in run_together(engine, group).answers]
 
 
 def fits(text: str, schema: dict[str, Any]) -> bool:
