@@ -201,11 +201,12 @@ class Proposer:
             # The target adds a token of its own to the accepted ones: the last is never drafted.
             most = min(k_draft, sequence.remaining - 1 - len(proposal.forced))
             if most > 0:
-                candidate.drafter = drafter.name
-                lookup = sequence.request.adaptive and not drafter.runs_model
-                if lookup and not self.controller.look_ups.due(sequence.speculation):
+                candidate.drafter, candidate.fixed = drafter.name, not sequence.request.adaptive
+                judged = not candidate.fixed and not drafter.runs_model
+                if judged and not self.controller.look_ups.due(sequence.speculation):
                     proposal.declined = drafter.name
                 else:
+                    candidate.looked_up = judged
                     self._fill_in(proposal, drafter, most, least)
         except Exception as error:
             sequence.fail(error)
@@ -215,8 +216,6 @@ class Proposer:
     def _fill_in(self, proposal: Proposal, drafter: Drafter, most: int, least: float) -> None:
         """Have up to `most` draft tokens looked up, or say how many a draft model could make."""
         sequence, candidate = proposal.sequence, proposal.candidate
-        candidate.fixed = not sequence.request.adaptive
-        candidate.looked_up = not candidate.fixed and not drafter.runs_model
         proposal.asked = True
         least = LEAST_REACH if candidate.fixed else least
         found = drafter.look_up(sequence.slot, _certain(proposal), most, least)
