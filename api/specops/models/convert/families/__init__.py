@@ -16,7 +16,7 @@ from specops.models.convert.families.qwen3 import Qwen3
 from specops.models.convert.families.smollm3 import SmolLM3
 from specops.models.convert.model_config import ModelConfig
 
-_FAMILIES: dict[str, type[Family]] = {
+_BY_ARCHITECTURE: dict[str, type[Family]] = {
     "GPT2LMHeadModel": GPT2,
     "Gemma3ForCausalLM": Gemma3,
     "Gemma3ForConditionalGeneration": Gemma3Pictures,
@@ -30,22 +30,19 @@ _FAMILIES: dict[str, type[Family]] = {
     "Qwen3ForCausalLM": Qwen3,
     "SmolLM3ForCausalLM": SmolLM3,
 }
-
-
-# What goes by which `model_type`, for a config.json that names no architecture.
-_ARCHITECTURES = {
-    "gemma3": "Gemma3ForConditionalGeneration",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "granite": "GraniteForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "opt": "OPTForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
+_BY_MODEL_TYPE: dict[str, type[Family]] = {  # for a config.json that names no architecture
+    "gemma3": Gemma3Pictures,
+    "gemma3_text": Gemma3,
+    "gpt2": GPT2,
+    "granite": Granite,
+    "llama": Llama,
+    "mistral": Mistral,
+    "olmo2": OLMo2,
+    "opt": OPT,
+    "phi3": Phi3,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "smollm3": SmolLM3,
 }
 
 
@@ -55,18 +52,12 @@ def family_of(config: ModelConfig) -> Family:
     Raises:
         ExportError: no family does, or one of its settings cannot be drawn.
     """
-    if not config.gives("architectures"):
-        kind = config.text("model_type")
-        if kind not in _ARCHITECTURES:
-            raise config.error(
-                "model_type",
-                f"names {kind}, which cannot be exported; known are {', '.join(_ARCHITECTURES)}",
-            )
-        return _FAMILIES[_ARCHITECTURES[kind]](config)
-    architecture = config.first_text("architectures")
-    if architecture not in _FAMILIES:
+    if config.gives("architectures"):
+        key, name, known = "architectures", config.first_text("architectures"), _BY_ARCHITECTURE
+    else:
+        key, name, known = "model_type", config.text("model_type"), _BY_MODEL_TYPE
+    if name not in known:
         raise config.error(
-            "architectures",
-            f"names {architecture}, which cannot be exported; known are {', '.join(_FAMILIES)}",
+            key, f"names {name}, which cannot be exported; known are {', '.join(known)}"
         )
-    return _FAMILIES[architecture](config)
+    return known[name](config)
