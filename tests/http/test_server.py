@@ -18,6 +18,7 @@ from specops.http.server import DrainingServer, make_server, run
 from specops.request import FinishReason
 from specops.serving.async_engine import NotReady
 from tests.fakes import FakeService, output
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +30,7 @@ class Running:
         self.service: FakeService = server.service  # type: ignore[assignment]
         self.task = asyncio.create_task(server.serve([listener]))
         port = listener.getsockname()[1]
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ async def running() -> AsyncIterator[Running]:
             yield here
         service.may_stop.set()
         server.should_exit = True
-        await asyncio.wait_for(here.task, 60)
+        await asyncio.wait_for(here.task, PATIENCE)
 
 
 async def test_signal_lets_the_running_finish_and_refuses_the_late(running: Running) -> None:
@@ -61,7 +62,7 @@ async def test_signal_lets_the_running_finish_and_refuses_the_late(running: Runn
     assert '"be"' in await anext(lines)
 
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(service.stopping.wait(), 60)
+    await asyncio.wait_for(service.stopping.wait(), PATIENCE)
     service.refusal = NotReady(service.state, "draining")
     health = await client.get("/health")
     assert (health.status_code, health.json()["state"]) == (503, "draining")
@@ -79,7 +80,7 @@ async def test_signal_lets_the_running_finish_and_refuses_the_late(running: Runn
 
 async def test_server_ends_without_a_signals_exit_code(running: Running) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(running.task, 60)  # uvicorn alone would raise the signal again
+    await asyncio.wait_for(running.task, PATIENCE)  # uvicorn alone would raise the signal again
     assert running.service.calls == ["start", "stop", "stop"]
 
 
@@ -89,10 +90,10 @@ async def test_second_signal_does_not_wait_for_the_running(running: Running) -> 
     hanging = asyncio.create_task(running.client.post("/generate", json=body))
     await running.service.submitted.get()
     os.kill(os.getpid(), signal.SIGINT)
-    await asyncio.wait_for(running.service.stopping.wait(), 60)
+    await asyncio.wait_for(running.service.stopping.wait(), PATIENCE)
     assert not running.task.done()
     os.kill(os.getpid(), signal.SIGINT)
-    await asyncio.wait_for(running.task, 60)
+    await asyncio.wait_for(running.task, PATIENCE)
     assert not running.service.may_stop.is_set()
     hanging.cancel()
 
@@ -107,7 +108,7 @@ async def test_crash_of_the_engine_ends_the_process_once_everybody_has_been_told
     handle.push(output(finish=FinishReason.ERROR))
     service.crashed.set()
     assert (await asking).status_code == 500
-    await asyncio.wait_for(running.task, 60)
+    await asyncio.wait_for(running.task, PATIENCE)
 
 
 @pytest.mark.parametrize(("error", "code", "keys"), [("the fuse blew", 1, ""), (None, 0, "a-key")])

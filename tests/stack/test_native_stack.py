@@ -37,7 +37,7 @@ class Stack(MadeUp):
     def query(self, promql: str, at: float | None = None) -> list[float]:
         """The values of an expression, now or at that time, through Prometheus' HTTP API."""
         asked = {"query": promql} if at is None else {"query": promql, "time": str(at)}
-        body = httpx.get(f"{self.prometheus}/api/v1/query", params=asked, timeout=60).json()
+        body = httpx.get(f"{self.prometheus}/api/v1/query", params=asked, timeout=PATIENCE).json()
         assert body["status"] == "success", body
         return [float(series["value"][1]) for series in body["data"]["result"]]
 
