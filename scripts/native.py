@@ -220,7 +220,7 @@ def api_awaited(api: Address) -> str | None:
             return ""
         if health["error"]:
             raise StartError(f"The model cannot be served: {health['error']}") from None
-        return f"{health['state']}: {health['detail']}"
+        return f"{health['state']} {health['detail'] or ''}".strip()
     except OSError:
         return ""
 

@@ -21,8 +21,7 @@ def load_head(head: HeadFolder, settings: Settings, report: Callable[[str], None
         ModelError: the graph's form for this processor cannot be written.
         ModelLoadError: ONNX Runtime does not take it.
     """
-    name = f"{head.path.resolve().name}-head"
-    path = prepacked_graph(head.graph, name, settings.cache_dir, report)
+    path = prepacked_graph(head.graph, head.path.resolve().name, settings.cache_dir, report)
     report(f"opening {path}")
     return open_session(path)
 

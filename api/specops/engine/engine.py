@@ -148,7 +148,7 @@ class Engine:
             draft = HeadFolder.read(choice.draft)
         elif choice.draft is not None:
             draft = prepared("draft", choice.draft, choice.draft_quant, f"{choice.name}-draft")
-        report(ModelState.LOADING, f"loading {target.graph}")
+        report(ModelState.LOADING, f"opening {target.graph}")
         return _assemble(settings, target, draft, lambda text: report(ModelState.LOADING, text))
 
     @property
