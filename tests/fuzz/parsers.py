@@ -7,7 +7,6 @@ warning too, or that it takes more than `LONGEST` seconds of CPU, is a finding; 
 from __future__ import annotations
 
 import json
-import math
 import random
 import shutil
 import signal
@@ -17,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 from unittest import mock
 
 from specops.models.convert import ExportError, Quantization, export_checkpoint
@@ -32,34 +30,12 @@ from specops.models.state_dict import StateDictError, read_state_dict
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.tokenizer import Tokenizer, TokenizerError
 from tests.checkpoints import make_llama_checkpoint
+from tests.fuzz import gguf_files
+from tests.fuzz.damage import damaged
 from tests.models.test_sentencepiece import write_model
 from tests.models.test_state_dict import archive, storage, tensor
 
 LONGEST = 20  # seconds
-VALUES: list[Any] = [
-    *(
-        None,
-        True,
-        -1,
-        0,
-        1,
-        3,
-        2**31,
-        2**63,
-        2**64,
-        10**400,
-        1e308,
-        math.inf,
-        math.nan,
-        -0.5,
-        "",
-        "x",
-        "../x",
-        "\ud800",
-        "x" * 5000,
-    ),
-    *([], {}, [[]], [None], {"": None}, ["x", 1], [-1, 2**62], {"x": {"x": []}}),
-]
 TEMPLATE = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}
 <|user|>{{ message.content | trim }}{% elif loop.first %}{{ raise_exception('no') }}{% else %}
 {%- set ns = namespace(x=1) %}{% generation %}{{ message['content'][:-1] | tojson(indent=2) }}
@@ -68,12 +44,15 @@ TEMPLATE = """{{ bos_token }}{% for message in messages %}{% if message['role'] 
 
 @dataclass(frozen=True)
 class Reader:
-    """What is read, the files of which one is damaged, and the errors that it may end in."""
+    """What is read, the files of which one is damaged, the errors that it may end in, and how
+    files are damaged: a file's content, random numbers, whether it is JSON.
+    """
 
     make: Callable[[Path], object]
     files: tuple[str, ...]
     read: Callable[[Path], object]
     errors: tuple[type[Exception], ...]
+    damaged: Callable[[bytes, random.Random, bool], bytes] = damaged
 
 
 # -- what is read ----------------------------------------------------------------------------------
@@ -168,6 +147,9 @@ READERS: dict[str, Reader] = {
         _read_checkpoint,
         (ExportError,),
     ),
+    "gguf": Reader(
+        gguf_files.make, (gguf_files.FILE,), gguf_files.read, (ExportError,), gguf_files.damaged
+    ),
     "graph": Reader(_graph, ("model.onnx",), _read_graph, (ModelError,)),
     "description": Reader(
         _described, ("specops.json", "genai_config.json"), _read_descriptions, (ModelError,)
@@ -198,64 +180,6 @@ READERS: dict[str, Reader] = {
         (ChatTemplateError,),
     ),
 }
-
-
-# -- damage ----------------------------------------------------------------------------------------
-
-
-def damaged(content: bytes, chance: random.Random, *, is_json: bool) -> bytes:
-    """The content of a file with something wrong in it, mostly little."""
-    if is_json and chance.random() < 0.7:
-        value = json.loads(content)
-        for _ in range(chance.choice([1, 1, 2, 5])):
-            value = _replaced(value, chance)
-        if chance.random() < 0.02:
-            return b'{"a":' * 100_000
-        return json.dumps(value).encode()
-    found = bytearray(content)
-    for _ in range(chance.choice([1, 1, 2, 8])):
-        _damage(found, chance)
-    return bytes(found)
-
-
-def _damage(content: bytearray, chance: random.Random) -> None:
-    at = chance.randrange(len(content) + 1)
-    if chance.random() < 0.6:  # the front, where headers are
-        at = min(at, chance.choice([4, 16, 64, 512, 4096]))
-    length = chance.choice([1, 1, 2, 4, 8, 64])
-    match chance.randrange(6):
-        case 0:
-            content[at : at + 1] = bytes([chance.randrange(256)])
-        case 1:
-            del content[at : at + length]
-        case 2:
-            content[at:at] = chance.randbytes(length)
-        case 3:
-            number = chance.choice([0, 1, -1, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)])
-            content[at : at + 8] = number.to_bytes(8, "little", signed=True)
-        case 4:
-            start = chance.randrange(len(content) + 1)
-            content[at : at + length] = content[start : start + length]
-        case 5 if chance.random() < 0.2:
-            del content[at:]
-        case _ if content:
-            at = min(at, len(content) - 1)
-            content[at] ^= 1 << chance.randrange(8)
-
-
-def _replaced(value: Any, chance: random.Random) -> Any:
-    """A value with one inside it replaced, doubled or gone."""
-    if isinstance(value, dict) and value and chance.random() < 0.9:
-        key = chance.choice(list(value))
-        if chance.random() < 0.15:
-            return {name: item for name, item in value.items() if name != key}
-        return {**value, key: _replaced(value[key], chance)}
-    if isinstance(value, list) and value and chance.random() < 0.9:
-        place = chance.randrange(len(value))
-        if chance.random() < 0.15:
-            return value[:place] + value[place + 1 :]
-        return [*value[:place], _replaced(value[place], chance), *value[place + 1 :]]
-    return chance.choice(VALUES)
 
 
 # -- running ---------------------------------------------------------------------------------------
@@ -298,7 +222,7 @@ class Subject:
         chance = random.Random(f"{self.name} {seed}")
         file = self._folder / chance.choice(self._reader.files)
         whole = file.read_bytes()
-        file.write_bytes(damaged(whole, chance, is_json=file.suffix == ".json"))
+        file.write_bytes(self._reader.damaged(whole, chance, file.suffix == ".json"))
         try:
             with _within(LONGEST), warnings.catch_warnings(action="error"):
                 self._reader.read(self._folder)

@@ -51,6 +51,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"hidden_act": "gelu"}, "'hidden_act' must be 'silu'"),
     ("llama", YARN, "'rope_scaling.rope_type' is 'yarn'"),
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type' is 'dynamic'"),
+    ("llama", {"rope_theta": 1e-60}, "'rope_theta' is 1e-60; .* no numbers"),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "'rope_parameters.factor' is missing"),
     ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary_factor' must be 1"),
     ("llama", {"tie_word_embeddings": "yes"}, "'tie_word_embeddings' must be true or false"),

@@ -56,8 +56,8 @@ def rotary(
     Reads `scaling`, or else transformers 5's `rope_parameters` or the older `rope_theta` with
     `rope_scaling`. All of a head is rotated, or, where the family is `partial`,
     `partial_rotary_factor` of it. Raises ExportError for a scaling other than default, linear,
-    llama3 and longrope, for heads that the operator cannot rotate, and for more positions than
-    any table should have.
+    llama3 and longrope, for heads that the operator cannot rotate, for more positions than any
+    table should have, and for angles that are no numbers.
     """
     if positions > _MOST_POSITIONS:
         raise config.error(
@@ -69,9 +69,13 @@ def rotary(
     if scaling is not None:
         theta = scaling.number("rope_theta", theta)
     rotation = Rotation(_rotated(config, scaling, head_dim, partial), positions, theta)
-    if scaling is None:
-        return Rotary(_table(rotation))
-    return _scaled(rotation, scaling, config)
+    with np.errstate(all="ignore"):  # the last position tells what was too large or too small
+        found = Rotary(_table(rotation)) if scaling is None else _scaled(rotation, scaling, config)
+    if not all(np.isfinite(table.cos[-1]).all() for table in found if table is not None):
+        raise (scaling or config).error(
+            "rope_theta", f"is {theta:g}; with what scales it, it gives angles that are no numbers"
+        )
+    return found
 
 
 def plain_rotary(head_dim: int, positions: int, theta: float) -> Rotary:

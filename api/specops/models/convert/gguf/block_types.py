@@ -14,6 +14,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from specops.models.convert.quantize import check_finite
+
 Float = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
@@ -40,7 +42,8 @@ class Codes(NamedTuple):
 class BlockType(NamedTuple):
     """A type: so many weights in so many bytes, in which order only `codes` or `values` knows.
 
-    Both take whole rows as bytes [N, bytes of a row]. A type with `bits` has codes of as many in
+    Both take whole rows as bytes [N, bytes of a row]; `codes` raises ValueError for a scale or an
+    offset that is no number. A type with `bits` has codes of as many in
     blocks of 32, as products read them; one with neither `codes` nor `values` cannot be read.
     """
 
@@ -77,8 +80,9 @@ def _blocks(raw: Bytes, size: int) -> Bytes:
 
 
 def _half(blocks: Bytes, at: int) -> Float:
-    """The float16 at a byte of each block: [N, blocks]."""
+    """The float16 at a byte of each block: [N, blocks]; ValueError where one is no number."""
     found = np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
+    check_finite(found)
     return found.astype(np.float32)
 
 

@@ -26,6 +26,7 @@ from specops.models.convert.gguf.metadata import Metadata
 from specops.models.convert.gguf.rows import GgufRows, interleaved_halves
 from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.quantization import FileQuantization
+from specops.models.convert.quantize import check_finite
 from specops.models.gguf_files import files_of
 
 Float = NDArray[np.float32]
@@ -88,11 +89,13 @@ class GgufCheckpoint(Checkpoint):
     def vector(self, name: str) -> Float:
         """A one-dimensional tensor as float32; in the order of transformers."""
         tensor = self._stored[self._find(name).name]
-        values = _numbers(tensor)
-        if not np.isfinite(values).all():
+        try:
+            values = _numbers(tensor)
+            check_finite(values)
+        except ValueError:
             raise ExportError(
                 f"{tensor.file}: tensor {tensor.name} contains NaN or infinity: download it again"
-            )
+            ) from None
         order = self._order(tensor)
         if is_one_more(self._metadata.architecture, tensor.name):
             values = values - np.float32(1)

@@ -1,0 +1,115 @@
+"""GGUF files that somebody damaged, or made to do damage: each is converted whole or refused."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+from gguf import GGMLQuantizationType as Kind
+from onnx import TensorProto, numpy_helper
+from tokenizers import Tokenizer
+
+from specops.models.convert import ExportError, export_checkpoint
+from tests.checkpoints import make_llama_checkpoint
+from tests.models.convert.gguf.files import write_gguf
+
+FILE = "m.gguf"
+KINDS = {"q_proj": Kind.Q4_1, "k_proj": Kind.Q4_K, "v_proj": Kind.Q6_K, "o_proj": Kind.F16}
+KINDS |= {"gate_proj": Kind.Q8_0, "up_proj": Kind.IQ4_NL, "embed": Kind.F32}
+NUMBERS = (0, 1, 2, 0x7F, 0xFFFF, 1 << 20, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1)
+FLOATS = [np.array(value, "<f2").tobytes() for value in (np.nan, np.inf, -np.inf, 0, 65504)]
+FLOATS += [np.array(value, "<f4").tobytes() for value in (np.nan, np.inf, 3e38, 1e-45)]
+
+
+def make(folder: Path) -> None:
+    """A whole file, small and of many types."""
+    sizes = {"hidden": 256, "layers": 1, "heads": 4, "kv_heads": 2, "ffn": 256, "context": 64}
+    source = make_llama_checkpoint(folder.parent / "gguf-source", **sizes)
+
+    def kind_of(name: str) -> Kind:
+        return next((kind for part, kind in KINDS.items() if part in name), Kind.Q4_0)
+
+    write_gguf(source, folder / FILE, kind_of)
+
+
+def read(folder: Path) -> None:
+    """Convert it.
+
+    Raises:
+        ExportError: it is refused.
+        AssertionError: the refusal names no place or leaves something behind, or what was
+            converted is not whole.
+    """
+    made = folder.parent / "made"
+    try:
+        export_checkpoint(folder / FILE, made, quantization=None)
+    except ExportError as error:
+        said = str(error)
+        assert str(folder / FILE) in said or said.startswith("tensor "), said
+        assert [path.name for path in folder.iterdir()] == [FILE]
+        assert not list(folder.parent.glob(f"*{made.name}*"))
+        raise
+    try:
+        assert all(map(_is_finite, onnx.load(made / "model.onnx").graph.initializer))
+        Tokenizer.from_file(str(made / "tokenizer.json"))
+    finally:
+        shutil.rmtree(made)
+
+
+def _is_finite(tensor: TensorProto) -> bool:
+    values = numpy_helper.to_array(tensor)
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+
+
+def damaged(content: bytes, chance: random.Random, _is_json: bool) -> bytes:
+    """The file with something wrong in it that a GGUF may have wrong."""
+    data = bytearray(content)
+    start = content.rindex(b"output_norm") + 100  # about where the weights begin
+    chance.choice((_cut, _flip, _enlarge, _poison, _splice, _rename))(data, chance, start)
+    return bytes(data)
+
+
+def _cut(data: bytearray, chance: random.Random, start: int) -> None:
+    """The end is missing, mostly that of the weights."""
+    del data[chance.randrange(chance.choice((0, start)), len(data) - 64) :]
+
+
+def _flip(data: bytearray, chance: random.Random, start: int) -> None:
+    """A few bits of what the file says of itself."""
+    for _ in range(chance.choice((1, 1, 2, 8))):
+        data[chance.randrange(start)] ^= 1 << chance.randrange(8)
+
+
+def _enlarge(data: bytearray, chance: random.Random, start: int) -> None:
+    """A number that may be a size, a count, an offset or a type becomes a hostile one."""
+    size = chance.choice((4, 8))
+    place = chance.choice((chance.randrange(4, 1200), chance.randrange(start - 1500, start)))
+    data[place : place + size] = (chance.choice(NUMBERS) % (1 << 8 * size)).to_bytes(size, "little")
+
+
+def _poison(data: bytearray, chance: random.Random, start: int) -> None:
+    """Scales and weights that are no numbers, or much too large."""
+    for _ in range(chance.choice((1, 3, 30))):
+        place = chance.randrange(start, len(data) - 4) & ~1
+        value = chance.choice(FLOATS)
+        data[place : place + len(value)] = value
+
+
+def _splice(data: bytearray, chance: random.Random, start: int) -> None:
+    """A piece is copied elsewhere, in place of what was there or between."""
+    place, size = chance.randrange(start), chance.choice((4, 8, 40, 400))
+    target = chance.randrange(start)
+    data[target : target + chance.choice((0, size))] = data[place : place + size]
+
+
+def _rename(data: bytearray, chance: random.Random, start: int) -> None:
+    """A key, a tensor or the architecture gets another's name, of the same length or not."""
+    names = (b"llama", b"qwen2", b"gpt2", b"phi3", b"attn_q", b"attn_k", b"ffn_up", b"ffn_down")
+    names += (b"blk.0", b"blk.1", b"token_embd", b"output_norm", b"weight", b"bias", b".rope.")
+    found = [name for name in names if name in data[:start]]
+    old, new = chance.choice(found), chance.choice(names)
+    new = new.ljust(len(old), b"_")[: len(old)] if chance.random() < 0.7 else new
+    data[:start] = data[:start].replace(old, new, chance.choice((1, 1, -1)))
