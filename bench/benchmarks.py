@@ -29,6 +29,7 @@ _THREADS = 2  # of each side against peers
 _AGAINST = {"threads": _THREADS, "vocab": TINYLLAMA_VOCAB}
 _KERNEL_ROUNDS = 10
 _DRAFT_WEIGHTS = ("int8-128", "int4-128-rtn")  # random weights have nothing to look at
+_REAL_DRAFT_WEIGHTS = ("int8-128", "int4-32", "int4-128")
 
 
 def _compare(options: argparse.Namespace, progress: Progress) -> Outcome:
@@ -58,7 +59,12 @@ def _simulated(options: argparse.Namespace, progress: Progress) -> Outcome:
 def _drafted(options: argparse.Namespace, progress: Progress) -> Outcome:
     plan = drafted.QUICK if options.quick else drafted.FULL
     models = {quant: tinyllama(progress, draft_quant=quant) for quant in _DRAFT_WEIGHTS}
-    return drafted.run(models, _own(options) or code(plan.each), plan, progress)
+    demo = configured()
+    pairs = {
+        quant: replace(demo, settings=replace(demo.settings, draft_quant=quant))
+        for quant in _REAL_DRAFT_WEIGHTS
+    }
+    return drafted.run(models, pairs, _own(options) or code(plan.own), plan, progress)
 
 
 def _equality(options: argparse.Namespace, progress: Progress) -> Outcome:

@@ -3,7 +3,7 @@
 TinyLlama's shape is drafted by Llama 160M's, in 8 and in 4 bits. With random weights neither says
 anything, so each draft token is the target's own next one with a set probability
 (`simulated_drafter`). The draft model computes its passes all the same, and both models' passes
-take what they take.
+take what they take. What its bits cost a draft that says something is measured on the demo pair.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class Plan:
     sizes: Sizes
     levels: tuple[float, ...] = (0.9, 0.7, 0.6, 0.5, 0.4, 0.3, 0.0)  # of acceptance
     lengths: tuple[int, ...] = (1, 3)  # of drafts, beside adaptive ones
+    own: int = 32  # prompts for the demo pair
 
 
 FULL = Plan(4, Sizes(48, rounds=2))
-QUICK = Plan(2, Sizes(12), levels=(0.9, 0.0), lengths=(2,))
+QUICK = Plan(2, Sizes(12), levels=(0.9, 0.0), lengths=(2,), own=2)
 
 
 class ScriptedRunner:
@@ -75,9 +76,15 @@ Levels = dict[float, Measured]  # by acceptance
 
 
 def run(
-    models: Mapping[str, BenchModel], prompts: Sequence[Prompt], plan: Plan, progress: Progress
+    models: Mapping[str, BenchModel],
+    pairs: Mapping[str, BenchModel],
+    prompts: Sequence[Prompt],
+    plan: Plan,
+    progress: Progress,
 ) -> Outcome:
-    """Measure every level of acceptance with each of the models, which differ in their drafts."""
+    """Measure every level of acceptance with each of the models, which differ in their drafts, and
+    what the drafts of the pairs, which differ in theirs, really say.
+    """
     found: dict[str, Levels] = {}
     for name, model in models.items():
         longest = max(model.settings.max_k_draft, *plan.lengths)
@@ -98,11 +105,20 @@ def run(
             )
             anew = Runner(runner.engine, longest)  # its controllers know nothing of other levels
             found[name][level] = ways.measure(anew, configs, chosen, plan.sizes, progress)
-    return outcome(next(iter(models.values())), found, plan)
+    real = {}
+    for name, model in pairs.items():
+        progress(f"{model.title}, draft in {name}")
+        runner = Runner.load(replace(model, settings=replace(model.settings, slots=1)))
+        real[name] = ways.measure(
+            runner, [Config(_DRAFTER, 1)], prompts[: plan.own], plan.sizes, progress
+        )
+    return outcome(next(iter(models.values())), found, real, plan)
 
 
-def outcome(model: BenchModel, found: Mapping[str, Levels], plan: Plan) -> Outcome:
-    """A line for each kind of weights and level, and from where on each kind pays."""
+def outcome(
+    model: BenchModel, found: Mapping[str, Levels], real: Mapping[str, Measured], plan: Plan
+) -> Outcome:
+    """A line for each kind of weights and level, from where on each kind pays, and what it says."""
     parts, pays, lines = {}, [], []
     for name, levels in found.items():
         speeds = {level: item.over(_adaptive(item)) for level, item in levels.items()}
@@ -126,12 +142,19 @@ def outcome(model: BenchModel, found: Mapping[str, Levels], plan: Plan) -> Outco
             f"{plan.sizes.rounds} rounds; the draft model's passes are real",
             SIMULATED,
         ),
+        ways.rows_table(
+            "What its bits cost a draft model that says something: the demo pair",
+            "draft",
+            real,
+            f"{plan.own} prompts, {plan.sizes.new_tokens} tokens each, one at a time, greedy",
+        ),
     ]  # fmt: skip
     places = [f"{level:g}" for level in plan.levels]
     across, up = "simulated acceptance", "times plain decoding"
     chart = Chart("A draft model", "lines", across, up, places, lines, level=1.0)
     result = {"model": model.key, "simulated_acceptance": True, "plan": asdict(plan)}
-    return Outcome(result | {"levels": ways.record(parts)}, tables, [chart])
+    rows = {"levels": ways.record(parts), "pairs": ways.record(real)}
+    return Outcome(result | rows, tables, [chart])
 
 
 def _adaptive(measured: Measured) -> Config:
