@@ -21,6 +21,7 @@ from tests.stack.support import ROOT
 from tests.waiting import answers, wait
 
 REQUEST_SECONDS = 120.0
+TURNS = 8  # requests of a session
 
 
 @dataclass
@@ -122,7 +123,7 @@ class Load:
         wanted = self.total() + more
         wait(f"{more} more answers", lambda: self.total() >= wanted, REQUEST_SECONDS)
 
-    def _ask(self, client: httpx.Client, session: int, number: int) -> None:
+    def _ask(self, client: httpx.Client, session: str, number: int) -> None:
         stream = number % 2 == 0
         body = {"prompt": f"def part_{session}(a, b):\n", "max_new_tokens": 24, "ignore_eos": True}
         headers = {"X-Session-ID": str(session)}
@@ -145,15 +146,17 @@ class Load:
             else:
                 self.failed.append(problem)
 
-    def _client(self, session: int) -> None:
+    def _client(self, number: int) -> None:
+        turns = count()
         with httpx.Client(base_url=self.url, timeout=REQUEST_SECONDS) as client:
             while not self._ended.is_set():
+                session = f"{number}_{next(turns) // TURNS}"
                 self._ask(client, session, next(self._numbers))
 
 
 @contextmanager
 def load(url: str, clients: int) -> Iterator[Load]:
-    """So many clients, each with a session, that ask until the block ends."""
+    """So many clients that ask until the block ends, with a new session every `TURNS` requests."""
     seen = Load(url)
     threads = [threading.Thread(target=seen._client, args=(n,)) for n in range(clients)]
     for thread in threads:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 from anthropic import AsyncAnthropic
+from ollama import AsyncClient as AsyncOllama
 from openai import AsyncOpenAI
 
 from specops.config import Settings
@@ -52,6 +53,7 @@ class Clients:
     http: httpx.AsyncClient
     openai: AsyncOpenAI
     anthropic: AsyncAnthropic
+    ollama: AsyncOllama
 
     def say(self, *pieces: str, finish: FinishReason = FinishReason.STOP) -> None:
         """Script the next answers, a step per piece."""
@@ -85,6 +87,7 @@ async def clients(
             http,
             AsyncOpenAI(base_url="http://test/v1", api_key=key, http_client=http, max_retries=0),
             AsyncAnthropic(base_url="http://test", api_key=key, http_client=http, max_retries=0),
+            AsyncOllama("http://test", transport=transport),
         )
 
 

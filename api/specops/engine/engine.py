@@ -89,6 +89,7 @@ class ModelInfo:
     foreign_products: tuple[str, ...]  # nodes whose products with weights are ONNX Runtime's
     chat: bool  # it answers messages; else it continues texts
     embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
+    weight_bytes: int = 0  # of target and draft, mapped
 
     @property
     def batch_invariant(self) -> bool:
@@ -288,6 +289,7 @@ def _assemble(
         foreign_products=models[0].foreign_products,
         chat=chat_template is not None and chat_template.marks_turns(),
         embedding_size=runner.hidden_size,
+        weight_bytes=plan.demand.mapped_weights,
     )
     begin = target.bos_token if target.bos_token is not None else min(target.end_tokens, default=0)
     return Engine(

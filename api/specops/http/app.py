@@ -34,6 +34,8 @@ from specops.http.routes import (
     responses,
     tokens,
 )
+from specops.http.routes.ollama import generating
+from specops.http.routes.ollama import models as ollama_models
 from specops.http.state import AppState
 from specops.metrics.metrics import Metrics
 from specops.request import PromptTooLong
@@ -43,7 +45,7 @@ from specops.serving.async_engine import AsyncEngine, NotReady
 _GENERATING = frozenset(
     (
         *(generate.PATH, completions.PATH, chat.PATH, messages.PATH, responses.PATH),
-        embeddings.PATH,
+        *(generating.CHAT_PATH, generating.PROMPT_PATH, embeddings.PATH, ollama_models.EMBED_PATH),
     )
 )
 _PROMPT_FIELDS = {
@@ -51,6 +53,8 @@ _PROMPT_FIELDS = {
     messages.PATH: "messages",
     responses.PATH: "input",
     embeddings.PATH: "input",
+    generating.CHAT_PATH: "messages",
+    ollama_models.EMBED_PATH: "input",
 }
 
 
@@ -106,7 +110,7 @@ def create_app(
     )
     for endpoints in (
         *(generate, chat, completions, messages, responses, embeddings),
-        *(tokens, models, health, console),
+        *(generating, ollama_models, tokens, models, health, console),
     ):
         app.include_router(endpoints.router)
     _answer_errors(app, metrics)

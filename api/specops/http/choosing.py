@@ -1,4 +1,4 @@
-"""What says how tokens are chosen, checked against the model: biases, forbidden words, grammars."""
+"""What says how tokens are chosen, checked against the model: biases, words, gaps, grammars."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from specops.engine.engine import Engine
 from specops.http.errors import InvalidField
 from specops.http.schemas.options import EngineOptions
 from specops.request import Grammar
+from specops.text.fill_in import FillIn
 from specops.text.grammar import GrammarError
 
 # One thread: grammars are compiled without holding the interpreter, but not without a core.
@@ -85,3 +86,16 @@ async def compiled(grammar: Grammar, body: EngineOptions, engine: Engine) -> Non
     except TimeoutError:
         message = f"it does not compile within {_COMPILE_SECONDS:g} seconds"
         raise InvalidField(field, message, code="invalid_grammar") from None
+
+
+def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:
+    """How the model is asked to fill in; None where it is not.
+
+    Raises:
+        InvalidField: it was not trained for that.
+    """
+    found = FillIn.of(engine.tokenizer) if suffix else None
+    if suffix and found is None:
+        message = "this model's tokenizer has no tokens for a gap that is to be filled in"
+        raise InvalidField("suffix", message, code="unsupported_parameter")
+    return found

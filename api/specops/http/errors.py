@@ -2,12 +2,13 @@
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-is OpenAI's, and the one of all endpoints but Anthropic's, whose is
+is OpenAI's, and the one of all endpoints but Anthropic's and Ollama's, whose are
 
     {"type": "error", "error": {"type": ..., "message": ...}}
+    {"error": ...}
 
-`param` names the field that is wrong, where one is. Client libraries turn both into their own
-exceptions.
+`param` names the field that is wrong, where one is. Client libraries turn all of them into
+their own exceptions.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from starlette.exceptions import HTTPException
 
 OPENAI_PREFIX = "/v1/"
 ANTHROPIC_PREFIX = "/v1/messages"
+OLLAMA_PREFIX = "/api/"
 _RETRY_SECONDS = 5
 _OPENAI = {401: "authentication_error", 429: "rate_limit_error"}
 _ANTHROPIC = {
@@ -70,6 +72,12 @@ class AnthropicErrorResponse(BaseModel):
     error: AnthropicErrorDetail
 
 
+class OllamaErrorResponse(BaseModel):
+    """The body of every response below `/api/` that is not a success."""
+
+    error: str
+
+
 def error_responses(*codes: int, model: type[BaseModel] = ErrorResponse) -> Responses:
     """Return what the API's description says of failures with these status codes."""
     return {code: {"model": model} for code in sorted(codes)}
@@ -105,6 +113,8 @@ class ApiError(HTTPException):
                 "message": self.detail,
             }
             return orjson.dumps({"type": "error", "error": told})
+        if path.startswith(OLLAMA_PREFIX):
+            return orjson.dumps({"error": self.detail})
         detail = {
             "message": self.detail,
             "type": _type(self.status_code, _OPENAI, "server_error"),
@@ -114,7 +124,9 @@ class ApiError(HTTPException):
         return orjson.dumps({"error": detail})
 
     def event(self, path: str) -> bytes:
-        """Return the event that ends a stream."""
+        """Return the event that ends a stream, or, as Ollama has it, the line."""
+        if path.startswith(OLLAMA_PREFIX):
+            return self.body(path) + b"\n"
         name = b"event: error\n" if path.startswith(ANTHROPIC_PREFIX) else b""
         return name + b"data: " + self.body(path) + b"\n\n"
 
@@ -138,8 +150,8 @@ class InvalidField(Exception):  # noqa: N818 - named as what it says
 
 
 def invalid_status(request: Request) -> int:
-    """Status of a request whose fields are wrong: OpenAI's is another than the framework's."""
-    return 400 if request.url.path.startswith(OPENAI_PREFIX) else 422
+    """Status of a request whose fields are wrong: the protocols have another than the framework."""
+    return 400 if request.url.path.startswith((OPENAI_PREFIX, OLLAMA_PREFIX)) else 422
 
 
 def internal_error() -> ApiError:

@@ -63,18 +63,20 @@ class EventStream(Response):
         events: whole events. An `ApiError` before the first one becomes the response, a later
             one the last event.
         leave: called when the client leaves, see `calling_on_disconnect`; must end `events`.
+        media_type: what the events are written as.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
         leave: Callable[[], None],
         headers: Mapping[str, str],
+        *,
+        media_type: str = "text/event-stream",
     ) -> None:
         super().__init__(
-            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers},
+            media_type=media_type,
         )
         del self.headers["content-length"]
         self._events = events

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from specops.engine.engine import Engine
 from specops.http.answers import json_answer
-from specops.http.choosing import prompt_tokens
-from specops.http.errors import InvalidField
+from specops.http.choosing import fill_in, prompt_tokens
 from specops.http.routes.job import Answer, Job, Prompts, Tokens, output_limit, start
 from specops.http.routes.openai import RESPONSES, Heading, check_model, timings, usage
 from specops.http.schemas.completions import (
@@ -41,7 +40,7 @@ async def completions(body: CompletionRequest, request: Request, state: State) -
     asked for; then `[DONE]`.
     """
     engine = check_model(body.model, state)
-    gap = _gap(body, engine)
+    gap = fill_in(body.suffix, engine)
     prompts = body.prompts
     best = body.drawn_choices > body.choices
     job = await start(
@@ -96,19 +95,6 @@ async def _stream(job: Job, heading: Heading, texts: list[_Text]) -> AsyncGenera
         choice = texts[index].choice(index, output.pieces, finish)
         yield heading.chunk(job, choice.model_dump())
     yield heading.end(job)
-
-
-def _gap(body: CompletionRequest, engine: Engine) -> FillIn | None:
-    """How the model is asked to fill in; None where it is not.
-
-    Raises:
-        InvalidField: it was not trained for that.
-    """
-    found = FillIn.of(engine.tokenizer) if body.suffix else None
-    if body.suffix and found is None:
-        message = "this model's tokenizer has no tokens for a gap that is to be filled in"
-        raise InvalidField("suffix", message, code="unsupported_parameter")
-    return found
 
 
 def _encoded(

@@ -5,11 +5,12 @@ Each protocol turns its request into a `Conversation` and writes what `Talk` tel
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import Request
 
@@ -210,3 +211,12 @@ async def converse(
 def call_id() -> str:
     """A new call's id."""
     return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """A call's arguments as an object; an answer that was cut off has none that could be read."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

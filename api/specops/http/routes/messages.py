@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
@@ -11,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from specops.http.answers import json_answer
 from specops.http.errors import EVENTS, GENERATING, AnthropicErrorResponse, error_responses
-from specops.http.routes.conversation import Talk, call_id, converse, encode
+from specops.http.routes.conversation import Talk, arguments, call_id, converse, encode
 from specops.http.routes.job import computed
 from specops.http.routes.openai import check_model
 from specops.http.routes.unknown import ignore_unknown, ignored_header
@@ -109,16 +108,7 @@ def _block(block: Block, text: str) -> dict[str, Any]:
             return {"type": "text", "text": text, "citations": None}
         case "reasoning":
             return {"type": "thinking", "thinking": text, "signature": ""}
-    return {"type": "tool_use", "id": call_id(), "name": block.name, "input": _object(text)}
-
-
-def _object(text: str) -> dict[str, Any]:
-    """A call's arguments; an answer that was cut off has none that could be read."""
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return {"type": "tool_use", "id": call_id(), "name": block.name, "input": arguments(text)}
 
 
 async def _stream(talk: Talk) -> AsyncGenerator[bytes, None]:

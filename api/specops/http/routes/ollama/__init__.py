@@ -1,0 +1,1 @@
+"""Ollama's protocol: what generates (`generating`), and what tells about the model (`models`)."""

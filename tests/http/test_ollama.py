@@ -1,0 +1,239 @@
+"""Ollama's own client: its calls, row by row of docs/api.md, its streams and its errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ollama
+import pytest
+
+from specops.request import FinishReason
+from specops.serving.admission import QueueFull
+from specops.text.chat_template import ChatTemplate
+from tests.fakes import INFO, STATS, output
+from tests.http.chat_clients import ASK, CHAT_TOOLS, TEMPLATE, Clients, clients
+
+pytestmark = pytest.mark.anyio
+both_ways = pytest.mark.parametrize("stream", [False, True])
+ASKED = [{"role": "user", "content": ASK}]
+VECTORS = np.array([[0.6, 0.8, 0, 0], [0, 1, 0, 0]], np.float32)
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+ROWS = re.findall(r"^\| `ollama\.(\w+)` \| `(\{.*\})` \| (\w+) \|$", PAGE, re.M)
+BASE: dict[str, dict[str, Any]] = {
+    "chat": {"model": "fake", "messages": ASKED},
+    "generate": {"model": "fake", "prompt": "a"},
+    "embed": {"model": "fake", "input": ["a", "b"]},
+    "show": {"model": "fake"},
+}
+
+
+def test_the_table_has_rows() -> None:
+    assert len(ROWS) == PAGE.count("| `ollama.") > 15
+
+
+@pytest.mark.parametrize(("call", "fields", "outcome"), ROWS)
+async def test_the_documentations_table_is_true(call: str, fields: str, outcome: str) -> None:
+    ignored: list[str] = []
+    async with clients() as here:
+        here.script(
+            [output("Hello"), replace(output(finish=FinishReason.STOP), embeddings=VECTORS)]
+        )
+
+        async def note(response: Any) -> None:
+            ignored.append(response.headers.get("x-ignored-fields", ""))
+
+        here.ollama._client.event_hooks = {"response": [note]}
+        function = getattr(here.ollama, call)
+        given = BASE.get(call, {}) | json.loads(fields)
+        if outcome == "refused":
+            with pytest.raises(ollama.ResponseError) as refused:
+                await function(**given)
+            assert refused.value.status_code in (400, 404)
+            return
+        assert await function(**given)
+    assert bool(ignored[0]) is (outcome == "ignored")
+    assert outcome in ("works", "ignored")
+
+
+async def lines(here: Clients, path: str, **body: Any) -> list[dict[str, Any]]:
+    """A stream's lines, as they are."""
+    answer = await here.http.post(path, json={"model": "fake", **body})
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+@both_ways
+async def test_a_chat_is_text_thoughts_and_calls(stream: bool) -> None:
+    async with clients() as here:
+        here.say("<think>hm", "</think>Hello", " world", CALL)
+        answer: Any = await here.ollama.chat(
+            "fake:latest", ASKED, tools=CHAT_TOOLS, stream=stream, think=True
+        )
+        parts = [part async for part in answer] if stream else [answer]
+        (request,) = here.service.requests
+    assert "".join(part.message.content for part in parts) == "Hello world"
+    assert "".join(part.message.thinking or "" for part in parts) == "hm"
+    calls = [call for part in parts for call in part.message.tool_calls or ()]
+    assert [(call.function.name, call.function.arguments) for call in calls] == [
+        ("get_weather", {"city": "Zürich"})
+    ]
+    assert [part.done for part in parts] == [*[False] * (len(parts) - 1), True]
+    last = parts[-1]
+    assert (last.done_reason, last.model) == ("stop", "fake")
+    assert last.eval_count == STATS.generated_tokens
+    assert last.eval_duration == round(STATS.decode_seconds * 1e9)
+    assert last.prompt_eval_duration == round(STATS.prefill_seconds * 1e9)
+    assert last.prompt_eval_count == len(request.prompt_tokens)
+    assert request.sampling.temperature == 0.8
+    assert (request.sampling.top_k, request.sampling.top_p) == (40, 0.9)
+
+
+async def test_options_may_stand_in_options_or_beside_it() -> None:
+    options = {"temperature": 0, "num_predict": 3, "stop": ["x"], "seed": 7, "repeat_penalty": 1.2}
+    async with clients() as here:
+        here.say("a")
+        await here.ollama.chat("fake", ASKED, options=options | {"k_draft": 2})
+        await lines(here, "/api/chat", messages=ASKED, **options, k_draft=2)
+        first, second = here.service.requests
+    assert first.sampling == second.sampling
+    assert (first.sampling.temperature, first.sampling.repetition_penalty) == (0, 1.2)
+    assert (first.max_new_tokens, first.stop, first.sampling.seed) == (3, ("x",), 7)
+    assert (first.k_draft, second.k_draft) == (2, 2)
+
+
+async def test_negative_numbers_ask_for_nothing_in_particular() -> None:
+    async with clients(max_new_tokens=20) as here:
+        here.say("a")
+        await here.ollama.chat("fake", ASKED, options={"num_predict": -1, "seed": -1})
+    assert (here.request.max_new_tokens, here.request.sampling.seed) == (20, None)
+
+
+async def test_results_follow_their_calls() -> None:
+    called = [
+        {"function": {"name": name, "arguments": {"city": city}}}
+        for name, city in (("get_weather", "Bern"), ("search", "Genf"), ("get_weather", "Chur"))
+    ]
+    results = [
+        {"role": "tool", "tool_name": name, "content": text}
+        for name, text in (("search", "lake"), ("get_weather", "rain"), ("get_weather", "sun"))
+    ]
+    template = f"{TEMPLATE}{{% for m in messages %}}{{{{ m.tool_call_id }}}};{{% endfor %}}"
+    turns = [*ASKED, {"role": "assistant", "content": "", "tool_calls": called}, *results]
+    async with clients(template) as here:
+        here.say("ok")
+        await here.ollama.chat("fake", turns)
+        assert here.prompt.endswith(";;000000002;000000001;000000003;")
+        with pytest.raises(ollama.ResponseError, match="answers no call"):
+            await here.ollama.chat("fake", [*turns, results[0]])
+
+
+@both_ways
+async def test_a_prompt_is_answered_or_gone_on_with(stream: bool) -> None:
+    async with clients() as here:
+        here.say("Hel", "lo")
+        for chat, fields, expected in (
+            (False, {}, "Hi"),
+            (True, {"raw": True}, "Hi"),
+            (True, {"system": "Be brief."}, "Be brief."),
+            (True, {}, "assistant"),
+        ):
+            here.service.info = replace(INFO, chat=chat)
+            answer: Any = await here.ollama.generate("fake", "Hi", stream=stream, **fields)
+            parts = [part async for part in answer] if stream else [answer]
+            assert "".join(part.response for part in parts) == "Hello"
+            assert parts[-1].done_reason == "stop"
+            assert expected in here.prompt
+            assert (here.prompt == "Hi") is (expected == "Hi")
+
+
+async def test_an_answer_follows_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    async with clients("{{ messages[0].content }}") as here:
+        here.say('{"a": 1}')
+        for form in (schema, "json"):
+            await here.ollama.chat("fake", ASKED, format=form)
+        wanted, some = (request.sampling.grammar for request in here.service.requests)
+        assert wanted is not None
+        assert some is not None
+        assert json.loads(wanted.text) == schema
+        assert some.text == '{"type":"object"}'
+        with pytest.raises(ollama.ResponseError, match="not together"):
+            await here.ollama.chat("fake", ASKED, format="json", options={"guided_regex": "a"})
+
+
+async def test_nothing_asked_is_a_model_that_is_loaded() -> None:
+    async with clients() as here:
+        chat = await here.ollama.chat("fake")
+        prompt = await here.ollama.generate("fake", keep_alive=-1)
+        assert here.service.requests == []
+    assert (chat.done_reason, prompt.done_reason) == ("load", "load")
+    assert (chat.message.content, prompt.response) == ("", "")
+
+
+async def test_what_is_served_is_told() -> None:
+    async with clients() as here:
+        here.service.info = replace(INFO, chat=True, weight_bytes=5)
+        here.service.loaded.chat_template = ChatTemplate(f"{TEMPLATE}<tool_call> </think>", {})
+        (listed,) = (await here.ollama.list()).models
+        (running,) = (await here.ollama.ps()).models
+        shown = await here.ollama.show("fake:latest")
+        version = (await here.http.get("/api/version")).json()["version"]
+    assert (listed.model, listed.size) == ("fake", 5)
+    assert listed.digest == running.digest
+    assert len(listed.digest or "") == 64
+    assert listed.details is not None
+    assert listed.details.parameter_size == "8.0M"
+    assert listed.details.quantization_level == "int8-128"
+    assert running.context_length == 64
+    assert shown.modelinfo["specops.context_length"] == 64
+    assert shown.modelinfo["general.architecture"] == "specops"
+    assert shown.capabilities == ["completion", "tools", "thinking", "embedding"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+
+
+async def test_texts_are_embedded_and_cut_to_the_context() -> None:
+    async with clients() as here:
+        here.script([replace(output(finish=FinishReason.STOP), embeddings=VECTORS)])
+        found = await here.ollama.embed("fake", ["ab", "c" * 99])
+    assert np.array(found.embeddings, np.float32).tolist() == VECTORS.tolist()
+    assert [len(here.request.prompt_tokens), *map(len, here.request.more_prompts)] == [2, 64]
+    assert found.prompt_eval_count == 66
+
+
+@both_ways
+async def test_errors_are_the_librarys_own(stream: bool) -> None:
+    async def ask(here: Clients, **fields: Any) -> None:
+        answer: Any = await here.ollama.chat(**BASE["chat"] | fields, stream=stream)
+        if stream:
+            async for _ in answer:
+                pass
+
+    async with clients() as here:
+        with pytest.raises(ollama.ResponseError, match="does not exist") as unknown:
+            await ask(here, model="other")
+        with pytest.raises(ollama.ResponseError, match="temperature: ") as wrong:
+            await ask(here, options={"temperature": 9})
+        here.service.refusal = QueueFull(3)
+        with pytest.raises(ollama.ResponseError, match="full") as full:
+            await ask(here)
+        here.service.refusal = None
+        here.script([output("a"), output(finish=FinishReason.TIMEOUT)])
+        with pytest.raises(ollama.ResponseError, match=r"not (finished|started) within"):
+            await ask(here)
+    found = [error.value.status_code for error in (unknown, wrong, full)]
+    assert found == [404, 400, 429]
+
+
+async def test_an_error_in_the_midst_of_a_stream_is_its_last_line() -> None:
+    async with clients() as here:
+        here.script([output("a"), output(finish=FinishReason.ERROR)])
+        told = await lines(here, "/api/generate", prompt="a", raw=True)
+    assert told[0]["response"] == "a"
+    assert list(told[-1]) == ["error"]
