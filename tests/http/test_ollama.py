@@ -12,11 +12,13 @@ import numpy as np
 import ollama
 import pytest
 
+from specops.config import Settings
 from specops.request import FinishReason
 from specops.serving.admission import QueueFull
 from specops.text.chat_template import ChatTemplate
 from tests.fakes import INFO, STATS, output
 from tests.http.chat_clients import ASK, CHAT_TOOLS, TEMPLATE, Clients, clients
+from tests.http.real_engine import served
 
 pytestmark = pytest.mark.anyio
 both_ways = pytest.mark.parametrize("stream", [False, True])
@@ -185,6 +187,7 @@ async def test_what_is_served_is_told() -> None:
         (running,) = (await here.ollama.ps()).models
         shown = await here.ollama.show("fake:latest")
         version = (await here.http.get("/api/version")).json()["version"]
+        assert (await here.http.head("/")).status_code == 200
     assert (listed.model, listed.size) == ("fake", 5)
     assert listed.digest == running.digest
     assert len(listed.digest or "") == 64
@@ -202,9 +205,32 @@ async def test_texts_are_embedded_and_cut_to_the_context() -> None:
     async with clients() as here:
         here.script([replace(output(finish=FinishReason.STOP), embeddings=VECTORS)])
         found = await here.ollama.embed("fake", ["ab", "c" * 99])
+        with pytest.raises(ollama.ResponseError, match="at least 1 item"):
+            await here.ollama.embed("fake", [])
     assert np.array(found.embeddings, np.float32).tolist() == VECTORS.tolist()
-    assert [len(here.request.prompt_tokens), *map(len, here.request.more_prompts)] == [2, 64]
-    assert found.prompt_eval_count == 66
+    assert [len(here.request.prompt_tokens), *map(len, here.request.more_prompts)] == [2, 63]
+    assert found.prompt_eval_count == 65
+
+
+async def test_a_real_engine_answers_all_of_it(tiny_settings: Settings) -> None:
+    long = "x " * 500
+    async with served(tiny_settings) as client:
+        http: Any = client._client
+        at, name = "http://test/api", (await http.get("http://test/api/tags")).json()["models"][0]
+        ask = {"model": name["name"], "options": {"temperature": 0, "num_predict": 3}}
+        found = (await http.post(f"{at}/embed", json=ask | {"input": ["a", long]})).json()
+        refused = await http.post(f"{at}/embed", json=ask | {"input": long, "truncate": False})
+        told = (await http.post(f"{at}/generate", json=ask | {"prompt": "a"})).text.splitlines()
+        chat = (await http.post(f"{at}/chat", json=ask | {"messages": ASKED})).text.splitlines()
+    assert name["size"] > 0
+    assert len(found["embeddings"]) == 2
+    assert refused.status_code == 400
+    assert "shorten the prompt" in refused.json()["error"]
+    last = json.loads(told[-1])
+    assert last["done"]
+    assert 0 < last["eval_count"] <= 3
+    assert last["eval_duration"] > 0
+    assert "template" in json.loads(chat[-1])["error"]  # this model has none
 
 
 @both_ways

@@ -83,6 +83,7 @@ def _page() -> tuple[str, str]:
 _HTML, _POLICY = _page()
 
 
+@router.head("/")  # Ollama's command asks so whether anybody is there
 @router.get("/")
 async def index(request: Request) -> Response:
     """Show the console to a browser; tell a program what this is and where the rest is."""

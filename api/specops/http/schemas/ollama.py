@@ -202,7 +202,7 @@ class OllamaTexts(Body):
     without_effect = _MACHINE | {"options"}
 
     model: str = Field(description="as GET /api/tags tells, with or without `:latest`")
-    input: Text | Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=2048, fail_fast=True)]
     truncate: bool | None = Field(True, description="leave out what the context has no room for")
     dimensions: int | None = Field(
         None, ge=1, description="only the size that the model's embeddings have"

@@ -75,7 +75,7 @@ async def embeddings(body: OllamaTexts, request: Request, state: State) -> Respo
     """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
     engine = served(body.model, state)
     ignore_unknown(body, request, state.settings)
-    room = engine.info.context if body.truncate is not False else None
+    room = engine.info.context - 1 if body.truncate is not False else None
     found = await embed(
         state, request, engine, body.inputs, body.input, size=body.dimensions, room=room
     )
