@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--honest", type=int, default=4000)
     parser.add_argument("--faulty", type=int, default=1000)
     options = parser.parse_args()
-    settings = Settings(max_inter_token_latency=0.05)
+    settings = Settings(model="demo", max_inter_token_latency=0.05)
     engine = Engine.load(settings)
     lines = (settings.models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
     prompts = [json.loads(line)["prompt"] for line in lines.splitlines()]
