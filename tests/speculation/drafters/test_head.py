@@ -83,6 +83,25 @@ def test_a_second_guess_follows_a_sure_first_one() -> None:
     assert drafter.look_up(0, [5, 6, 10], 1).tokens == (20,)
 
 
+@pytest.mark.parametrize(("right", "kept"), [((1.0, 1.0), 0.95), ((0.25, 0.5), 0.25)])
+def test_promises_follow_what_comes(right: tuple[float, float], kept: float) -> None:
+    """The head is as sure as 0.5 of both; the second one counts where the first is right."""
+    drafter, _, states = made((1.0, 0.0), (1.0, 1.0))
+    chance = np.random.default_rng(0)
+    tokens, draft = [10], NO_DRAFT
+    for _ in range(4000):
+        keep(states, 0, 0.5, len(tokens) - 1, tokens[-1])
+        draft = drafter.look_up(0, tokens, 2, 0.0)
+        for guess, share in zip(draft.tokens, right, strict=False):
+            tokens.append(guess if chance.random() < share else 99)
+            if tokens[-1] == 99:
+                break
+        tokens.append(10)
+    assert draft.promised[0] == pytest.approx(kept, abs=0.06)
+    if right[0] == 1:
+        assert draft.promised[1] > 0.9
+
+
 @pytest.mark.parametrize(("least", "tokens"), [(0.3, 2), (0.4, 1), (0.79, 1), (0.81, 0)])
 def test_guesses_that_cannot_pay_are_left_out(least: float, tokens: int) -> None:
     drafter, _, states = made((1.0, 0.0), (1.0, 0.0))

@@ -43,8 +43,9 @@ class CascadeDrafter:
         draft = self._lookup.look_up(slot, tokens, count, least)
         believed = draft.promised[0] if draft.promised else 0.0
         if not self.runs_model and believed < _SURE:
-            guess = self._model.look_up(slot, tokens, count, least)
-            if guess.tokens and guess.promised[0] > believed:
+            # A head learns from what it puts forward: it has to know what would not be taken.
+            guess = self._model.look_up(slot, tokens, count, max(least, believed))
+            if guess.tokens:
                 return replace(guess, origin=self._model.name)
         return draft if draft.origin else replace(draft, origin=self._lookup.name)
 
