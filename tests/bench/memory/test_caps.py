@@ -93,7 +93,6 @@ def test_a_service_is_measured_under_a_real_cap(small_case: Case, tmp_path: Path
     assert 0 < outcome.peak_anonymous < 700 * 10**6
     assert (outcome.slots, outcome.context) == (3, 128)
     assert outcome.kv_tokens >= outcome.context
-    assert outcome.most_running > 0
     assert 0 < outcome.samples[0]["anonymous"] <= outcome.peak_anonymous
     json.dumps(outcome.tokens_per_second)
 
