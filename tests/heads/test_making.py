@@ -8,13 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from specops.cli.main import main
+from specops.heads.shards import Conversation, Shards
 
 pytest.importorskip("torch", reason="needs the extra `train`")
+from specops.heads import making
 
 MINUTES = "0.5"
 
@@ -59,3 +65,23 @@ def test_a_head_is_made_stopped_made_on_and_served(
         assert main([*arguments, "--draft", draft, "--drafter", drafter, "--threads", "1"]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_no_more_is_written_than_training_has_memory_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Endless:
+        def __init__(self, engine: Any) -> None: ...
+
+        def conversations(self, first: int) -> Iterator[Conversation]:
+            tokens, states = np.zeros(4, np.int64), np.zeros((4, 2), np.float16)
+            for number in count(first):
+                yield Conversation(number, tokens, tokens, states)
+
+    monkeypatch.setattr(making, "Writer", Endless)
+    monkeypatch.setattr(making, "_SHARD_SECONDS", 0.0)
+    monkeypatch.setattr(making, "page_cache_room", lambda: 50_000)
+    shards, told = Shards(tmp_path), list[str]()
+    making._write(cast(Any, None), shards, tmp_path / "progress.json", 60.0, told.append)
+    assert 50_000 < making._TRAINING_BYTES * shards.nbytes < 100_000
+    assert told == ["writing ends here: training on more would not fit into the memory"]

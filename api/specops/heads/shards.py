@@ -54,6 +54,11 @@ class Shards:
                 last = max(last, int(found["numbers"].max()))
         return last + 1
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self._folder.glob("*.npz"))
+
     def append(self, conversations: Sequence[Conversation]) -> None:
         """Write a shard."""
         count = len(list(self._folder.glob("*.npz")))
