@@ -109,8 +109,10 @@ def test_shards_give_back_what_they_were_given(tmp_path: Path) -> None:
     (tmp_path / "kept" / "00001.partial").write_bytes(b"cut short")
     shards = Shards(tmp_path / "kept")
     shards.append(given[2:])
-    found = list(shards)
+    found = list(shards.first(shards.nbytes))
     assert [item.number for item in found] == [4, 1, 9]
     for one, other in zip(found, given, strict=True):
         for name in ("prompt", "tokens", "states"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    assert [item.number for item in shards.first(shards.nbytes - 1)] == [4, 1]
+    assert not list(shards.first(0))

@@ -61,7 +61,9 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
     engine = Engine.load(alone)
     shards = Shards(work / "conversations")
     _write(engine, shards, work / "progress.json", 60 * _WRITING * minutes, tell)
-    conversations = list(shards)
+    if shards.nbytes > (most := page_cache_room() // _TRAINING_BYTES):
+        tell(f"learning from {most / shards.nbytes:.0%} of it: more would not fit into the memory")
+    conversations = list(shards.first(most))
     learnt, kept = ([c for c in conversations if held_out(c) is unseen] for unseen in (False, True))
     if not learnt or not kept:
         raise ModelError(

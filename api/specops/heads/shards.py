@@ -76,9 +76,12 @@ class Shards:
             )
         partial.replace(path)
 
-    def __iter__(self) -> Iterator[Conversation]:
-        """All conversations in the order in which they were written."""
+    def first(self, most_bytes: int) -> Iterator[Conversation]:
+        """Conversations in the order in which they were written, from files of so many bytes."""
         for path in sorted(self._folder.glob("*.npz")):
+            most_bytes -= path.stat().st_size
+            if most_bytes < 0:
+                return
             with np.load(path) as found:
                 numbers = found["numbers"].tolist()
                 prompts = _apart(found["prompts"], found["asked"])
