@@ -143,7 +143,7 @@ def outcome(
             SIMULATED,
         ),
         ways.rows_table(
-            "What its bits cost a draft model that says something: the demo pair",
+            "What its bits cost a draft model that says something",
             "draft",
             real,
             f"{plan.own} prompts, {plan.sizes.new_tokens} tokens each, one at a time, greedy",

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from specops.http.answers import json_answer
-from specops.http.routes.conversation import Step, Talk, call_id, converse
+from specops.http.routes.conversation import Step, Talk, call_id, converse, said
 from specops.http.routes.openai import RESPONSES, Heading, check_model, timings, usage
 from specops.http.schemas.chat import (
     AnswerCall,
@@ -66,17 +66,14 @@ async def chat_completions(body: ChatRequest, request: Request, state: State) ->
 
 
 def _message(blocks: Sequence[Block]) -> AnswerMessage:
-    def said(kind: str) -> str:
-        return "\n\n".join(block.text for block in blocks if block.kind == kind)
-
     calls = [
         AnswerCall(id=call_id(), function={"name": block.name, "arguments": block.text})
         for block in blocks
         if block.kind == "call"
     ]
     return AnswerMessage(
-        content=said("text") or (None if calls else ""),
-        reasoning_content=said("reasoning") or None,
+        content=said(blocks, "text") or (None if calls else ""),
+        reasoning_content=said(blocks, "reasoning") or None,
         tool_calls=calls or None,
     )
 

@@ -213,6 +213,11 @@ def call_id() -> str:
     return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
 
 
+def said(blocks: Iterable[Block], kind: str) -> str:
+    """What an answer's blocks of a kind say, one below the other."""
+    return "\n\n".join(block.text for block in blocks if block.kind == kind)
+
+
 def arguments(text: str) -> dict[str, Any]:
     """A call's arguments as an object; an answer that was cut off has none that could be read."""
     try:

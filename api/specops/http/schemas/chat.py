@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -90,6 +91,21 @@ class ChatTool(Body):
     function: Function | None = None
 
 
+def applied(choice: ToolChoice, tools: Sequence[ChatTool]) -> dict[str, Any]:
+    """A conversation's fields that say what may be called.
+
+    Raises:
+        InvalidField: a function is missing, or see `ToolChoice.apply`.
+    """
+    if any(tool.type == "function" and tool.function is None for tool in tools):
+        raise InvalidField("tools", "a function is missing", code="missing_parameter")
+    functions = [tool.function for tool in tools if tool.function and tool.type == "function"]
+    return choice.apply(
+        (function.tool() for function in functions),
+        (tool.type for tool in tools if tool.type != "function"),
+    )
+
+
 class NamedFunction(Body):
     """Which function to call."""
 
@@ -164,10 +180,6 @@ class ChatRequest(OpenAiRequest):
                 choice = ToolChoice("required", function.name)
             case mode:
                 choice = ToolChoice(mode or "auto")
-        tools = self.tools or ()
-        if any(tool.type == "function" and tool.function is None for tool in tools):
-            raise InvalidField("tools", "a function is missing", code="missing_parameter")
-        functions = [tool.function for tool in tools if tool.function and tool.type == "function"]
         return Conversation(
             messages=with_names([message.for_template() for message in self.messages]),
             source="messages",
@@ -179,10 +191,7 @@ class ChatRequest(OpenAiRequest):
             stops=self.stops,
             stream=bool(self.stream),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            **choice.apply(
-                (function.tool() for function in functions),
-                (tool.type for tool in tools if tool.type != "function"),
-            ),
+            **applied(choice, self.tools or ()),
         )
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from specops.http.errors import InvalidField
-from specops.http.schemas.chat import ChatTool
+from specops.http.schemas.chat import ChatTool, applied
 from specops.http.schemas.conversation import (
     Conversation,
     Message,
@@ -169,12 +169,7 @@ class OllamaChat(OllamaRequest):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        tools = self.tools or ()
-        if any(tool.type == "function" and tool.function is None for tool in tools):
-            raise InvalidField("tools", "a function is missing", code="missing_parameter")
-        offered = [tool.function.tool() for tool in tools if tool.function]
-        skipped = [tool.type for tool in tools if not tool.function]
-        told = ToolChoice().apply(offered, skipped)
+        told = applied(ToolChoice(), self.tools or ())
         return self._conversation(_for_template(self.messages), "messages", **told)
 
 

@@ -17,7 +17,7 @@ from specops.engine.engine import Engine
 from specops.http.answers import json_answer
 from specops.http.choosing import fill_in
 from specops.http.errors import GENERATING, OllamaErrorResponse, Responses, error_responses
-from specops.http.routes.conversation import Talk, arguments, converse
+from specops.http.routes.conversation import Talk, arguments, converse, said
 from specops.http.routes.job import Job, Prompts, start
 from specops.http.routes.openai import check_model
 from specops.http.routes.unknown import ignore_unknown, ignored_header
@@ -42,7 +42,7 @@ _LOADED: dict[str, Any] = {"done": True, "done_reason": "load"}
 router = APIRouter(tags=["ollama"])
 
 Calls = Sequence[dict[str, Any]]
-Said = Callable[[str, str, Calls], dict[str, Any]]  # of text, thoughts and calls: a reply's fields
+Fields = Callable[[str, str, Calls], dict[str, Any]]  # a reply's, of text, thoughts and calls
 
 
 def served(name: str, state: AppState) -> Engine:
@@ -113,17 +113,14 @@ async def _continued(body: OllamaPrompt, request: Request, state: AppState, engi
 
 
 async def _told(
-    talk: Talk, body: OllamaRequest, engine: Engine, kind: type[OllamaReply], said: Said
+    talk: Talk, body: OllamaRequest, engine: Engine, kind: type[OllamaReply], fields: Fields
 ) -> Response:
     """The answer of a chat model."""
     if body.stream is not False:
-        return _stream(talk.job, engine, _spoken(talk), said, lambda: _calls(talk.blocks(0)))
+        return _stream(talk.job, engine, _spoken(talk), fields, lambda: _calls(talk.blocks(0)))
     (blocks,) = await talk.finished()
-    text, thoughts = (
-        "\n\n".join(block.text for block in blocks if block.kind == which)
-        for which in ("text", "reasoning")
-    )
-    reply = _heading(engine) | said(text, thoughts, _calls(blocks)) | _ending(talk.job)
+    text, thoughts = said(blocks, "text"), said(blocks, "reasoning")
+    reply = _heading(engine) | fields(text, thoughts, _calls(blocks)) | _ending(talk.job)
     return json_answer(kind(**reply), talk.job.headers, exclude_none=True)
 
 
@@ -150,16 +147,16 @@ def _stream(
     job: Job,
     engine: Engine,
     parts: AsyncIterator[tuple[str, str]],
-    said: Said,
+    fields: Fields,
     calls: Callable[[], Calls],
 ) -> Response:
     async def lines() -> AsyncGenerator[bytes, None]:
         async for text, thoughts in parts:
             if text or thoughts:
-                yield _line(_heading(engine), said(text, thoughts, ()), {"done": False})
+                yield _line(_heading(engine), fields(text, thoughts, ()), {"done": False})
         if called := calls():
-            yield _line(_heading(engine), said("", "", called), {"done": False})
-        yield _line(_heading(engine), said("", "", ()), _ending(job))
+            yield _line(_heading(engine), fields("", "", called), {"done": False})
+        yield _line(_heading(engine), fields("", "", ()), _ending(job))
 
     return EventStream(lines(), job.handle.cancel, job.headers, media_type="application/x-ndjson")
 
@@ -204,14 +201,15 @@ def _ending(job: Job) -> dict[str, Any]:
     return {
         "done": True,
         "done_reason": answer.finish_reason,
-        "total_duration": _nanoseconds(time.monotonic() - job.arrival),
+        "total_duration": nanoseconds(time.monotonic() - job.arrival),
         "load_duration": 0,
         "prompt_eval_count": len(answer.request.prompt_tokens),
-        "prompt_eval_duration": _nanoseconds(stats.prefill_seconds),
+        "prompt_eval_duration": nanoseconds(stats.prefill_seconds),
         "eval_count": stats.generated_tokens,
-        "eval_duration": _nanoseconds(stats.decode_seconds),
+        "eval_duration": nanoseconds(stats.decode_seconds),
     }
 
 
-def _nanoseconds(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
+    """A duration as Ollama tells it."""
     return max(1, round(seconds * 1e9))

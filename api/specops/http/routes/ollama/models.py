@@ -13,7 +13,7 @@ from specops.engine.engine import Engine
 from specops.http.answers import json_answer
 from specops.http.errors import OllamaErrorResponse, error_responses
 from specops.http.routes.embeddings import embed
-from specops.http.routes.ollama.generating import ERRORS, served
+from specops.http.routes.ollama.generating import ERRORS, nanoseconds, served
 from specops.http.routes.openai import fingerprint
 from specops.http.routes.unknown import ignore_unknown, ignored_header
 from specops.http.schemas.ollama import OllamaName, OllamaTexts, OllamaVectors
@@ -82,7 +82,7 @@ async def embeddings(body: OllamaTexts, request: Request, state: State) -> Respo
     reply = OllamaVectors(
         model=engine.info.name,
         embeddings=found.vectors.tolist(),
-        total_duration=round((time.monotonic() - found.job.arrival) * 1e9),
+        total_duration=nanoseconds(time.monotonic() - found.job.arrival),
         prompt_eval_count=found.tokens,
     )
     return json_answer(reply, found.job.headers)
