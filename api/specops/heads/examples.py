@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specops.heads.shards import Conversation
 from specops.runtime.sampling import Floats
 
 _LABELS = 8  # likeliest tokens that are kept of a distribution
-_PIECE = 1024  # positions whose distributions are computed at a time
+_PIECE = 1024  # positions, about, whose distributions are computed at a time
 _HELD_OUT = 10  # every such conversation is never trained on
 
 
@@ -66,35 +67,43 @@ class Examples:
             rows: [V, size], the target's output rows of them.
         """
         other, places = len(tokens), {token: place for place, token in enumerate(tokens)}
-        codes, followed, states, following = [], [], [], []
-        for item in conversations:
-            if len(item.tokens) < 2:
-                continue
-            codes.append([places.get(token, other) for token in item.tokens.tolist()])
-            followed += [True] * (len(item.tokens) - 2) + [False]
-            states.append(item.states[:-1])
-            following.append(item.states[1:])
-        likeliest = [
-            _likeliest(torch.from_numpy(piece), torch.from_numpy(rows))
-            for piece in _pieces(np.concatenate(following))
-        ]
+        table = torch.from_numpy(rows)
+        told = [item for item in conversations if len(item.tokens) > 1]
+        count = sum(len(item.tokens) - 1 for item in told)
+        codes = [[places.get(token, other) for token in item.tokens.tolist()] for item in told]
+        # Written in place: what a list holds meanwhile would stay between the freed distributions.
+        labels = torch.empty(count, min(_LABELS, len(rows)), dtype=torch.int64)
+        probs = torch.empty(labels.shape)
+        done = 0
+        for following in _pieces(told):
+            piece = slice(done, done + len(following))
+            labels[piece], probs[piece] = _likeliest(torch.from_numpy(following), table)
+            done = piece.stop
         chosen = torch.tensor([code for one in codes for code in one[1:]])
-        labels, probs = (torch.cat(parts) for parts in zip(*likeliest, strict=True))
         # A token that is not in the table was chosen for all of them.
         outside = chosen == other
         labels[outside, 0], probs[outside] = other, torch.eye(_LABELS)[0]
         return cls(
             torch.tensor([code for one in codes for code in one[:-1]]),
-            torch.from_numpy(np.concatenate(states)),
+            torch.from_numpy(np.concatenate([item.states[:-1] for item in told])),
             labels,
             probs,
             chosen,
-            torch.tensor(followed),
+            torch.tensor([more for one in codes for more in [True] * (len(one) - 2) + [False]]),
         )
 
 
-def _pieces(states: np.ndarray) -> list[np.ndarray]:
-    return [states[start : start + _PIECE] for start in range(0, len(states), _PIECE)]
+def _pieces(conversations: Iterable[Conversation]) -> Iterator[NDArray[np.float16]]:
+    """The states behind the first of each conversation, of `_PIECE` positions or a few more."""
+    held, count = list[NDArray[np.float16]](), 0
+    for item in conversations:
+        held.append(item.states[1:])
+        count += len(held[-1])
+        if count >= _PIECE:
+            yield np.concatenate(held)
+            held, count = [], 0
+    if held:
+        yield np.concatenate(held)
 
 
 def _likeliest(states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

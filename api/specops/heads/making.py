@@ -36,9 +36,9 @@ _TOKENS = 4096  # that a head can guess: 97 % of what a chat model of 49,152 tok
 _WRITING, _TRAINING = 0.55, 0.4  # shares of the time; measuring has what is left
 _SLOTS, _CONTEXT = 24, 512  # while conversations are written
 _TELL_SECONDS, _SHARD_SECONDS = 20.0, 60.0
-# Bytes of memory that training takes for each byte of conversations: 3.9 GB of the demo pair's
-# took 22.6 GB before the first step.
-_TRAINING_BYTES = 8
+# Bytes of memory that training takes for each byte of conversations: the demo pair's 5.9 GB took
+# 12.6 GB before the first step, and the disk's cache has to have room, too.
+_TRAINING_BYTES = 3
 
 Tell = Callable[[str], None]
 
@@ -70,6 +70,8 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
             f"{engine.info.name} has written too little to learn from ({len(conversations)} "
             "texts): the same command with more --minutes goes on from here"
         )
+    written = sum(len(item.tokens) for item in conversations)
+    tell(f"looking at what comes next in {len(conversations):,} texts, {written:,} tokens")
     tokens = _tokens(learnt, work / "tokens.json")
     choice = choose(alone)
     folder = prepare(
@@ -94,7 +96,6 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
     training.run()
     weights = {name: value.numpy() for name, value in network.state_dict().items()}
     weights["table"] = network.table.detach().numpy()
-    written = sum(len(item.tokens) for item in conversations)
     with folder_at_once(out) as path:
         head = HeadFolder(
             path,
