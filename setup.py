@@ -77,7 +77,7 @@ def machine() -> str:
 def objects(kind: str) -> Objects:
     """Each object's source and flags of its own, for a kind of processor."""
     table: Objects = {name: (name, ()) for name in COMMON}
-    plain: Objects = {"plain": ("pairs", ())}
+    plain: Objects = {"plain": ("plain", ())}
     for variant, (source, flags) in (plain | MATMUL.get(kind, {})).items():
         name = f"matmul_{variant}"
         table[name] = (f"matmul_{source}", (*flags, f"-DMATMUL={name.upper()}"))

@@ -164,10 +164,10 @@ def instructions(kind: str, variant: str, folder: Path) -> str:
         ("x86_64", "amx", r"tdpbsud\s+%tmm6, %tmm3, %tmm0", r"vpdpbusd|vfn?m(add|sub)"),
         ("x86_64", "avx512", r"vpmaddubsw\s.*%zmm", r"vpdpbusd|vfn?m(add|sub)"),
         ("x86_64", "avx2", r"vpmaddubsw\s.*%ymm", r"vpdpbusd|%zmm|vfn?m(add|sub)"),
-        ("x86_64", "plain", r"pmullw\s.*%xmm", r"%ymm|pmaddubsw"),
+        ("x86_64", "plain", r"pmaddwd\s.*%xmm", r"%ymm|pmaddubsw"),
         ("aarch64", "dotprod", r"\bsdot\s", r"usdot|smmla|\bfml[as]\b|\bfn?madd\b"),
         ("aarch64", "i8mm", r"\busmmla\s", r"\bfml[as]\b|\bfn?madd\b"),
-        ("aarch64", "plain", r"\bmla\s", r"[su]dot|smmla|\bfml[as]\b|\bfn?madd\b"),
+        ("aarch64", "plain", r"\bsmlal2?\s", r"[su]dot|smmla|\bfml[as]\b|\bfn?madd\b"),
     ],
 )
 def test_instructions_are_those_of_the_processor(

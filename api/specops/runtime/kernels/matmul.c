@@ -49,9 +49,10 @@ static void quantize(void *argument, size_t row) {
     const int64_t first = group * job->kernel->width, within = row - first;
     const int64_t blocks = blocks_of(job->shape), depth = blocks * job->shape->block;
     const int by_row = job->kernel->by_row, count = rows_of(job, group);
+    const int64_t word = 4 * job->kernel->bytes, bytes = depth * job->kernel->bytes;
     job->kernel->quantize(job->input, row, job->shape,
-                          out->codes + first * depth + within * (by_row ? depth : 4),
-                          by_row ? 4 : 4 * count, out->scales + first * blocks + within,
+                          out->codes + first * bytes + within * (by_row ? bytes : word),
+                          by_row ? word : word * count, out->scales + first * blocks + within,
                           out->sums + first * blocks + within, count);
 }
 
@@ -95,18 +96,19 @@ int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weig
     if (kernel->narrow && rows < FEWEST_WIDE) kernel = kernel->narrow;
     const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
     const int64_t width = kernel->width;
-    const int64_t bytes = depth + blocks * (int64_t)(sizeof(float) + sizeof(int32_t));  // of a row
+    const int64_t codes = depth * kernel->bytes;  // of a row
+    const int64_t bytes = codes + blocks * (int64_t)(sizeof(float) + sizeof(int32_t));
     char *memory = rows <= INT64_MAX / bytes ? malloc((size_t)(rows * bytes)) : NULL;
     if (!memory) return -1;
     Job job = {kernel, shape, weights, bias, input, y, .activations.rows = rows};
-    job.activations.scales = (float *)memory;
+    job.activations.codes = (int8_t *)memory;  // first, and so at an address that suits any register
+    job.activations.scales = (float *)(memory + rows * codes);
     job.activations.sums = (int32_t *)(job.activations.scales + rows * blocks);
-    job.activations.codes = (int8_t *)(job.activations.sums + rows * blocks);
     // A single row that would be left joins the last group.
     job.groups = rows > width ? (rows + width - 2) / width : 1;
     if (rows * depth > ROUNDED_ALONE) threads.run(threads.context, quantize, rows, &job);
     else for (int64_t row = 0; row < rows; row++) quantize(&job, row);
-    job.panel = least(PANEL / (depth * width) + 1, job.groups);
+    job.panel = least(PANEL / (codes * width) + 1, job.groups);
     job.pieces = pieces_of(shape, job.panel, least(rows, job.panel * width));
     const int64_t panels = (job.groups + job.panel - 1) / job.panel;
     threads.run(threads.context, compute, panels * job.pieces, &job);

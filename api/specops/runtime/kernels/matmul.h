@@ -67,7 +67,7 @@ typedef struct {
 // `rows` rows of activations in 8 bits, K filled up to whole blocks with zeros. Rows come in
 // groups of the kernel's width, the last one narrower or wider by one; of a group of n rows that
 // starts at `first`
-//   codes   [K / 4][n][4] at first * K: what a kernel reads next lies next; see `by_row`
+//   codes   [K / 4][n][4] at first * K: what a kernel reads next lies next; see `by_row`, `bytes`
 //   scales  [blocks][n] at first * blocks
 //   sums    likewise: the sum of a block's codes, for the zero points
 typedef struct {
@@ -81,6 +81,7 @@ typedef struct {
 typedef struct MatmulKernel {
     int width;   // rows of a group; the last one may have one more
     int by_row;  // whether activations' codes lie row by row instead, [n][K]
+    int bytes;   // that a code of activations takes: 1, or what the kernel makes of it
     // Make a row of the input, which has K numbers and a `made`, of any kind but AS_IT_IS.
     void (*make)(const Input *input, int64_t row, int64_t depth);
     // Make a row of the input and round it to codes, four of them every `stride` bytes. Of a block

@@ -1,0 +1,134 @@
+// Kernel for any processor, the reference of all others: plain C, with the two instructions that
+// every x86-64 and every arm64 has for products of 16 bits that are added up in 32.
+
+#include "matmul_kernel.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+// A register has a tile's next COLUMNS columns, four bytes each: as numbers of 16 bits two pairs. One
+// row is computed for a whole tile at once, which shares its activations; several share the weights.
+enum { WIDTH = 4, COLUMNS = 4, PARTS = TILE / COLUMNS, REGISTER = 4 * COLUMNS };
+#define TOGETHER(COUNT) ((COUNT) == 1 ? PARTS : 1)
+
+typedef int16_t Pairs __attribute__((vector_size(REGISTER)));
+typedef uint16_t Lines __attribute__((vector_size(REGISTER)));
+typedef uint16_t LinesAt __attribute__((vector_size(REGISTER), aligned(1), may_alias));
+typedef int32_t Four __attribute__((vector_size(REGISTER)));
+typedef uint32_t FourWords __attribute__((vector_size(REGISTER)));
+
+// A column's products: on arm64 two sums, one after another for two columns each, until `added`.
+#if defined(__aarch64__)
+typedef struct { int32x4_t first, last; } Sums;
+#else
+typedef Four Sums;
+#endif
+
+// Adds the products of pairs.
+INLINE Sums add(Sums sums, Lines codes, Pairs x) {
+#if defined(__x86_64__)
+    return sums + (Four)_mm_madd_epi16((__m128i)codes, (__m128i)x);
+#elif defined(__aarch64__)
+    return (Sums){vmlal_s16(sums.first, vget_low_s16((int16x8_t)codes), vget_low_s16(x)),
+                  vmlal_high_s16(sums.last, (int16x8_t)codes, x)};
+#else
+    const Four c = (Four)codes, four = (Four)x;
+    return sums + ((Four)((FourWords)c << 16) >> 16) * ((Four)((FourWords)four << 16) >> 16) +
+           (c >> 16) * (four >> 16);
+#endif
+}
+
+INLINE Four added(Sums sums) {
+#if defined(__aarch64__)
+    return vpaddq_s32(sums.first, sums.last);
+#else
+    return sums;
+#endif
+}
+
+// Four codes of activations, k to k + 3, as a register is multiplied with them: k and k + 2 for each
+// of its columns, and k + 1 and k + 3. They wait in this form: made for every tile anew, they took
+// a quarter of the time.
+typedef struct {
+    Pairs even, odd;
+} Word;
+
+static void quantize_words(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
+                           int64_t stride, float *scales, int32_t *sums, int64_t step) {
+    quantize_row(input, row, shape, codes, stride, scales, sums, step);
+    for (int64_t k = 0; k < blocks_of(shape) * shape->block; k += 4, codes += stride) {
+        const Lines four = (Lines)((Four){0} + word_at(codes));
+        Word *word = (Word *)codes;
+        word->even = (Pairs)(four << 8) >> 8, word->odd = (Pairs)four >> 8;
+        // Of a byte b with two weights the lower one is not taken out where products are those of
+        // `odd`: b * x + (b >> 4) * (y - 16 * x) is (b & 15) * x + (b >> 4) * y.
+        if (shape->bits == 4 && k % 8) word->odd -= ((const Word *)(codes - stride))->odd * 16;
+    }
+}
+
+INLINE void group(const int bits, const int count, const Shape *shape, const uint8_t *weights,
+                  const uint8_t *end, const Activations *x, int64_t first, const float *bias,
+                  float *y, int columns) {
+    const int64_t blocks = blocks_of(shape);
+    const int together = TOGETHER(count);
+    Operands at = operands_of(shape, weights, x, first);
+    const Word *words = (const Word *)x->codes + first * blocks * shape->block / 4;
+    Floats totals[WIDTH + 1];
+    for (int row = 0; row < count; row++) totals[row] = (Floats){0};
+    for (int64_t block = 0; block < blocks; block++, words += count * shape->block / 4) {
+        Ints dots[WIDTH + 1];
+        for (int start = 0; start < PARTS; start += together) {
+            Sums sums[WIDTH + 1][PARTS], sixteens[WIDTH + 1][PARTS];
+            for (int row = 0; row < count; row++)
+                for (int part = 0; part < together; part++)
+                    sums[row][part] = sixteens[row][part] = (Sums){0};
+            const uint8_t *from = weights + start * REGISTER;
+            const Word *word = words;
+            for (int64_t k = 0; k < shape->block; k += 8, word += 2 * count) {
+                ask_ahead(from, end);
+                if (bits == 8) ask_ahead(from + LINE, end);
+                for (int part = 0; part < together; part++) {
+                    const Lines codes = *(const LinesAt *)(from + part * REGISTER);
+                    if (bits == 4) {
+                        const Lines low = codes & 15, sixteen = codes & 240;
+                        const Lines both = codes >> 8, high = codes >> 12;
+                        for (int row = 0; row < count; row++) {
+                            const Word *one = word + row, *other = one + count;
+                            Sums *sum = &sums[row][part], *times16 = &sixteens[row][part];
+                            *sum = add(*sum, low, one->even);
+                            *sum = add(*sum, both, one->odd);
+                            *sum = add(*sum, high, other->odd);
+                            *times16 = add(*times16, sixteen, other->even);
+                        }
+                    } else {
+                        const Lines next = *(const LinesAt *)(from + part * REGISTER + LINE);
+                        const Lines even = codes & 255, odd = codes >> 8;
+                        const Lines next_even = next & 255, next_odd = next >> 8;
+                        for (int row = 0; row < count; row++) {
+                            const Word *one = word + row, *other = one + count;
+                            Sums *sum = &sums[row][part];
+                            *sum = add(*sum, even, one->even);
+                            *sum = add(*sum, odd, one->odd);
+                            *sum = add(*sum, next_even, other->even);
+                            *sum = add(*sum, next_odd, other->odd);
+                        }
+                    }
+                }
+                from += bits == 4 ? LINE : 2 * LINE;
+            }
+            for (int row = 0; row < count; row++)
+                for (int part = 0; part < together; part++) {
+                    Four dot = added(sums[row][part]);
+                    if (bits == 4) dot += added(sixteens[row][part]) >> 4;
+                    memcpy((char *)(dots + row) + (start + part) * REGISTER, &dot, sizeof dot);
+                }
+        }
+        weights = add_block(shape, count, block, dots, weights + code_bytes(shape), &at, totals);
+    }
+    put_rows(shape, count, totals, bias, y, columns);
+}
+
+#include "matmul_groups.h"
+
+const MatmulKernel MATMUL = {WIDTH, 0, sizeof(Word) / 4, make_row, quantize_words, tile, NULL};
