@@ -29,8 +29,11 @@ class Seen:
     wall: float = 0.0
 
 
-def send(port: int, plan: Sequence[Sequence[Talk]]) -> Seen:
+def send(port: int, plan: Sequence[Sequence[Talk]], seconds: float = 0.0) -> Seen:
     """Send all of it, a thread for each client.
+
+    Args:
+        seconds: over which a client's talks are spread evenly, as far as answers come in time.
 
     Raises:
         ServerError: an answer was neither whole nor a refusal.
@@ -39,7 +42,9 @@ def send(port: int, plan: Sequence[Sequence[Talk]]) -> Seen:
 
     def run(talks: Sequence[Talk], odd: int) -> None:
         with closing(Client(port)) as client:
-            for talk in talks:
+            for number, talk in enumerate(talks):
+                due = start + seconds * number / len(talks)
+                time.sleep(max(0.0, due - time.perf_counter()))
                 _converse(client, talk, seen, odd)
 
     start = time.perf_counter()

@@ -34,16 +34,20 @@ _GENERATING = "/generate"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: `rounds` of talks by each of `clients`, at every number of replicas."""
+    """How much is measured: `rounds` of talks by each of `clients`, at every number of replicas.
+
+    They come as fast as they are answered, and to the most replicas once more over `seconds`.
+    """
 
     clients: int
     rounds: int
     turns: int
+    seconds: float
     replicas: tuple[int, ...] = (1, 2, 3)
 
 
-FULL = Plan(clients=9, rounds=20, turns=1000)
-QUICK = Plan(clients=3, rounds=1, turns=10, replicas=(1, 2))
+FULL = Plan(clients=9, rounds=20, turns=1000, seconds=60.0)
+QUICK = Plan(clients=3, rounds=1, turns=10, seconds=2.0, replicas=(1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,30 +84,38 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All of it: a run for each number of replicas, and what the gateway costs by request."""
+    """All of it: a run for each number of replicas, and what the gateway costs by request.
+
+    Attributes:
+        shared: whether replicas share one processor.
+        paced: the run over the plan's seconds.
+    """
 
     plan: Plan
     shared: bool
     runs: list[Run]
+    paced: Run
     costs: Mapping[str, Cost]
 
 
 def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
     """Measure, and say it."""
     settings = replace(model.settings, prefix_cache="client")  # as served
-    pinned = cores(max(plan.replicas))
+    most = max(plan.replicas)
+    pinned = cores(most)
     model.folder()  # prepares the weights before anything is timed
     runs, costs = [], dict[str, Cost]()
     with _pinned(pinned):
-        for size in plan.replicas:
-            progress(f"{size} of {max(plan.replicas)} replicas")
+        for size, seconds in (*((size, 0.0) for size in plan.replicas), (most, plan.seconds)):
+            progress(f"{size} of {most} replicas")
             with tempfile.TemporaryDirectory(prefix="scale-") as folder:
                 with fleet(settings, size, pinned, Path(folder)) as running:
                     if size == 1:
                         costs = cost(running, plan.turns)
-                    found = _measure(running, plan)
+                    found = _measure(running, plan, seconds)
                 runs.append(_logged(found, running))
-    return outcome(model.title, Measured(plan, pinned.shared, runs, costs))
+    *runs, paced = runs
+    return outcome(model.title, Measured(plan, pinned.shared, runs, paced, costs))
 
 
 @contextmanager
@@ -117,12 +129,12 @@ def _pinned(pinned: Cores) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _measure(running: Fleet, plan: Plan) -> Run:
+def _measure(running: Fleet, plan: Plan, seconds: float) -> Run:
     names = ("requests", "prompt_tokens", "cached_prompt_tokens")
     counters = [f"specops_{name}_total" for name in names]
     before = [running.figures(name) for name in counters]
     processor = cpu_seconds(running.envoy)
-    seen = send(running.port, talks(plan.clients, plan.rounds))
+    seen = send(running.port, talks(plan.clients, plan.rounds), seconds)
     processor = cpu_seconds(running.envoy) - processor
     asked, computed, cached = (
         [new - old for new, old in zip(running.figures(name), then, strict=True)]
@@ -161,25 +173,25 @@ def outcome(title: str, measured: Measured) -> Outcome:
 def _replicas(title: str, measured: Measured) -> Table:
     first, plan = measured.runs[0], measured.plan
     columns = (
-        "replicas", "tok/s", "p50, ms", "p95, ms", "from caches", "of one replica's",
+        "replicas", "seconds", "tok/s", "p50, ms", "p95, ms", "from caches", "of one replica's",
         "busiest over mean", "at home", "429s", "asked again", "gateway, cores",
     )  # fmt: skip
     rows = [
         (
-            str(len(found.requests)), f"{found.tokens_per_second:.0f}", f"{found.p50 * 1e3:.0f}",
-            f"{found.p95 * 1e3:.0f}", f"{found.cached:.3f}", f"{found.cached / first.cached:.3f}",
-            f"{found.busiest:.2f}", f"{found.at_home:.3f}", str(found.refused),
-            str(found.retried), f"{found.gateway:.4f}",
+            str(len(found.requests)), f"{found.seconds:.0f}", f"{found.tokens_per_second:.0f}",
+            f"{found.p50 * 1e3:.0f}", f"{found.p95 * 1e3:.0f}", f"{found.cached:.3f}",
+            f"{found.cached / first.cached:.3f}", f"{found.busiest:.2f}", f"{found.at_home:.3f}",
+            str(found.refused), str(found.retried), f"{found.gateway:.4f}",
         )
-        for found in measured.runs
+        for found in (*measured.runs, measured.paced)
     ]  # fmt: skip
     count = requests(talks(plan.clients, plan.rounds))
-    seconds = ", ".join(f"{found.seconds:.0f}" for found in measured.runs)
     notes = (
         f"{count} requests of {plan.clients} clients, the same for every row, each client's one "
         f"after the other, {OUTPUT} tokens each, half of them streamed: conversations of four "
         f"turns with X-Session-ID, and two questions without between two of them; all begin with "
-        f"one of {PREAMBLES} preambles; {seconds} s",
+        f"one of {PREAMBLES} preambles",
+        f"as fast as they are answered, in the last row over {plan.seconds:g} seconds",
         "each replica has one thread, and all share one processor: more of them bring no more "
         "tokens here; clients and the gateway have the other one"
         if measured.shared
@@ -210,11 +222,12 @@ def spread_ms(found: Summary) -> str:
 def wanted(measured: Measured) -> list[Wanted]:
     """What was wanted of the gateway."""
     single, lines = measured.runs[0], []
-    for found in measured.runs[1:]:
-        size, kept = len(found.requests), found.cached / single.cached
+    for found in (*measured.runs[1:], measured.paced):
+        what = f"{len(found.requests)} replicas, {found.seconds:.0f} s"
+        kept = found.cached / single.cached
         lines += [
-            Wanted(f"{size} replicas: from caches, of one replica's", LEAST_HITS, kept),
-            Wanted(f"{size} replicas: busiest over mean", MOST_LOAD, found.busiest, at_most=True),
+            Wanted(f"{what}: from caches, of one replica's", LEAST_HITS, kept),
+            Wanted(f"{what}: busiest over mean", MOST_LOAD, found.busiest, at_most=True),
         ]
     lines += [
         Wanted(
@@ -222,5 +235,6 @@ def wanted(measured: Measured) -> list[Wanted]:
         )
         for name, item in measured.costs.items()
     ]
-    used = max(found.gateway for found in measured.runs)
-    return [*lines, Wanted("the gateway's share of a core", MOST_CORE, used, at_most=True)]
+    used = measured.paced
+    what = f"{len(used.requests)} replicas, {used.seconds:.0f} s: the gateway's share of a core"
+    return [*lines, Wanted(what, MOST_CORE, used.gateway, at_most=True)]

@@ -33,6 +33,8 @@ def test_replicas_are_measured_behind_the_gateway(tmp_path: Path) -> None:
     assert [sum(run["requests"]) for run in result["runs"]] == [asked] * len(QUICK.replicas)
     assert [len(run["requests"]) for run in result["runs"]] == list(QUICK.replicas)
     assert all(0 < run["cached"] < 1 for run in result["runs"])
+    assert sum(result["paced"]["requests"]) == asked
+    assert result["paced"]["seconds"] > QUICK.seconds / 2
     assert result["runs"][0]["at_home"] == 1.0
     assert set(result["costs"]) == {"/tokenize", "/generate, one token"}
     assert (tmp_path / "scale.md").read_text().startswith("### Replicas behind the gateway")

@@ -35,17 +35,18 @@ def reached(measured: Measured) -> list[bool]:
 
 
 def test_what_was_wanted_is_held_against_what_was_measured() -> None:
-    assert reached(Measured(QUICK, True, [ONE, TWO], costs(0.0005))) == [True] * 4
-    uneven = replace(TWO, requests=[50, 10], cached=0.7)
-    busy = replace(ONE, gateway=0.06)
-    assert reached(Measured(QUICK, True, [busy, uneven], costs(0.0015))) == [False] * 4
+    assert reached(Measured(QUICK, True, [ONE, TWO], TWO, costs(0.0005))) == [True] * 6
+    uneven = replace(TWO, requests=[50, 10], cached=0.7, gateway=0.06)
+    assert reached(Measured(QUICK, True, [ONE, uneven], uneven, costs(0.0015))) == [False] * 6
 
 
 def test_the_tables_say_it() -> None:
-    tables = outcome("a model", Measured(QUICK, True, [ONE, TWO], costs(0.0005))).tables
-    (one, two) = tables[0].rows
-    assert one[5:7] == ("1.000", "1.00")
-    assert two[5:7] == ("0.950", "1.33")
+    slow = replace(TWO, seconds=60.0)
+    tables = outcome("a model", Measured(QUICK, True, [ONE, TWO], slow, costs(0.0005))).tables
+    (one, two, last) = tables[0].rows
+    assert one[6:8] == ("1.000", "1.00")
+    assert two[6:8] == last[6:8] == ("0.950", "1.33")
+    assert last[1] == "60"
     assert tables[1].rows[0][3].startswith("0.50 ")
 
 
@@ -69,7 +70,7 @@ def documents(folder: Path, **changed: float) -> Path:
     told = Simulation(Maglev(TWO.addresses), plan, lambda text: len(encode(text))).told()
     found = replace(TWO, requests=told.requests, cached=told.cached, at_home=told.at_home)
     run = replace(found, **changed)
-    measured = Measured(QUICK, True, [run], {})
+    measured = Measured(QUICK, True, [run], run, {})
     (folder / "scale.json").write_text(json.dumps(asdict(measured)))
     return folder
 
