@@ -39,9 +39,6 @@ def _make(options: argparse.Namespace) -> int:
             "making a head needs torch, which serving does not: install it with "
             "`pip install 'specops[train]'`, in a clone `pip install -e '.[train]'`"
         )
-    from specops.system.allocator import keep_memory_level  # noqa: PLC0415
-
-    keep_memory_level()  # libraries start threads
     from specops.heads.making import make_head  # noqa: PLC0415
 
     def tell(text: str) -> None:
