@@ -18,14 +18,15 @@ typedef uint16_t LinesAt __attribute__((vector_size(REGISTER), aligned(1), may_a
 typedef int32_t Four __attribute__((vector_size(REGISTER)));
 typedef uint32_t FourWords __attribute__((vector_size(REGISTER)));
 
-// A column's products: on arm64 two sums, one after another for two columns each, until `added`.
+// Sums of a register's columns. On arm64 the two products of a pair have a lane each, those of two
+// columns in `first` and of two in `last`, until they are `added`.
 #if defined(__aarch64__)
 typedef struct { int32x4_t first, last; } Sums;
 #else
 typedef Four Sums;
 #endif
 
-// Adds the products of pairs.
+// Adds the products of a register's pairs to its columns' sums.
 INLINE Sums add(Sums sums, Lines codes, Pairs x) {
 #if defined(__x86_64__)
     return sums + (Four)_mm_madd_epi16((__m128i)codes, (__m128i)x);
@@ -91,6 +92,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                 for (int part = 0; part < together; part++) {
                     const Lines codes = *(const LinesAt *)(from + part * REGISTER);
                     if (bits == 4) {
+                        // The upper half of an even byte stays where it is, 16 times as much.
                         const Lines low = codes & 15, sixteen = codes & 240;
                         const Lines both = codes >> 8, high = codes >> 12;
                         for (int row = 0; row < count; row++) {
