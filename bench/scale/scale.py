@@ -235,6 +235,13 @@ def wanted(measured: Measured) -> list[Wanted]:
         )
         for name, item in measured.costs.items()
     ]
-    used = measured.paced
-    what = f"{len(used.requests)} replicas, {used.seconds:.0f} s: the gateway's share of a core"
-    return [*lines, Wanted(what, MOST_CORE, used.gateway, at_most=True)]
+    most = max(found.gateway for found in measured.runs)
+    what = f"{len(measured.paced.requests)} replicas, {measured.paced.seconds:.0f} s"
+    return [
+        *lines,
+        Wanted("the gateway's share of a core", MOST_CORE, most, at_most=True),
+        Wanted(
+            f"{what}: the gateway's share of a core",
+            MOST_CORE, measured.paced.gateway, at_most=True,
+        ),
+    ]  # fmt: skip

@@ -35,9 +35,10 @@ def reached(measured: Measured) -> list[bool]:
 
 
 def test_what_was_wanted_is_held_against_what_was_measured() -> None:
-    assert reached(Measured(QUICK, True, [ONE, TWO], TWO, costs(0.0005))) == [True] * 6
-    uneven = replace(TWO, requests=[50, 10], cached=0.7, gateway=0.06)
-    assert reached(Measured(QUICK, True, [ONE, uneven], uneven, costs(0.0015))) == [False] * 6
+    assert reached(Measured(QUICK, True, [ONE, TWO], TWO, costs(0.0005))) == [True] * 7
+    uneven = replace(TWO, requests=[50, 10], cached=0.7)
+    busy, slow = replace(ONE, gateway=0.06), replace(uneven, gateway=0.06)
+    assert reached(Measured(QUICK, True, [busy, uneven], slow, costs(0.0015))) == [False] * 7
 
 
 def test_the_tables_say_it() -> None:
