@@ -22,6 +22,7 @@ from tests.waiting import answers, wait
 
 REQUEST_SECONDS = 120.0
 TURNS = 8  # requests of a session
+GONE = '"code":"replica_gone"}}'  # how the error event of a stream ends whose replica is gone
 
 
 @dataclass
@@ -103,12 +104,14 @@ class Load:
 
     Attributes:
         whole: answers that were complete.
+        told: streams that had begun and ended with the error event of a replica that is gone.
         cut: streams that broke off after they had begun.
         failed: requests that failed before, each with the reason.
     """
 
     url: str
     whole: Counter[str] = field(default_factory=Counter)
+    told: int = 0
     cut: int = 0
     failed: list[str] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -127,20 +130,23 @@ class Load:
         stream = number % 2 == 0
         body = {"prompt": f"def part_{session}(a, b):\n", "max_new_tokens": 24, "ignore_eos": True}
         headers = {"X-Session-ID": str(session)}
-        begun = done = False
+        begun = done = told = False
         try:
             with client.stream(
                 "POST", "/generate", json={**body, "stream": stream}, headers=headers
             ) as answer:
                 begun = answer.status_code == 200 and stream
                 text = answer.read().decode()
-                done = not stream or "[DONE]" in text or '"finish_reason":"length"' in text
+                done = not stream or "[DONE]" in text
+                told = begun and text.endswith(f"{GONE}\n\n")
             problem = "" if answer.status_code == 200 and done else f"{answer.status_code} {text}"
         except httpx.TransportError as error:
             problem = repr(error)
         with self._lock:
             if not problem:
                 self.whole["stream" if stream else "one piece"] += 1
+            elif told:
+                self.told += 1
             elif begun:
                 self.cut += 1
             else:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from specops.http.sse import UNFRAMED
 from tests.loopback import HOST, Handler, free_port, listening
 from tests.stack.support import ROOT, tool
 from tests.waiting import PATIENCE, answers, wait
@@ -97,12 +98,14 @@ class Fake:
         headers: of such an answer.
         held: no answer until this is set.
         broken: breaks off: "before" the answer's head, or "within" its body.
+        streamed: in place of an answer, the body of a stream that ends with its connection.
     """
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     held: threading.Event | None = None
     broken: str = ""
+    streamed: bytes | None = None
     healthy: bool = True
     asked: list[dict[str, str]] = field(default_factory=list)
     others: int = 0
@@ -112,6 +115,14 @@ class Fake:
         fake = self
 
         class Answers(Handler):
+            def stream(self, body: bytes) -> None:
+                self.send_response(200)
+                name, value = (part.decode() for part in UNFRAMED)
+                self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+                self.close_connection = True
+
             def do_GET(self) -> None:
                 if self.path == "/health":
                     self.reply(200 if fake.healthy else 503, {})
@@ -132,6 +143,9 @@ class Fake:
                         self.wfile.write(b"the beginning")
                         self.wfile.flush()
                     self.close_connection = True
+                    return
+                if fake.streamed is not None:
+                    self.stream(fake.streamed)
                     return
                 self.reply(fake.status, {"replica": fake.port}, fake.headers)
 

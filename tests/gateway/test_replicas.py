@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from specops.http.errors import ApiError
+from specops.http.sse import WHOLE
 from tests.gateway.running import Row, row
 from tests.stack import queries
 from tests.waiting import answers, wait
@@ -30,7 +32,7 @@ def three(three_of_all: Row) -> Iterator[Row]:
     """Three replicas that are well and were asked nothing."""
     gateway, fakes = three_of_all.gateway, three_of_all.fakes
     for fake in fakes:
-        fake.status, fake.headers, fake.broken, fake.held = 200, {}, "", None
+        fake.status, fake.headers, fake.broken, fake.held, fake.streamed = 200, {}, "", None, None
     numbers = count()
 
     def all_in() -> bool:
@@ -134,6 +136,37 @@ def test_nothing_is_tried_again_once_an_answer_has_begun(three: Row) -> None:
         fake.broken = "within"
     with pytest.raises(httpx.RemoteProtocolError):
         three.post()
+    assert sum(asked(three)) == 1
+
+
+EVENTS = b"data: 1\n\ndata: 2\n\n"
+
+
+@pytest.mark.parametrize("events", [b"", EVENTS, EVENTS * 40_000])
+def test_a_stream_that_ends_as_it_should_is_passed_on_as_it_is(three: Row, events: bytes) -> None:
+    for fake in three.fakes:
+        fake.streamed = events + WHOLE
+    answer = three.post(headers={"x-specops-unframed": "0"})
+    assert answer.content == events
+    assert answer.headers["transfer-encoding"] == "chunked"
+    assert "x-specops-unframed" not in answer.headers
+    (asked_with,) = (fake.asked[0] for fake in three.fakes if fake.asked)
+    assert asked_with["x-specops-unframed"] == "1"
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/messages", "/api/chat"])
+@pytest.mark.parametrize("cut", [EVENTS, EVENTS + b"data: 3"])
+def test_a_stream_that_breaks_off_ends_with_the_protocols_error(
+    three: Row, path: str, cut: bytes
+) -> None:
+    for fake in three.fakes:
+        fake.streamed = cut
+    answer = three.post(path=path)
+    assert answer.status_code == 200
+    told = answer.content.removeprefix(cut)
+    message = "the replica that wrote this answer is gone; ask again"
+    gone = ApiError(500, message, code="replica_gone")
+    assert told == (b"" if cut is EVENTS else b"\n\n") + gone.event(path)
     assert sum(asked(three)) == 1
 
 

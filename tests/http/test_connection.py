@@ -47,6 +47,25 @@ async def test_half_a_request_is_answered_408_and_takes_no_place(sent: bytes, re
         assert len(here.service.requests) == before
 
 
+async def test_a_stream_without_chunks_ends_with_its_connection_and_a_mark() -> None:
+    async with served() as here:
+        client = await here.connect()
+        asks = HEAD + b"x-specops-unframed: 1\r\n"
+        # What has a length is no stream: the connection stays open.
+        await client.send(asks + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        status, headers, _ = await client.answer()
+        assert status == 200
+        assert not {"connection", "x-specops-unframed"} & set(headers)
+        content = b'{"prompt": "abc", "stream": true}'
+        await client.send(asks + b"content-length: %d\r\n\r\n" % len(content) + content)
+        head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+    lines = set(head.lower().split(b"\r\n"))
+    assert {b"connection: close", b"x-specops-unframed: 1"} <= lines
+    assert not any(line.startswith((b"transfer-encoding", b"content-length")) for line in lines)
+    assert body.startswith(b"data: {")
+    assert body.endswith(b"data: [DONE]\n\n\x04")
+
+
 MESSAGES = HEAD.replace(b"/generate", b"/v1/messages")
 
 

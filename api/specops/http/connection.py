@@ -19,6 +19,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specops.http.errors import ApiError, unavailable
+from specops.http.sse import UNFRAMED
 
 _LINGERING = 1  # looks, until a client must have read its refusal
 # Loopback lets 2.6 MB of an unread answer pile up in the kernel, for each connection; an answer's
@@ -110,6 +111,12 @@ class Connection(H11Protocol):
         if not self._refused:
             self._received += len(data)
             super().data_received(data)
+
+    def handle_events(self) -> None:
+        """Take in requests, and send a stream without chunks where one asks for that."""
+        super().handle_events()
+        if self.cycle is not None and UNFRAMED in self.headers:
+            self.conn.their_http_version = b"1.0"  # a body of unknown length ends the connection
 
     def look(self) -> None:
         """Let go of the client if it was too slow; to be called once a second."""

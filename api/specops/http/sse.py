@@ -4,6 +4,10 @@ A stream's status is sent with its first event or comment, so that an error befo
 still has its proper status, unless that took so long that a sign of life was due.
 `StreamingResponse` is not used because it stops the generator where the client leaves; here the
 generator's source is told to stop and says itself how it ended.
+
+A gateway asks with `UNFRAMED` for streams without chunks, which end where their connection does. A
+whole one ends with `WHOLE`: the gateway tells it from one whose server was killed, and ends that
+with an error (gateway/broken_stream.lua).
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from specops.http.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
 PAUSE = b": waiting\n\n"  # a comment, which no client shows and every proxy takes for life
+UNFRAMED = (b"x-specops-unframed", b"1")  # header of a request, and of a response that heeds it
+WHOLE = b"\x04"  # end of transmission, one byte: no packet's border cuts it, no JSON contains it
 
 
 def event(data: Any) -> bytes:
@@ -84,14 +90,12 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, or the error that came before the first."""
+        unframed = UNFRAMED in scope["headers"]
+        headers = [*self.raw_headers, UNFRAMED] if unframed else self.raw_headers
         async with aclosing(self._events), calling_on_disconnect(receive, self._leave):
             chunk = await anext(self._events)
             await send(
-                {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
+                {"type": "http.response.start", "status": self.status_code, "headers": headers}
             )
             await _send_chunk(send, chunk)
             try:
@@ -99,7 +103,8 @@ class EventStream(Response):
                     await _send_chunk(send, chunk)
             except ApiError as error:
                 await _send_chunk(send, error.event(scope["path"]))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            end = WHOLE if unframed else b""
+            await send({"type": "http.response.body", "body": end, "more_body": False})
 
 
 async def _send_chunk(send: Send, chunk: bytes) -> None:

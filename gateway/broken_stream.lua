@@ -1,0 +1,34 @@
+-- Where a replica is killed in the midst of a stream, the client gets its protocol's error event.
+--
+-- Envoy runs no filter any more once a chunked body has broken off. So replicas are asked to send streams
+-- that end with their connection (x-specops-unframed): how they end is theirs to say, and they end a whole
+-- one with the byte EOT, which no event contains. It is kept from the client, who gets chunks as ever.
+local EOT = '\4'
+local MESSAGE = 'the replica that wrote this answer is gone; ask again'
+local OPENAI = 'data: {"error":{"message":"%s","type":"server_error","param":null,"code":"replica_gone"}}\n\n'
+local ANTHROPIC = 'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"%s"}}\n\n'
+local OLLAMA = '{"error":"%s"}\n'
+
+function envoy_on_request(handle)
+  local path = handle:headers():get(':path')
+  local event = path:find('^/api/') and OLLAMA or path:find('^/v1/messages') and ANTHROPIC or OPENAI
+  handle:streamInfo():dynamicMetadata():set('broken_stream', 'event', event:format(MESSAGE))
+end
+
+function envoy_on_response(handle)
+  local headers = handle:headers()
+  if not headers:get('x-specops-unframed') then return end
+  headers:remove('x-specops-unframed')
+  local event = handle:streamInfo():dynamicMetadata():get('broken_stream').event
+  local last = ''
+  for chunk in handle:bodyChunks() do
+    local length = chunk:length()
+    if length > 0 then
+      last = chunk:getBytes(length - 1, 1)
+      if last == EOT then chunk:setBytes(chunk:getBytes(0, length - 1)) end
+    elseif last ~= EOT then -- the body's end, an empty chunk of its own
+      local apart = last == '\n' and '' or '\n\n' -- from half an event
+      chunk:setBytes(apart .. event)
+    end
+  end
+end
