@@ -69,16 +69,10 @@ class ExportedModel:
 def quantization_for(source: Path, text: str | None) -> Quantization | None:
     """What `export_checkpoint` is to be given for a quantization's name; None for a GGUF's own.
 
-    No name stands for int4, and for a GGUF's own weights. Raises ValueError for a name that is
-    unknown, and ExportError for one that a GGUF does not take.
+    No name stands for int4, and for a GGUF's own weights. Raises ValueError for an unknown one.
     """
-    if not is_gguf(source):
-        return Quantization.parse(text or "int4")
-    if text not in (None, OWN_WEIGHTS):
-        raise ExportError(
-            f"{source} keeps the weights that it has: it takes {OWN_WEIGHTS}, not {text}"
-        )
-    return None
+    own = is_gguf(source) and text in (None, OWN_WEIGHTS)
+    return None if own else Quantization.parse(text or "int4")
 
 
 def export_checkpoint(
@@ -170,7 +164,8 @@ def _agreed(asked: Quantization | None, checkpoint: Checkpoint) -> Quantization:
         return asked
     if asked is not None:
         raise ExportError(
-            f"{checkpoint.path} keeps the weights that it has: {asked.name} cannot be asked for"
+            f"{checkpoint.path} keeps the weights that it has: it takes {OWN_WEIGHTS}, not "
+            f"{asked.name}"
         )
     return checkpoint.quantization
 

@@ -32,36 +32,16 @@ from specops.models.convert.quantization import Quantization
 from specops.models.convert.rope import Rotary
 from specops.models.convert.weights import WeightStore
 
+Float = NDArray[np.float32]
+
 _INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: activations quantized to int8 per block
-
-
-class LayerNorm(NamedTuple):
-    """(x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis."""
-
-    weight: NDArray[np.float32]
-    bias: NDArray[np.float32]
-    epsilon: float
 
 
 class HeadNorms(NamedTuple):
     """RMS norms of each head of queries and of keys, before they are rotated: weights [head]."""
 
-    weights: tuple[NDArray[np.float32], NDArray[np.float32]]
+    weights: tuple[Float, Float]
     epsilon: float
-
-
-class AttentionOptions(NamedTuple):
-    """What attention does beside the products.
-
-    `rotary` are cos and sin: queries and keys are rotated by the halves of what these cover of a
-    head. A position sees itself and the `window - 1` before it, or all where there is none. `scale`
-    is of scores, without one the root of a head's size divides them.
-    """
-
-    rotary: tuple[str, str] | None = None
-    window: int | None = None
-    scale: float | None = None
-    head_norms: HeadNorms | None = None
 
 
 class DecoderGraph(Drawing):
@@ -116,9 +96,7 @@ class DecoderGraph(Drawing):
         table = self._weights.dense_table("positions.weight", matrix)
         return self._node("Gather", [table, "position_ids"], "positions", axis=0)
 
-    def linear(
-        self, name: str, x: str, matrix: Matrix, bias: NDArray[np.float32] | None = None
-    ) -> str:
+    def linear(self, name: str, x: str, matrix: Matrix, bias: Float | None = None) -> str:
         """x [batch, sequence, K] times the transpose of `matrix` [N, K], plus `bias` [N]."""
         added = None if bias is None else self._weights.vector(f"{name}.bias", bias)
         return self._linear(name, x, matrix, self.quantization.bits, added)
@@ -127,7 +105,7 @@ class DecoderGraph(Drawing):
         """The graph's output `logits`: x times the transpose of `matrix` [vocab, hidden]."""
         self._linear("logits", x, matrix, self.quantization.head_bits)
 
-    def rms_norm(self, name: str, x: str, weight: NDArray[np.float32], epsilon: float) -> str:
+    def rms_norm(self, name: str, x: str, weight: Float, epsilon: float) -> str:
         """x / rms(x) * weight over the last axis."""
         scale = self._weights.vector(f"{name}.weight", weight)
         return self._node(
@@ -135,18 +113,22 @@ class DecoderGraph(Drawing):
         )
 
     def add_rms_norm(
-        self, name: str, x: str, residual: str, weight: NDArray[np.float32], epsilon: float
+        self, name: str, x: str, residual: str, weight: Float, epsilon: float
     ) -> tuple[str, str]:
         """The sum of x and `residual` normalized, and the sum itself, the next residual."""
         return self._add_norm(
             "SkipSimplifiedLayerNormalization", name, [x, residual], weight, epsilon
         )
 
-    def add_layer_norm(self, name: str, x: str, residual: str, norm: LayerNorm) -> tuple[str, str]:
-        """The sum of x and `residual` normalized, and the sum itself."""
-        bias = self._weights.vector(f"{name}.bias", norm.bias)
-        operands = [x, residual, bias]
-        return self._add_norm("SkipLayerNormalization", name, operands, norm.weight, norm.epsilon)
+    def add_layer_norm(
+        self, name: str, x: str, residual: str, weight: Float, bias: Float, *, epsilon: float
+    ) -> tuple[str, str]:
+        """The sum of x and `residual` normalized, and the sum itself.
+
+        A norm is (x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis.
+        """
+        operands = [x, residual, self._weights.vector(f"{name}.bias", bias)]
+        return self._add_norm("SkipLayerNormalization", name, operands, weight, epsilon)
 
     def rotary(self, name: str, rotary: Rotary) -> tuple[str, str]:
         """Stores the tables of a rotation once for all layers that have it; cos and sin."""
@@ -164,27 +146,30 @@ class DecoderGraph(Drawing):
         key: str = "",
         value: str = "",
         *,
-        options: AttentionOptions | None = None,
+        rotary: tuple[str, str] | None = None,
+        window: int | None = None,
+        scale: float | None = None,
+        head_norms: HeadNorms | None = None,
     ) -> str:
         """Causal grouped-query attention over the past and itself.
 
         `query`, `key` and `value` are [batch, sequence, heads * head]; without the last two, as
-        where heads have norms, the first has all three behind each other. Adds the layer's past
-        inputs and present outputs.
+        where heads have norms, the first has all three behind each other. `rotary` are cos and
+        sin: queries and keys are rotated by the halves of what these cover of a head. A position
+        sees itself and the `window - 1` before it, or all where there is none. `scale` is of
+        scores, without one the root of a head's size divides them. Adds the layer's past inputs and
+        present outputs.
         """
-        options = options or AttentionOptions()
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
         cache: list[str | int] = ["batch", self.shape.num_kv_heads, "capacity", self.shape.head_dim]
         self._inputs += [_value(name, TensorProto.FLOAT, cache) for name in past]
         self._outputs += [_value(name, TensorProto.FLOAT, cache) for name in present]
         lengths = ["past_and_new_minus_one", "total_length"]
-        if options.head_norms is not None:
-            query, key, value = self._normed_heads(layer, query, options.head_norms)
-        operands = [query, key, value, *past, *lengths, *(options.rotary or ())]
-        attributes: dict[str, Any] = {}
-        if options.scale is not None:
-            attributes["scale"] = options.scale
+        if head_norms is not None:
+            query, key, value = self._normed_heads(layer, query, head_norms)
+        operands = [query, key, value, *past, *lengths, *(rotary or ())]
+        attributes: dict[str, Any] = {} if scale is None else {"scale": scale}
         return self._node(
             "GroupQueryAttention",
             operands,
@@ -192,9 +177,9 @@ class DecoderGraph(Drawing):
             domain=MICROSOFT,
             num_heads=self.shape.num_heads,
             kv_num_heads=self.shape.num_kv_heads,
-            do_rotary=int(options.rotary is not None),
+            do_rotary=int(rotary is not None),
             rotary_interleaved=0,
-            local_window_size=options.window or -1,
+            local_window_size=window or -1,
             **attributes,
         )
 
@@ -208,7 +193,7 @@ class DecoderGraph(Drawing):
     # -- how they are drawn -------------------------------------------------------------------
 
     def _add_norm(
-        self, op: str, name: str, operands: list[str], weight: NDArray[np.float32], epsilon: float
+        self, op: str, name: str, operands: list[str], weight: Float, epsilon: float
     ) -> tuple[str, str]:
         operands.insert(2, self._weights.vector(f"{name}.weight", weight))
         total = f"{name}.residual"

@@ -60,10 +60,6 @@ class Entries:
             raise self.error(key, f"must be true or false, is {short(value)}")
         return value
 
-    def gives(self, key: str) -> bool:
-        """Whether a key is there, neither null nor empty."""
-        return bool(self._find(key))
-
     def error(self, key: str, problem: str) -> ExportError:
         """An error that names the file and the key."""
         return ExportError(f"{self._file}: key '{self._name(key)}' {problem}")
@@ -139,10 +135,12 @@ class ModelConfig(Entries):
         if self.flag(key, needed) != needed:
             raise self.error(key, f"must be {str(needed).lower()} to be exported for this family")
 
-    def first_text(self, key: str) -> str:
-        """The first of a list of strings."""
-        values = self._get(key, None)
-        if not isinstance(values, list) or not values or not isinstance(values[0], str):
+    def first_text(self, key: str) -> str | None:
+        """The first of a list of strings; None where the key is absent, null or empty."""
+        values = self._values.get(key)
+        if not values:
+            return None
+        if not isinstance(values, list) or not isinstance(values[0], str):
             raise self.error(key, f"must be a list of names, is {values!r}")
         return values[0]
 

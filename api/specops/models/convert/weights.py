@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,10 +98,8 @@ class WeightStore:
     def dense_table(self, name: str, matrix: Matrix) -> str:
         """`matrix` [N, K] in float32 as Gather reads it."""
         rows = self._slabs(matrix, _DENSE_SLAB_WEIGHTS)
-        try:
+        with _naming(matrix):
             extent = self._file.write(np.asarray(slab, np.float32) for slab in rows)
-        except ValueError as error:
-            raise _damaged(matrix, error) from None
         return self._point(name, TensorProto.FLOAT, matrix.shape, extent)
 
     def code_table(self, name: str, matrix: Matrix) -> CodeTable:
@@ -119,10 +118,8 @@ class WeightStore:
                     offsets.append(found.offsets)
                 yield found.codes.reshape(len(found.codes), -1)
 
-        try:
+        with _naming(matrix):
             written = self._file.write(codes())
-        except ValueError as error:
-            raise _damaged(matrix, error) from None
         rows, columns = matrix.shape
         blocks = (rows, scales[0].shape[1])
         names = [self._point(f"{name}.codes", TensorProto.UINT8, (rows, columns), written)]
@@ -202,17 +199,14 @@ class WeightStore:
             return quantize_blockwise(weight, stored.bits, stored.block)
 
         pending: list[Any] = []
-        weights = _SLAB_WEIGHTS if feedback is None else _FEEDBACK_SLAB_WEIGHTS
-        slabs = self._slabs(matrix, weights)
-        try:
+        slabs = self._slabs(matrix, _FEEDBACK_SLAB_WEIGHTS if feedback else _SLAB_WEIGHTS)
+        with _naming(matrix):
             for slab in slabs:
                 pending.append(slab)
                 if len(pending) == 2 * self._workers:
                     yield from self._pool.map(work, pending)
                     pending.clear()
             yield from self._pool.map(work, pending)
-        except ValueError as error:
-            raise _damaged(matrix, error) from None
 
     def _slabs(self, matrix: Matrix, weights: int) -> Iterator[Any]:
         for slab in matrix.rows(max(1, weights // matrix.shape[1])):
@@ -258,7 +252,12 @@ class WeightStore:
         return name
 
 
-def _damaged(matrix: Matrix, error: ValueError) -> ExportError:
-    return ExportError(
-        f"tensor {matrix.name}: {error}; the checkpoint is damaged, download it again"
-    )
+@contextmanager
+def _naming(matrix: Matrix) -> Iterator[None]:
+    """Says which tensor's numbers are none."""
+    try:
+        yield
+    except ValueError as error:
+        raise ExportError(
+            f"tensor {matrix.name}: {error}; the checkpoint is damaged, download it again"
+        ) from None

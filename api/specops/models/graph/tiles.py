@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 from specops.models.folder import ModelError
 from specops.models.graph.product_inputs import Made, pair_gates, take_gelus_in, take_norms_in
 from specops.models.graph.tensors import external, fill_page, values_of
+from specops.models.graph.tokenwise import attributes_of
 from specops.models.graph.wiring import Wiring
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import TILE, as_halves, pack, unpacked, zero_points_of
@@ -171,7 +172,7 @@ def _take_biases_in(graph: onnx.GraphProto) -> None:
         if len(users) != 1 or users[0].op_type != "Add" or "bias" in _operands(product):
             continue
         (bias,) = (name for name in users[0].input if name != output)
-        if shapes.get(bias) != [_attributes(product)["N"]] or kinds[bias] != TensorProto.FLOAT:
+        if shapes.get(bias) != [attributes_of(product)["N"]] or kinds[bias] != TensorProto.FLOAT:
             continue
         product.input.extend([""] * (len(_OPERANDS) - 1 - len(product.input)))
         product.input.append(bias)
@@ -183,13 +184,9 @@ def _operands(node: onnx.NodeProto) -> dict[str, str]:
     return {key: name for key, name in zip(_OPERANDS, node.input, strict=False) if name}
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, int]:
-    return {item.name: item.i for item in node.attribute}
-
-
 def _computable(node: onnx.NodeProto, tensors: Mapping[str, TensorProto]) -> bool:
     """Whether a node is a product, with weights that the kernels know and no more exactness."""
-    attributes, operands = _attributes(node), _operands(node)
+    attributes, operands = attributes_of(node), _operands(node)
     return (
         node.op_type == "MatMulNBits"
         and attributes.get("accuracy_level", 0) in (_ANY_ACTIVATIONS, _INT8_ACTIVATIONS)
@@ -216,7 +213,7 @@ def _alike(one: onnx.NodeProto, other: onnx.NodeProto, tensors: Mapping[str, Ten
         first == second
         and operands[0]["x"] == operands[1]["x"]
         and not any("bias" in given for given in operands)
-        and _attributes(one) == _attributes(other)
+        and attributes_of(one) == attributes_of(other)
     )
 
 
@@ -224,7 +221,7 @@ def _product(
     nodes: Sequence[onnx.NodeProto], tensors: Mapping[str, TensorProto], folder: Path
 ) -> _Product:
     """The weights of products, the columns of one behind those of another."""
-    attributes, operands = _attributes(nodes[0]), [_operands(node) for node in nodes]
+    attributes, operands = attributes_of(nodes[0]), [_operands(node) for node in nodes]
     columns = attributes["N"]
     arrays = {}
     for key in _TYPES:
@@ -300,21 +297,13 @@ def _kind_of(zero_points: NDArray[Any] | None) -> ZeroPoints:
 
 def _equal(found: Weights, wanted: Weights) -> bool:
     """Bit by bit: a scale that is NaN equals itself."""
-    pairs = zip(found, wanted, strict=True)
     return all(
-        (one is None and other is None)
-        or (
-            one is not None
-            and other is not None
-            and one.shape == other.shape
-            and np.array_equal(_bits(one), _bits(other))
-        )
-        for one, other in pairs
+        np.array_equal(_bits(one), _bits(other)) for one, other in zip(found, wanted, strict=True)
     )
 
 
-def _bits(values: NDArray[Any]) -> Bytes:
-    return np.ascontiguousarray(values).view(np.uint8)
+def _bits(values: NDArray[Any] | None) -> Bytes:
+    return np.ascontiguousarray([] if values is None else values).view(np.uint8)
 
 
 def _replaced(node: onnx.NodeProto, tiles: str, product: _Product) -> onnx.NodeProto:
@@ -336,6 +325,6 @@ def _replaced(node: onnx.NodeProto, tiles: str, product: _Product) -> onnx.NodeP
         zero_points=int(product.kind),
         half_scales=int(product.halves),
         bias=int("bias" in operands),
-        input=_attributes(node).get("input", int(Made.AS_IT_IS)),
+        input=attributes_of(node).get("input", int(Made.AS_IT_IS)),
         epsilon=0.0,
     )

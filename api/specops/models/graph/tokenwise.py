@@ -165,6 +165,7 @@ def _same_for_all_tokens(value: Constant, rank: int) -> None:
 
 
 def _norm(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
+    """Along one axis, with weights or without: a softmax, too."""
     rank = _tokens(operands[0]).rank
     _all_constant(operands[1:])
     _behind_tokens([attributes_of(node).get("axis", -1)], rank)
@@ -244,12 +245,6 @@ def _transpose(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
     return [Tokens(rank)]
 
 
-def _softmax(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
-    rank = _tokens(operands[0]).rank
-    _behind_tokens([attributes_of(node).get("axis", -1)], rank)
-    return [Tokens(rank)]
-
-
 def _reduce(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
     given = attributes_of(node)
     rank = _tokens(operands[0]).rank
@@ -302,10 +297,7 @@ _RULES: dict[tuple[str, str], Rule] = {
     **{("", op): _reduce for op in ("ReduceMax", "ReduceMean", "ReduceSum", "ReduceSumSquare")},
     ("", "LayerNormalization"): _norm,
     ("", "RMSNormalization"): _norm,
-    (
-        "",
-        "SimplifiedLayerNormalization",
-    ): _norm,  # onnxruntime's, in the default domain all the same
+    ("", "SimplifiedLayerNormalization"): _norm,  # onnxruntime's, and yet in the default domain
     (MICROSOFT, "SkipLayerNormalization"): _skip_norm,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_norm,
     ("", "Gather"): _embedding,
@@ -318,5 +310,5 @@ _RULES: dict[tuple[str, str], Rule] = {
     ("", "Slice"): _slice,
     ("", "Reshape"): _reshape,
     ("", "Transpose"): _transpose,
-    ("", "Softmax"): _softmax,
+    ("", "Softmax"): _norm,
 }

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.gguf import GgufCheckpoint
-from specops.models.convert.gguf.block_types import block_type, readable_types, values_of
+from specops.models.convert.gguf.block_types import TYPES, values_of
 from specops.models.convert.gguf.header import GgufTensor
 from specops.models.convert.gguf.rows import GgufRows
 from tests.checkpoints import make_llama_checkpoint
@@ -38,8 +38,7 @@ def matrix(kind: Kind, folder: Path) -> tuple[GgufRows, np.ndarray]:
     data = packed(kind, values)
     file = folder / kind.name
     file.write_bytes(b"before" + data.tobytes())
-    found = block_type(kind)
-    assert found is not None
+    found = TYPES[kind]
     tensor = GgufTensor("w", file, found.name, (ROWS, COLUMNS), 6, data.nbytes, found)
     return GgufRows(tensor), gguf.dequantize(data, kind)
 
@@ -92,14 +91,13 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 def test_sizes_of_blocks_are_the_librarys() -> None:
     for kind, (weights, size) in gguf.GGML_QUANT_SIZES.items():
-        found = block_type(kind)
+        found = TYPES.get(kind)
         if found is not None:
             assert (found.name, found.weights, found.bytes) == (kind.name, weights, size)
-    assert {kind.name for kind in (*WRITTEN, *DRAWN)} == set(readable_types())
-    unreadable = block_type(Kind.IQ2_XS)
-    assert unreadable is not None
+    readable = {kind.name for kind in TYPES.values() if kind.readable}
+    assert {kind.name for kind in (*WRITTEN, *DRAWN)} == readable
     with pytest.raises(ValueError, match="IQ2_XS cannot be read"):
-        values_of(unreadable, np.zeros((1, 74), np.uint8))
+        values_of(TYPES[Kind.IQ2_XS], np.zeros((1, 74), np.uint8))
 
 
 def test_rows_of_queries_and_keys_stand_where_transformers_has_them(tmp_path: Path) -> None:

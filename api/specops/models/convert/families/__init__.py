@@ -1,4 +1,4 @@
-"""One file per model family; these tables say which file draws which architecture."""
+"""One file per model family; a table says which file draws which architecture."""
 
 from __future__ import annotations
 
@@ -30,19 +30,10 @@ _BY_ARCHITECTURE: dict[str, type[Family]] = {
     "Qwen3ForCausalLM": Qwen3,
     "SmolLM3ForCausalLM": SmolLM3,
 }
-_BY_MODEL_TYPE: dict[str, type[Family]] = {  # for a config.json that names no architecture
-    "gemma3": Gemma3Pictures,
-    "gemma3_text": Gemma3,
-    "gpt2": GPT2,
-    "granite": Granite,
-    "llama": Llama,
-    "mistral": Mistral,
-    "olmo2": OLMo2,
-    "opt": OPT,
-    "phi3": Phi3,
-    "qwen2": Qwen2,
-    "qwen3": Qwen3,
-    "smollm3": SmolLM3,
+# For a config.json that names no architecture. Gemma 3's own name is that of both its classes.
+_BY_MODEL_TYPE: dict[str, type[Family]] = {
+    **{family.name: family for family in _BY_ARCHITECTURE.values()},
+    **{"gemma3": Gemma3Pictures, "gemma3_text": Gemma3},
 }
 
 
@@ -52,9 +43,8 @@ def family_of(config: ModelConfig) -> Family:
     Raises:
         ExportError: no family does, or one of its settings cannot be drawn.
     """
-    if config.gives("architectures"):
-        key, name, known = "architectures", config.first_text("architectures"), _BY_ARCHITECTURE
-    else:
+    key, name, known = "architectures", config.first_text("architectures"), _BY_ARCHITECTURE
+    if name is None:
         key, name, known = "model_type", config.text("model_type"), _BY_MODEL_TYPE
     if name not in known:
         raise config.error(

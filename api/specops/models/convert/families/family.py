@@ -30,11 +30,6 @@ class Family(ABC):
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor that `draw` reads, with its shape."""
 
-    def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
-        """Draws the forward pass from `input_ids` to the head."""
-        self.graph, self.checkpoint = graph, checkpoint
-        self.draw_all()
-
     @abstractmethod
-    def draw_all(self) -> None:
-        """Draws the forward pass of `checkpoint` into `graph`."""
+    def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
+        """Draws the forward pass of `checkpoint` into `graph`, from `input_ids` to the head."""

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.families.family import Family
-from specops.models.convert.graph import AttentionOptions, HeadNorms
+from specops.models.convert.graph import DecoderGraph, HeadNorms
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.rope import (
     HEAD_DIM_MULTIPLE,
@@ -52,6 +53,7 @@ class GatedDecoder(Family):
 
     defaults: ClassVar[Mapping[str, Any]] = {}  # of keys that a config.json may leave out
     optional_biases: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
+    windowed = False  # whether all layers may look back over a window only
     partial_rotary = False  # whether the family may rotate a part of each head
     activation = ("hidden_act", "silu")  # the key, and the one function that is drawn
     attention_norms = Norms("input_layernorm")
@@ -73,7 +75,8 @@ class GatedDecoder(Family):
         self.embedding_scale = self.residual_scale = self.logit_scale = 1.0
         self.attention_scale: float | None = None
         self.rotaries = self.rotary_tables(config)
-        self.layers = [LayerAttention()] * self.shape.num_layers
+        window = config.optional_integer("sliding_window") if self.windowed else None
+        self.layers = [LayerAttention(window=window)] * self.shape.num_layers
         # old checkpoints store the rotary frequencies, and a tied head is sometimes stored twice
         self.ignored_tensors = ("*rotary_emb.inv_freq", *([_HEAD] if self._tied else []))
 
@@ -137,9 +140,9 @@ class GatedDecoder(Family):
 
     # -- the drawing --------------------------------------------------------------------------
 
-    def draw_all(self) -> None:
+    def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
         """Each sum with the residual is fused with the norm that follows it, if one does."""
-        graph, checkpoint = self.graph, self.checkpoint
+        self.graph, self.checkpoint = graph, checkpoint
         tables = {name: graph.rotary(name, table) for name, table in self.rotaries.items()}
         x = graph.embedding(checkpoint.matrix(self._embedding))
         x = residual = graph.scaled("embedding.multiplied", x, self.embedding_scale)
@@ -148,14 +151,15 @@ class GatedDecoder(Family):
             first = self.norm(norms[0])
             x = graph.rms_norm("layers.0.input_norm", residual, first, self._epsilon)
         for index, layer in enumerate(self.layers):
-            options = AttentionOptions(
+            name = f"layers.{index}"
+            x = graph.attention(
+                index,
+                *self.queries_keys_values(index, x),
                 rotary=None if layer.rotary is None else tables[layer.rotary],
                 window=layer.window,
                 scale=self.attention_scale,
                 head_norms=self._head_norms(index),
             )
-            name = f"layers.{index}"
-            x = graph.attention(index, *self.queries_keys_values(index, x), options=options)
             x = self.linear(index, "self_attn.o_proj", x)
             after = self._stored(index, self.attention_norms.after)
             x = self._come_out(f"{name}.attention", x, after)

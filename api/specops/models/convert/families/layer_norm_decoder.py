@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.families.family import Family
-from specops.models.convert.graph import LayerNorm
+from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.rope import HEAD_DIM_MULTIPLE
 
@@ -104,8 +105,9 @@ class LayerNormDecoder(Family):
             shapes |= self._linear_shapes(f"{layer}.{names.down}", hidden, self.feed_forward_size)
         return shapes
 
-    def draw_all(self) -> None:
+    def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
         """Each sum with the residual is fused with the norm that follows it."""
+        self.graph, self.checkpoint = graph, checkpoint
         # The first stands before the first attention or after it: from there on they alternate.
         norms = iter(self._norms())
         table = self.checkpoint.matrix_rows(f"{self.names.positions}.weight", self.first_position)
@@ -142,8 +144,9 @@ class LayerNormDecoder(Family):
     def _add_norm(self, stored: str, x: str, residual: str) -> tuple[str, str]:
         """The normalized sum, and what goes around the next part."""
         weight, bias = (self.checkpoint.vector(f"{stored}.{kind}") for kind in ("weight", "bias"))
-        norm = LayerNorm(weight, bias, self._epsilon)
-        x, total = self.graph.add_layer_norm(stored, x, residual, norm)
+        x, total = self.graph.add_layer_norm(
+            stored, x, residual, weight, bias, epsilon=self._epsilon
+        )
         return x, total if self.norm_before else x
 
     def _attention(self, index: int, x: str) -> str:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from specops.models.convert.families.gated_decoder import GatedDecoder, LayerAttention
-from specops.models.convert.model_config import ModelConfig
+from specops.models.convert.families.gated_decoder import GatedDecoder
 
 
 class Mistral(GatedDecoder):
@@ -17,8 +16,4 @@ class Mistral(GatedDecoder):
     name = "mistral"
     defaults: ClassVar = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
     optional_biases = ()
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        window = config.optional_integer("sliding_window")
-        self.layers = [LayerAttention(window=window)] * self.shape.num_layers
+    windowed = True

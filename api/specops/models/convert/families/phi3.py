@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from specops.models.convert.families.gated_decoder import GatedDecoder, LayerAttention, Shapes
-from specops.models.convert.model_config import ModelConfig
+from specops.models.convert.families.gated_decoder import GatedDecoder, Shapes
 
 
 class Phi3(GatedDecoder):
@@ -22,12 +21,7 @@ class Phi3(GatedDecoder):
         "rms_norm_eps": 1e-5,
     }
     optional_biases = ()
-    partial_rotary = True
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        window = config.optional_integer("sliding_window")
-        self.layers = [LayerAttention(window=window)] * self.shape.num_layers
+    windowed = partial_rotary = True
 
     def projection_tensors(self) -> Shapes:
         """Query, key and value in one tensor; gate and up in one."""

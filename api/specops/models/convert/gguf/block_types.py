@@ -61,16 +61,6 @@ class BlockType(NamedTuple):
         return self.codes is not None or self.values is not None
 
 
-def block_type(number: int) -> BlockType | None:
-    """The type of a number in a file; None where no type is known by it."""
-    return _TYPES.get(number)
-
-
-def readable_types() -> list[str]:
-    """The names of all types that can be read."""
-    return [kind.name for kind in _TYPES.values() if kind.readable]
-
-
 # -- blocks of 32 ----------------------------------------------------------------------------------
 
 
@@ -204,7 +194,7 @@ def _q6_k(raw: Bytes) -> Codes:
     return Codes(codes, scaled.reshape(len(raw), -1), None, 32)
 
 
-_TYPES: dict[int, BlockType] = {
+TYPES: dict[int, BlockType] = {  # by their numbers in a file
     0: BlockType("F32", 4, 1, values=_float32),
     1: BlockType("F16", 2, 1, values=_float16),
     2: BlockType("Q4_0", 18, BLOCK, 4, codes=_q4_0),

@@ -20,7 +20,7 @@ from specops.models.convert.gguf.architectures import (
     rotated_heads,
     transformers_name,
 )
-from specops.models.convert.gguf.block_types import readable_types, values_of
+from specops.models.convert.gguf.block_types import TYPES, values_of
 from specops.models.convert.gguf.header import GgufTensor, Header, read_header
 from specops.models.convert.gguf.metadata import Metadata
 from specops.models.convert.gguf.rows import GgufRows, interleaved_halves
@@ -114,9 +114,10 @@ class GgufCheckpoint(Checkpoint):
         if tensor.name in FACTORS:
             return
         if not tensor.type.readable:
+            readable = ", ".join(kind.name for kind in TYPES.values() if kind.readable)
             raise ExportError(
                 f"{tensor.file}: tensor {tensor.name} has type {tensor.type.name}; those that can "
-                f"be read are {', '.join(readable_types())}"
+                f"be read are {readable}"
             )
         name = transformers_name(self._metadata.architecture, tensor.name)
         if name is None or name in self.tensors:

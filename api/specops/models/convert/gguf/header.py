@@ -21,7 +21,7 @@ import numpy as np
 
 from specops.models.convert.checkpoint import StoredTensor
 from specops.models.convert.errors import ExportError
-from specops.models.convert.gguf.block_types import BlockType, block_type
+from specops.models.convert.gguf.block_types import TYPES, BlockType
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -159,7 +159,7 @@ class _Reader:
         if not all(1 <= size <= _MOST_WEIGHTS for size in shape):
             self._refuse(f"has the tensor {name!r} of shape {list(shape)}")
         number, offset = self._number("<I"), self._number("<Q")
-        kind = block_type(number)
+        kind = TYPES.get(number)
         if kind is None:
             self._refuse(f"has the tensor {name!r} of an unknown type, number {number}")
         return name, kind, shape, offset

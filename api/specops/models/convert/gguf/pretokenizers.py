@@ -54,7 +54,7 @@ _LIKE_QWEN2 = PreTokenizer(_by(_QWEN2), composed=True)
 _PLAIN_LLAMA3 = PreTokenizer(_by(_LLAMA3))
 # What llama.cpp does with files that do not say it.
 _DEFAULT = PreTokenizer(_by(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
-_KNOWN: dict[str, PreTokenizer] = {
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {  # by the name of the way
     "default": _DEFAULT,
     **dict.fromkeys(("gpt-2", "phi-2", "gigachat", "mpt", "olmo", "jais", "exaone4"), _LIKE_GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _LIKE_STARCODER),
@@ -66,13 +66,3 @@ _KNOWN: dict[str, PreTokenizer] = {
     "tekken": PreTokenizer(_by(_TEKKEN), whole_words=True, adds_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer(_by(_GPT4O))),
 }
-
-
-def pre_tokenizer(name: str) -> PreTokenizer | None:
-    """The way of a name; None where it is not known."""
-    return _KNOWN.get(name)
-
-
-def known_names() -> list[str]:
-    """Every name that is known."""
-    return list(_KNOWN)

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from specops.models.convert.gguf.metadata import Metadata
-from specops.models.convert.gguf.pretokenizers import PreTokenizer, known_names, pre_tokenizer
+from specops.models.convert.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from specops.models.sentencepiece import CONTROL, UNKNOWN, bpe_tokenizer, match_first
 
 _BYTE = 6  # a type of tokens, as the others are SentencePiece's
@@ -151,14 +151,13 @@ def _begins_with(vocabulary: _Vocabulary) -> dict[str, Any] | None:
 
 def _words(metadata: Metadata) -> PreTokenizer:
     name = metadata.text("tokenizer.ggml.pre", "default")
-    found = pre_tokenizer(name)
-    if found is None:
+    if name not in PRE_TOKENIZERS:
         raise metadata.error(
             "tokenizer.ggml.pre",
             f"is {name}, a way to cut words that is not known; known are "
-            + ", ".join(known_names()),
+            + ", ".join(PRE_TOKENIZERS),
         )
-    return found
+    return PRE_TOKENIZERS[name]
 
 
 def _letters(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer) -> Tokenizer:
