@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from bench.engine import scheduling
 from bench.memory import caps
 from bench.models import CACHE, TINYLLAMA_VOCAB, BenchModel, Progress, configured, tinyllama
 from bench.peers import compare as peers
@@ -14,7 +15,7 @@ from bench.peers import quality
 from bench.peers.environment import install
 from bench.peers.models import peer_models
 from bench.prompts import CATEGORIES, CODE, CREATIVE, Prompt, by_category, code, from_file
-from bench.runtime import before, kernels
+from bench.runtime import before, kernels, kv
 from bench.scale import scale
 from bench.scale import simulated as many
 from bench.serving import at_once
@@ -88,6 +89,19 @@ def _kernels(options: argparse.Namespace, progress: Progress) -> Outcome:
     return kernels.run(_sized(options, progress), 1 if options.quick else _KERNEL_ROUNDS, progress)
 
 
+def _kv(options: argparse.Namespace, progress: Progress) -> Outcome:
+    own = configured()
+    models = [own, *(kv.folder_model(folder, own) for folder in options.folder)]
+    if own.settings.model == "demo" and not own.settings.target:
+        models.insert(1, kv.in_fp32(own))
+    return kv.run(models, kv.QUICK if options.quick else kv.FULL, progress)
+
+
+def _scheduling(options: argparse.Namespace, progress: Progress) -> Outcome:
+    plan = scheduling.QUICK if options.quick else scheduling.FULL
+    return scheduling.run(tinyllama(progress, cache=options.cache), plan, progress)
+
+
 def _caps(options: argparse.Namespace, progress: Progress) -> Outcome:
     kind = "soak" if options.soak else "at-once" if options.at_once else ""
     load = caps.LOADS[kind]
@@ -151,7 +165,9 @@ BENCHMARKS: dict[str, tuple[Callable[[argparse.Namespace, Progress], Outcome], s
     "equality": (_equality, "whether output is always that of plain decoding alone"),
     "structured": (_structured, "what a grammar costs and saves, and whether answers fit it"),
     "kernels": (_kernels, "the operators of a pass"),
+    "kv": (_kv, "quality and size of the KV cache's elements"),
     "before": (_before, "against another checkout"),
+    "scheduling": (_scheduling, "what requests cost each other"),
     "caps": (_caps, "the service under memory caps (root)"),
     "peers": (_peers, "single passes against llama.cpp and OpenVINO, which it installs first"),
     "quality": (_quality, "what each kind of weights costs, in quality and in time, beside peers"),
@@ -177,10 +193,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     flag("--skip-tinyllama", "kernels, simulated, before: the configured model only, not 1.1 B")
     parser.add_argument("--seconds", type=float, help="caps: of load per case")
     parser.add_argument("--other", type=Path, help="before: the other checkout, with its .venv")
+    parser.add_argument(
+        "--folder", type=Path, action="append", default=[],
+        help="kv: a model's folder, beside the configured model; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--only", default="", help="caps: cases whose names contain this")
     flag("--soak", "caps: ten minutes of load, with a time series")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,
-        help="quality, caps: where models with random weights are kept (default: %(default)s)",
+        help="scheduling, caps: where models with random weights are kept (default: %(default)s)",
     )  # fmt: skip

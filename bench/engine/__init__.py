@@ -1,1 +1,1 @@
-"""The engine without HTTP: requests sent at once."""
+"""The engine without HTTP: requests sent at once, and what requests cost each other."""

@@ -1,1 +1,1 @@
-"""Passes of the model: their operators and logits, and passes of another checkout."""
+"""Passes of the model: their operators, the KV cache's elements, and passes of another checkout."""

@@ -1,0 +1,54 @@
+"""What requests cost each other is counted from the engine's own steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bench.engine import scheduling
+from bench.engine.scheduling import Bench, Decoding, Reading
+from specops.config import Settings
+from specops.engine.engine import Engine
+
+
+@pytest.fixture
+def bench(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Sizes that fit a tiny model."""
+    sizes = {"CONTEXT": 128, "LONG": 100, "CHAT": 48, "SHORT": 20, "_SPOKEN": 8, "_ROUNDS": 6,
+             "TINYLLAMA_VOCAB": 300, "_WARM_STEPS": 2}  # fmt: skip
+    for name, value in sizes.items():
+        monkeypatch.setattr(scheduling, name, value)
+    settings = replace(tiny_settings, draft="none", slots=5, max_k_draft=8, prefix_cache="client")
+    return Bench(Engine.load(settings))
+
+
+def test_plain_streams_are_timed_together(bench: Bench) -> None:
+    for streams in (1, 4):
+        found = bench.decoding(streams)
+        assert found.rate > 0
+        assert 0 < found.in_passes < 1
+
+
+def test_a_long_prompt_is_computed_anew_each_time_alone_and_beside_streams(bench: Bench) -> None:
+    for running in (0, 4, 0):
+        found = bench.reading(running)
+        assert found.passes >= 3  # 100 tokens at 45 a pass: nothing came from the prefix cache
+        assert found.seconds > 0
+        assert bool(found.pauses) == bool(running)
+
+
+@pytest.mark.parametrize(("slow", "pause", "met"), [(1.0, 0.1, True), (2.0, 0.9, False)])
+def test_what_is_wanted_is_said(slow: float, pause: float, met: bool) -> None:
+    readings = {
+        running: [Reading(slow if running else 1.0, [pause] if running else [], 3, 0.0)] * 2
+        for running in (0, 1, 4)
+    }
+    decoding = {1: Decoding(20.0, 0.99), 8: Decoding(60.0, 0.98)}
+    outcome = scheduling.outcome("m", decoding, readings, chat=(2.0, 0.1), bound=0.25)
+    streams, prompts = outcome.tables
+    assert streams.rows[1][2] == "3.00"
+    assert prompts.rows[2][2].startswith(f"{slow:.2f}")
+    assert [line.met for line in outcome.wanted] == [met, met]
+    json.dumps(outcome.result)
