@@ -100,6 +100,22 @@ def test_a_hung_replica_costs_only_what_it_had_begun_to_stream(three: Fleet) -> 
     assert seen.cut + seen.told <= CLIENTS
 
 
+def test_a_hung_replica_that_is_killed_gives_back_what_it_had_taken(three: Fleet) -> None:
+    victim = three.replicas[1]
+    with load(three.gateway.url, CLIENTS) as seen:
+        seen.wait_more(30)
+        victim.running.send_signal(signal.SIGSTOP)
+        wait("it is out", lambda: three.gateway.healthy() == 2, 120)
+        victim.running.kill()
+        victim.running.wait()
+        seen.wait_more(60)
+        victim.start()
+        victim.wait_ready()
+        three.wait_all_in()
+    assert (seen.failed, seen.cut) == ([], 0)
+    assert seen.told <= CLIENTS
+
+
 def restart(replica: Replica, **settings: object) -> None:
     replica.running.terminate()
     assert replica.running.wait(60) == 0
