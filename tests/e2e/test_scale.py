@@ -1,4 +1,4 @@
-"""compose.scale.yaml over compose.yaml on a Docker Engine: three replicas, one killed."""
+"""compose.scale.yaml over compose.yaml on a Docker Engine: three replicas, one killed, one hung."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ try:
     print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())
 except urllib.error.HTTPError as error:
     print("status", error.code)
+"""
+# Runs in a container: stops the server, as if it hung.
+STOP = """
+import os, pathlib, signal
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    if b"specops\\0serve" in (folder / "cmdline").read_bytes():
+        os.kill(int(folder.name), signal.SIGSTOP)
 """
 
 
@@ -100,6 +107,25 @@ def test_a_killed_replica_fails_no_request_and_comes_back(scaled: Scaled) -> Non
         wait("it is out of rotation", lambda: scaled.healthy_replicas() == REPLICAS - 1)
         seen.wait_more(20)
         scaled.engine.docker("start", victim)
+        wait("it is back in rotation", lambda: scaled.healthy_replicas() == REPLICAS, 180)
+        seen.wait_more(20)
+    assert (seen.failed, seen.cut) == ([], 0)
+    assert seen.told <= CLIENTS
+
+
+def test_a_hung_replica_is_restarted_and_fails_no_request(scaled: Scaled) -> None:
+    victim = scaled.container("api").split()[1]
+
+    def restarts() -> int:
+        count = scaled.engine.docker("inspect", "--format", "{{.RestartCount}}", victim)
+        return int(count.stdout)
+
+    before = restarts()
+    with load(scaled.url("api"), CLIENTS) as seen:
+        seen.wait_more(20)
+        scaled.engine.docker("exec", victim, "python", "-c", STOP)
+        wait("it is out of rotation", lambda: scaled.healthy_replicas() == REPLICAS - 1)
+        wait("it is restarted", lambda: restarts() == before + 1, 180)
         wait("it is back in rotation", lambda: scaled.healthy_replicas() == REPLICAS, 180)
         seen.wait_more(20)
     assert (seen.failed, seen.cut) == ([], 0)

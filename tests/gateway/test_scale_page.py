@@ -12,11 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.gateway.replicas import load
 from tests.stack.support import ROOT, MadeUp, made_up, run, tool
 from tests.waiting import PATIENCE, answers
 
 pytestmark = pytest.mark.e2e
 
+CLIENTS = 6
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), flags=re.DOTALL)
 
 
@@ -82,18 +84,26 @@ def test_the_weights_are_mapped_by_all_and_owned_by_none(started: Started) -> No
     assert shared == [0, 0, 0]
 
 
-def test_a_replica_that_was_killed_is_started_again(started: Started) -> None:
+def restarts(started: Started) -> int:
+    return started.output.read_text().count("started again")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+def test_a_replica_that_is_gone_is_started_again_and_fails_no_request(
+    started: Started, number: signal.Signals
+) -> None:
     port = httpx.URL(started.replicas()[0]).port
     (pid,) = (
         int(pid)
         for pid in run("pgrep", "-f", "specops serve").stdout.split()
         if b"SPECOPS_PORT=%d\0" % port in environment(pid)
     )
-    os.kill(pid, signal.SIGKILL)
-    body = {"prompt": "a", "max_new_tokens": 4}
-    for number in range(12):
-        headers = {"X-Session-ID": str(number)}
-        answer = httpx.post(f"{started.api}/generate", json=body, headers=headers, timeout=60)
-        assert answer.status_code == 200
-    started.wait("it is said", lambda: "started again" in started.output.read_text())
-    started.wait("it is ready", lambda: answers(f"{started.replicas()[0]}/health"))
+    before = restarts(started)
+    with load(started.api, CLIENTS) as seen:
+        seen.wait_more(20)
+        os.kill(pid, number)
+        started.wait("it is said", lambda: restarts(started) > before)
+        started.wait("it is ready", lambda: answers(f"{started.replicas()[0]}/health"))
+        seen.wait_more(20)
+    assert (seen.failed, seen.cut) == ([], 0)
+    assert seen.told <= CLIENTS

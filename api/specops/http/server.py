@@ -4,7 +4,8 @@ uvicorn alone closes its socket first: new clients would see refused connections
 not say that the service drains, and requests that wait in the queue would hold up the end. Here
 the service is stopped first, while the socket still answers: running requests finish, new ones
 get 503. Then uvicorn ends. It also ends where the engine has crashed, once all clients have been
-told: a restart then brings a sound one. How long it bears with slow clients is `connection`'s.
+told: a restart then brings a sound one. One that hangs cannot end itself: `watchdog` ends it. How
+long it bears with slow clients is `connection`'s.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fastapi import FastAPI
 from specops.config import Settings
 from specops.http.connection import Connection, Limits
 from specops.http.state import AppState
+from specops.http.watchdog import watched
 from specops.serving.async_engine import AsyncEngine
 from specops.system.resources import raise_open_files
 
@@ -133,5 +135,6 @@ def run(app: FastAPI, settings: Settings) -> int:
         )
     gc.collect()
     gc.freeze()  # or each full collection looks through all libraries: 30 ms without a token
-    server.run()
+    with watched(settings.host, settings.port):
+        server.run()
     return 1 if server.service.error else 0
