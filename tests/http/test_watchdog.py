@@ -27,6 +27,12 @@ here = ("127.0.0.1", int(sys.argv[1]))
 with watched(*here):
     HTTPServer(here, SimpleHTTPRequestHandler).serve_forever()
 """
+IMPATIENT = """
+import sys
+from specops.http import watchdog
+watchdog._ANSWER_SECONDS, watchdog._PAUSE_SECONDS = 0.2, 0.01
+watchdog.main(sys.argv[1:])
+"""
 Activity = tuple[str, ...] | None
 
 
@@ -119,19 +125,14 @@ def watchdog_of(process: int) -> int:
 
 def test_a_stopped_server_is_killed_and_the_log_says_so(
     server: tuple[subprocess.Popen[bytes], int],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     process, port = server
-    monkeypatch.setattr(watchdog, "_ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(watchdog, "_PAUSE_SECONDS", 0.01)
-    with open(os.pipe()[0]) as never:  # the server's end of the pipe stays open
-        monkeypatch.setattr(sys, "stdin", never)
-        monkeypatch.setattr(signal, "signal", lambda *_: None)
-        process.send_signal(signal.SIGSTOP)
-        watchdog.main([str(process.pid), "0.0.0.0", str(port)])  # noqa: S104
+    process.send_signal(signal.SIGSTOP)
+    command = [sys.executable, "-c", IMPATIENT, str(process.pid), "0.0.0.0", str(port)]  # noqa: S104
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as other:
+        assert other.stderr is not None
+        (line,) = other.stderr  # until it has ended
     assert process.wait(60) == -signal.SIGKILL
-    (line,) = capfd.readouterr().err.splitlines()
     told = json.loads(line)
     assert (told["level"], told["process"]) == ("critical", process.pid)
     assert told["message"] == "the server hangs: it is killed"
