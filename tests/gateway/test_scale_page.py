@@ -36,7 +36,9 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     make, up, *arguments = BLOCKS[0].split()
     assert (make, up) == ("make", "up")
     folder = tmp_path_factory.mktemp("scale")
-    with made_up(folder, *arguments, SPECOPS_THREADS="1") as running:
+    # All clients of the load are one address.
+    settings = {"SPECOPS_THREADS": "1", "GATEWAY_CLIENT_RATE": "5000"}
+    with made_up(folder, *arguments, **settings) as running:
         yield Started(**vars(running))
 
 
