@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,7 +39,9 @@ class _Counts:
     drafts: int = 0
     draft_misses: int = 0
     # By source: how often so many tokens were verified and so many of them accepted.
-    lengths: dict[str, Counter[tuple[int, int]]] = field(default_factory=dict)
+    lengths: dict[str, Counter[tuple[int, int]]] = field(
+        default_factory=lambda: defaultdict(Counter)
+    )
 
 
 class Sequence:
@@ -259,8 +261,7 @@ class Sequence:
         counts.sequence_steps += 1
         counts.draft_misses += missed
         for draft in drafts:
-            lengths = counts.lengths.setdefault(draft.drafter, Counter())
-            lengths[draft.draft_tokens, draft.accepted] += 1
+            counts.lengths[draft.drafter][draft.draft_tokens, draft.accepted] += 1
         counts.drafts += bool(drafts)
 
     def output(self) -> Output | None:

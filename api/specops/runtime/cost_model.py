@@ -76,8 +76,10 @@ class CostModel:
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes take now: over so many tokens, one more, and so on up to `more`."""
-        fixed, marginal, added = self.fixed * self.seconds[0], self.marginal, self._added_by
-        return [fixed + marginal * added(count) for count in range(tokens, tokens + more + 1)]
+        fixed, marginal, last = self.fixed * self.seconds[0], self.marginal, tokens + more
+        added = self._added[tokens : last + 1]  # what is beyond the widest is missing there
+        added += map(self._added_by, range(tokens + len(added), last + 1))
+        return [fixed + marginal * item for item in added]
 
     def pairs(self, count: float) -> float:
         """Seconds that so many pairs of tokens add to a pass."""

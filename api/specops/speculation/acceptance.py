@@ -76,25 +76,22 @@ class Promises:
     def kept(self, promised: Iterable[float]) -> list[float]:
         """What to expect of promised probabilities: each moved as its tenth was off so far."""
         off = self._off
-        return [min(1.0, max(0.0, value + off[tenth(value)])) for value in promised]
+        moved = [value + off[tenth(value)] for value in promised]
+        return [0.0 if value < 0.0 else 1.0 if value > 1.0 else value for value in moved]
 
     def observe(self, promised: Sequence[float], accepted: int) -> None:
         """Take in the promises [k] of a draft whose tokens were all verified."""
         for position, value in enumerate(promised[: accepted + 1]):
             at = tenth(value)
-            for sums, new in (
-                (self._tried, 1.0),
-                (self._promised, value),
-                (self._accepted, float(position < accepted)),
-            ):
-                sums[at] = sums[at] * _LONG_MEMORY + new
-            missing = self._accepted[at] - self._promised[at]
-            self._off[at] = missing / (self._tried[at] + _TRUST)
+            tried = self._tried[at] = self._tried[at] * _LONG_MEMORY + 1
+            told = self._promised[at] = self._promised[at] * _LONG_MEMORY + value
+            hits = self._accepted[at] = self._accepted[at] * _LONG_MEMORY + (position < accepted)
+            self._off[at] = (hits - told) / (tried + _TRUST)
 
 
 def tenth(probability: float) -> int:
     """Which tenth a probability belongs to, 0 to 9."""
-    return min(int(probability * TENTHS), TENTHS - 1)
+    return int(probability * TENTHS) if probability < 1 else TENTHS - 1
 
 
 @dataclass(slots=True)

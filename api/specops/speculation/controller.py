@@ -183,24 +183,23 @@ class Controller:
         expected = float(len(candidates))  # those that are fixed count the same in every choice
         values = [item.position * pair + self._rows[item.sampled] for item in candidates]
         beside = sum(values)
-        costs = self._target.costs(tokens, len(places))
-        steps = [(expected, costs[0] + beside, beside)]
-        for (missed, index, position), cost in zip(places, costs[1:], strict=True):
+        steps = [(expected, beside)]
+        for missed, index, position in places:
             expected += 1 - missed
             beside += values[index]
             if backlog := candidates[index].backlog:
                 beside += drafting.add(position, backlog)
-            steps.append((expected, cost + beside, beside))
-        rates = [value / seconds for value, seconds, _ in steps]
-        best = rates.index(max(rates))
+            steps.append((expected, beside))
+        costs = self._target.costs(tokens, len(places))
+        worth = [value / (cost + extra) for cost, (value, extra) in zip(costs, steps, strict=True)]
+        rate = max(worth)
         if prompt_tokens:
             costs = self._target.costs(tokens + prompt_tokens, len(places))
             worth = [
-                value - rates[best] * (cost + extra)
-                for cost, (value, _, extra) in zip(costs, steps, strict=True)
+                value - rate * (cost + extra)
+                for cost, (value, extra) in zip(costs, steps, strict=True)
             ]
-            best = worth.index(max(worth))
-        return places[:best]
+        return places[: worth.index(max(worth))]
 
     def _probes(self, item: Candidate, tokens: int) -> bool:
         """Whether one draft token is verified although it does not seem to pay."""
@@ -261,10 +260,11 @@ class Controller:
         token, added = alone / count, (together - alone) / max(1, width - count)
         saved = []  # by the look-ups of the step
         for item, row, got, own in zip(candidates, rows, tokens, widths, strict=True):
-            item.state.seconds += seconds * own / width
-            item.state.plain_seconds += got * plain
+            state = item.state
+            state.seconds += seconds * own / width
+            state.plain_seconds += got * plain
             if item.looked_up:
-                saved.append((item.state, (got - 1) * (token + row) - (own - 1) * (added + row)))
+                saved.append((state, (got - 1) * (token + row) - (own - 1) * (added + row)))
         # Where a draft model ran, too, nobody knows what the look-ups took.
         if saved and draft_seconds and not any(item.backlog for item in candidates):
             self.look_ups.observe(saved, draft_seconds / len(saved), token)

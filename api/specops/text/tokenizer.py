@@ -35,7 +35,7 @@ def _panics_are_errors() -> Iterator[None]:
 
 
 class Tokenizer:
-    """A model's `tokenizer.json`. Thread-safe: `tokenizers` keeps no state between calls.
+    """A model's `tokenizer.json`. Thread-safe: what is kept between calls is the same for all.
 
     Attributes:
         drops_first_space: a text that is decoded does not begin with the space that its first token
@@ -50,6 +50,7 @@ class Tokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._shown: dict[int, bytes] = {}  # of tokens that were asked for
         decoder = tokenizer.decoder
         self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
         shown = decoder.decode([f"{_SPACE}a", f"{_SPACE}b"]) if decoder is not None else ""
@@ -111,7 +112,9 @@ class Tokenizer:
 
     def shown_bytes(self, token: int) -> bytes:
         """What a token adds to a text's UTF-8; a special one, or one without an entry, nothing."""
-        return b"" if token in self._special else self._bytes(token)
+        if (shown := self._shown.get(token)) is None:
+            shown = self._shown[token] = b"" if token in self._special else self._bytes(token)
+        return shown
 
     def _bytes(self, token: int) -> bytes:
         if (added := self._added.get(token)) is not None:

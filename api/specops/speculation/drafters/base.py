@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -37,7 +37,7 @@ class Draft:
 
     def cut(self, count: int) -> Draft:
         """Its first `count` tokens."""
-        return replace(self, tokens=self.tokens[:count], promised=self.promised[:count])
+        return Draft(self.tokens[:count], self.probs, self.origin, self.promised[:count])
 
 
 NO_DRAFT = Draft()
