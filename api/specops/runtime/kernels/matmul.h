@@ -33,7 +33,7 @@
 
 #include "threads.h"
 
-enum { TILE = 16, LINE = 64, AHEAD = 4096, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
+enum { TILE = 16, LINE = 64, AHEAD = 16384, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
 enum { FEWEST_WIDE = 16 };  // rows that fill a tile of AMX
 enum { MIDDLE = 0, CODES = 1, FRACTIONS = 2 };  // zero points: the middle of the range, or stored
 enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE };  // what is made of an input

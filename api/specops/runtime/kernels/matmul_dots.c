@@ -13,7 +13,7 @@ enum { PARTS = 4, WIDTH = 4 };
 #define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
 #elif defined(__AVX512VNNI__) && !defined(HALF_REGISTERS)
 enum { PARTS = 1, WIDTH = 8 };
-#define CHAINS(COUNT) ((COUNT) <= 3 ? 4 : (COUNT) <= 6 ? 2 : 1)
+#define CHAINS(COUNT) ((COUNT) <= 3 ? 4 : 2)
 #else
 enum { PARTS = 2, WIDTH = 4 };
 #define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
