@@ -1,4 +1,4 @@
-"""What the last minute's steps brought, for gauges that tell of now without a Prometheus."""
+"""Means over the steps of the last minute, for readers of `/metrics` without a Prometheus."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ WINDOW_SECONDS = 60
 
 
 class JumpWindow:
-    """Tokens, steps and draft tokens of the last minute, in one-second buckets, for any thread."""
+    """Tokens, steps and draft tokens of the last minute, in buckets of a second. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._buckets: deque[list[int]] = deque()  # [second, decoded, steps, drafted]
+        self._buckets: deque[list[int]] = deque()  # [second, tokens, steps, draft tokens]
 
     def add(self, tokens: int, steps: int, draft_tokens: int) -> None:
-        """Count one pass: tokens it decoded, requests that decoded, draft tokens it verified."""
+        """Count a pass: decoded tokens, requests that decoded, verified draft tokens."""
         second = int(self._clock())
         with self._lock:
             if not self._buckets or self._buckets[-1][0] != second:
@@ -31,21 +31,18 @@ class JumpWindow:
             bucket[3] += draft_tokens
 
     def average_jump(self) -> float:
-        """Return decode tokens per sequence step; 0 with no step in the window."""
-        tokens, steps, _ = self._sums()
-        return tokens / steps if steps else 0.0
+        """Return decoded tokens per sequence step; 0 without a step in the window."""
+        return self._per_step(1)
 
     def draft_length(self) -> float:
-        """Return draft tokens per sequence step; 0 with no step in the window."""
-        _, steps, draft_tokens = self._sums()
-        return draft_tokens / steps if steps else 0.0
+        """Return draft tokens per sequence step; 0 without a step in the window."""
+        return self._per_step(3)
 
-    def _sums(self) -> tuple[int, int, int]:
+    def _per_step(self, column: int) -> float:
         with self._lock:
             self._forget(int(self._clock()))
-            columns = zip(*self._buckets, strict=True) if self._buckets else ((0,),) * 4
-            _, tokens, steps, draft_tokens = (sum(column) for column in columns)
-        return tokens, steps, draft_tokens
+            steps = sum(bucket[2] for bucket in self._buckets)
+            return sum(bucket[column] for bucket in self._buckets) / steps if steps else 0.0
 
     def _forget(self, second: int) -> None:
         while self._buckets and self._buckets[0][0] <= second - WINDOW_SECONDS:

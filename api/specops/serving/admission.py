@@ -1,8 +1,4 @@
-"""Admission control: a request is let in, or refused with 429 before any work is done.
-
-`queue_tracker` counts the requests that are in and estimates waits, `memory_gate` watches memory. A
-refusal says when to come back.
-"""
+"""Admission control: a request is admitted, or refused with 429 before any work is done."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ _FULL = {
 
 
 class QueueFull(Exception):  # noqa: N818 - a state, not a fault
-    """The queue is full, or memory is. `retry_after` is the expected wait, in seconds."""
+    """There is no room for the request. `retry_after` is the expected wait in seconds."""
 
     def __init__(self, retry_after: int, shed: Shed | None = None) -> None:
         super().__init__(f"{_FULL[shed]}; try again in {retry_after} s")
@@ -30,12 +26,12 @@ class QueueFull(Exception):  # noqa: N818 - a state, not a fault
 
 
 class AdmissionController:
-    """Lets requests in, and out again. Used on the event loop.
+    """Admits requests or refuses them, by their number and by memory. Used on the event loop.
 
     Args:
-        tracker: the requests that run or wait.
-        gate: what memory says.
-        refused: told the reason of each refusal.
+        tracker: counts the requests that run or wait.
+        gate: decides by memory.
+        refused: called with the reason of each refusal.
     """
 
     def __init__(
@@ -44,17 +40,17 @@ class AdmissionController:
         self._tracker = tracker
         self._gate = gate
         self._refused = refused
-        self._reserved = 0  # for requests that are being parsed and encoded
+        self._reserved = 0  # places for requests that are being parsed and encoded
 
     def check(self, count: int, tokens: int = 0) -> None:
-        """Refuse requests that there is no room for.
+        """Refuse requests if there is no room for them.
 
         Args:
-            count: requests that come together.
-            tokens: that they may take; 0 where that is not known yet.
+            count: number of requests that come together.
+            tokens: tokens that they may take; 0 if not known yet.
 
         Raises:
-            QueueFull: all slots and the whole queue are taken, or memory is.
+            QueueFull: all slots and the whole queue are taken, or memory is short.
         """
         tracker, shed = self._tracker, None
         full = tracker.in_flight + self._reserved + count > tracker.capacity
@@ -68,13 +64,11 @@ class AdmissionController:
             raise refusal
 
     def reserve(self, count: int = 1) -> Callable[[], None]:
-        """Keep room for requests that have come but are not ready to enter.
-
-        Args:
-            count: requests that came together.
+        """Keep places for requests that have arrived but are not ready to enter.
 
         Returns:
-            Gives the room up, for good or to be taken by `enter`; idempotent.
+            A function that releases the places. Call it before `enter`, or when the requests are
+            dropped; a second call does nothing.
 
         Raises:
             QueueFull: see `check`.
@@ -91,10 +85,7 @@ class AdmissionController:
         return release
 
     def enter(self, requests: Sequence[GenerationRequest]) -> QueuePosition:
-        """Let requests in, all or none.
-
-        Returns:
-            The queue position of the first.
+        """Admit requests, all or none; return the queue position of the first.
 
         Raises:
             QueueFull: see `check`.
@@ -103,7 +94,7 @@ class AdmissionController:
         return self._tracker.enter(requests)
 
     def leave(self, request_id: str, reason: FinishReason, stats: GenerationStats | None) -> None:
-        """Take a request out, and learn from what it took how long the others will wait."""
+        """Remove a request that has ended, and learn from its times."""
         self._tracker.leave(request_id)
         if stats is not None:
             self._tracker.learn(reason, stats)

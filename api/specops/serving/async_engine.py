@@ -1,8 +1,7 @@
-"""What stands between HTTP and the engine: requests are admitted, their tokens are handed out.
+"""Serves requests on the event loop, with the engine on a thread of its own (`engine_thread`).
 
-HTTP handlers live on the event loop; the engine has a thread of its own (`engine_thread`). The
-asynchronous engine admits requests, hands every request its new tokens after a step, and turns the
-step's numbers into metrics: all of it on the event loop.
+The asynchronous engine admits requests, hands each request its new tokens after a step, and counts
+each step in the metrics.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from specops.config import Settings
 from specops.engine.engine import Download, Engine, ModelInfo, ModelState, Report
@@ -22,24 +21,19 @@ from specops.serving.admission import AdmissionController
 from specops.serving.engine_thread import EngineThread
 from specops.serving.memory_gate import MemoryGate
 from specops.serving.queue_tracker import QueueTracker
-from specops.serving.request_handle import InFlight, RequestHandle
+from specops.serving.request_handle import RequestHandle
 from specops.system.allocator import give_back
 
-_REST_SECONDS = 15.0  # without a request, after which free memory goes back to the system
+_REST_SECONDS = 15.0  # after this time without a request, free memory goes back to the system
+_LABELS = (
+    *("name", "quant", "parameters", "default_drafter", "context", "slots"),
+    *("kv_dtype", "threads", "kernels"),
+)
 log = logging.getLogger(__name__)
-
-__all__ = [
-    "AsyncEngine",
-    "ModelInfo",
-    "ModelState",
-    "NotReady",
-    "PromptTooLong",
-    "RequestHandle",
-]
 
 
 class NotReady(Exception):  # noqa: N818 - a state, not a fault
-    """The model is not loaded yet, or not any more."""
+    """The model is not loaded yet, or no longer serves."""
 
     def __init__(self, state: ModelState, message: str) -> None:
         super().__init__(message)
@@ -47,15 +41,27 @@ class NotReady(Exception):  # noqa: N818 - a state, not a fault
         self.message = message
 
 
+@dataclass(slots=True)
+class _InFlight:
+    """An admitted request that has not ended."""
+
+    request: GenerationRequest
+    handle: RequestHandle
+    first_output_at: float | None = None
+    last_output_at: float = 0.0
+
+
 class AsyncEngine:
-    """Loads the model in the background, then serves requests one step after another.
+    """Loads the model in the background, then serves requests step by step.
 
     Attributes:
-        state: how far the model is.
-        detail: what is being done.
+        state: state of the model.
+        detail: what the engine does in this state.
         error: why the state is failed.
-        info: the model, once it is ready.
-        crashed: set where the engine has failed after it had served.
+        info: description of the model; None until it is ready.
+        crashed: set if the engine has failed after the model was ready.
+        running: number of requests that hold a slot.
+        waiting: number of requests that wait for a slot.
     """
 
     def __init__(
@@ -75,10 +81,10 @@ class AsyncEngine:
         self._metrics = metrics
         self._engine: Engine | None = None
         self._admission: AdmissionController | None = None
-        self._in_flight: dict[str, InFlight] = {}
+        self._in_flight: dict[str, _InFlight] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._rest: asyncio.TimerHandle | None = None  # since the last request
+        self._rest: asyncio.TimerHandle | None = None  # started when the last request ended
         self._thread = EngineThread(
             lambda: load(settings, self._report),
             loaded=self._loaded,
@@ -88,7 +94,7 @@ class AsyncEngine:
 
     @property
     def alive(self) -> bool:
-        """The engine's thread works, or was told to end."""
+        """Whether the engine's thread works, or ends because it was told to."""
         return self._thread.alive or self.state in (ModelState.STARTING, ModelState.DRAINING)
 
     def start(self) -> None:
@@ -97,7 +103,7 @@ class AsyncEngine:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Refuse new requests, let the running ones finish in time, end the thread."""
+        """Refuse new requests, let the running requests finish in time, end the thread."""
         if self.state not in (ModelState.FAILED, ModelState.DRAINING):
             self._set_state(ModelState.DRAINING, "finishing the running requests")
         try:
@@ -120,7 +126,7 @@ class AsyncEngine:
 
     @property
     def admission(self) -> AdmissionController:
-        """Admits requests; for the event loop alone.
+        """Admits requests; call it on the event loop only.
 
         Raises:
             NotReady: no model is loaded.
@@ -143,16 +149,14 @@ class AsyncEngine:
         except PromptTooLong:
             self._metrics.observe_rejected("prompt_too_long")
             raise
-        if taken := [item for item in requests if item.request_id in self._in_flight]:
-            raise ValueError(f"request {taken[0].request_id} is already running")
         position = self.admission.enter(requests)
         handle = RequestHandle(requests, position, lambda: self._cancel(requests))
         self._idle.clear()
         if self._rest is not None:
             self._rest.cancel()
         for request in requests:
-            self._in_flight[request.request_id] = InFlight(request, handle)
-            self.waiting += 1  # until the next step tells
+            self._in_flight[request.request_id] = _InFlight(request, handle)
+            self.waiting += 1  # until the next step says how many requests run
             self._thread.add(request)
         return handle
 
@@ -163,36 +167,38 @@ class AsyncEngine:
 
     def _with_times(self, request: GenerationRequest) -> GenerationRequest:
         arrival = request.arrival or time.monotonic()
-        return replace(
-            request,
-            arrival=arrival,
-            deadline=min(request.deadline, arrival + self._settings.request_timeout),
-        )
+        deadline = min(request.deadline, arrival + self._settings.request_timeout)
+        return replace(request, arrival=arrival, deadline=deadline)
 
     def _set_state(self, state: ModelState, detail: str) -> None:
         self.state, self.detail = state, detail
         self._metrics.set_state(state.value)
         log.info("model is %s %s", state.value, detail)
 
+    # -- what the engine's thread reports ----------------------------------------------------------
+
     def _report(self, state: ModelState, detail: str, download: Download | None = None) -> None:
-        """Take a report of the load, on the engine's thread."""
         self._thread.on_loop(lambda: self._progress(state, detail, download))
 
     def _progress(self, state: ModelState, detail: str, download: Download | None = None) -> None:
         if download is not None:
             self._metrics.set_download(download.model, download.done, download.total)
-            if state is self.state:  # every half second: not a line of the log each
+            if state is self.state:  # such reports come twice a second: too often for the log
                 self.detail = detail
                 return
         if self.state is not ModelState.DRAINING:
             self._set_state(state, detail)
 
     def _loaded(self, engine: Engine) -> None:
-        self._engine, self.info = engine, engine.info
         info, scheduler = engine.info, engine.scheduler
-        self._metrics.set_model(_labels(info))
-        self._metrics.set_slots(info.slots)
-        self._metrics.set_kv_capacity(info.kv_tokens, scheduler.target.cache.num_blocks)
+        self._engine, self.info = engine, info
+        labels = {name: str(getattr(info, name)) for name in _LABELS} | {
+            "drafters": ",".join(info.drafters),
+            "draft_parameters": str(info.draft_parameters or 0),
+            "batch_invariant": str(info.batch_invariant).lower(),
+        }
+        blocks = scheduler.target.cache.num_blocks
+        self._metrics.set_model(labels, info.slots, info.kv_tokens, blocks)
         tracker = QueueTracker(slots=info.slots, queue_size=self._settings.queue_size)
         gate = MemoryGate(info.kv_tokens, info.slots)
         self._admission = AdmissionController(tracker, gate, self._metrics.observe_rejected)
@@ -230,18 +236,16 @@ class AsyncEngine:
             self._metrics.observe_step(result.stats)
         self.running = result.running
         self.waiting = len(self._in_flight) - result.running
-        # The scheduler does not see what came in during its step.
+        # The scheduler has not counted the requests that arrived during its step.
         self._metrics.observe_step_result(replace(result, waiting=self.waiting))
 
-    def _finish(self, flight: InFlight, output: Output) -> None:
+    def _finish(self, flight: _InFlight, output: Output) -> None:
         request, first = flight.request, flight.first_output_at
         del self._in_flight[request.request_id]
         latency = time.monotonic() - request.arrival
         ttft = None if first is None else first - request.arrival
         reason = output.finish or FinishReason.ERROR
         self._metrics.observe_finish(reason, output.stats, latency, ttft)
-        if output.stats is not None:
-            self._metrics.observe_queue_wait(output.stats.queue_seconds)
         self.admission.leave(request.request_id, reason, output.stats)
         if not self._in_flight:
             self._idle.set()
@@ -250,24 +254,7 @@ class AsyncEngine:
 
 
 def _pass_costs(scheduler: Scheduler) -> Iterator[tuple[str, int, float]]:
-    """Kind, size and seconds of the target's passes, then of the draft model's."""
+    """Kind, size and seconds of the passes of the target, then of the draft model."""
     yield from scheduler.cost_model.table()
     if scheduler.draft_cost_model is not None:
         yield from scheduler.draft_cost_model.table("draft_tokens")
-
-
-def _labels(info: ModelInfo) -> dict[str, str]:
-    return {
-        "name": info.name,
-        "quant": info.quant,
-        "parameters": str(info.parameters),
-        "draft_parameters": str(info.draft_parameters or 0),
-        "drafters": ",".join(info.drafters),
-        "default_drafter": info.default_drafter,
-        "context": str(info.context),
-        "slots": str(info.slots),
-        "kv_dtype": info.kv_dtype,
-        "threads": str(info.threads),
-        "kernels": info.kernels,
-        "batch_invariant": str(info.batch_invariant).lower(),
-    }

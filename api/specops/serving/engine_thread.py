@@ -1,7 +1,6 @@
 """Runs the engine on a thread of its own: commands go in, the results of its steps come out.
 
-This thread alone touches the scheduler. What it has to say it says on the event loop, through the
-three functions that it is given.
+Only this thread touches the scheduler. It reports on the event loop, through three functions.
 """
 
 from __future__ import annotations
@@ -13,38 +12,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from specops.engine.engine import LOAD_ERRORS, Engine
+from specops.engine.scheduler import Scheduler
 from specops.request import GenerationRequest, StepResult
 from specops.system.priority import lower_priority
 
 log = logging.getLogger(__name__)
 
-_GATHER_SECONDS = 0.02  # how long results that no client waits for are kept together
+_GATHER_SECONDS = 0.02  # how long the thread collects results that no client waits for
 _JOIN_SECONDS = 10.0  # longer than any step, shorter than the patience of `docker stop`
 
 
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    request_id: str
-
-
-class _Stop:
-    """Ends every request, then the thread."""
-
-
-_Command = GenerationRequest | _Cancel | _Stop
-
-
 class EngineThread:
-    """Loads an engine and steps it for as long as it has requests.
+    """Loads an engine, and steps it as long as it has requests.
 
     Args:
-        load: loads the engine, on the thread.
-        loaded: told on the event loop that the engine is there.
-        stepped: told on the event loop of each step, with the time at which it ended, in order.
-        failed: told on the event loop why the thread has ended unasked.
+        load: loads the engine; called on the thread.
+        loaded: called on the event loop when the engine is loaded.
+        stepped: called on the event loop for each step in order, with the time of its end.
+        failed: called on the event loop with the reason when the thread has failed.
     """
 
     def __init__(
@@ -57,101 +44,89 @@ class EngineThread:
     ) -> None:
         self._load = load
         self._loaded, self._stepped, self._failed = loaded, stepped, failed
-        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        # Commands, called with the scheduler on the thread; None ends the thread.
+        self._inbox: queue.SimpleQueue[Callable[[Scheduler], None] | None] = queue.SimpleQueue()
         self._results: deque[tuple[float, StepResult]] = deque()  # with the time of each step
         self._woken = 0.0
-        self._waking = False  # a callback that will look at the results is on its way
+        self._waking = False  # the event loop has been woken and will take the results
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def alive(self) -> bool:
-        """The thread has been started and has not ended."""
+        """Whether the thread was started and has not ended."""
         return self._thread.is_alive()
 
-    @property
-    def native_id(self) -> int | None:
-        """The kernel's number of the thread; None before it was started."""
-        return self._thread.native_id
-
-    # From the event loop.
+    # -- called on the event loop ------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread; call on the event loop."""
+        """Start the thread."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def add(self, request: GenerationRequest) -> None:
-        """Queue a request."""
-        self._inbox.put(request)
+        """Give a request to the scheduler."""
+        self._inbox.put(lambda scheduler: scheduler.add(request))
 
     def cancel(self, request_id: str) -> None:
-        """Have a request ended; does nothing for one that has ended."""
-        self._inbox.put(_Cancel(request_id))
+        """Cancel a request; does nothing for a request that has ended."""
+        self._inbox.put(lambda scheduler: scheduler.cancel(request_id))
 
     async def stop(self) -> None:
-        """End every request, then the thread; a load that is under way is left behind."""
+        """End every request, then the thread. A load that is under way is not waited for."""
         if self._loop is None:
             return
-        self._inbox.put(_Stop())
+        self._inbox.put(None)
         await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
-        if self._thread.is_alive():  # a load cannot be interrupted; the process's end ends it
+        if self._thread.is_alive():  # a load cannot be interrupted; it ends with the process
             log.warning("the model is still loading: leaving without it")
 
     def on_loop(self, call: Callable[[], None]) -> None:
-        """Have something called on the event loop, from any thread.
-
-        Raises:
-            RuntimeError: `start` was not called.
-        """
+        """Call a function on the event loop; usable from any thread after `start`."""
         if self._loop is None:
             raise RuntimeError("start() was not called")
         self._loop.call_soon_threadsafe(call)
 
     def _deliver(self) -> None:
-        self._waking = False  # before looking: a step that comes now wakes the loop again
+        self._waking = False  # before the results are taken: the next step wakes the loop again
         while self._results:
             self._stepped(*self._results.popleft())
 
-    # On the thread.
+    # -- called on the thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
         engine: Engine | None = None
-        lower_priority()  # before the first pass: the threads that compute are started from here
+        lower_priority()  # before the first pass, which starts the compute threads
         try:
             engine = self._load()
             self.on_loop(lambda: self._loaded(engine))
-            self._serve(engine)
+            self._serve(engine.scheduler)
         except Exception as error:
             message = str(error) or repr(error)
             if engine is None and isinstance(error, LOAD_ERRORS):
                 log.error("the model cannot be loaded", extra={"fields": {"reason": message}})
             else:
-                log.exception("the engine ended", extra={"fields": _whereabouts(engine)})
+                log.exception("the engine ended", extra={"fields": _requests_of(engine)})
             self.on_loop(lambda: self._failed(message))
 
-    def _serve(self, engine: Engine) -> None:
-        scheduler = engine.scheduler
+    def _serve(self, scheduler: Scheduler) -> None:
         while True:
             try:
-                # Nothing to compute: sleep until a command comes.
+                # Without work for the scheduler, the thread sleeps until a command comes.
                 command = self._inbox.get(block=not scheduler.busy)
-                match command:
-                    case GenerationRequest():
-                        scheduler.add(command)
-                    case _Cancel(request_id):
-                        scheduler.cancel(request_id)
-                    case _Stop():
-                        scheduler.cancel_all()
-                        self._publish(scheduler.step())
-                        return
             except queue.Empty:
                 self._publish(scheduler.step())
+                continue
+            if command is None:
+                scheduler.cancel_all()
+                self._publish(scheduler.step())
+                return
+            command(scheduler)
 
     def _publish(self, result: StepResult) -> None:
-        """Hand a step over. The loop is woken at once where a client waits, or else now and then.
+        """Hand a step to the event loop. Wake the loop at once if a client waits, else rarely.
 
-        A wake-up costs 50 microseconds on the cores that compute, a step of a small model 350.
+        A wake-up takes 50 microseconds of the cores that compute; a step of a small model 350.
         """
         now = time.monotonic()
         self._results.append((now, result))
@@ -161,8 +136,8 @@ class EngineThread:
             self.on_loop(self._deliver)
 
 
-def _whereabouts(engine: Engine | None) -> dict[str, object]:
-    """Whose requests the engine was at: the ids that their clients know."""
+def _requests_of(engine: Engine | None) -> dict[str, object]:
+    """Ids of the engine's requests, as their clients know them."""
     if engine is None:
         return {}
     scheduler = engine.scheduler

@@ -1,10 +1,10 @@
-"""Refuses requests before the kernel kills: by tokens promised, by memory left, by time lost.
+"""Refuses requests for lack of memory, before the kernel kills the service.
 
-The KV cache and the passes have their place from the start (`memory_plan`), and a request that
-finds no block waits, or is preempted and computed again: a full cache is no reason to
-refuse. These are: more work promised than the cache turns over in a reasonable time; less left
-below the cap than the plan spared, because something else in the container grew; and tasks that
-mostly wait for memory, where a queue would only grow.
+The memory plan reserves the KV cache and the memory of the passes at the start. A request that
+finds no free block waits, or is preempted and computed again, so a full KV cache is no reason to
+refuse. There are three reasons: the admitted requests may take many times the tokens of the KV
+cache; less memory is left than the plan spared, because something else in the container grew; the
+tasks of the machine mostly wait for memory, so a queue would only grow.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from enum import StrEnum
 from specops.runtime.memory_plan import spare_bytes
 from specops.system.memory import Pressure, page_cache_room, read_memory, read_pressure
 
-CACHES_AHEAD = 8  # tokens that may be promised, in KV caches full
-_LOW_SHARE = 0.5  # of what the plan spared: less than this is left only if something grew
-_STALLED_SHARE = 0.5  # of the time, in which every task waited for memory
-_ROOM_SECONDS = 0.1  # a look at memory takes 0.1 ms and holds for this long
-_PRESSURE_SECONDS = 1.0  # over which stalls are averaged
+CACHES_AHEAD = 8  # admitted requests may take this many times the tokens of the KV cache
+_LOW_SHARE = 0.5  # of the memory that the plan spared; less is left only if something grew
+_STALLED_SHARE = 0.5  # share of the time in which every task waited for memory
+_ROOM_SECONDS = 0.1  # how long a reading of memory stays valid; a reading takes 0.1 ms
+_PRESSURE_SECONDS = 1.0  # the share of stalled time is a mean over at least this time
 
 
 class Shed(StrEnum):
-    """Why a request is turned away."""
+    """Why a request is refused."""
 
     KV_TOKENS = "kv_tokens"
     MEMORY = "memory"
@@ -32,17 +32,17 @@ class Shed(StrEnum):
 
 
 class MemoryGate:
-    """Decides whether one more request may come. Used on the event loop.
+    """Decides whether there is memory for one more request. Used on the event loop.
 
-    An idle service refuses nothing: what is refused must get its chance when the others are done.
+    An idle service refuses no request: otherwise a refused request would never get its chance.
 
     Args:
-        kv_tokens: what the KV cache holds, all requests together.
-        slots: requests that run at the same time at most.
-        room: bytes that can still be allocated below the cap.
-        pressure: seconds lost to lack of memory; None where the kernel does not say.
-        limit: the cap in bytes; None: this process's own.
-        clock: seconds.
+        kv_tokens: tokens of the KV cache, all requests together.
+        slots: number of requests that run at the same time.
+        room: returns the bytes that can still be allocated below the cap.
+        pressure: returns the seconds lost to lack of memory; None if the kernel keeps no figures.
+        limit: the cap in bytes; None: the cap of this process.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -63,26 +63,26 @@ class MemoryGate:
         self._stalls, self._stalls_at, self._stalled = self._stall_seconds(), clock(), 0.0
 
     def refusal(self, *, promised_tokens: int, tokens: int, in_flight: int) -> Shed | None:
-        """Why a request is refused; None where it may come.
+        """Return why the gate refuses a request, or None if the request may enter.
 
         Args:
-            promised_tokens: prompts and largest answers of the requests in flight.
-            tokens: the request's own.
-            in_flight: requests that run or wait.
+            promised_tokens: tokens that the requests in flight may take (prompts and answers).
+            tokens: tokens that this request may take.
+            in_flight: number of requests that run or wait.
         """
         if not in_flight:
             return None
         if promised_tokens + tokens > self._most_tokens:
             return Shed.KV_TOKENS
-        self._look()
+        self._read()
         if self._room < self._low:
             return Shed.MEMORY
-        # All slots share a pass over the weights, so a free one is used even then.
+        # All slots share a pass over the weights, so one more request in a free slot costs little.
         if self._stalled > _STALLED_SHARE and in_flight >= self._slots:
             return Shed.PRESSURE
         return None
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         now = self._clock()
         if now - self._room_at >= _ROOM_SECONDS:
             self._room, self._room_at = self._read_room(), now

@@ -1,7 +1,7 @@
-"""The requests that run or wait: how many there are, what they may take, how long a new one waits.
+"""Counts the requests that run or wait, and estimates how long a new request will wait.
 
-Nothing here grows with the queue, so a refusal is as fast in front of a long queue as of a short
-one.
+The cost of a call does not grow with the queue, so a refusal is as fast with a long queue as with a
+short one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _SMOOTHING = 0.1  # weight of the newest request in the mean
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """Where a request stands when it is let in.
+    """Place of a request in the queue at its admission.
 
-    `position` is 0 where a slot is free and 1 for the request that gets the next one;
-    `wait_seconds` is how long that is expected to take.
+    Attributes:
+        position: 0 if a slot is free; 1 for the request that gets the next slot.
+        wait_seconds: expected wait for the slot.
     """
 
     position: int
@@ -28,36 +29,35 @@ class QueuePosition:
 
 
 class QueueTracker:
-    """Counts the requests in flight and what they take. Used by one thread.
+    """Counts the requests in flight and their tokens. Used by one thread.
 
     Args:
-        slots: requests that run at the same time.
-        queue_size: requests that may wait.
+        slots: number of requests that run at the same time.
+        queue_size: number of requests that may wait.
+
+    Attributes:
+        tokens: sum of the tokens that the requests in flight may take.
     """
 
     def __init__(self, *, slots: int, queue_size: int) -> None:
         self.slots = slots
         self.capacity = slots + queue_size
         self.tokens = 0
-        self._in_flight: dict[str, int] = {}  # what each may take, tokens
-        self._seconds = 0.0  # that a request holds its slot, once some have finished
+        self._in_flight: dict[str, int] = {}  # request id -> tokens that it may take
+        self._seconds = 0.0  # mean time that a request holds its slot; 0 before the first one ends
 
     @property
     def in_flight(self) -> int:
-        """Requests that run or wait; `tokens` is what all of them may take together."""
+        """Number of requests that run or wait."""
         return len(self._in_flight)
 
     @property
     def retry_after(self) -> int:
-        """Seconds until half of the waiting requests are through: then there is room."""
+        """Seconds until half of the waiting requests have got a slot: then there is room."""
         return max(1, math.ceil(self._wait() / 2))
 
     def enter(self, requests: Sequence[GenerationRequest]) -> QueuePosition:
-        """Take in requests that follow each other.
-
-        Returns:
-            The queue position of the first.
-        """
+        """Add requests; return the queue position of the first."""
         position = QueuePosition(max(0, self.in_flight + 1 - self.slots), self._wait())
         for request in requests:
             self._in_flight[request.request_id] = request.tokens
@@ -65,17 +65,17 @@ class QueueTracker:
         return position
 
     def leave(self, request_id: str) -> None:
-        """Take a request out."""
+        """Remove a request."""
         self.tokens -= self._in_flight.pop(request_id)
 
     def learn(self, finish: FinishReason, stats: GenerationStats) -> None:
-        """Take in how long a request held its slot; a cancelled one tells nothing."""
+        """Update the mean time in a slot; only requests that were completed count."""
         if finish in (FinishReason.STOP, FinishReason.LENGTH):
             held = stats.prefill_seconds + stats.decode_seconds
             self._seconds += (held - self._seconds) * (_SMOOTHING if self._seconds else 1.0)
 
     def _wait(self) -> float:
-        """Seconds until a new request gets a slot; the running ones count as half through."""
+        """Seconds until a new request gets a slot, if the running requests are half done."""
         if self.in_flight < self.slots:
             return 0.0
         return self._seconds * (self.in_flight / self.slots - 0.5)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 
 from specops.request import GenerationRequest, Output
 from specops.serving.queue_tracker import QueuePosition
 
 
 class RequestHandle:
-    """One or several requests in flight. Iterate over it for their outputs, once.
+    """One or several requests in flight. Iterate over the handle once to get their outputs.
 
-    Ends with the output of the last of them that has `finish` set.
+    The iteration ends when the last of the requests has finished.
 
     Args:
-        requests: whose outputs come.
-        queue_position: of the first of them, when it was let in.
-        cancel: ends the requests; does nothing for one that has ended.
+        requests: the requests.
+        queue_position: queue position of the first request at its admission.
+        cancel: ends the requests; does nothing for a request that has ended.
     """
 
     def __init__(
@@ -29,13 +28,9 @@ class RequestHandle:
     ) -> None:
         self.requests = tuple(requests)
         self.queue_position = queue_position
-        self._cancel = cancel
+        self.cancel = cancel
         self._open = len(requests)
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
-
-    def cancel(self) -> None:
-        """End the requests; does nothing where all of them have ended."""
-        self._cancel()
 
     def deliver(self, output: Output) -> None:
         """Hand an output to the handler that iterates."""
@@ -47,7 +42,7 @@ class RequestHandle:
                 yield output
 
     async def with_pauses(self, seconds: float | None) -> AsyncIterator[Output | None]:
-        """Iterate, with a None after every so many seconds in which nothing came."""
+        """Iterate over the outputs; yield None after every `seconds` without an output."""
         while self._open:
             output = None
             try:
@@ -58,13 +53,3 @@ class RequestHandle:
             else:
                 self._open -= output.finish is not None
             yield output
-
-
-@dataclass(slots=True)
-class InFlight:
-    """A request that has been let in and has not ended."""
-
-    request: GenerationRequest
-    handle: RequestHandle
-    first_output_at: float | None = None
-    last_output_at: float = 0.0
