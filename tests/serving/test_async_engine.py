@@ -1,4 +1,4 @@
-"""The engine's thread: bounded waiting, prompt refusal, draining, and honesty when it breaks."""
+"""The asynchronous engine: admission, cancellation, draining, and errors of the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +18,11 @@ from specops.config import Settings
 from specops.engine.engine import Engine, ModelState
 from specops.metrics.metrics import Metrics
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, SamplingParams
+from specops.serving import async_engine
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.queue_tracker import QueuePosition
 from specops.serving.request_handle import RequestHandle
-from specops.system.allocator import give_back
 
 pytestmark = pytest.mark.anyio
 _ids = count()
@@ -88,38 +87,6 @@ async def test_requests_are_answered_and_counted(tiny_settings: Settings) -> Non
         assert sample(metrics, "pass_tokens_total", use="decoded") == sum(steps)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no priorities of threads")
-async def test_free_memory_goes_back_when_no_request_has_come_for_a_while(
-    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = asyncio.get_running_loop()
-    plain, rests = loop.call_later, []
-
-    def call_later(seconds: float, call: Callable[..., object], *given: object) -> object:
-        timer = plain(seconds, call, *given)
-        if call is give_back:
-            rests.append(timer)
-        return timer
-
-    monkeypatch.setattr(loop, "call_later", call_later)
-    async with serving(tiny_settings) as (service, _):
-        await collect(service.submit(request()))
-        assert [rest.cancelled() for rest in rests] == [False]
-        handle = service.submit(request())
-        assert [rest.cancelled() for rest in rests] == [True]
-        await collect(handle)
-        assert [rest.cancelled() for rest in rests] == [True, False]
-        rests[-1].cancel()
-
-
-async def test_the_engine_goes_behind_the_event_loop(tiny_settings: Settings) -> None:
-    async with serving(tiny_settings) as (service, _):
-        computing = service._thread.native_id
-        assert computing is not None
-        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        assert os.getpriority(os.PRIO_PROCESS, computing) > own
-
-
 async def test_the_controllers_choices_and_estimates_are_exported(tiny_settings: Settings) -> None:
     async with serving(tiny_settings) as (service, metrics):
         assert sample(metrics, "estimated_speedup") == 1
@@ -136,7 +103,7 @@ async def test_the_controllers_choices_and_estimates_are_exported(tiny_settings:
 @pytest.mark.parametrize(
     ("prefix_cache", "other"), [("client", False), ("all", True), ("off", False)]
 )
-async def test_what_a_client_said_speeds_up_those_alone_who_share_its_prefixes(
+async def test_answers_speed_up_only_the_clients_that_share_prefixes(
     tiny_settings: Settings, prefix_cache: str, *, other: bool
 ) -> None:
     """An answer that does not repeat itself, and that is the same each time, by its seed."""
@@ -190,13 +157,6 @@ async def test_cancelling_frees_the_place_and_counts_the_waste(tiny_settings: Se
         assert service.running == service.waiting == 0
 
 
-async def test_a_request_ends_at_the_services_deadline(tiny_settings: Settings) -> None:
-    async with serving(replace(tiny_settings, request_timeout=1e-9)) as (service, metrics):
-        outputs = await collect(service.submit(request()))
-        assert outputs[-1].finish is FinishReason.TIMEOUT
-        assert sample(metrics, "requests_total", outcome="timeout") == 1
-
-
 async def test_several_requests_share_a_handle_and_come_in_together(
     tiny_settings: Settings,
 ) -> None:
@@ -212,23 +172,15 @@ async def test_several_requests_share_a_handle_and_come_in_together(
         with pytest.raises(QueueFull):
             service.submit(*(request() for _ in range(places + 1)))
         assert service.running == service.waiting == 0
-        await collect(service.submit(*(request() for _ in range(places))))
-
-
-async def test_cancelling_a_shared_handle_ends_all_of_its_requests(tiny_settings: Settings) -> None:
-    async with serving(tiny_settings) as (service, metrics):
-        handle = service.submit(*(request(max_new_tokens=FOREVER) for _ in range(5)))
+        handle = service.submit(*(request(max_new_tokens=FOREVER) for _ in range(places)))
         handle.cancel()
         ends = [output.finish for output in await collect(handle) if output.finish]
-        assert ends == [FinishReason.CANCELLED] * 5
-        assert sample(metrics, "requests_total", outcome="cancelled") == 5
+        assert ends == [FinishReason.CANCELLED] * places
 
 
-async def test_who_waits_too_long_for_a_slot_is_told(tiny_settings: Settings) -> None:
-    async with serving(replace(tiny_settings, slots=1, request_timeout=77)) as (
-        service,
-        metrics,
-    ):
+async def test_a_request_that_waits_too_long_for_a_slot_times_out(tiny_settings: Settings) -> None:
+    settings = replace(tiny_settings, slots=1, request_timeout=77)
+    async with serving(settings) as (service, metrics):
         running = service.submit(request(max_new_tokens=FOREVER))
         (taken,) = running.requests
         assert taken.deadline - taken.arrival == pytest.approx(77)
@@ -240,27 +192,7 @@ async def test_who_waits_too_long_for_a_slot_is_told(tiny_settings: Settings) ->
         assert sample(metrics, "requests_total", outcome="timeout") == 1
 
 
-async def test_whoever_is_let_in_knows_its_place_and_its_wait(tiny_settings: Settings) -> None:
-    async with serving(replace(tiny_settings, slots=1)) as (service, _):
-        await collect(service.submit(request(max_new_tokens=5)))  # shows how long one takes
-        handles = [service.submit(request(max_new_tokens=50)) for _ in range(3)]
-        assert [handle.queue_position.position for handle in handles] == [0, 1, 2]
-        waits = [handle.queue_position.wait_seconds for handle in handles]
-        assert waits[0] == 0 < waits[1] < waits[2]
-        await asyncio.gather(*(collect(handle) for handle in handles))
-
-
-async def test_a_full_queue_is_seen_before_a_prompt_is_looked_at(tiny_settings: Settings) -> None:
-    async with serving(replace(tiny_settings, queue_size=0)) as (service, metrics):
-        service.admission.check(tiny_settings.slots)
-        with pytest.raises(QueueFull):
-            service.admission.check(tiny_settings.slots + 1)
-        assert sample(metrics, "requests_rejected_total", reason="queue_full") == 1
-
-
-async def test_a_reserved_place_is_nobody_elses_until_it_is_released(
-    tiny_settings: Settings,
-) -> None:
+async def test_a_reserved_place_is_kept_until_it_is_released(tiny_settings: Settings) -> None:
     async with serving(replace(tiny_settings, queue_size=0)) as (service, _):
         kept = [service.admission.reserve() for _ in range(tiny_settings.slots)]
         with pytest.raises(QueueFull):
@@ -275,7 +207,7 @@ async def test_a_reserved_place_is_nobody_elses_until_it_is_released(
             service.admission.reserve()
 
 
-async def test_a_handle_tells_when_nothing_comes() -> None:
+async def test_a_handle_reports_pauses() -> None:
     handle = RequestHandle([request()], QueuePosition(0, 0.0), lambda: None)
     silence = handle.with_pauses(0.001)
     assert [await anext(silence) for _ in range(3)] == [None] * 3
@@ -298,7 +230,9 @@ async def test_draining_finishes_the_running_and_refuses_the_new(tiny_settings: 
             assert outputs[-1].finish is FinishReason.LENGTH
 
 
-async def test_what_does_not_finish_in_time_is_ended(tiny_settings: Settings) -> None:
+async def test_a_request_that_does_not_finish_in_the_drain_timeout_is_cancelled(
+    tiny_settings: Settings,
+) -> None:
     async with serving(replace(tiny_settings, drain_timeout=0.0)) as (service, _):
         handle = service.submit(request(max_new_tokens=FOREVER))
         await service.stop()
@@ -306,19 +240,8 @@ async def test_what_does_not_finish_in_time_is_ended(tiny_settings: Settings) ->
         assert outputs[-1].finish is FinishReason.CANCELLED
 
 
-async def test_a_model_that_cannot_be_loaded_says_why(tiny_settings: Settings) -> None:
-    async with serving(replace(tiny_settings, target="/nowhere")) as (service, metrics):
-        assert service.state is ModelState.FAILED
-        assert service.error is not None
-        assert "/nowhere" in service.error
-        assert sample(metrics, "model_state", state="failed") == 1
-        assert not service.crashed.is_set()  # a restart would not help
-        with pytest.raises(NotReady, match="/nowhere"):
-            service.submit(request())
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_crash_of_the_engine_reaches_everybody(
+async def test_a_crash_of_the_engine_ends_all_requests_with_its_error(
     tiny_settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     class BrokenError(Exception):
@@ -356,14 +279,38 @@ async def test_a_crash_of_the_engine_reaches_everybody(
 
 
 async def test_a_model_that_cannot_be_loaded_is_a_line_without_a_traceback(
-    tiny_settings: Settings, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    tiny_settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = AsyncEngine(replace(tiny_settings, target=str(tmp_path / "nothing")), Metrics())
-    service.start()
-    await until(lambda: service.state is ModelState.FAILED)
+    async with serving(replace(tiny_settings, target="/nowhere")) as (service, metrics):
+        assert service.state is ModelState.FAILED
+        assert sample(metrics, "model_state", state="failed") == 1
+        assert not service.crashed.is_set()  # a restart would not help
+        with pytest.raises(NotReady, match="/nowhere"):
+            service.submit(request())
     (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert line.message == "the model cannot be loaded"
     assert line.fields["reason"] == service.error  # type: ignore[attr-defined]
-    assert "nothing" in str(service.error)
     assert line.exc_info is None
-    await service.stop()
+
+
+async def test_free_memory_goes_back_when_no_request_has_come_for_a_while(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back = asyncio.Event()
+    monkeypatch.setattr(async_engine, "_REST_SECONDS", 0.0)
+    monkeypatch.setattr(async_engine, "give_back", given_back.set)
+    async with serving(tiny_settings) as (service, _):
+        await collect(service.submit(request()))
+        await asyncio.wait_for(given_back.wait(), 30)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no priorities of threads")
+async def test_the_engine_has_a_lower_priority_than_the_event_loop(
+    tiny_settings: Settings,
+) -> None:
+    others = set(threading.enumerate())
+    async with serving(tiny_settings):
+        (computing,) = (one for one in {*threading.enumerate()} - others if one.name == "engine")
+        assert computing.native_id is not None
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        assert os.getpriority(os.PRIO_PROCESS, computing.native_id) > own

@@ -1,4 +1,4 @@
-"""The door closes by tokens, memory and stalls, opens again, and never for an idle service."""
+"""The gate refuses by tokens, memory and stalls, but never refuses a request of an idle service."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ BUSY = {"promised_tokens": 100, "tokens": 10, "in_flight": SLOTS}
 
 
 class Machine:
-    """Memory and time as the test says."""
+    """Memory and time that a test sets."""
 
     def __init__(self) -> None:
         self.room = 1 << 30
         self.stalled = 0.0  # seconds in all
-        self.accounted = True  # the kernel keeps pressure figures
         self.now = 0.0
 
     def gate(self) -> MemoryGate:
@@ -34,7 +33,7 @@ class Machine:
             KV_TOKENS,
             SLOTS,
             room=lambda: self.room,
-            pressure=lambda: Pressure(self.stalled, self.stalled) if self.accounted else None,
+            pressure=lambda: Pressure(self.stalled, self.stalled),
             limit=LIMIT,
             clock=lambda: self.now,
         )
@@ -45,17 +44,13 @@ def machine() -> Machine:
     return Machine()
 
 
-def test_with_room_everyone_comes_in(machine: Machine) -> None:
-    assert machine.gate().refusal(**BUSY) is None
-
-
 def test_promised_tokens_are_bounded(machine: Machine) -> None:
     gate, most = machine.gate(), CACHES_AHEAD * KV_TOKENS
     assert gate.refusal(promised_tokens=most - 10, tokens=10, in_flight=5) is None
     assert gate.refusal(promised_tokens=most - 10, tokens=11, in_flight=5) is Shed.KV_TOKENS
 
 
-def test_memory_that_runs_out_closes_the_door_before_the_cap_does(machine: Machine) -> None:
+def test_requests_are_refused_before_memory_reaches_the_cap(machine: Machine) -> None:
     gate = machine.gate()
     machine.room, machine.now = spare_bytes(LIMIT), 1.0  # a full service as it was planned
     assert gate.refusal(**BUSY) is None
@@ -65,14 +60,12 @@ def test_memory_that_runs_out_closes_the_door_before_the_cap_does(machine: Machi
     assert gate.refusal(**BUSY) is None
 
 
-def test_a_machine_that_only_waits_for_memory_takes_slots_but_no_queue(
-    machine: Machine,
-) -> None:
+def test_a_machine_that_waits_for_memory_fills_slots_but_no_queue(machine: Machine) -> None:
     gate = machine.gate()
     machine.stalled, machine.now = 0.9, 1.0
     assert gate.refusal(**BUSY) is Shed.PRESSURE
     assert gate.refusal(**{**BUSY, "in_flight": SLOTS - 1}) is None
-    machine.now = 3.0  # nothing was lost since
+    machine.now = 3.0  # no stall since
     assert gate.refusal(**BUSY) is None
 
 
@@ -84,16 +77,7 @@ def test_a_short_stall_is_no_reason(machine: Machine) -> None:
     assert gate.refusal(**BUSY) is None
 
 
-def test_where_the_kernel_keeps_no_pressure_figures_nothing_is_refused_for_them(
-    machine: Machine,
-) -> None:
-    machine.accounted = False
-    gate = machine.gate()
-    machine.now = 5.0
-    assert gate.refusal(**BUSY) is None
-
-
-def test_an_idle_service_refuses_nobody(machine: Machine) -> None:
+def test_an_idle_service_refuses_no_request(machine: Machine) -> None:
     gate = machine.gate()
     machine.room, machine.stalled, machine.now = 0, 100.0, 5.0
     assert gate.refusal(promised_tokens=0, tokens=10**6, in_flight=0) is None
@@ -122,7 +106,7 @@ async def test_the_service_sheds_and_counts_by_reason(
         assert sample(metrics, "requests_rejected_total", reason="memory") == 1
         assert sample(metrics, "requests_rejected_total", reason="queue_full") == 0
         await collect(first)
-        await collect(service.submit(request()))  # idle again: whoever comes is served
+        await collect(service.submit(request()))  # idle again
 
 
 async def test_the_service_bounds_the_tokens_that_it_promises(tiny_settings: Settings) -> None:
