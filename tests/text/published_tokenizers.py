@@ -1,9 +1,8 @@
-"""Tokenizers configured as the published ones are, trained on the spot.
+"""Tokenizers with the configuration of published ones, trained during the tests.
 
-What decides how text is cut and spelled is taken from the published tokenizer.json: normalizer,
-pre-tokenizer, model options, decoder, post-processor and added tokens. The merges come from a few
-lines of text; entries that nothing merges to fill the vocabulary up to the published size, so that
-every id a model can put out has a text.
+Normalizer, pre-tokenizer, options of the model, decoder, post-processor and added tokens are those
+of the published tokenizer.json. The merges come from a few lines of text. Further entries fill the
+vocabulary up to the published size, so that every id has a text.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _SPELLED_SPACES = normalizers.Sequence([normalizers.Prepend(MARK), normalizers.R
 
 @cache
 def llama(size: int = 32_000) -> Tokenizer:
-    """Llama 1 and 2, TinyLlama and JackFram's: the marker goes before every text."""
+    """Llama 1 and 2, TinyLlama, JackFram: every text begins with the mark for a space."""
     tokenizer = _sentencepiece(size)
     tokenizer.normalizer = _SPELLED_SPACES
     tokenizer.post_processor = _begins_with("<s>", 1)
@@ -63,7 +62,7 @@ def llama(size: int = 32_000) -> Tokenizer:
 
 @cache
 def llama_not_legacy(size: int = 32_000) -> Tokenizer:
-    """The same saved with `legacy: false`: the marker goes before a text's first word alone."""
+    """The same with `legacy: false`: only the first word of a text gets the mark."""
     tokenizer = _sentencepiece(size)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.post_processor = _begins_with("<s>", 1)
@@ -72,7 +71,7 @@ def llama_not_legacy(size: int = 32_000) -> Tokenizer:
 
 @cache
 def phi3(size: int = 32_000) -> Tokenizer:
-    """Phi-3: Llama's entries, then tokens that swallow the space after them; no `<s>` before."""
+    """Phi-3: Llama's entries, then tokens that remove the space after them; no `<s>`."""
     tokenizer = _sentencepiece(size)
     tokenizer.normalizer = _SPELLED_SPACES
     tokenizer.add_tokens([AddedToken("</s>", rstrip=True, normalized=False, special=False)])
@@ -186,7 +185,7 @@ def _byte_level(special: list[str], size: int) -> Tokenizer:
     return tokenizer
 
 
-# -- what they share -------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------
 
 
 def written(make: Callable[[], Tokenizer]) -> Callable[[Path, int], None]:
@@ -201,7 +200,7 @@ def written(make: Callable[[], Tokenizer]) -> Callable[[Path, int], None]:
 
 
 def _trained(words: Any, alphabet: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Entries and merges of the text, cut into words."""
+    """Return entries and merges, trained on the text cut into words."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = words
     trainer = trainers.BpeTrainer(
@@ -214,7 +213,7 @@ def _trained(words: Any, alphabet: list[str]) -> tuple[list[str], list[tuple[str
 
 
 def _numbered(entries: list[str], size: int, space: str) -> dict[str, int]:
-    """Ids of the entries, and of words that fill up to `size`."""
+    """Number the entries, and words that fill the vocabulary up to `size`."""
     assert len(entries) <= size
     return {
         entry: index for index, entry in enumerate([*entries, *_words(size - len(entries), space)])

@@ -1,4 +1,4 @@
-"""Chat templates say what they say in transformers, and can do no more than that."""
+"""Chat templates give the prompts of transformers, and can do nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESSAGES = [
     {"role": "user", "content": "  why \"that\"? "},
 ]  # fmt: skip
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-# As published ones are written: loops, namespaces, filters, white space, special tokens, refusals.
+# As published templates: loops, namespaces, filters, white space, special tokens, refusals.
 TEMPLATES = {
     "chatml": """{%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
@@ -71,7 +71,7 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["chatml", "zephyr", "llama", "generation"])
 @pytest.mark.parametrize("begun", ["The answer", "42", " so: \n"])
-def test_an_answer_that_was_begun_goes_on_as_in_transformers(name: str, begun: str) -> None:
+def test_a_begun_answer_goes_on_as_in_transformers(name: str, begun: str) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": begun}]
     (theirs,), _ = render_jinja_template(
         [messages], chat_template=TEMPLATES[name], continue_final_message=True, **TOKENS
@@ -79,14 +79,14 @@ def test_an_answer_that_was_begun_goes_on_as_in_transformers(name: str, begun: s
     assert ChatTemplate(TEMPLATES[name], TOKENS).render(messages) == theirs
 
 
-def test_a_template_that_changes_what_was_begun_cannot_go_on_from_it() -> None:
+def test_a_template_that_changes_a_begun_answer_is_refused() -> None:
     messages = [MESSAGES[1], {"role": "assistant", "content": "begun"}]
     with pytest.raises(ChatTemplateError, match="changes an answer"):
         ChatTemplate("{{ messages[-1].content | upper }}", {}).render(messages)
 
 
 @pytest.mark.parametrize("last", [{"content": " "}, {"content": "", "tool_calls": []}])
-def test_an_empty_answer_is_none_that_was_begun(last: dict[str, Any]) -> None:
+def test_an_empty_answer_is_not_a_begun_one(last: dict[str, Any]) -> None:
     messages = [*MESSAGES, {"role": "assistant", **last}]
     text = ChatTemplate(TEMPLATES["chatml"], TOKENS).render(messages)
     assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
@@ -123,12 +123,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(source: str) -> None:
         text = ChatTemplate(source, {}).render(MESSAGES)
     except ChatTemplateError:
         return
-    assert text == ""  # Jinja's undefined: nothing was there to see
-
-
-def test_what_is_no_jinja_is_refused() -> None:
-    with pytest.raises(ChatTemplateError, match="cannot be read"):
-        ChatTemplate("{% for %}", {})
+    assert text == ""  # Jinja's undefined value
 
 
 def write(folder: Path, config: Any = None, file: str | None = None) -> Path:
@@ -162,13 +157,6 @@ def test_of_several_templates_tools_have_their_own(tmp_path: Path) -> None:
     assert loaded.calls.name == "hermes"
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
-def test_a_configuration_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "tokenizer_config.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ChatTemplateError, match="cannot be read"):
-        ChatTemplate.load(tmp_path)
-
-
 def test_the_demo_models_template_puts_messages_on_lines() -> None:
     folder = Path(__file__).parents[2] / "api/models/demo/target/onnx/int8-128"
     loaded = ChatTemplate.load(folder)
@@ -184,34 +172,23 @@ def test_the_demo_models_template_puts_messages_on_lines() -> None:
         ("{{ raise_exception('always') }}", False),
     ],
 )
-def test_a_template_that_says_who_speaks_is_a_chat_models(source: str, marks: bool) -> None:
+def test_a_template_that_says_who_speaks_belongs_to_a_chat_model(source: str, marks: bool) -> None:
     assert ChatTemplate(source, {}).marks_turns() is marks
 
 
-NO_CONFIGURATIONS = ["7", "[]", '"x"', '{"chat_template": [{"name": []}]}', '{"a":' * 100_000]
+WRONG = ["{", "7", "[]", '"x"', "\xff", '{"chat_template": [{"name": []}]}', '{"a":' * 100_000]
 
 
-@pytest.mark.parametrize("text", NO_CONFIGURATIONS, ids=range(len(NO_CONFIGURATIONS)))
-def test_a_configuration_of_another_kind_is_refused(tmp_path: Path, text: str) -> None:
-    write(tmp_path, file="" if "chat" in text else "x")
-    (tmp_path / "tokenizer_config.json").write_text(text)
+@pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ChatTemplateError, match="its template cannot be read"):
         ChatTemplate.load(tmp_path)
 
 
-def test_whether_a_prompt_opens_thoughts_is_found_once_for_the_same_options(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_template_says_whether_its_prompts_open_thoughts() -> None:
     template = ChatTemplate("{% if think %}<think>{% endif %}{# </think> #}", {})
-    rendered: list[object] = []
-    render = ChatTemplate._render
-    monkeypatch.setattr(
-        ChatTemplate, "_render", lambda *given: rendered.append(given) or render(*given)
-    )
-    for _ in range(3):
-        assert template.begins_thinking({"think": True, "other": {"a": [1]}})
-        assert not template.begins_thinking({})
-    assert len(rendered) == 2
-    for number in range(200):
-        assert template.begins_thinking({"think": True, "number": number})
-    assert len(template._begins) <= 64
+    assert template.begins_thinking({"think": True})
+    assert not template.begins_thinking({})
+    assert not ChatTemplate("<think>", {}).begins_thinking({})
+    assert not ChatTemplate("{{ raise_exception('no') }}</think>", {}).begins_thinking({})

@@ -1,4 +1,4 @@
-"""Filling in: each family's tokens in its own order."""
+"""Filling in: special tokens in the order of each family."""
 
 from __future__ import annotations
 

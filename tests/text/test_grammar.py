@@ -1,4 +1,4 @@
-"""Grammars become masks that say what may follow, or an error that says why not."""
+"""Grammars become masks of the allowed tokens, or an error that says why not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def allowed(mask: Masks) -> set[int]:
 
 
 def follow(grammar: Grammar, text: str) -> Matcher:
-    """The matcher after a text, each token of which its masks allow."""
+    """Return the matcher after a text; check that its masks allow each token."""
     matcher = grammars().matcher(grammar)
     for token in tokenizer().encode(text, special_tokens=False):
         assert token in allowed(matcher.masks(())[0]), (grammar, text, token)
@@ -176,7 +176,7 @@ def doubling(keyword: str, depth: int) -> dict[str, Any]:
     ids=lambda grammar: grammar.text[:30],
 )
 def test_hostile_grammars_are_followed_or_refused(grammar: Grammar) -> None:
-    """To the end or to an error: neither a hang nor a crash."""
+    """A hostile grammar causes neither a hang nor a crash."""
     rng = np.random.default_rng(0)
     with suppress(GrammarError):
         matcher = grammars().matcher(grammar)
@@ -189,7 +189,7 @@ def test_hostile_grammars_are_followed_or_refused(grammar: Grammar) -> None:
                 break
 
 
-def test_a_grammar_is_compiled_once_and_followed_by_each_alone() -> None:
+def test_each_request_follows_a_grammar_on_its_own() -> None:
     made = Grammars(tokenizer(), 4096, frozenset({END}))
     first, second = made.matcher(choice("ab", "ac")), made.matcher(choice("ab", "ac"))
     (letter,) = tokenizer().encode("a", special_tokens=False)
@@ -198,7 +198,7 @@ def test_a_grammar_is_compiled_once_and_followed_by_each_alone() -> None:
     assert letter not in allowed(first.masks(())[0])
 
 
-def test_what_is_kept_of_large_grammars_is_bounded() -> None:
+def test_the_cache_of_large_grammars_is_bounded() -> None:
     class Counting(Grammars):
         compiled = 0
 
@@ -211,7 +211,7 @@ def test_what_is_kept_of_large_grammars_is_bounded() -> None:
     large = [choice(str(number) * (MOST_CHARACTERS - 100)) for number in range(5)]
     for grammar in (*small, *large):
         made.matcher(grammar)
-    for grammar in (*large[2:], large[0]):  # the first was let go of, the last ones were kept
+    for grammar in (*large[2:], large[0]):  # the first has been dropped, the last ones are cached
         made.matcher(grammar)
     assert made.compiled == len(small) + len(large) + 1
 
@@ -227,4 +227,4 @@ def test_a_grammar_that_is_known_does_not_wait_for_one_that_is_being_compiled() 
     while compiling.is_alive():
         compiled.matcher(choice("a"))
         served += 1
-    assert served > 3  # the one that is under way when it starts, and the one when it ends
+    assert served > 3  # one at the start and one at the end need not overlap

@@ -44,19 +44,9 @@ def test_the_text_ends_before_the_first_stop_string(text: str, stop: list[str]) 
         seen = text[: min(ends)]
         expected = seen[: min(seen.find(item) for item in stop if item in seen)]
     assert text_of(steps) == expected
-
-
-@given(
-    st.text(st.sampled_from("abé"), max_size=30),
-    st.lists(st.text(st.sampled_from("abé"), min_size=1, max_size=4), max_size=3),
-)
-def test_every_token_comes_out_once(text: str, stop: list[str]) -> None:
-    steps, result = stream(text, tuple(stop))
     tokens = [piece.token for step in steps for piece in step]
     pushed = list(TOKENIZER.encode(text))
-    assert tokens == pushed[: len(tokens)]
-    if not result.stopped:
-        assert tokens == pushed
+    assert tokens == (pushed[: len(tokens)] if found else pushed)  # every token comes out once
 
 
 def test_without_stop_strings_nothing_is_held_back() -> None:

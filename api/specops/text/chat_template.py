@@ -1,9 +1,9 @@
-"""A model's chat template: messages to the prompt that it was trained on.
+"""A model's chat template: turns messages into the prompt form that the model was trained on.
 
-Templates are Jinja, written for `transformers`; what they may use is what its `apply_chat_template`
-gives them. It is given here without importing that library, which would cost the service 100 MB.
-A template comes with the model's weights from strangers: it runs in Jinja's sandbox,
-and within limits (`template_limits`).
+Templates are Jinja, written for `transformers`. They get here what `apply_chat_template` of that
+library gives them. The library itself is not imported: that would cost the service 100 MB.
+A template comes from strangers, with the model's weights. So it runs in Jinja's sandbox, and within
+limits (`template_limits`).
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from specops.text.tools.prompt import with_tools
 
 _FILE = "chat_template.jinja"
 _CONFIG = "tokenizer_config.json"
-_NAME, _TOOLS_NAME = "default", "tool_use"  # of a model that has several templates
+_NAME, _TOOLS_NAME = "default", "tool_use"  # names, if a model has several templates
 _PROBE = "specops-probe-7c1e"
-_MOST_OPTIONS = 64  # for which it is kept what the template makes of them
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
 class ChatTemplateError(ValueError):
-    """Messages that the template does not take, or a template that cannot be used."""
+    """The template refuses the messages, or cannot be used at all."""
 
 
 class ChatTemplate:
     """A compiled template. Thread-safe.
 
     Args:
-        special_tokens: `bos_token` and so on, with their text.
-        tools_source: Jinja for conversations with tools, where the model has that apart.
+        source: the template as Jinja.
+        special_tokens: the text of `bos_token` and so on, by name.
+        tools_source: template for conversations with tools, if the model has a separate one.
 
     Attributes:
-        calls: how the model writes calls of tools.
-        thinking: the tags between which it thinks; None where it does not.
+        calls: the format in which the model writes tool calls.
+        thinking: the tags around the model's thoughts; None if it does not think.
 
     Raises:
         ChatTemplateError: the source is not Jinja.
@@ -58,13 +58,12 @@ class ChatTemplate:
     ) -> None:
         self.calls = format_of(tools_source or source)
         self.thinking = thinking_of(source)
-        self._begins: dict[str, bool] = {}  # `begins_thinking`, by the options as JSON
         environment = LimitedEnvironment(
             filters={"tojson": _to_json},
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[loopcontrols, _GenerationBlocks],
-            autoescape=False,  # nosec B701: makes a prompt, not HTML
+            autoescape=False,  # nosec B701: the result is a prompt, not HTML
         )
         environment.globals.update(
             raise_exception=_refuse,
@@ -76,15 +75,15 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self._tools_template = environment.from_string(tools_source or source)
-        except Exception as error:  # Python compiles what Jinja makes of it
+        except Exception as error:  # also errors of Python, which compiles the result
             raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
-        """Read the template of a model's folder; None where it has none.
+        """Read the template of a model's folder; return None if there is none.
 
         Raises:
-            ChatTemplateError: it has one that cannot be used.
+            ChatTemplateError: the template cannot be used.
         """
         try:
             config = json.loads(_read(folder / _CONFIG) or "{}")
@@ -103,15 +102,16 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt that asks for the assistant's next message, or the rest of its last.
+        """Return the prompt for the assistant's next message, or for the rest of its last one.
 
         Args:
-            messages: each with `role` and `content`; arguments of calls are objects. Where the
-                last is an answer that the assistant has begun, the prompt ends with its text.
-            options: more for the template, such as `enable_thinking`.
+            messages: each with `role` and `content`; arguments of calls are objects. If the last
+                message is the beginning of an answer, the prompt ends with its text.
+            tools: the tools that the model may call.
+            options: further variables of the template, such as `enable_thinking`.
 
         Raises:
-            ChatTemplateError: the template does not take them; the message says why.
+            ChatTemplateError: the template refuses the messages; the error says why.
         """
         plain, told = with_tools(messages, tools, self.calls)
         for role in ("system", "tool"):
@@ -146,7 +146,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes(self) -> dict[str, bool]:
-        """Which roles are not left out silently; what the template refuses it refuses aloud."""
+        """For each role, whether the template shows its messages or raises an error."""
         call = {"name": "f", "arguments": {}}
         calls = [{"id": "abcdefghi", "type": "function", "function": call}]
         asked = {"role": "user", "content": "a"}
@@ -170,35 +170,27 @@ class ChatTemplate:
         return taken
 
     def begins_thinking(self, options: Mapping[str, Any]) -> bool:
-        """Whether prompts end with the tag that thoughts begin with."""
+        """Whether prompts with these options end with the tag that begins thoughts."""
         if self.thinking is None:
             return False
-        key = json.dumps(options, sort_keys=True, default=repr)
-        found = self._begins.get(key)
-        if found is None:
-            if len(self._begins) >= _MOST_OPTIONS:
-                self._begins.clear()
-            found = self._begins[key] = self._ends_with(self.thinking[0], options)
-        return found
-
-    def _ends_with(self, tag: str, options: Mapping[str, Any]) -> bool:
         try:
-            return self._render(question("a"), None, options).rstrip().endswith(tag)
+            text = self._render(question("a"), None, options)
         except ChatTemplateError:
             return False
+        return text.rstrip().endswith(self.thinking[0])
 
     @cached_property
     def opening(self) -> str:
-        """What stands before the first thing that a user says; empty where that is left out.
+        """The text before the first user message; empty if the template leaves that message out.
 
         Raises:
-            ChatTemplateError: the template does not take such a conversation.
+            ChatTemplateError: the template refuses such a conversation.
         """
         before, mark, _ = self.render(question(_PROBE)).partition(_PROBE)
         return before if mark else ""
 
     def marks_turns(self) -> bool:
-        """Whether it says who speaks: a model that was trained on conversations needs that."""
+        """Whether the template says who speaks: then the model was trained on conversations."""
         text = "Hello"
         try:
             return self.render(question(text)).strip() != text
@@ -207,20 +199,20 @@ class ChatTemplate:
 
 
 def question(prompt: str, system: str = "") -> list[dict[str, str]]:
-    """The messages of a conversation that begins; an empty `system` leaves the template's own."""
+    """Return the messages of a new conversation; without `system` the template uses its own."""
     told = [{"role": "system", "content": system}] if system else []
     return [*told, {"role": "user", "content": prompt}]
 
 
 def begun_answer(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What the assistant has begun to say: the last message's text, where it is the assistant's."""
+    """Return the text of the last message if it begins the assistant's answer, else nothing."""
     last = messages[-1]
     begun = last["role"] == "assistant" and not last.get("tool_calls")
     return str(last["content"]) if begun and last["content"].strip() else ""
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}` marks what a model is trained to say: here it is what it holds."""
+    """`{% generation %}` marks text for training. Here the block only returns its content."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -231,9 +223,9 @@ class _GenerationBlocks(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """Jinja's `namespace` without names that lead into Python."""
+    """Jinja's `namespace` without names that give access to Python's objects."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # `self=` is a name like others
+    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may set the name `self`
         self, *rest = args
         names = dict(*rest, **kwargs)
         for name in names:
@@ -251,7 +243,7 @@ def _check_name(name: str) -> None:
 
 
 def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)  # not the class: its methods are no template's business
+    return dict(*args, **kwargs)  # the class itself would give templates its methods
 
 
 def _read(path: Path) -> str:
@@ -259,7 +251,7 @@ def _read(path: Path) -> str:
 
 
 def _named(value: Any, name: str) -> str:
-    """The template among what `tokenizer_config.json` says of it: itself, or a list of several."""
+    """Return a template of `tokenizer_config.json`, which has one template or a list of them."""
     if isinstance(value, list):
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
         value = named.get(name)
@@ -269,7 +261,7 @@ def _named(value: Any, name: str) -> str:
 
 
 def _text(token: Any) -> str:
-    """A special token's text, whichever way the file says it."""
+    """Return the text of a special token, which the file spells as a string or as an object."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
 
@@ -281,7 +273,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As `transformers` has it: Jinja's own escapes what stands for itself in a prompt."""
+    """`tojson` as in `transformers`: Jinja's own filter escapes characters of HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

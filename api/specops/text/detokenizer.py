@@ -7,34 +7,35 @@ from collections.abc import Sequence
 
 from specops.text.tokenizer import Tokenizer
 
-_CHARACTER_BYTES = 4  # of UTF-8 at most, so a character has at most as many tokens
+_CHARACTER_BYTES = 4  # longest character of UTF-8, so a character has at most as many tokens
 
 
 class IncrementalDetokenizer:
-    """Text of a growing sequence, token by token, never a part of a UTF-8 character.
+    """Decodes a growing sequence token by token; never returns a part of a UTF-8 character.
 
-    A token adds the same bytes wherever it stands, but for the space that a text must not begin
-    with, so what was there before is not decoded again. A token can end one character and begin the
-    next: the first is shown, the second waits. Bytes that are no character become U+FFFD.
+    A token adds the same bytes at any place, except for the space that a text must not begin with.
+    So earlier tokens are not decoded again. A token can end one character and begin the next: the
+    first is returned, the second waits. Bytes that are no character become U+FFFD.
 
     Args:
-        prompt_tokens: what the generated tokens follow.
+        tokenizer: the model's tokenizer.
+        prompt_tokens: tokens before the generated ones.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_tokens: Sequence[int]) -> None:
         self._bytes = tokenizer.shown_bytes
         self._begins = tokenizer.drops_first_space and not any(map(self._bytes, prompt_tokens))
-        self._rest = b""  # of a character that is not complete
+        self._rest = b""  # bytes of an incomplete character
         for token in prompt_tokens[1 - _CHARACTER_BYTES :]:
             self.push(token)
 
     @property
     def incomplete(self) -> bool:
-        """The last tokens end with the beginning of a character."""
+        """Whether the last tokens end within a character."""
         return bool(self._rest)
 
     def push(self, token: int) -> str:
-        """Add a token; return the text that it completes, empty inside of a character."""
+        """Add a token; return the text that it completes, empty within a character."""
         new = self._bytes(token)
         if self._begins and new:
             self._begins, new = False, new.removeprefix(b" ")
@@ -44,6 +45,6 @@ class IncrementalDetokenizer:
         return text
 
     def flush(self) -> str:
-        """The text of an unfinished character at the end."""
+        """Return the text of an incomplete character at the end."""
         rest, self._rest = self._rest, b""
         return rest.decode(errors="replace")

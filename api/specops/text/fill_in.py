@@ -1,7 +1,8 @@
-"""Filling in the middle: how models that were trained for it are asked what stands in a gap.
+"""Filling in the middle: prompts that ask a model for the text of a gap.
 
-A family has tokens of its own for what is before the gap, what is behind it and where the answer
-begins. A tokenizer that has them tells the form.
+Each family of models was trained with special tokens of its own: for the text before the gap, for
+the text behind it, and for the beginning of the answer. The tokens of a tokenizer say which form
+its model needs.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from specops.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class FillInForm:
-    """The tokens of one family, as they are spelled.
+    """Spelling of the special tokens of one family.
 
     Attributes:
-        before: stands before the text that the gap follows.
-        behind: stands before the text behind the gap.
-        gap: the answer follows it; empty where it follows the text before the gap, which then
-            comes last.
+        before: marks the text before the gap.
+        behind: marks the text behind the gap.
+        gap: marks the beginning of the answer. Empty: the text before the gap comes last, and the
+            answer follows it.
     """
 
     before: str
@@ -36,7 +37,7 @@ FORMS = (
     FillInForm("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
     FillInForm("[PREFIX]", "[SUFFIX]"),  # Codestral
 )
-# What such models end a piece with besides their end tokens, or go on with to another file.
+# Tokens that also end the text of a gap, for example because they begin another file.
 ENDS = (
     *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>", "<|endoftext|>"),
     *("<fim_pad>", "<file_sep>", "<|EOT|>", "▁<EOT>"),
@@ -52,7 +53,7 @@ class FillIn:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> FillIn | None:
-        """How a model is asked; None where its tokenizer has no such tokens."""
+        """Return the prompts' writer for a tokenizer; None if it has no such tokens."""
         for form in FORMS:
             wanted = list(filter(None, (form.before, form.behind, form.gap)))
             marks = [token for mark in wanted if (token := tokenizer.token(mark)) is not None]
@@ -61,8 +62,8 @@ class FillIn:
         return None
 
     def prompt(self, before: str | Sequence[int], behind: str) -> tuple[int, ...]:
-        """The prompt that asks what stands between two texts; the first may be tokens."""
-        begin = self._tokenizer.encode("")  # what begins every text
+        """Return the prompt that asks for the text between two others; `before` may be tokens."""
+        begin = self._tokenizer.encode("")  # the tokens that begin every text
         first = (self._before, *(self._text(before) if isinstance(before, str) else before))
         second = (self._behind, *self._text(behind))
         if self._gap:
@@ -71,7 +72,7 @@ class FillIn:
 
     @property
     def ends(self) -> dict[str, int]:
-        """The tokens that end what was filled in, by their spelling."""
+        """The tokens that end the text of a gap, by their spelling."""
         found = {text: self._tokenizer.token(text) for text in ENDS}
         return {text: token for text, token in found.items() if token is not None}
 

@@ -1,7 +1,7 @@
-"""What an answer may consist of: grammars compiled to masks over the vocabulary.
+"""Grammars of answers: which tokens may come next, as masks over the vocabulary.
 
-The library llguidance follows a grammar byte by byte and says which tokens may come next. Compiled
-grammars are kept; every request gets a matcher of its own, a copy that costs microseconds.
+The library llguidance follows a grammar byte by byte. Compiled grammars are cached; every request
+gets a matcher of its own, a copy that takes microseconds.
 """
 
 from __future__ import annotations
@@ -23,35 +23,37 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MOST_CHARACTERS = 1 << 17
-"""Of a grammar's text: the worst one of that length compiles in a second."""
+"""Longest text of a grammar: the worst known one of this length compiles in a second."""
 Masks = npt.NDArray[np.uint32]
-_KEPT = 64  # compiled grammars
-_KEPT_CHARACTERS = 4 * MOST_CHARACTERS  # of their texts: one takes up to 130 bytes compiled
-# Models write JSON with these separators. Any amount of spaces would let a small model write spaces
-# without end, and would leave nothing of the layout certain.
+_KEPT = 64  # number of cached grammars
+# Sum of their texts: a character takes up to 130 bytes of the compiled grammar.
+_KEPT_CHARACTERS = 4 * MOST_CHARACTERS
+# Models write JSON with these separators. With free white space a small model could write spaces
+# without end, and no token of the layout would be certain.
 LAYOUT: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# By the library's own limits a mask of the worst grammar known takes 26 ms, in which all requests
+# With the library's own limits, a mask of the worst known grammar takes 26 ms, while all requests
 # wait.
 _LIMITS = LLParserLimits(
     step_max_items=5_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False
 )
-_WORD = 32  # tokens per word of a mask
+_WORD = 32  # tokens in a word of a mask
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be compiled or followed; the message says why."""
+    """A grammar cannot be compiled or followed; the message says why."""
 
 
 class Grammars:
     """Compiles grammars for one model's vocabulary. Thread-safe.
 
     Args:
-        vocab_size: tokens that the model gives logits for.
-        end_tokens: that end a text; they are allowed where a grammar is complete.
+        tokenizer: the model's tokenizer.
+        vocab_size: number of the model's logits.
+        end_tokens: tokens that end a text; they are allowed where the grammar is complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: frozenset[int]) -> None:
@@ -60,16 +62,16 @@ class Grammars:
         self._end_tokens = end_tokens
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._characters = 0  # of the texts of those
-        self._lock = threading.Lock()  # of what is kept: the engine never waits for a compilation
+        self._characters = 0  # in their texts
+        self._lock = threading.Lock()  # for the cache: the engine never waits for a compilation
         self._compiling = threading.Lock()
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """Follow a grammar from its start; compiling it takes up to half a second.
+        """Return a matcher at the start of a grammar; its compilation takes up to half a second.
 
         Raises:
-            GrammarError: it is none, or too large, or allows no text; or the model's tokenizer is
-                of a kind that no mask can be made for.
+            GrammarError: the grammar is wrong or too large, or allows no text, or the library does
+                not support the model's tokenizer.
         """
         found = self._copy(grammar)
         if found is None:
@@ -110,7 +112,7 @@ class Grammars:
             raise GrammarError(str(error)) from None
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=_LIMITS)
         _check(matcher)
-        # Its first mask finds what no token satisfies, and what is too complex from the start.
+        # The first mask shows whether no token is allowed, or the grammar is too complex.
         Matcher(matcher.deep_copy(), self._words, self._end_tokens).masks(())
         return matcher
 
@@ -120,31 +122,31 @@ class Grammars:
             return LLTokenizer(
                 self._tokenizer.as_json(), n_vocab=size, eos_token=sorted(self._end_tokens)
             )
-        except Exception as error:  # the library raises several, and ValueError for what it lacks
+        except Exception as error:  # the library raises errors of several classes
             raise GrammarError(f"this model's tokenizer takes no grammars: {error}") from error
 
 
 class Matcher:
-    """How far one answer has come in its grammar. Used by one thread."""
+    """Position of one answer in its grammar. Used by one thread."""
 
     def __init__(self, matcher: LLMatcher, words: int, end_tokens: frozenset[int]) -> None:
         self._matcher = matcher
         self._words = words
         self._end_tokens = end_tokens
-        self._now: Masks | None = None  # what may follow, once it is known
+        self._now: Masks | None = None  # the mask of the next token, once computed
 
     @property
     def complete(self) -> bool:
-        """Nothing but an end token may follow."""
+        """Whether only an end token may follow."""
         return self._matcher.is_stopped()
 
     def allows(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens, from the first on, the grammar allows."""
+        """Return how many tokens the grammar allows, counted from the first."""
         allowed: int = self._matcher.validate_tokens(list(tokens))
         return allowed
 
     def advance(self, token: int) -> None:
-        """Take in a token of the answer.
+        """Add a token of the answer.
 
         Raises:
             GrammarError: the grammar does not allow it, or is too complex to be followed.
@@ -155,9 +157,9 @@ class Matcher:
         self._now = None
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens that must follow, for each of them alone is allowed at its place.
+        """Return up to `most` tokens that must follow: each is the only one allowed at its place.
 
-        End tokens are left to the target.
+        End tokens are not returned; the target chooses them.
 
         Raises:
             GrammarError: the grammar is too complex to be followed.
@@ -177,14 +179,15 @@ class Matcher:
         return tuple(found)
 
     def masks(self, tokens: Sequence[int], forced: Sequence[int] = ()) -> Masks:
-        """What may follow `forced`, and each of the tokens after it.
+        """Return masks of the allowed tokens after `forced`, and after each of `tokens`.
 
         Args:
-            tokens: [k]; behind the first that ends the text, or is not allowed, all may follow.
-            forced: tokens that are allowed.
+            tokens: [k]; after the first one that ends the text or is not allowed, the masks allow
+                all tokens.
+            forced: allowed tokens that come before.
 
         Returns:
-            [k + 1, words] with token i at bit i % 32 of word i // 32.
+            [k + 1, words]; token i is bit i % 32 of word i // 32.
 
         Raises:
             GrammarError: the grammar is too complex to be followed.
@@ -206,13 +209,13 @@ class Matcher:
         return masks
 
     def _mask(self) -> Masks:
-        """What may follow now."""
+        """Return the mask of the next token."""
         if self._now is None:
             self._now = self._fill(np.empty(self._words, np.uint32))
         return self._now
 
     def _fill(self, mask: Masks) -> Masks:
-        """Write what may follow where the library's matcher is."""
+        """Write the mask at the library's current position."""
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         _check(self._matcher)
         return mask
@@ -223,7 +226,7 @@ def _characters(grammar: Grammar) -> int:
 
 
 def _only(mask: Masks) -> int | None:
-    """The token that is alone in a mask."""
+    """Return the only token of a mask; None if it has none or several."""
     (places,) = mask.nonzero()
     if len(places) != 1:
         return None
@@ -238,11 +241,11 @@ def _check(matcher: LLMatcher) -> None:
 
 
 def _source(grammar: Grammar) -> str:
-    """The grammar in the library's terms."""
+    """Return the grammar in the form that the library takes."""
     source: str
     match grammar.kind:
         case GrammarKind.JSON_OBJECT | GrammarKind.JSON_SCHEMA:
-            text = "{}" if grammar.text.strip() == "true" else grammar.text  # both allow all
+            text = "{}" if grammar.text.strip() == "true" else grammar.text  # both allow everything
             source = LLMatcher.grammar_from_json_schema(text, defaults=LAYOUT)
         case GrammarKind.REGEX:
             source = LLMatcher.grammar_from_regex(grammar.text)
@@ -258,7 +261,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def _part(source: str) -> dict[str, object]:
-    """A grammar in the library's terms as one of several."""
+    """Return a grammar in the library's form as one of several."""
     if not source.startswith("{"):
         return {"lark_grammar": source}
     (part,) = json.loads(source)["grammars"]

@@ -1,8 +1,8 @@
-"""Jinja's sandbox with an end: a template that does too much is refused.
+"""Limits for chat templates: a template that takes too much time or memory is refused.
 
-A chat template comes with the model's weights from strangers. The sandbox keeps it from Python, but
-would let it loop for days, or write a text of terabytes. Here loops, calls and operators look at
-the clock, and a value is made only if what it may be at the most is not too large.
+A chat template comes from strangers, with the model's weights. Jinja's sandbox keeps the template
+away from Python, but would let it loop for days or write terabytes of text. So loops, calls and
+operators check the time here, and a value is made only if its largest possible size is allowed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Characters and items of a value. A request has 1 MiB at most; a template writes little beside it.
+# Characters and items of a value. A request has at most 1 MiB, and a template adds little to it.
 _MOST = 4 << 20
-_MOST_SAID = 4 * _MOST  # characters that go out, be it into another value
-_SECONDS = 1.0  # of CPU
-_WIDTH = re.compile(r"\d{4}|\*")  # in a format
+_MOST_SAID = 4 * _MOST  # characters of output, also of output that goes into another value
+_SECONDS = 1.0  # CPU time of one rendering
+_WIDTH = re.compile(r"\d{4}|\*")  # large width in a format
 _MADE = (nodes.List, nodes.Dict, nodes.Tuple, nodes.Concat)
 _state: ContextVar[_State] = ContextVar("state")
 
 
 @dataclass(slots=True)
 class _State:
-    """Of one rendering: when it has to end, in CPU seconds of its thread, and what it has said."""
+    """One rendering: its deadline in CPU seconds of the thread, and characters of output so far."""
 
     end: float
     said: int = 0
@@ -40,7 +40,7 @@ class _State:
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Let the template that is rendered here take its time and no more; then SecurityError."""
+    """Limit the rendering in this block; a template that exceeds the limits gets SecurityError."""
     token = _state.set(_State(time.thread_time() + _SECONDS))
     try:
         yield
@@ -49,7 +49,7 @@ def limited() -> Iterator[None]:
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """Compiles templates that are watched where they are rendered `limited`."""
+    """Compiles templates that check the limits when they are rendered in `limited`."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -60,7 +60,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {"_turns": _turns, "_made": _require_small, "_said": _said}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Have loops, what holds several values and what is said go through filters of ours."""
+        """Send loops, new collections and output through filters that check the limits."""
         tree = super()._parse(source, name, filename)
         for node in [tree, *tree.find_all(nodes.Node)]:
             for field, value in node.iter_fields():
@@ -73,14 +73,14 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template calls."""
-        method = getattr(obj, "__wrapped__", obj)  # as the sandbox wraps `format`
+        """Make a call of a template."""
+        method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps `format`
         given = [getattr(method, "__self__", None), *args, *kwargs.values()]
         _require_modest(getattr(obj, "__name__", ""), given)
         return _require_small(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute what may become large."""
+        """Compute an operator whose result may be large."""
         if operator == "**":
             _require(_size(left) * _times(right))
         elif operator == "*":
@@ -99,7 +99,7 @@ def _through_filters(value: Any) -> Any:
 
 
 def _value(node: nodes.Node) -> nodes.Node:
-    """What stands between a template's expressions, as one."""
+    """Turn plain text of a template into an expression."""
     if isinstance(node, nodes.TemplateData):
         return nodes.Const(node.data, lineno=node.lineno)
     return node
@@ -135,7 +135,7 @@ def _collected(items: Iterator[Any]) -> list[Any]:
     return found
 
 
-@pass_context  # or it would be called when the template is compiled
+@pass_context  # else Jinja would call it when it compiles the template
 def _said(_context: Context, value: Any) -> Any:
     _require(0)
     if (state := _state.get(None)) is not None:
@@ -146,7 +146,7 @@ def _said(_context: Context, value: Any) -> Any:
 
 
 def _require(size: int) -> None:
-    """Raise SecurityError for a value of that size, or if time is up."""
+    """Raise SecurityError if a value of this size is too large, or if time is up."""
     if size > _MOST:
         raise SecurityError("it makes too large a value")
     if (state := _state.get(None)) is not None and time.thread_time() > state.end:
@@ -159,9 +159,9 @@ def _require_small(value: Any) -> Any:
 
 
 def _require_modest(name: str, given: list[Any]) -> None:
-    """The same for what a call may make of what it is given.
+    """Raise SecurityError if the largest possible result of a call is too large.
 
-    A number may be a width for each line and item, and a text may stand between any two others.
+    A number may be a width of each line and item, and a text may be put between any two others.
     """
     texts = [one for one in given if isinstance(one, str)]
     if name == "translate" or (name == "format" and any(map(_WIDTH.search, texts))):
@@ -173,12 +173,12 @@ def _require_modest(name: str, given: list[Any]) -> None:
 
 
 def _times(value: Any) -> int:
-    """How often a number repeats something, or what it repeats."""
+    """Return the number of repetitions, or the size of the repeated value."""
     return abs(value) if isinstance(value, int) else _size(value)
 
 
 def _size(value: Any) -> int:
-    """Characters or bytes, digits, and all that a value holds, as often as it holds it."""
+    """Count characters, bytes or digits of a value and of all values in it."""
     size, todo = 0, [value]
     while todo and size <= _MOST:
         one = todo.pop()

@@ -1,6 +1,6 @@
-"""Generated tokens as pieces of text that may be shown, stop strings taken out.
+"""Turns generated tokens into pieces of text for the client, without stop strings.
 
-Text that could be the beginning of a stop string is held back until the next tokens tell.
+Text that may be the beginning of a stop string is held back until further tokens decide.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ class TextStream:
     """The text of one request.
 
     Args:
-        stop: strings that end the text; they are not part of it.
+        tokenizer: the model's tokenizer.
+        prompt_tokens: the tokens of the prompt.
+        stop: strings that end the text and are left out of it.
 
     Attributes:
-        stopped: the stop string that was found; nothing may be pushed any more.
+        stopped: the stop string that was found; after that, no token may be pushed.
     """
 
     def __init__(
@@ -32,16 +34,16 @@ class TextStream:
         self.stopped: str | None = None
 
     def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[Piece]:
-        """Add a token; return the pieces that may be shown now."""
+        """Add a token; return the pieces that may be sent now."""
         self._held.append(Piece(token, self._detokenizer.push(token), origin, logprob))
         return self._release()
 
     def flush(self) -> list[Piece]:
-        """Return what is still held: the request has ended."""
+        """Return the pieces that are still held back; the request has ended."""
         rest = self._detokenizer.flush()
         if self.stopped:
             return []
-        if rest:  # its last token is still held
+        if rest:  # the last token of these bytes is still held back
             self._held[-1] = replace(self._held[-1], text=self._held[-1].text + rest)
         pieces = self._release()
         pieces += self._held
@@ -70,7 +72,7 @@ class TextStream:
         return pieces
 
     def _possible_stop(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with."""
+        """Return the length of the longest end of `text` that is the beginning of a stop string."""
         longest = max((len(stop) - 1 for stop in self._stop), default=0)
         for length in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stop):
@@ -79,7 +81,7 @@ class TextStream:
 
 
 def _cut(pieces: list[Piece], length: int) -> list[Piece]:
-    """The pieces with all text after `length` characters removed; their tokens stay."""
+    """Cut the text of pieces after `length` characters; their tokens stay."""
     result = []
     for piece in pieces:
         result.append(replace(piece, text=piece.text[:length]))

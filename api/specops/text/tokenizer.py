@@ -1,4 +1,4 @@
-"""Text to tokens and back. `detokenizer` does it while tokens are still coming."""
+"""Text to tokens and back. `detokenizer` decodes tokens as they are generated."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's spelling of one byte
-# A key may be spelled with escapes for its letters.
+# The letters of a key may be spelled as escapes.
 _MAY_HAVE_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]')
 _SPACE = "\u2581"  # SentencePiece's sign for a space
 
 
 class TokenizerError(RuntimeError):
-    """A tokenizer that cannot be loaded, or fails at a text."""
+    """A tokenizer cannot be loaded, or fails at a text."""
 
 
 @contextmanager
 def _panics_are_errors() -> Iterator[None]:
-    """What the Rust library panics at is an error as others are, which one request ends with."""
+    """Turn a panic of the Rust library into an ordinary error, which ends one request."""
     try:
         yield
     except Exception:
@@ -35,14 +35,14 @@ def _panics_are_errors() -> Iterator[None]:
 
 
 class Tokenizer:
-    """A model's `tokenizer.json`. Thread-safe: what is kept between calls is the same for all.
+    """A model's `tokenizer.json`. Thread-safe.
 
     Attributes:
-        drops_first_space: a text that is decoded does not begin with the space that its first token
-            spells.
+        drops_first_space: whether a decoded text leaves out the space at the start of its first
+            token.
 
     Raises:
-        TokenizerError: tokens are decoded in a way that is not known.
+        TokenizerError: the decoder is of an unknown kind.
     """
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
@@ -50,14 +50,14 @@ class Tokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._shown: dict[int, bytes] = {}  # of tokens that were asked for
+        self._shown: dict[int, bytes] = {}  # cache of `shown_bytes`
         decoder = tokenizer.decoder
         self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
         shown = decoder.decode([f"{_SPACE}a", f"{_SPACE}b"]) if decoder is not None else ""
         if not self._byte_level and shown.removeprefix(" ") != "a b":
             raise TokenizerError(
-                "its decoder is neither byte-level nor SentencePiece's, so that nobody knows which "
-                "text a token adds"
+                "its decoder is neither byte-level nor SentencePiece's, so the text of a single "
+                "token is unknown"
             )
         self.drops_first_space = not self._byte_level and shown == "a b"
 
@@ -81,28 +81,26 @@ class Tokenizer:
             raise TokenizerError(f"{path} cannot be read: {error}") from error
 
     def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
-        """Tokens of a text, with the special tokens that the model expects around it.
+        """Return the tokens of a text, with the special tokens that the model expects around it.
 
         Args:
-            text: special tokens that are spelled out in it count as such.
-            special_tokens: False where the text has them already, as a chat template writes them.
+            text: a special token that is spelled out in the text becomes this token.
+            special_tokens: False if the text has them already, as a chat template writes them.
         """
-        # As a batch: `encode` would hold the interpreter for the 2 s that 1 MB of text takes.
+        # As a batch: `encode` would hold the interpreter lock, for 2 s with 1 MB of text.
         with _panics_are_errors():
             (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
         return tuple(found.ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, without special tokens."""
+        """Return the text of tokens, without special tokens."""
         with _panics_are_errors():
             return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
     def spelling(self, token: int) -> tuple[str, bytes]:
-        r"""How one token is spelled, whatever stands around it.
+        r"""Return the text and the bytes of one token, independent of its neighbours.
 
-        Returns:
-            Its text and its bytes. The text of bytes that are no whole characters says so:
-            `bytes:\xe2\x82`.
+        Bytes that are no whole characters get a text such as `bytes:\xe2\x82`.
         """
         spelled = self._bytes(token)
         try:
@@ -111,7 +109,7 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled), spelled
 
     def shown_bytes(self, token: int) -> bytes:
-        """What a token adds to a text's UTF-8; a special one, or one without an entry, nothing."""
+        """Return the bytes that a token adds to a text; none for special and unknown tokens."""
         if (shown := self._shown.get(token)) is None:
             shown = self._shown[token] = b"" if token in self._special else self._bytes(token)
         return shown
@@ -123,30 +121,30 @@ class Tokenizer:
         if self._byte_level:
             try:
                 return bytes([_BYTES[letter] for letter in entry])
-            except KeyError:  # it is spelled as it is
+            except KeyError:  # an entry that does not use these letters
                 return entry.encode()
         if found := _BYTE_ENTRY.fullmatch(entry):
             return bytes([int(found[1], 16)])
         return entry.replace(_SPACE, " ").encode()
 
     def as_json(self) -> str:
-        """What `tokenizer.json` says, for libraries that read it themselves."""
+        """Return the content of `tokenizer.json`, for libraries that read it themselves."""
         return self._tokenizer.to_str()
 
     def token(self, text: str) -> int | None:
-        """The token that is spelled so, special ones included; None where there is none."""
+        """Return the token with this spelling, special tokens included; None if there is none."""
         return self._tokenizer.token_to_id(text)
 
     def vocabulary(self) -> dict[str, int]:
-        """Every entry with its id, added tokens included."""
+        """Return every entry with its id, added tokens included."""
         return self._tokenizer.get_vocab(with_added_tokens=True)
 
 
 def _check_prefix(content: Any) -> None:
-    """Refuse merges whose second part lacks the prefix of such parts.
+    """Refuse merges whose second part lacks `continuing_subword_prefix`.
 
-    The library cuts as many bytes off as the prefix has. In the middle of a character that leaves
-    no text, and the process ends.
+    The library cuts the bytes of the prefix off this part without a check. A cut in the middle of a
+    character ends the process.
 
     Raises:
         ValueError: there is such a merge.
@@ -160,7 +158,7 @@ def _check_prefix(content: Any) -> None:
 
 
 def _bytes_by_letter() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable ones stand for themselves, the others follow 255."""
+    """GPT-2's letters for bytes: printable bytes are themselves, the others follow 255."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
     letters = {chr(byte): byte for byte in printable}

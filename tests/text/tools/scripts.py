@@ -1,4 +1,4 @@
-"""What models of each family say: templates as theirs are written, and fifty answers per format."""
+"""Templates and answers of each family of models: fifty answers for each format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _template(form: str, told: str = _TOLD, key: str = "arguments") -> str:
     return told + _TURNS.replace("CALL", form.replace("JSON", _CALL.replace("KEY", key)))
 
 
-# Short forms of the published ones, with what tells the formats apart.
+# Short forms of the published templates, with the signs of their formats.
 TEMPLATES = {
     "hermes": _template("<tool_call>\nJSON\n</tool_call>"),
     "llama": "<|start_header_id|>" + _template("JSON", key="parameters"),
@@ -50,7 +50,7 @@ TEMPLATES = {
 
 @dataclass(frozen=True)
 class Script:
-    """An answer, and what is in it."""
+    """An answer and its parts."""
 
     answer: str
     text: str
@@ -59,7 +59,7 @@ class Script:
 
 
 def written(form: ToolFormat, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """Calls as a model writes them."""
+    """Write calls as a model of this format does."""
     if form.named:
         return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(args)}" for name, args in calls)
     items = [
@@ -73,7 +73,7 @@ def written(form: ToolFormat, calls: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def scripts(form: ToolFormat) -> list[Script]:
-    """Answers with and without text, thoughts and calls; their pieces hold signs of all formats."""
+    """Make answers with and without text, thoughts and calls; they contain marks of all formats."""
     rng = random.Random(form.name)
     words = ["Sure.", "<b>", "{", "}", '"', "\\", "größer", "[1]", "<tool", "</think", "日本", "\n"]
     words.append("functools")

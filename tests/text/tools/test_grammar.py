@@ -1,4 +1,4 @@
-"""The grammar of calls: all that a family writes is allowed, and nothing that is no such call."""
+"""The grammar of calls: it allows every call in the family's format, and no other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THINK, END = THINKING[0], 0
 
 
 def allowed(name: str, text: str, **options: Any) -> bool:
-    """Whether this may be a whole answer."""
+    """Whether the grammar allows this text as a whole answer."""
     thinking, begun = options.pop("thinking", None), options.pop("begun", False)
     said, tools = options.pop("said", None), options.pop("tools", TOOLS)
     asked = {"required": True, "parallel": True, "formed": said is not None} | options
@@ -91,7 +91,7 @@ PLACE = {
     "additionalProperties": False,
     "$defs": {"p": {"enum": ["here", "there"]}},
 }
-FORMED = {  # what text may follow: one that fits, one that does not
+FORMED = {  # a grammar of the text, a text that fits, and one that does not
     Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PLACE)): ('{"place": "here"}', '{"place": "x"}'),
     Grammar(GrammarKind.JSON_SCHEMA, "true"): ("[1]", "[1"),
     Grammar(GrammarKind.JSON_OBJECT, '{"type":"object"}'): ('{"a": 1}', "[1]"),
@@ -110,7 +110,7 @@ def test_text_that_follows_a_grammar_stands_in_place_of_calls(name: str, said: G
     assert allowed(name, call, **options)
     for text in (wrong, "Hello", f"{right}{call}"):
         assert not allowed(name, text, **options), text
-    # A family that writes calls as JSON alone: where any JSON may be said, that may be, too.
+    # With calls as plain JSON, a wrong call is allowed where any JSON is allowed as text.
     any_json = said.kind is GrammarKind.JSON_OBJECT or said.text == "true"
     wrong_call = written(BY_NAME[name], [("get_weather", {})])
     assert allowed(name, wrong_call, **options) is (any_json and BY_NAME[name].bare)

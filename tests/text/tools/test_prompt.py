@@ -1,4 +1,4 @@
-"""Conversations with tools are written as transformers writes them, or as plain text."""
+"""Conversations with tools become the prompts of transformers, or plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers taken apart: the same blocks wherever the text is cut."""
+"""An answer is split into the same blocks, wherever its text is cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THINK = THINKING[0]
 def read(
     name: str | None, answer: str, size: int, *, begun: bool = False, think: bool = True
 ) -> list[Block]:
-    """Feed an answer in pieces of a size; what the deltas add up to are the blocks."""
+    """Read an answer in pieces of `size` characters; check that its deltas make up the blocks."""
     names = [tool.name for tool in TOOLS]
     reader = AnswerReader(BY_NAME.get(name or ""), names, THINK if think else None, begun=begun)
     deltas = []
@@ -34,7 +34,7 @@ def read(
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_scripted_answers_are_read_alike_wherever_they_are_cut(name: str) -> None:
+def test_the_cuts_of_an_answer_do_not_matter(name: str) -> None:
     for script in scripts(BY_NAME[name]):
         whole = read(name, script.answer, len(script.answer))
         assert [block.text for block in whole if block.kind == "text"] == [script.text] * bool(
@@ -80,7 +80,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("name", "answer", "kinds"), ODD)
-def test_what_models_do_besides(name: str, answer: str, kinds: list[str]) -> None:
+def test_unusual_answers(name: str, answer: str, kinds: list[str]) -> None:
     for size in (len(answer), 1):
         blocks = read(name, answer, size)
         assert [block.kind for block in blocks] == kinds

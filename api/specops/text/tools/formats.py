@@ -1,14 +1,15 @@
-"""The table of tool-call formats, and which of them a model's chat template was written for.
+"""The table of tool-call formats, and the choice of one by the model's chat template.
 
-Families were trained to write calls in a form of their own, always JSON with something around it:
+Each family of models was trained to write calls in a form of its own, always JSON with marks around
+it:
 
     hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, again for each call
-    llama        {"name": ..., "parameters": {...}}, maybe behind <|python_tag|>; more after `; `
+    llama        {"name": ..., "parameters": {...}}, maybe after <|python_tag|>; the next after `; `
     mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]
     mistral-args [TOOL_CALLS]name[ARGS]{...}, again for each call
     phi          <|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>
     granite      <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
-    json         {"name": ..., "arguments": {...}}, for models that were trained on none of these
+    json         {"name": ..., "arguments": {...}}, for all other models
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Tool:
 
     Attributes:
         name: matches `TOOL_NAME`.
-        description: what it does, for the model.
-        parameters: JSON schema of its arguments; None where the client gives none.
-        strict: the arguments must follow the schema.
+        description: what the function does, for the model.
+        parameters: JSON schema of the arguments; None if the client gives none.
+        strict: whether the arguments must follow the schema.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Tool:
     strict: bool = False
 
     def for_template(self) -> dict[str, Any]:
-        """What chat templates are given, as `transformers` writes it."""
+        """Return the tool in the form that chat templates get from `transformers`."""
         told: dict[str, Any] = {"name": self.name, "description": self.description}
         told["parameters"] = self.parameters or {"type": "object", "properties": {}}
         return {"type": "function", "function": told}
@@ -44,18 +45,18 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How one family writes calls.
+    """How one family of models writes calls.
 
     Attributes:
-        name: of the format.
-        signs: what a template has that was written for it.
-        openings: any of them begins calls; the first is what is written where calls are forced.
-        closing: may end them.
-        bare: calls also come without an opening, as the answer's beginning.
-        listed: calls of one answer are one JSON array.
-        separator: stands between calls that are not.
-        arguments: the key of a call's arguments.
-        named: the name stands before the arguments and `[ARGS]`, outside of JSON.
+        name: name of the format.
+        signs: texts that every template of this format contains.
+        openings: marks that begin calls. Forced calls begin with the first one.
+        closing: mark that may end calls.
+        bare: whether calls also come without an opening, at the beginning of an answer.
+        listed: whether the calls of an answer are one JSON array.
+        separator: text between calls that are not an array.
+        arguments: JSON key of a call's arguments.
+        named: whether the name stands outside of JSON, before `[ARGS]` and the arguments.
     """
 
     name: str
@@ -70,14 +71,14 @@ class ToolFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What may be special tokens, which are no text of an answer otherwise."""
+        """Marks that may be special tokens, so that they must be kept in the answer's text."""
         own = (*self.openings, self.closing, *((ARGS, CALL_ID) if self.named else ()))
         return tuple(marker for marker in own if marker)
 
 
 ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
 GENERIC = ToolFormat("json", bare=True)
-# The first whose signs a template has is its format.
+# A template has the first format whose signs it contains.
 FORMATS = (
     ToolFormat(
         "mistral-args",
@@ -109,11 +110,11 @@ THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 def format_of(template: str) -> ToolFormat:
-    """The format that a chat template, as Jinja, was written for."""
+    """Return the format that a chat template (as Jinja) was written for."""
     written = (item for item in FORMATS if all(sign in template for sign in item.signs))
     return next(written, GENERIC)
 
 
 def thinking_of(template: str) -> tuple[str, str] | None:
-    """The tags between which a model of this chat template thinks; None where it does not."""
+    """Return the tags around the thoughts of a model with this template; None without thoughts."""
     return next((tags for tags in THINKING if tags[1] in template), None)

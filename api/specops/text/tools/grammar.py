@@ -1,7 +1,7 @@
-"""What an answer may consist of where it must call tools, or call them by their schema.
+"""The grammar of answers that must call tools, or whose calls must follow a schema.
 
-The grammar, in llguidance's dialect of Lark, writes calls as the family does. Everything but the
-arguments' values is certain, so that it costs next to nothing.
+The grammar, in llguidance's dialect of Lark, writes calls in the format of the model's family. All
+tokens except the values of arguments are forced, so they cost next to nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from specops.text.grammar import LAYOUT
 from specops.text.tools.formats import ARGS, Tool, ToolFormat
 
-# Where a schema of arguments may list some: those of its own `properties` are not all.
+# Keys with which a schema may list further arguments besides its own `properties`.
 _OPEN = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
 
 
@@ -23,9 +23,10 @@ class CallGrammar:
     """Writes the grammar of a model's answers.
 
     Args:
-        special: the tags among its special tokens, which are no text, with their tokens.
-        thinking: the tags between which it thinks; None where it does not.
-        begun: its prompts end with the first of these tags.
+        calls: the model's format of calls.
+        special: the tags that are special tokens, with their token ids.
+        thinking: the tags around the model's thoughts; None if it does not think.
+        begun: whether the prompt ends with the first of these tags.
     """
 
     calls: ToolFormat
@@ -39,11 +40,11 @@ class CallGrammar:
         """Return the grammar.
 
         Args:
-            tools: that may be called; without any there are none.
-            required: the answer consists of calls, and of thoughts before them; else it may be
-                text as well, and what begins like a call is one.
-            parallel: it may have several calls.
-            formed: text follows a grammar of its own, `@said`, and none stands before calls.
+            tools: the tools that may be called.
+            required: the answer must be calls, after possible thoughts. Otherwise it may also be
+                text, but a text that begins like a call must be one.
+            parallel: whether the answer may have several calls.
+            formed: the answer's text follows the grammar `@said`, and no text comes before calls.
         """
         rules = [f"start: {self._start(tools, required=required, formed=formed)}"]
         rules += self._call_rules(tools, parallel=parallel) if tools else []
@@ -67,11 +68,11 @@ class CallGrammar:
         return "" if self.calls.bare else self.calls.openings[0]
 
     def _rest(self) -> str:
-        """Of the first call's opening: what the text before it does not end with."""
+        """Return the part of the opening that `_text_rules` have not put at the end of the text."""
         return self._literal(self._opening) if self._opening in self.special else ""
 
     def _text_rules(self) -> list[str]:
-        """Text that is no call; `before` is text up to a call."""
+        """Return the rules of text: `said` is a text without calls, `before` one up to a call."""
         if self.calls.bare:
             return [r"said: SAID?", r"SAID: /[^{ \t\r\n](.|\n)*/"]
         if self._opening in self.special:
@@ -99,7 +100,7 @@ class CallGrammar:
         ]
 
     def _call_rules(self, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
-        """`calls`, behind the first one's opening."""
+        """Return the rules of `calls`, which follow the first opening."""
         form = self.calls
         opening, closing = self._literal(self._opening), self._literal(form.closing)
         separator = self._literal(form.separator)
@@ -122,7 +123,7 @@ class CallGrammar:
             if form.named:
                 call = f"{json.dumps(tool.name)} {self._literal(ARGS)} args_{place}"
             else:
-                # In pieces where JSON has them: another JSON may begin alike.
+                # Cut at the tokens of JSON, because another JSON value may begin alike.
                 name, key = json.dumps(tool.name), json.dumps(form.arguments)
                 head = map(json.dumps, ("{", '"name"', ": ", name, ", ", key, ": "))
                 call = f'{" ".join(head)} args_{place} "}}"'
@@ -137,9 +138,9 @@ class CallGrammar:
 
 
 def _schema(tool: Tool) -> str:
-    """The schema of a tool's arguments, which are an object; without one there are none.
+    """Return the schema of a tool's arguments; a tool without a schema takes no arguments.
 
-    Where it lists them and says no more, there are no others: a small model would invent some.
+    A schema that lists arguments allows no others by default: a small model would invent some.
     """
     schema: dict[str, object] = {"properties": {}} if tool.parameters is None else tool.parameters
     if "properties" in schema and not schema.keys() & _OPEN:
@@ -148,5 +149,5 @@ def _schema(tool: Tool) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text in a regular expression between slashes."""
+    """Escape a text for a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/")

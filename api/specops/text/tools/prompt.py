@@ -1,7 +1,7 @@
-"""A conversation with tools as a model's chat template wants it.
+"""Brings a conversation with tools into the form that a model's chat template takes.
 
-Most templates take tools as `transformers` gives them. Phi's reads them from the system message,
-and a template that knows nothing of tools gets them, the calls and the results as plain text.
+Most templates take tools in the form of `transformers`. Phi's template reads them from the system
+message. A template without tools gets tools, calls and results as plain text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from specops.text.tools.formats import GENERIC, Tool, ToolFormat
 
-_PHI_SYSTEM = "You are a helpful assistant with some tools."  # of its model card
+_PHI_SYSTEM = "You are a helpful assistant with some tools."  # from its model card
 _INTRODUCTION = (
     "You can call functions. To call one, answer with nothing but JSON of this form:\n"
     '{"name": "FUNCTION", "arguments": {"ARGUMENT": "VALUE"}}\n'
@@ -27,8 +27,9 @@ def with_tools(
     """Return messages and tools for a template.
 
     Args:
-        messages: as OpenAI has them, arguments of calls as objects.
-        calls: the template's format.
+        messages: messages in OpenAI's form, with the arguments of calls as objects.
+        tools: the tools that the model may call.
+        calls: the template's format of calls.
     """
     told = [tool.for_template() for tool in tools]
     plain = [dict(message) for message in messages]
@@ -47,7 +48,7 @@ def with_tools(
 
 
 def _with_system(messages: Messages, text: str) -> Messages:
-    """Add to the system message, or put one before the others."""
+    """Add a text to the system message, or insert such a message."""
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": text}, *messages]
     first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}
@@ -55,7 +56,10 @@ def _with_system(messages: Messages, text: str) -> Messages:
 
 
 def _as_text(messages: Messages) -> Messages:
-    """Calls as the assistant's text, results as the user's; those of one turn in one message."""
+    """Turn calls into text of the assistant, and results into text of the user.
+
+    The results of one turn become one message.
+    """
     told: Messages = []
     names: dict[str, str] = {}
     for message in messages:

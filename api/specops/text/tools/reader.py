@@ -1,8 +1,8 @@
-"""An answer as it comes, taken apart into what is thought, what is said and which tools are called.
+"""Splits an answer, while it is generated, into thoughts, text and calls of tools.
 
-The text is read character by character, so that it does not matter where tokens end. What may be
-the beginning of a tag is held back until the next characters tell. What looks like a call and turns
-out to be none is text.
+The reader takes the text character by character, so the borders of tokens do not matter. It holds
+back text that may be the beginning of a tag until further characters decide. Text that looks like a
+call but is none stays text.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Literal, NamedTuple
 from specops.text.tools.formats import ToolFormat
 
 _ARGUMENTS = ("arguments", "parameters")
-_KEYS = frozenset({"name", "type", "id", "function", *_ARGUMENTS})  # that a call may begin with
+# Keys with which a call may begin.
+_KEYS = frozenset({"name", "type", "id", "function", *_ARGUMENTS})
 _SPACES = " \t\r\n"
 _NO_CALLS = ToolFormat("none")
-Steps = Generator[None, str, str]  # takes characters, returns the first that is not its own
+Steps = Generator[None, str, str]  # is sent characters, returns the first one after its part
 Take = Callable[[str], object]
 
 
 @dataclass(slots=True)
 class Block:
-    """A part of an answer; of a call, `text` is its arguments as JSON."""
+    """A part of an answer. The `text` of a call is its arguments as JSON."""
 
     kind: Literal["text", "reasoning", "call"]
     text: str = ""
@@ -33,23 +34,23 @@ class Block:
 
 
 class Delta(NamedTuple):
-    """What is new in a block, by its place. The first delta of a call has no text."""
+    """New text of the block number `place`. The first delta of a call has no text."""
 
     place: int
     text: str
 
 
 class AnswerReader:
-    """Reads one answer. White space around blocks is dropped where there are several.
+    """Reads one answer. If an answer has several blocks, white space around them is dropped.
 
     Args:
-        calls: how calls are written; None: there are none.
-        names: of the tools that there are. JSON without an opening is a call only to one of them.
-        thinking: the tags between which the model thinks; None: it does not.
-        begun: the prompt has ended with the first of these tags.
+        calls: the format of calls; None: the answer has no calls.
+        names: names of the tools. JSON without an opening is a call only if it names one of them.
+        thinking: the tags around thoughts; None: the answer has no thoughts.
+        begun: whether the prompt ends with the first of these tags.
 
     Attributes:
-        blocks: what has come so far.
+        blocks: the blocks so far.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class AnswerReader:
         self._names = names
         self._thinking = thinking or ()
         self._deltas: list[Delta] = []
-        self._spaces = ""  # not shown: nothing may follow them
+        self._spaces = ""  # held back: they may be the end of a block
         self._thought = False
         self._plain = calls is None and thinking is None
         self._machine = self._answer(begun=begun)
         next(self._machine)
 
     def push(self, text: str) -> list[Delta]:
-        """Take in more text; return what is new."""
+        """Read more text; return the new parts of blocks."""
         if self._plain:
             if text:
                 self._add("text", text)
@@ -82,7 +83,7 @@ class AnswerReader:
         return self._take()
 
     def finish(self) -> list[Delta]:
-        """Return what was held back: the answer has ended."""
+        """Return the text that was held back; the answer has ended."""
         if not self._plain:
             with contextlib.suppress(StopIteration):
                 self._machine.send("")
@@ -91,7 +92,7 @@ class AnswerReader:
         return self._take()
 
     def _take(self) -> list[Delta]:
-        """The deltas since the last time, those of one block together."""
+        """Return the deltas since the last call, with those of one block merged."""
         merged: list[Delta] = []
         for delta in self._deltas:
             begins = self.blocks[delta.place].kind == "call" and not delta.text
@@ -106,7 +107,7 @@ class AnswerReader:
         return bool(self.blocks) and self.blocks[-1].kind == kind
 
     def _add(self, kind: Literal["text", "reasoning", "call"], text: str) -> None:
-        """Add to the last block, or to a new one where that is of another kind."""
+        """Add text to the last block, or to a new one if the last is of another kind."""
         if not self._open(kind):
             self.blocks.append(Block(kind))
         self.blocks[-1].text += text
@@ -128,7 +129,7 @@ class AnswerReader:
         self._show("reasoning", text)
 
     def _show(self, kind: Literal["text", "reasoning"], text: str) -> None:
-        """Add text but for spaces at its end, which go out with what follows them."""
+        """Add text. White space at its end is held back until more text follows."""
         whole = self._spaces + text
         text = whole.rstrip()
         self._spaces = whole[len(text) :]
@@ -137,7 +138,7 @@ class AnswerReader:
         if text:
             self._add(kind, text)
 
-    # -- the machine: each step is given a character and returns the next one --------------------
+    # -- the state machine: each step gets a character and returns the first one after its part ----
 
     def _answer(self, *, begun: bool) -> Steps:
         char = yield
@@ -166,7 +167,7 @@ class AnswerReader:
     def _until(
         self, markers: tuple[str, ...], char: str, take: Take
     ) -> Generator[None, str, tuple[str, str]]:
-        """Take text up to one of the markers; return that and the character after it."""
+        """Read text up to one of the markers; return the marker and the character after it."""
         held = ""
         while char:
             held += char
@@ -186,7 +187,7 @@ class AnswerReader:
         return char
 
     def _opened(self, opening: str, char: str) -> Steps:
-        """Read the calls after an opening, and what closes them."""
+        """Read the calls after an opening, and their closing."""
         raw = [opening]
         char = yield from self._space(char, raw.append)
         listed = opening.endswith("[") or char == "["
@@ -213,7 +214,7 @@ class AnswerReader:
         return char
 
     def _objects(self, char: str, before: str = "") -> Steps:
-        """Read calls as JSON objects, with what may stand between them."""
+        """Read calls as JSON objects, with separators between them."""
         while char == "{":
             char = yield from self._call(char, before)
             before = ""
@@ -223,7 +224,7 @@ class AnswerReader:
         return char
 
     def _named(self, char: str) -> Steps:
-        """Read a call whose name stands before its arguments."""
+        """Read a call with the name before its arguments."""
         name = ""
         while char and char not in "[{":
             name += char
@@ -234,7 +235,7 @@ class AnswerReader:
         return (yield from self._value(char, self._argue))
 
     def _call(self, char: str, before: str) -> Steps:
-        """Read a JSON object: a call, or text, with what stood before, where it is none."""
+        """Read a JSON object: a call, or else text, together with the text `before` it."""
         raw = [before, char]
         name = arguments = ""
         begun = False
@@ -280,7 +281,7 @@ class AnswerReader:
         return bool(name) and (not self._calls.bare or name in self._names)
 
     def _value(self, char: str, take: Take) -> Steps:
-        """Take one JSON value."""
+        """Read one JSON value."""
         if char == '"':
             return (yield from self._string(char, take))
         depth = 0
@@ -299,7 +300,7 @@ class AnswerReader:
         return ""
 
     def _string(self, char: str, take: Take) -> Steps:
-        """Take one JSON string."""
+        """Read one JSON string."""
         escaped = True  # the quote that begins it does not end it
         while char:
             take(char)
