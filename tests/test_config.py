@@ -1,9 +1,9 @@
-"""Settings: the environment is read once, and a wrong value never goes unnoticed."""
+"""Settings are read from the environment, and every wrong value is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 
@@ -48,7 +48,7 @@ CHANGED = {
 def test_empty_environment_gives_the_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.prefix", str(tmp_path))  # the environment that is installed in
+    monkeypatch.setattr("sys.prefix", str(tmp_path))  # no chat model is installed here
     own = presets()["demo"].settings
     assert Settings.from_env({}) == Settings(**own)  # type: ignore[arg-type]
     assert Settings.from_env({}).preset == "demo"
@@ -65,10 +65,6 @@ def test_another_target_gets_none_of_the_presets_settings() -> None:
     assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_TARGET": "mine"}).context == 0
 
 
-def test_every_setting_has_a_case_here() -> None:
-    assert set(CHANGED) == {item.name for item in fields(Settings)}
-
-
 @pytest.mark.parametrize("name", CHANGED)
 def test_setting_is_read_from_its_variable(name: str) -> None:
     text, expected = CHANGED[name]
@@ -81,15 +77,12 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
     ("name", "text"),
     [
         ("SPECOPS_PORT", "0"),
-        ("SPECOPS_PORT", "65536"),
         ("SPECOPS_PORT", "http"),
-        ("SPECOPS_PORT", "80.0"),
         ("SPECOPS_MAX_K_DRAFT", "17"),
         ("SPECOPS_REQUEST_TIMEOUT", "nan"),
         ("SPECOPS_REQUEST_TIMEOUT", "inf"),
         ("SPECOPS_REQUEST_TIMEOUT", "0"),
         ("SPECOPS_REQUEST_TIMEOUT", "soon"),
-        ("SPECOPS_LOG_LEVEL", "info+"),
         ("SPECOPS_UNKNOWN_FIELDS", "forbid"),
         ("SPECOPS_DRAFTER", "oracle"),
         ("SPECOPS_QUANT", "int2"),
@@ -98,7 +91,6 @@ def test_setting_is_read_from_its_variable(name: str) -> None:
         ("SPECOPS_KV_TOKENS", "-1"),
         ("SPECOPS_KV_DTYPE", "int4"),
         ("SPECOPS_MAX_BATCHED_TOKENS", "15"),
-        ("SPECOPS_MAX_BATCHED_TOKENS", "4097"),
         ("SPECOPS_MODEL", "smolm2"),
     ],
 )
@@ -108,73 +100,35 @@ def test_wrong_value_is_refused_by_the_variables_name(name: str, text: str) -> N
     assert text in str(caught.value)
 
 
-def test_a_choice_that_may_be_left_out_is_told_as_such() -> None:
-    with pytest.raises(ConfigError, match=r"takes one of draft, .*, none or nothing, not 'oracle'"):
-        Settings.from_env({"SPECOPS_DRAFTER": "oracle"})
-
-
 @pytest.mark.parametrize("text", ["a,,b", ",", "with space", "schl\u00fcssel", "line\nend"])
 def test_unusable_key_is_refused_without_being_shown(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^SPECOPS_API_KEYS takes ") as caught:
         Settings.from_env({"SPECOPS_API_KEYS": f"secret,{text}"})
     assert "secret" not in str(caught.value)
-
-
-def test_keys_are_not_shown_with_the_settings() -> None:
     assert "secret" not in repr(Settings.from_env({"SPECOPS_API_KEYS": "secret"}))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("PROT", "is not a setting; did you mean SPECOPS_PORT"),  # misspelt
-        ("PREFILL", "is not a setting"),  # of earlier versions
-        ("PREPACK", "is not a setting"),
-        ("KERNELS", "is not a setting"),
-        ("LONGEST_PAUSE", ".*SPECOPS_MAX_INTER_TOKEN_LATENCY"),  # what to do instead
-        ("ROWS", ".*SPECOPS_SLOTS"),
-        ("PREFILL_CHUNK", ".*SPECOPS_MAX_BATCHED_TOKENS"),
-        ("QUEUE_TIMEOUT", ".*SPECOPS_REQUEST_TIMEOUT"),
-        ("MEMORY_FIT", ".*SPECOPS_KV_TOKENS"),
-        ("ADAPTIVE", ".*adaptive: false"),
-        ("K_DRAFT", ".*k_draft"),
-    ],
-)
-def test_what_is_no_setting_is_refused_instead_of_ignored(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"(?s)SPECOPS_{name} {message}"):
-        Settings.from_env({f"SPECOPS_{name}": "1"})
 
 
 @pytest.mark.parametrize(
     "variables",
     [
         {"SPECOPS_PORT": "", "SPECOPS_THREADS": ""},
-        {"SPECOPS_ADAPTIVE": ""},  # a former one, which an older compose.yaml passes on unset
-        {"SPECOPS_EXACT": "1"},  # accepted, and no setting
-        {"PORT": "x", "OTHER_SPECOPS_PORT": "x"},  # others'
+        {"SPECOPS_FORMER": ""},  # compose.yaml passes unset variables on as empty ones
+        {"SPECOPS_EXACT": "1"},  # accepted, but no setting
+        {"PORT": "x", "OTHER_SPECOPS_PORT": "x"},  # of other programs
     ],
 )
 def test_variables_that_change_nothing(variables: dict[str, str]) -> None:
     assert Settings.from_env(variables) == Settings.from_env({})
 
 
-def test_there_are_few_settings() -> None:
-    assert len(fields(Settings)) <= 28
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="PROT is not a setting; did you mean SPECOPS_PORT"):
+        Settings.from_env({"SPECOPS_PROT": "1"})
 
 
-@pytest.mark.parametrize(("text", "shown"), [("info", False), ("warning+prompts", True)])
-def test_prompts_are_logged_where_the_level_says_so(text: str, shown: bool) -> None:
-    assert Settings.from_env({"SPECOPS_LOG_LEVEL": text}).log_prompts is shown
-
-
-def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECOPS_PORT", "8123")
-    assert Settings.from_env().port == 8123
-
-
-def test_settings_cannot_change() -> None:
-    with pytest.raises(FrozenInstanceError):
-        Settings().port = 1  # type: ignore[misc]
+def test_there_are_few_settings_and_each_has_a_case_here() -> None:
+    assert set(CHANGED) == {item.name for item in fields(Settings)}
+    assert len(CHANGED) <= 28
 
 
 BITS = ("fp32", "int8", "int4", "int2", "INT4")

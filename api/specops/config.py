@@ -1,14 +1,14 @@
-"""Every knob of the service, read once from the environment and frozen.
+"""All settings of the service, read once from the environment.
 
-A wrong value stops the start with the variable's name in the message: a service that runs with
-settings other than the ones that were asked for is worse than one that does not run.
+A wrong value stops the start, and the message names the variable: a service that does not start is
+better than one that runs with other settings than the user asked for.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,17 @@ from specops.presets import CHAT, DEMO, default_preset, presets
 from specops.request import DRAFTERS, FORMER_DRAFTERS
 
 PREFIX = "SPECOPS_"
-_IGNORED = {"EXACT"}  # output always is exact: compose files that ask for it keep working
-_FORMER = {  # what to do instead of settings that there were
-    "LONGEST_PAUSE": "is called SPECOPS_MAX_INTER_TOKEN_LATENCY now",
-    "ADAPTIVE": "is gone: a request asks for a fixed number with `adaptive: false` and `k_draft`",
-    "LOG_PROMPTS": "is gone: SPECOPS_LOG_LEVEL=info+prompts writes prompts and answers",
-    "K_DRAFT": "is gone: a request asks for a fixed number with `adaptive: false` and `k_draft`",
-    "MEMORY_FIT": "is gone: without SPECOPS_KV_TOKENS and SPECOPS_CONTEXT it takes what fits",
-    "QUEUE_TIMEOUT": "is gone: SPECOPS_REQUEST_TIMEOUT counts the wait for a slot, too",
-    "ROWS": "is called SPECOPS_SLOTS now",
-    "SHARED_NGRAMS": "is gone: SPECOPS_PREFIX_CACHE says whose requests may draw on whose",
-    "PREFILL_CHUNK": "is called SPECOPS_MAX_BATCHED_TOKENS now",
-}
+_IGNORED = "SPECOPS_EXACT"  # the output is always exact; older files may still ask for it
 _MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
 _BLOCK = "(-(16|32|64|128|256))?"
 _WEIGHTS = re.compile(rf"(fp32|int8{_BLOCK}|int4{_BLOCK}(-rtn)?)?")
-PROMPTS = "+prompts"  # after a log level
+PROMPTS = "+prompts"  # suffix of a log level
 _LEVELS = ("debug", "info", "warning", "error")
 _CACHE_DIR = Path.home() / ".cache" / "specops"
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be used; the message names the variable and what it takes."""
+    """A setting has a wrong value; the message names the variable and the values that it takes."""
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
@@ -100,10 +89,6 @@ def _weights(text: str) -> str:
     return text
 
 
-def _text(text: str) -> str:
-    return text
-
-
 def _keys(text: str) -> str:
     keys = [key.strip() for key in text.split(",")]
     if not all(key.isascii() and key.isprintable() and " " not in key and key for key in keys):
@@ -111,12 +96,12 @@ def _keys(text: str) -> str:
     return ",".join(keys)
 
 
-def _unknown(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - takes 10 ms, for this alone
+def _unknown(name: str, known: Iterable[str]) -> ConfigError:
+    from difflib import get_close_matches  # noqa: PLC0415 - takes 10 ms, and only errors need it
 
     near = get_close_matches(name, known, n=1)
     meant = f"did you mean {near[0]}? " if near else ""
-    return f"is not a setting; {meant}There are: {', '.join(known)}"
+    return ConfigError(f"{name} is not a setting; {meant}There are: {', '.join(known)}")
 
 
 def _knob(
@@ -127,7 +112,7 @@ def _knob(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The service's settings; field `x` is read from `SPECOPS_X`."""
+    """The settings of the service. Field `x` is read from the variable `SPECOPS_X`."""
 
     model: str = _knob(
         "",
@@ -137,10 +122,10 @@ class Settings:
     )
     target: str = _knob(
         "",
-        _text,
+        str,
         "target: a folder, a `.pt` or `.gguf` file, or `org/name@revision`; empty: the preset's",
     )
-    draft: str = _knob("", _text, "draft, likewise; empty: the preset's; `none`: no draft")
+    draft: str = _knob("", str, "draft, likewise; empty: the preset's; `none`: no draft")
     quant: str = _knob(
         "",
         _weights,
@@ -152,22 +137,21 @@ class Settings:
     drafter: str = _knob(
         "",
         _drafter,
-        "default source of draft tokens; empty: the best there is",
+        "default source of draft tokens; empty: the best one available",
     )
     max_k_draft: int = _knob(8, _integer(0, 16), "most draft tokens of a request per step")
     slots: int = _knob(
         0,
         _integer(0, 64),
-        "requests that run at the same time at most; 0: 8. The tokens of the KV cache decide how "
-        "many really do",
+        "most requests that run at the same time; 0: 8. With a small KV cache it may be fewer",
     )
     context: int = _knob(
-        0, _integer(0, 1 << 20), "tokens per request; 0: all the model can, or what memory allows"
+        0, _integer(0, 1 << 20), "tokens per request; 0: all that the model or the memory allows"
     )
     kv_tokens: int = _knob(
         0,
         _integer(0, 1 << 24),
-        "tokens of the KV cache, all requests together; 0: what memory allows",
+        "tokens of the KV cache, all requests together; 0: all that memory allows",
     )
     kv_dtype: str = _knob(
         "fp16", _choice("fp32", "fp16", "int8"), "elements of the KV cache: fp32, fp16 or int8"
@@ -175,33 +159,33 @@ class Settings:
     max_batched_tokens: int = _knob(
         96,
         _integer(16, 4096),
-        "most tokens of a forward pass: of all requests, prompts and draft tokens included",
+        "most tokens of a forward pass, for all requests, with prompts and draft tokens",
     )
     max_inter_token_latency: float = _knob(
         0.25,
         _seconds(0.01, 3600),
-        "seconds between two tokens of a running request that prompts of others may cause",
+        "longest time in seconds between two tokens of a request while other prompts are computed",
     )
     prefix_cache: str = _knob(
         "client",
         _choice("client", "all", "off"),
-        "whose requests may draw on earlier ones: on what prompts begin with, and on what was said",
+        "which requests share cached prefixes and earlier answers: those of a client, all, or none",
     )
     queue_order: str = _knob(
         "arrival",
         _choice("arrival", "clients"),
-        "which request gets a free slot: the oldest, or that of the client that has had the least",
+        "which request gets a free slot: the oldest, or one of the client with the least use",
     )
-    threads: int = _knob(0, _integer(0, 256), "compute threads; 0: what the CPU quota allows")
+    threads: int = _knob(0, _integer(0, 256), "compute threads; 0: as many as the CPU quota allows")
     queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a slot")
-    max_new_tokens: int = _knob(1024, _integer(1, 1 << 20), "largest output of one request")
+    max_new_tokens: int = _knob(1024, _integer(1, 1 << 20), "most tokens of one answer")
     request_timeout: float = _knob(
-        300.0, _seconds(1, 86_400), "deadline of one request in seconds, waiting included"
+        300.0, _seconds(1, 86_400), "deadline of one request in seconds, with its wait for a slot"
     )
     drain_timeout: float = _knob(
-        25.0, _seconds(0, 3600), "seconds that running requests get to finish on SIGTERM"
+        25.0, _seconds(0, 3600), "seconds that running requests have to finish after SIGTERM"
     )
-    host: str = _knob("127.0.0.1", _text, "address the API listens on")
+    host: str = _knob("127.0.0.1", str, "address the API listens on")
     port: int = _knob(8000, _integer(1, 65_535), "port the API listens on")
     api_keys: str = _knob(
         "",
@@ -213,52 +197,45 @@ class Settings:
     unknown_fields: str = _knob(
         "ignore",
         _choice("ignore", "refuse"),
-        "fields of requests that there are not: ignored, and named in the answer's headers, or "
-        "refused",
+        "unknown fields of requests: ignored and named in the answer's headers, or refused",
     )
     log_level: str = _knob(
         "info",
         _log_level,
-        "least severe log line shown: debug, info, warning or error; with `+prompts` after it the "
-        "log has prompts and answers, too",
+        "lowest level of log lines: debug, info, warning or error; with `+prompts` the log also "
+        "has prompts and answers",
     )
 
     @property
     def log_prompts(self) -> bool:
-        """The log has prompts and answers."""
+        """Whether the log contains prompts and answers."""
         return self.log_level.endswith(PROMPTS)
 
     @property
     def preset(self) -> str:
-        """The preset's name: the one that was asked for, or the default."""
+        """Name of the preset: the one of `model`, or the default."""
         return self.model or default_preset()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Read the settings.
-
-        Args:
-            environ: variables to read; the process's own by default.
+        """Read the settings from variables, by default from those of the process.
 
         Raises:
-            ConfigError: a value cannot be used, or a `SPECOPS_` variable is not a setting. The
-                message names the variable.
+            ConfigError: a value is wrong, or a `SPECOPS_` variable is not a setting. The message
+                names the variable.
         """
         environ = os.environ if environ is None else environ
         known = {PREFIX + item.name.upper(): item for item in fields(cls)}
-        # A preset's own defaults are for its own target: a context that fits, for example.
+        # The defaults of a preset, such as the context, fit its own target only.
         preset = presets().get(environ.get(f"{PREFIX}MODEL") or default_preset())
-        theirs = not environ.get(f"{PREFIX}TARGET")
-        values: dict[str, Any] = dict(preset.settings) if preset and theirs else {}
+        own_target = environ.get(f"{PREFIX}TARGET")
+        values: dict[str, Any] = dict(preset.settings) if preset and not own_target else {}
         for name, text in environ.items():
-            own = name.removeprefix(PREFIX)
-            if own == name or own in _IGNORED:
+            # compose.yaml passes unset variables on as empty ones.
+            if not name.startswith(PREFIX) or name == _IGNORED or not text:
                 continue
-            if name not in known and not (text == "" and own in _FORMER):
-                raise ConfigError(f"{name} {_FORMER.get(own) or _unknown(name, list(known))}")
-            if text == "":  # compose.yaml passes unset variables on as empty ones
-                continue
-            item = known[name]
+            if (item := known.get(name)) is None:
+                raise _unknown(name, known)
             try:
                 values[item.name] = item.metadata["parse"](text)
             except ConfigError as error:

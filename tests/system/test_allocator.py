@@ -1,5 +1,4 @@
-"""Threads share one pool of memory and large blocks lie apart, if the environment says nothing; the
-holes that small blocks leave go back to the system."""
+"""Threads share one pool of memory, large blocks are mapped apart, and holes are returned."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ import pytest
 
 from specops.system import allocator
 
-# Threads allocate beyond what Python hands out itself, and a large block is freed before another
-# is allocated; then glibc tells how many pools it has and how many blocks lie apart.
+# Threads allocate blocks that are too large for Python's own allocator, and a large block is freed
+# before another is allocated. Then glibc writes how many pools and separate blocks it has.
 TELL = """
 import ctypes, sys, threading
 from specops.system.allocator import keep_memory_level
@@ -35,7 +34,7 @@ libc.malloc_info(0, out)
 libc.fflush(out)
 """
 
-# A block stays behind 20 MB that are freed, so that these are not the heap's end.
+# A block stays after 20 MB that are freed, so that these are not the end of the heap.
 HOLES = """
 import re
 from pathlib import Path
@@ -59,7 +58,7 @@ needs_glibc = pytest.mark.skipif(
 
 
 def pools_and_apart(way: str, **variables: str) -> tuple[int, int]:
-    """Pools of memory of a process with four threads, and blocks that are mapped by themselves."""
+    """Return the pools of a process with four threads, and its separately mapped blocks."""
     plain = {name: text for name, text in os.environ.items() if not name.startswith("MALLOC_")}
     told = subprocess.run(
         [sys.executable, "-c", TELL, way],

@@ -58,7 +58,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-# What the two functions below write, where limit and swap are these.
+# The reading of what the two functions below write with these limits.
 CGROUP = MemoryReading(
     anon=3 * MIB, file=5 * MIB, swap=MIB, limit=4 * GIB, swap_limit=GIB, source="cgroup v2"
 )
@@ -85,26 +85,14 @@ def test_without_a_cgroup_limit_the_process_and_the_machine_are_read(machine: Ma
     )
 
 
-def test_a_process_is_read_by_itself_whatever_limits_it(machine: Machine) -> None:
-    write_version2(machine, limit=str(4 * GIB), swap=str(GIB))
-    assert process_memory(machine.proc) == ProcessMemory(100 * KIB, 200 * KIB, 7 * KIB)
-
-
 def test_version_2_limit_makes_the_cgroup_the_source(machine: Machine) -> None:
     write_version2(machine, limit=str(4 * GIB), swap=str(GIB))
     assert machine.memory() == CGROUP
-
-
-def test_swap_limit_is_never_more_than_the_machine_has(machine: Machine) -> None:
-    write_version2(machine, limit=str(4 * GIB), swap=str(12 * GIB))
-    assert machine.memory().swap_limit == 2 * GIB
-    write_version2(machine, limit=str(4 * GIB), swap="max")
-    assert machine.memory().swap_limit == 2 * GIB
-
-
-def test_version_2_without_swap_accounting_holds_no_swap(machine: Machine) -> None:
-    write_version2(machine, limit=str(4 * GIB), swap="max")
-    (machine.root / "memory.swap.current").unlink()
+    assert process_memory(machine.proc) == ProcessMemory(100 * KIB, 200 * KIB, 7 * KIB)
+    for swap in (str(12 * GIB), "max"):  # never more than the machine has
+        write_version2(machine, limit=str(4 * GIB), swap=swap)
+        assert machine.memory().swap_limit == 2 * GIB
+    (machine.root / "memory.swap.current").unlink()  # without swap accounting
     assert machine.memory().swap == 0
 
 
@@ -116,9 +104,8 @@ def test_version_2_limit_that_limits_nothing_is_ignored(machine: Machine, limit:
 
 def test_version_2_limit_of_a_parent_counts(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "0::/pod/api\n")
+    write_version2(machine, "cgroup/pod", limit=str(2 * GIB), swap="0")
     write_version2(machine, "cgroup/pod/api", limit="max", swap="max")
-    machine.write("cgroup/pod/memory.max", f"{2 * GIB}\n")
-    machine.write("cgroup/pod/memory.swap.max", "0\n")
     reading = machine.memory()
     assert (reading.limit, reading.swap_limit, reading.source) == (2 * GIB, 0, "cgroup v2")
 
@@ -140,11 +127,7 @@ def test_version_1_inside_a_container_is_read_at_the_mount(machine: Machine) -> 
     write_version1(machine, "cgroup/memory", limit=GIB, both=None)
     reading = machine.memory()
     assert (reading.limit, reading.swap_limit) == (GIB, 2 * GIB)
-
-
-def test_version_1_without_a_limit_is_ignored(machine: Machine) -> None:
-    machine.write("proc/self/cgroup", "5:memory:/\n")
-    write_version1(machine, "cgroup/memory", limit=2**63 - 4096, both=2**63 - 4096)
+    write_version1(machine, "cgroup/memory", limit=2**63 - 4096, both=2**63 - 4096)  # no limit
     assert machine.memory().source == "process"
 
 
@@ -159,25 +142,20 @@ def test_procfs_without_kinds_of_memory_is_read_from_statm(machine: Machine) -> 
 PSI = "some avg10=0.00 avg60=1.50 avg300=0.10 total=2500000\nfull avg10=0.00 total=1500000\n"
 
 
-def test_pressure_is_the_cgroups_where_it_has_its_own(machine: Machine) -> None:
+def test_pressure_is_the_cgroups_or_else_the_machines(machine: Machine) -> None:
     machine.write("proc/pressure/memory", PSI.replace("2500000", "9900000"))
     write_version2(machine, limit="max", swap="max")
     machine.write("cgroup/memory.pressure", PSI)
     assert machine.pressure() == Pressure(some=2.5, full=1.5)
-
-
-def test_pressure_is_otherwise_the_machines(machine: Machine) -> None:
-    machine.write("proc/pressure/memory", PSI)
-    assert machine.pressure() == Pressure(some=2.5, full=1.5)
-
-
-def test_kernel_without_pressure_figures_is_said(machine: Machine) -> None:
+    (machine.root / "memory.pressure").unlink()
+    assert machine.pressure() == Pressure(some=9.9, full=1.5)
+    (machine.proc / "pressure/memory").unlink()
     assert machine.pressure() is None
 
 
 def test_this_machine_is_read_and_touched_memory_is_seen() -> None:
     before = read_memory()
-    # A mapping of its own: the allocator may have so much left of what was freed, touched long ago.
+    # A separate mapping: the allocator may still hold freed memory of this size.
     held = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     held[:: mmap.PAGESIZE] = b"x" * (len(held) // mmap.PAGESIZE)
     after = read_memory()
@@ -186,19 +164,19 @@ def test_this_machine_is_read_and_touched_memory_is_seen() -> None:
 
 
 def test_room_for_files_is_the_limit_without_anonymous_memory(machine: Machine) -> None:
+    """Unless the machine has less memory available."""
+
+    def room() -> int:
+        return page_cache_room(machine.proc, machine.root)
+
+    assert room() == 8 * GIB - 100 * KIB
     write_version2(machine, limit=str(GIB), swap="max")
-    assert page_cache_room(machine.proc, machine.root) == GIB - 3 * MIB
-
-
-def test_there_is_no_more_room_for_files_than_the_machine_has_available(machine: Machine) -> None:
-    assert page_cache_room(machine.proc, machine.root) == 8 * GIB - 100 * KIB
-    machine.write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 7 kB\nSwapTotal: 0 kB\n")
-    assert page_cache_room(machine.proc, machine.root) == 7 * KIB
-
-
-def test_there_is_no_room_where_anonymous_memory_has_reached_the_limit(machine: Machine) -> None:
+    assert room() == GIB - 3 * MIB
     write_version2(machine, limit=str(MIB), swap="max")
-    assert page_cache_room(machine.proc, machine.root) == 0
+    assert room() == 0
+    machine.write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 7 kB\nSwapTotal: 0 kB\n")
+    write_version2(machine, limit="max", swap="max")
+    assert room() == 7 * KIB
 
 
 def test_a_real_cap_is_read_from_inside_it() -> None:

@@ -1,4 +1,4 @@
-"""What is read ahead is in the page cache, what is forgotten is not."""
+"""`read_ahead` brings a file into the page cache, `forget` drops it."""
 
 from __future__ import annotations
 

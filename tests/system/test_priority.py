@@ -1,4 +1,4 @@
-"""Threads that compute go behind the event loop; only they do."""
+"""Threads that compute get a lower priority; other threads keep theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resources: both cgroup versions are read, and a machine without either has zeros."""
+"""Resources: both cgroup versions are read; without cgroups the figures are zeros."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from specops.system.resources import (
     Throttling,
     raise_open_files,
+    read_disk,
     read_faults,
     read_oom_kills,
     read_throttling,
@@ -58,7 +59,7 @@ def test_kills_for_memory_are_read(name: str, text: str, tmp_path: Path) -> None
 
 def test_touching_new_memory_is_a_minor_fault() -> None:
     pages = 64
-    with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:  # the allocator would give old pages
+    with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:  # the allocator would reuse touched pages
         before = read_faults()
         for page in range(pages):
             memory[page * mmap.PAGESIZE] = 1
@@ -77,3 +78,7 @@ def test_open_files_are_raised_as_far_as_is_allowed(
     monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
     assert raise_open_files(2048) == now
     assert limits[resource.RLIMIT_NOFILE] == (max(soft, now), hard)
+
+
+def test_a_volume_is_known_before_its_folder_is_made(tmp_path: Path) -> None:
+    assert read_disk(tmp_path / "not" / "yet").total == read_disk(tmp_path).total > 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
-from specops.metrics.machine import NAMESPACE
+from specops.metrics.collectors import NAMESPACE
 from specops.request import SOURCES, FinishReason, StepKind
 
 MODELS = ("target", "draft")

@@ -1,7 +1,7 @@
-"""Checksums of files that were written to be kept: what they find is damage, not malice.
+"""Checksums of cached files. They find damage, not attacks.
 
-Whoever can write the files can write their checksums too. So XXH3, which is no slower than reading,
-where SHA-256 took three times as long on two processors.
+An attacker who can write the files can also write their checksums. So XXH3 is enough: it is as fast
+as reading, while SHA-256 took three times as long on two processors.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import xxhash
 from specops.system.page_cache import drop, read_ahead
 
 CHECKSUMS = "checksums.json"
-_PIECE = 4 << 20  # bytes read at a time, whole large pages
+_PIECE = 4 << 20  # bytes read at a time; a multiple of a large page
 
 
 def write_checksums(folder: Path) -> None:
-    """Put those of all files in a folder beside them.
+    """Write the checksums of all files of a folder into a file beside them.
 
     Raises:
         OSError: a file cannot be read, or the folder cannot be written.
@@ -29,10 +29,10 @@ def write_checksums(folder: Path) -> None:
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """What `write_checksums` wrote.
+    """Read the checksums that `write_checksums` wrote.
 
     Raises:
-        OSError, ValueError: it is missing or damaged.
+        OSError, ValueError: the file is missing or damaged.
     """
     found = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
     if not found or not isinstance(found, dict):
@@ -43,13 +43,13 @@ def read_checksums(folder: Path) -> dict[str, str]:
 def checksums(
     paths: Iterable[Path], room: int = 0, tell: Callable[[int], None] = lambda done: None
 ) -> dict[str, str]:
-    """The checksum of every file by its name, read in order.
+    """Return the checksum of every file by its name; read the files in order.
 
     Args:
-        paths: of the files.
-        room: bytes that may stay in the page cache, brought there as `read_ahead` does it; what
-            lies beyond them leaves it again.
-        tell: told the bytes that were read.
+        paths: the files.
+        room: number of bytes that may stay in the page cache, read there by `read_ahead`; later
+            bytes leave it again.
+        tell: called with the number of bytes read so far.
 
     Raises:
         OSError: a file cannot be read.

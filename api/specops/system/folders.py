@@ -1,4 +1,4 @@
-"""Folders that several processes use: one writes at a time, and what it writes appears whole."""
+"""Folders that several processes use: one process writes at a time, and folders appear whole."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[int]:
-    """Hold `folder`, made if need be; another process waits for this one to be done with it.
+    """Lock `folder`, which is made if missing; other processes wait for the lock.
 
-    `waiting` is called once where this one has to wait for another. Yields a handle: a child
-    process that is given it keeps the lock should this one be killed.
+    `waiting` is called once if this process has to wait. Yields the handle of the lock: a child
+    process that gets it keeps the lock if this process is killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -37,14 +37,14 @@ def locked(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[
 
 @contextmanager
 def folder_at_once(destination: Path) -> Iterator[Path]:
-    """A temporary sibling to fill, which replaces `destination` when the block ends without error.
+    """Yield a temporary folder that replaces `destination` when the block ends without an error.
 
-    On an error nothing is left behind. What a killed process left is cleared by the next one with
-    the same destination, or by `clear_leftovers`.
+    After an error nothing is left. The remains of a killed process are removed by the next process
+    with the same destination, or by `clear_leftovers`.
 
     Raises:
-        BlockingIOError: another process is filling it.
-        OSError: it cannot be written.
+        BlockingIOError: another process is writing the folder.
+        OSError: the folder cannot be written.
     """
     partial = destination.with_name(f".{destination.name}.partial")
 
@@ -68,7 +68,7 @@ def folder_at_once(destination: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove what killed processes left in a folder that this process holds: hidden folders."""
+    """Remove the hidden folders that killed processes left in a folder locked by this process."""
     for folder in sorted(root.glob(".*")):
         if folder.is_dir():
             log.info("removing %s, which an interrupted process left", folder)

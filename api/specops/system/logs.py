@@ -1,4 +1,4 @@
-"""Log lines as JSON on stderr, each with the request that it belongs to; never with a prompt."""
+"""Log lines as JSON on stderr, each with the id of its request; never with a prompt."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Memory of several NUMA nodes: weights are spread over those whose processors compute.
+"""NUMA nodes: weights are spread over the memory of all nodes whose processors compute.
 
-Weights are mapped files. On which node a page of a file lies is up to the memory policy of the
-thread that reads it first, mbind(2) says; a mapping's own policy counts for nothing there. Without
-one, all weights lie on the node of the thread that reads them when the model is loaded, and all
-processors wait for that node's memory. So this thread gets a policy while it reads them.
+Weights are mapped files. The memory policy of the thread that first reads a page of a file decides
+on which node the page lies; the policy of a mapping has no effect on files (mbind(2)). Without a
+policy, all weights would lie on the node of the thread that loads the model, and all processors
+would wait for the memory of that node. So this thread gets a policy while it reads the weights.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from specops.system.cpus import allowed_cpus
 
 _SYSTEM = Path("/sys/devices/system/node")
 _DEFAULT, _INTERLEAVE = 0, 3  # policies, as linux/mempolicy.h numbers them
-# Numbers of set_mempolicy and get_mempolicy, which no C library has functions for.
+# Numbers of the system calls set_mempolicy and get_mempolicy; the C library has no functions.
 _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236)}
-_WORD, _WORDS = 64, 16  # bits of a word of a set of nodes, and words: as many as there may be
+_WORD, _WORDS = 64, 16  # bits in a word, and words in a set of nodes
 
 
 def nodes(cpus: set[int] | None = None, system: Path = _SYSTEM) -> tuple[int, ...]:
-    """Nodes that have memory and a CPU that this process may run on; none where nobody says.
+    """Return the nodes with memory and with a CPU of this process; none if the system does not say.
 
     Args:
-        cpus: that the process may run on; None: as the system says.
-        system: the folder that describes each node.
+        cpus: CPUs that the process may run on; None: those of its affinity.
+        system: folder with a description of each node.
     """
     allowed = allowed_cpus() if cpus is None else cpus
     try:
@@ -44,7 +44,7 @@ def nodes(cpus: set[int] | None = None, system: Path = _SYSTEM) -> tuple[int, ..
 
 
 def _numbers(text: str) -> list[int]:
-    """Those of a list as the system writes it: `0-3,8`."""
+    """Return the numbers of a list such as `0-3,8`."""
     ranges = [part.partition("-") for part in text.strip().split(",") if part]
     return [
         number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)
@@ -52,7 +52,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def described() -> str:
-    """Which nodes there are for weights, and what becomes of them."""
+    """Describe the nodes and how weights are placed on them."""
     places = nodes()
     if len(places) < 2:
         return "1"
@@ -69,12 +69,12 @@ def described() -> str:
 
 @contextmanager
 def interleaved(places: Sequence[int] | None = None) -> Iterator[None]:
-    """Let what this thread is the first to read of files lie on several nodes in turn.
+    """Place the pages of files that this thread reads first on several nodes in turn.
 
-    A thread that has a policy already, as `numactl` gives one, keeps it.
+    If the thread already has a policy, for example from `numactl`, it keeps this policy.
 
     Args:
-        places: numbers of the nodes; None: as `nodes` finds them. One is as good as none.
+        places: numbers of the nodes; None: the result of `nodes`. One node needs no policy.
     """
     over = nodes() if places is None else places
     changed = len(over) > 1 and _policy() == _DEFAULT and _set_policy(_INTERLEAVE, over)
@@ -86,13 +86,13 @@ def interleaved(places: Sequence[int] | None = None) -> Iterator[None]:
 
 
 def _policy() -> int | None:
-    """This thread's; None where there are none."""
+    """Return this thread's policy; None if the system has no policies."""
     mode = ctypes.c_int(_DEFAULT)
     return mode.value if _call(1, ctypes.byref(mode), None, 0, None, 0) else None
 
 
 def _set_policy(mode: int, over: Sequence[int]) -> bool:
-    """Give this thread a policy; whether the system takes it."""
+    """Set this thread's policy; return whether the system accepted it."""
     words = (ctypes.c_uint64 * _WORDS)()
     for node in over:
         words[node // _WORD] |= 1 << node % _WORD

@@ -1,9 +1,9 @@
-"""Get files into the page cache in pieces as large as the processor can map at once.
+"""Reads files into the page cache in large pages.
 
-A pass over the weights reads hundreds of megabytes. Where these lie in pages of 4 KiB, much of the
-time goes to looking up where they are; where they lie in pieces of 2 MiB, a lookup covers 512 as
-many. The kernel makes such pieces of what it reads from a disk for a mapping that asks for them,
-not of what a program has written, and what is in memory once stays as it is.
+A pass over the weights reads hundreds of megabytes. With pages of 4 KiB, address lookups take much
+of the time; with pages of 2 MiB, one lookup covers 512 times as many bytes. The kernel makes large
+pages when it reads a file from disk for a mapping that asks for them. It does not make them for
+data that a program writes, and does not change pages that are already in memory.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 
 _LARGE_PAGE = 2 << 20
-# MADV_POPULATE_READ, Linux 5.14; the module `mmap` has no name for it. Elsewhere the next best.
+# MADV_POPULATE_READ of Linux 5.14, without a name in `mmap`; the next best on other systems.
 _POPULATE_READ = 22 if sys.platform == "linux" else mmap.MADV_WILLNEED
 
 
 def read_ahead(file: int, start: int, size: int) -> None:
-    """Have the kernel read a part of a file in large pieces, if it can.
+    """Ask the kernel to read a part of a file into large pages.
 
-    Nothing says whether it did: a reader of the file gets it either way, or the error.
+    A failure is not reported: a reader of the file gets its content, or the error, in any case.
 
     Args:
-        file: a descriptor of a file that is open for reading.
-        start: byte, a multiple of the page size.
-        size: bytes; none are asked for beyond the end of the file.
+        file: descriptor of a file that is open for reading.
+        start: first byte, a multiple of the page size.
+        size: number of bytes; the part ends at the end of the file at the latest.
     """
     size = min(size, os.fstat(file).st_size - start)
     if size <= 0:
@@ -37,29 +37,29 @@ def read_ahead(file: int, start: int, size: int) -> None:
         mmap.mmap(file, size, prot=mmap.PROT_READ, offset=start) as mapped,
     ):
         ask_large_pages(mapped)
-        # A page of each: the kernel reads all around it, and what it has is not mapped in vain.
+        # One small page of each: the kernel reads the large page around it.
         for place in range(0, size, _LARGE_PAGE):
             mapped.madvise(_POPULATE_READ, place, mmap.PAGESIZE)
 
 
 def ask_large_pages(mapped: mmap.mmap) -> None:
-    """Let a mapping have large pages, where the system knows of them."""
+    """Allow large pages for a mapping, if the system has them."""
     if (advice := getattr(mmap, "MADV_HUGEPAGE", None)) is not None:
         with suppress(OSError):  # a kernel without large pages
             mapped.madvise(advice)
 
 
 def drop(file: int, start: int = 0, size: int = 0) -> None:
-    """Let a part of a file leave the page cache, where the system can be told; 0: to its end."""
+    """Drop a part of a file from the page cache, if the system can; size 0: to the end."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, start, size, os.POSIX_FADV_DONTNEED)
 
 
 def forget(path: Path) -> None:
-    """Let a file that was written leave the page cache; what others have mapped stays.
+    """Drop a written file from the page cache; mapped pages stay.
 
     Raises:
-        OSError: it cannot be written to the disk.
+        OSError: the file cannot be written to the disk.
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,8 +1,8 @@
-"""Which threads go first where they share the cores: the event loop, then those that compute.
+"""Priorities of threads: the event loop goes before the threads that compute.
 
-The loop needs a core for microseconds at a time, to take a request in, to refuse one, to send a
-token on. Threads that compute, or spin in wait for the next pass, would make it queue behind them
-like one of their own.
+The event loop needs a core for microseconds at a time: to admit or refuse a request, or to send a
+token. With equal priorities, the loop would wait for threads that compute, or that spin until the
+next pass.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import os
 import sys
 import threading
 
-# By which niceness rises. Where both want a core, the other gets three quarters of it, at once.
+# Added niceness. If both want a core, the event loop gets three quarters of it, at once.
 _STEP = 5
 log = logging.getLogger(__name__)
 
 
 def lower_priority() -> None:
-    """Let the calling thread, and those that it starts from now on, go behind the process's others.
+    """Lower the priority of the calling thread, and of threads that it starts from now on.
 
-    Only Linux has priorities of single threads; elsewhere all stay alike.
+    Only Linux has priorities of single threads; on other systems nothing changes.
     """
     if sys.platform != "linux":
         return

@@ -1,25 +1,25 @@
-"""What the service takes of the machine besides memory: processor quota, page faults, disk.
+"""Use of the machine besides memory: processor quota, page faults, disk, open files.
 
-All of it is readable without rights, so that the service can say itself why it is slow and no
-privileged exporter has to stand beside it. Both cgroup versions exist in the field.
+Any process can read these figures. So the service can itself say why it is slow, and needs no
+privileged exporter.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
+from specops.system.cgroup import CGROUP_ROOT, counters
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Throttling:
-    """What the processor quota did to the cgroup since it exists; zeros without a quota."""
+    """Effect of the processor quota on the cgroup since its start; zeros without a quota."""
 
     periods: int
     throttled_periods: int
@@ -36,7 +36,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Bytes of a volume, and those of them that this process may still fill."""
+    """Bytes of a volume, and bytes that this process may still write."""
 
     total: int
     free: int
@@ -48,7 +48,7 @@ def read_throttling(root: Path = CGROUP_ROOT) -> Throttling:
         (root / "cpu.stat", "throttled_usec", 1e6),
         (root / "cpu" / "cpu.stat", "throttled_time", 1e9),
     ):
-        if counts := _counters(path):
+        if counts := counters(path):
             return Throttling(
                 counts.get("nr_periods", 0),
                 counts.get("nr_throttled", 0),
@@ -58,9 +58,9 @@ def read_throttling(root: Path = CGROUP_ROOT) -> Throttling:
 
 
 def read_oom_kills(root: Path = CGROUP_ROOT) -> int:
-    """Read how many processes of the cgroup the kernel killed for memory; 0 where it is silent."""
+    """Read how many processes of the cgroup the kernel killed for lack of memory; 0 if unknown."""
     for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
-        if counts := _counters(path):
+        if counts := counters(path):
             return counts.get("oom_kill", 0)
     return 0
 
@@ -72,22 +72,22 @@ def read_faults() -> Faults:
 
 
 def raise_open_files(wanted: int) -> int:
-    """Let this process open up to `wanted` files, if it may; return how many it may now.
+    """Let this process open up to `wanted` files; return how many it may open now.
 
-    Shells give 1,024 for programs that use `select`, which this one does not.
+    Shells set a limit of 1,024 for programs that use `select`, which this one does not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted and hard > soft:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
             soft = min(wanted, hard)
-        except (OSError, ValueError) as error:  # macOS allows fewer than its own hard limit says
-            log.warning("%d open files are all there can be: %s", soft, error)
+        except (OSError, ValueError) as error:  # macOS allows fewer than its hard limit says
+            log.warning("at most %d open files are possible: %s", soft, error)
     return min(soft, wanted)
 
 
 def read_disk(folder: Path) -> Disk:
-    """Read the volume that `folder` is on, or will be on once it is made.
+    """Read the volume of `folder`, which need not exist yet.
 
     Raises:
         OSError: the volume does not answer.
@@ -95,12 +95,3 @@ def read_disk(folder: Path) -> Disk:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     volume = os.statvfs(existing)
     return Disk(volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize)
-
-
-def _counters(path: Path) -> dict[str, int]:
-    """Read `name value` lines; nothing where there is no such file."""
-    try:
-        text = path.read_text()
-    except OSError:
-        return {}
-    return {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}

@@ -1,7 +1,7 @@
-"""Memory figures where there is no procfs: on macOS.
+"""Memory figures on systems without procfs, such as macOS.
 
-What a process holds there only a call of the system's library tells. Where that is missing, too,
-the most that was ever held stands for it: too much, never too little.
+A call of the system's library returns the memory of the process. If this call is missing, the peak
+memory of the process is used: too much, but never too little.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class _Usage(ctypes.Structure):
 
 
 def total_memory() -> int:
-    """Bytes that the machine has."""
+    """Return the bytes of the machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def own_memory(library: ctypes.CDLL | None = None) -> tuple[int, int]:
-    """Bytes that this process holds: anonymous ones, and those that are backed by files.
+    """Return the bytes that this process holds: anonymous, and backed by files.
 
     Args:
-        library: the system's, which may have `proc_pid_rusage`.
+        library: the system's library, which may have `proc_pid_rusage`.
     """
     told = getattr(library or ctypes.CDLL(None), "proc_pid_rusage", None)
     usage = _Usage()
