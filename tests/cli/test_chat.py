@@ -1,4 +1,4 @@
-"""`specops chat`: lines in, answers out, and a conversation that can be kept."""
+"""`specops chat`: reads lines, prints answers, and can save the conversation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def engine(tiny_settings: Settings) -> Engine:
 
 @pytest.fixture
 def prompts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the model read."""
+    """The prompts that the model got."""
     read: list[str] = []
     encode = engine.encode_chat
 
@@ -49,7 +49,7 @@ def prompts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def lines(*given: str) -> Callable[[str], str]:
-    """Reads these lines, then the end."""
+    """Return a reader of these lines."""
     left = list(given)
 
     def read(prompt: str) -> str:
@@ -115,7 +115,7 @@ def test_a_prompt_that_is_too_long_ends_nothing(
 
 
 class _Interrupting(Terminal):
-    """A person presses Ctrl + C as soon as there is something to read."""
+    """A terminal whose user presses Ctrl + C at the first text."""
 
     shown = 0
 
@@ -137,7 +137,7 @@ def test_an_interrupt_stops_the_answer_and_not_the_conversation(
 
 
 class _Thinking:
-    """Answers with thoughts."""
+    """An engine whose answers contain thoughts."""
 
     chat_template = ChatTemplate(TEMPLATE + "{# </think> #}", {})
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specops.cli import load_bench
-from specops.cli.load_bench import LoadRun
 from specops.cli.main import main
-from specops.engine.engine import ModelState
 from specops.engine.open_models import WARM_UP
 from tests.conftest import THREADS
 
@@ -40,7 +36,7 @@ def measured(model: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_times_add_up_and_memory_holds_the_cache_of_the_model_alone(
     tiny_pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A draft is not loaded beside it.
+    # The draft is not loaded.
     monkeypatch.setenv("SPECOPS_DRAFT", str(tiny_pair / "draft" / "onnx" / "int4-128-rtn"))
     found = measured(tiny_pair / "target" / "onnx" / "int4-128-rtn", capsys)
     assert len(found["runs"]) == 2
@@ -52,13 +48,16 @@ def test_times_add_up_and_memory_holds_the_cache_of_the_model_alone(
         assert run["kv_cache"] == 2 * 2 * 2 * 64 * 4 * KV_TOKENS
         assert run["anonymous"] >= run["at_start"] + run["kv_cache"]
         assert run["file_backed"] > 0
+        assert run["beyond_kv"] == run["anonymous"] + run["swapped"] - run["kv_cache"]
+        names = [name for name, _ in run["steps"]]
+        assert len(names) == len(set(names))  # reports with other percentages are the same step
     assert found["beyond_kv_bytes"] < found["anonymous_bytes"]
 
 
 def test_what_the_first_start_makes_is_not_counted(
     tiny_pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A checkpoint has to be converted, and its weights laid out: that is not loading.
+    # The first start converts the checkpoint and lays out its weights; this is not loading.
     found = measured(tiny_pair / "target", capsys)
     steps = {step for run in found["runs"] for step, _ in run["steps"]}
     assert WARM_UP in steps
@@ -75,31 +74,13 @@ def test_the_table_shows_the_steps(tiny_pair: Path, capsys: pytest.CaptureFixtur
     )
     for line in ("load, until the first pass ran", f"  {WARM_UP}", "  of it KV cache", "ready"):
         assert f"\n{line}" in shown
-    assert str(tiny_pair) not in shown  # the last part of a path says enough
+    assert str(tiny_pair) not in shown  # only the last part of a path is shown
 
 
-def test_what_cannot_be_loaded_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_loading_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "load", "--target", "/nothing"]) == 1
     assert "/nothing" in capsys.readouterr().err
     assert main(["bench", "load", "--model", "nothing"]) == 2
     assert "SPECOPS_MODEL takes one of demo" in capsys.readouterr().err
     assert main(["bench", "load", "--runs", "0"]) == 2
     assert "--runs" in capsys.readouterr().err
-
-
-def test_reports_that_differ_in_their_percentage_alone_are_one_step() -> None:
-    steps = load_bench._Steps()
-    for detail in ("reading /m: 0 %", "reading /m: 70 %", "opening /m"):
-        steps(ModelState.LOADING, detail)
-    durations = steps.durations(0.0, 1e9)
-    assert [name for name, _ in durations] == ["preparing", "reading /m", "opening /m"]
-    assert sum(seconds for _, seconds in durations) == pytest.approx(1e9)
-
-
-def test_what_is_swapped_counts_as_held() -> None:
-    run = LoadRun(
-        "m", "int4-128-rtn", 1, 8, 64, "fp16", 2, 0.1, 0.2, 0.3, 0.1, [("preparing", 0.3)],
-        at_start=5, anonymous=100, file_backed=70, swapped=20, kv_cache=30,
-    )  # fmt: skip
-    assert run.beyond_kv == 90
-    assert load_bench.document([run, replace(run, anonymous=200)])["beyond_kv_bytes"] == 140

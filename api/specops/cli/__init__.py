@@ -1,1 +1,1 @@
-"""The `specops` command: what a person types. It parses and prints; all else is below."""
+"""The `specops` command: parses its arguments and prints. Lower packages do the work."""

@@ -1,7 +1,7 @@
 """`specops chat`: a conversation in the terminal, without a server.
 
-Answers stream, accepted draft tokens in their drafter's colour. A line that begins with a slash is
-a command; Ctrl + C stops an answer, Ctrl + D ends the conversation.
+Answers are streamed; accepted draft tokens have the colour of their drafter. A line that begins
+with a slash is a command. Ctrl + C stops an answer, Ctrl + D ends the conversation.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Chat:
     """A conversation and the engine that answers.
 
     Args:
-        engine: of a chat model.
-        request: how answers are drawn; its prompt is replaced.
-        system: what the model is told first; empty: the template's own.
+        engine: the engine of a chat model.
+        request: the options of the answers; its prompt is replaced.
+        terminal: shows the answers.
+        system: the system message; empty: the template's own.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Chat:
         self._turns: list[dict[str, str]] = []
 
     def run(self, read: Callable[[str], str]) -> None:
-        """Answer line by line until there are no more.
+        """Answer line by line.
 
         Args:
             read: shows a prompt and returns a line; EOFError ends the conversation.
@@ -74,17 +75,16 @@ class Chat:
                 case _:
                     self._answer(line)
 
-    @property
     def _messages(self) -> list[dict[str, str]]:
-        told = [{"role": "system", "content": self._system}] if self._system else []
-        return [*told, *self._turns]
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return [*system, *self._turns]
 
     def _save(self, name: str) -> None:
         if not name:
             self._terminal.note("/save takes a file's name")
             return
         try:
-            Path(name).write_text(json.dumps({"messages": self._messages}, indent=1) + "\n")
+            Path(name).write_text(json.dumps({"messages": self._messages()}, indent=1) + "\n")
         except OSError as error:
             self._terminal.note(f"{name}: {error.strerror}")
         else:
@@ -94,7 +94,7 @@ class Chat:
         self._turns.append({"role": "user", "content": line})
         text, last = "", None
         try:
-            tokens = self._engine.encode_chat(self._engine.render_chat(self._messages))
+            tokens = self._engine.encode_chat(self._engine.render_chat(self._messages()))
             outputs = self._engine.generate(replace(self._request, prompt_tokens=tokens))
             with _interruptible() as interrupted, closing(outputs):
                 for last in outputs:
@@ -114,7 +114,7 @@ class Chat:
         self._turns.append({"role": "assistant", "content": self._said(text)})
 
     def _said(self, text: str) -> str:
-        """An answer without thoughts: the model need not read those again."""
+        """Return an answer without its thoughts, which the model does not read again."""
         template = self._engine.chat_template
         thinking = template.thinking if template else None
         begun = bool(template and template.begins_thinking({}))
@@ -126,7 +126,7 @@ class Chat:
 
 @contextmanager
 def _interruptible() -> Iterator[Event]:
-    """Set an event on Ctrl + C, which could end a step half way otherwise."""
+    """Set an event on Ctrl + C, which otherwise could stop the engine within a step."""
     interrupted = Event()
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
@@ -136,9 +136,9 @@ def _interruptible() -> Iterator[Event]:
 
 
 def line_reader() -> Callable[[str], str]:
-    """Reads from a person, with the keys that a shell has, or from a file without a prompt."""
+    """Return a reader of lines: with a shell's editing keys, or from a file without a prompt."""
     if sys.stdin.isatty():
-        import readline  # noqa: F401, PLC0415 - `input` uses it, and not every system has it
+        import readline  # noqa: F401, PLC0415 - `input` uses it; some systems lack it
 
         return input
     return lambda _: input()

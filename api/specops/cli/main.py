@@ -1,8 +1,8 @@
 """The `specops` command: serve, generate, chat, export, info, bench, draft.
 
-A flag is a setting by another name: `--slots 4` is `SPECOPS_SLOTS=4`, checked by the same
-code. What a command needs is imported where it runs, so that `--help` answers at once and
-exporting does not load the engine.
+A flag is a setting under another name: `--slots 4` is `SPECOPS_SLOTS=4`, and the same code checks
+it. Each command imports what it needs when it runs, so that `--help` answers at once and an export
+does not load the engine.
 """
 
 from __future__ import annotations
@@ -10,26 +10,34 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specops.cli.draft import add_draft
-from specops.cli.options import CommandError, add_settings, settings_of, variables_of
+from specops.cli.options import (
+    CommandError,
+    add_generation,
+    add_settings,
+    check_generation,
+    request_of,
+    settings_of,
+    variables_of,
+)
 from specops.config import PREFIX, PROMPTS, ConfigError, Settings
 
 if TYPE_CHECKING:
-    from specops.engine.engine import Download, Engine, ModelInfo, ModelState
+    from specops.engine.engine import Download, Engine, ModelState
     from specops.request import GenerationRequest, Output
 
 _MODEL_FLAGS = ("model", "target", "draft", "quant", "context", "kv_dtype", "threads")
 _SERVE_FLAGS = ("host", "port", "slots", "kv_tokens", "max_k_draft", "drafter", "log_level")
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
-_SYSTEM = "You are a helpful assistant."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,11 +80,13 @@ def _parser() -> argparse.ArgumentParser:
         help="a question to a chat model, else a text to continue; - reads it from standard input",
     )
     generate.add_argument("--raw", action="store_true", help="continue the text as it is")
-    _add_generation(generate, most=50)
+    add_generation(generate, most=50)
+    add_settings(generate, "drafter", *_MODEL_FLAGS)
     generate.set_defaults(command=_generate)
 
     chat = commands.add_parser("chat", help="talk to a chat model here, without a server")
-    _add_generation(chat, most=512)
+    add_generation(chat, most=512)
+    add_settings(chat, "drafter", *_MODEL_FLAGS)
     chat.set_defaults(command=_chat)
 
     export = commands.add_parser("export", help="convert a checkpoint for the engine")
@@ -98,24 +108,20 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_settings(load, "slots", "kv_tokens", *(flag for flag in _MODEL_FLAGS if flag != "draft"))
     load.set_defaults(command=_bench_load)
-    add_draft(commands)
+
+    draft = commands.add_parser("draft", help="make draft tokens cheaper")
+    actions = draft.add_subparsers(required=True, metavar="WHAT")
+    make = actions.add_parser("make", help="train a draft head for a model on its own words")
+    make.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    make.add_argument("--minutes", type=float, default=60.0, metavar="N", help="default: 60")
+    add_settings(make, "model", "target", "quant", "threads")
+    make.set_defaults(command=_make_head)
     return parser
 
 
 def _epilog() -> str:
     names = (PREFIX + item.name.upper() for item in dataclasses.fields(Settings))
     return f"Settings come from the environment: {', '.join(names)}."
-
-
-def _add_generation(parser: argparse.ArgumentParser, *, most: int) -> None:
-    """Add the flags of a command that generates here."""
-    parser.add_argument("--system", default=_SYSTEM, help="what a chat model is told first")
-    parser.add_argument("--max-new-tokens", type=int, default=most, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
-    parser.add_argument("--seed", type=int, help="same seed, same output")
-    parser.add_argument("--no-color", action="store_true", help="as with NO_COLOR=1")
-    parser.add_argument("--k-draft", type=int, help="always so many draft tokens")
-    add_settings(parser, "drafter", *_MODEL_FLAGS)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -174,11 +180,9 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 def _for_one(options: argparse.Namespace) -> tuple[Engine, GenerationRequest]:
-    """An engine for one request at a time, and how that is drawn."""
-    from specops.cli.generation import check, request_of  # noqa: PLC0415
-
+    """Load an engine for one request at a time; return it and a request without a prompt."""
     settings = settings_of(options, slots="1")
-    check(options, settings)
+    check_generation(options, settings)
     engine = _load(settings)
     return engine, request_of(options, settings, engine)
 
@@ -187,7 +191,7 @@ def _load(settings: Settings) -> Engine:
     from specops.engine.engine import Engine  # noqa: PLC0415
 
     def report(state: ModelState, detail: str, download: Download | None = None) -> None:
-        del download  # its figures are in the detail
+        del download  # the detail has its figures
         if sys.stderr.isatty():
             print(f"{state}: {detail}", file=sys.stderr)
 
@@ -235,7 +239,10 @@ def _info(options: argparse.Namespace) -> int:
     info, choice, memory = engine.info, choose(settings), read_memory()
 
     def weights(source: Source, quant: str, parameters: int) -> str:
-        folder = prepare(source, quant, name="", cache_dir=settings.cache_dir, report=_ignore)
+        # The engine has already reported a conversion, when it was loaded.
+        folder = prepare(
+            source, quant, name="", cache_dir=settings.cache_dir, report=lambda detail: None
+        )
         size = _megabytes(_size(folder.graph.parent))
         count = f"{parameters / 1e6:.1f} M" if parameters else "unknown number of"
         return f"{count} parameters, {folder.quant}, {size}, {folder.path}"
@@ -251,7 +258,9 @@ def _info(options: argparse.Namespace) -> int:
         "threads": str(info.threads),
         "kernels": engine.computes_with,
         "NUMA nodes": numa.described(),
-        "batch invariant": _invariance(info),
+        "batch invariant": "yes"
+        if info.batch_invariant
+        else f"no: products that are not ours in {', '.join(info.foreign_products)}",
         "memory limit": f"{_megabytes(memory.limit)} ({memory.source})",
         "swap limit": _megabytes(memory.swap_limit),
     }
@@ -267,37 +276,45 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
-def _invariance(info: ModelInfo) -> str:
-    if info.batch_invariant:
-        return "yes"
-    return f"no: products that are not ours in {', '.join(info.foreign_products)}"
-
-
 def _bench_load(options: argparse.Namespace) -> int:
-    from specops.cli.load_bench import LoadBenchError, document, measure, table  # noqa: PLC0415
+    from specops.cli.load_bench import document, measure, table  # noqa: PLC0415
 
     if options.runs < 1:
         raise ConfigError("--runs takes a whole number from 1")
     fixed = {}
-    if options.model and Path(options.model).is_dir():  # not a preset's name
+    if options.model and Path(options.model).is_dir():  # a folder, not the name of a preset
         fixed, options.model = {"target": options.model}, None
     variables = variables_of(options, **fixed)
     Settings.from_env(variables)
-    try:
-        runs = measure(variables, options.runs, _tell)
-    except LoadBenchError as error:
-        return _fail(error)
+    runs = measure(variables, options.runs, _tell)
     print(json.dumps(document(runs), indent=1) if options.json else table(runs), end="")
+    return 0
+
+
+def _make_head(options: argparse.Namespace) -> int:
+    if not 0 < options.minutes < math.inf:
+        raise ConfigError("--minutes takes a number above 0")
+    if find_spec("torch") is None:
+        raise CommandError(
+            "making a head needs torch, which serving does not: install it with "
+            "`pip install 'specops[train]'`, in a clone `pip install -e '.[train]'`"
+        )
+    from specops.heads.making import make_head  # noqa: PLC0415
+
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        found = make_head(settings_of(options), options.out, options.minutes, tell)
+    except RuntimeError as error:
+        raise CommandError(error) from error
+    print(f"{options.out}: {found.verdict}")
     return 0
 
 
 def _tell(text: str) -> None:
     if sys.stderr.isatty():
         print(text, file=sys.stderr)
-
-
-def _ignore(detail: str) -> None:
-    """Take no notice: the engine has told about the conversion when it loaded."""
 
 
 def _size(folder: Path) -> int:

@@ -1,20 +1,28 @@
-"""Flags that are settings by another name, and the settings that they come to."""
+"""Flags of the commands: settings under another name, and the options of an answer."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import os
+from typing import TYPE_CHECKING
 
-from specops.config import PREFIX, Settings
+from specops.config import PREFIX, ConfigError, Settings
+
+if TYPE_CHECKING:
+    from specops.engine.engine import Engine
+    from specops.request import GenerationRequest
+
+_LARGEST_REQUEST = 1 << 20  # tokens of an answer
+_SYSTEM = "You are a helpful assistant."
 
 
 class CommandError(RuntimeError):
-    """A command that cannot go on; the message says why."""
+    """A command cannot go on; the message says why."""
 
 
 def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add flags that stand for settings."""
+    """Add flags for these settings."""
     described = {item.name: item for item in dataclasses.fields(Settings)}
     for name in names:
         text = str(described[name].metadata["help"]).replace("%", "%%")
@@ -22,7 +30,7 @@ def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def settings_of(options: argparse.Namespace, **fixed: str) -> Settings:
-    """Read the environment, the flags above it and the command's own values above both.
+    """Read the settings: `fixed` ones override flags, which override the environment.
 
     Raises:
         ConfigError: see `Settings.from_env`.
@@ -31,7 +39,7 @@ def settings_of(options: argparse.Namespace, **fixed: str) -> Settings:
 
 
 def variables_of(options: argparse.Namespace, **fixed: str) -> dict[str, str]:
-    """The environment with the flags above it and the command's own values above both."""
+    """Return the environment, overridden by the flags and by the `fixed` settings."""
     names = {item.name for item in dataclasses.fields(Settings)}
     flags = {
         name: value
@@ -40,3 +48,46 @@ def variables_of(options: argparse.Namespace, **fixed: str) -> dict[str, str]:
     }
     variables = {PREFIX + name.upper(): value for name, value in (flags | fixed).items()}
     return {**os.environ, **variables}
+
+
+def add_generation(parser: argparse.ArgumentParser, *, most: int) -> None:
+    """Add the flags of an answer; `most` is the default number of its tokens."""
+    parser.add_argument("--system", default=_SYSTEM, help="system message for a chat model")
+    parser.add_argument("--max-new-tokens", type=int, default=most, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
+    parser.add_argument("--seed", type=int, help="same seed, same output")
+    parser.add_argument("--no-color", action="store_true", help="as with NO_COLOR=1")
+    parser.add_argument("--k-draft", type=int, help="a fixed number of draft tokens")
+
+
+def check_generation(options: argparse.Namespace, settings: Settings) -> None:
+    """Compare the flags of an answer with their limits, before anything is loaded.
+
+    Raises:
+        ConfigError: a flag has a wrong value.
+    """
+    if not 1 <= options.max_new_tokens <= _LARGEST_REQUEST:
+        raise ConfigError(f"--max-new-tokens takes 1 to {_LARGEST_REQUEST}")
+    if not 0 <= options.temperature <= 2:
+        raise ConfigError("--temperature takes 0 to 2")
+    if options.seed is not None and options.seed < 0:
+        raise ConfigError("--seed takes a whole number from 0")
+    if options.k_draft is not None and not 0 <= options.k_draft <= settings.max_k_draft:
+        raise ConfigError(f"--k-draft takes 0 to {settings.max_k_draft} (SPECOPS_MAX_K_DRAFT)")
+
+
+def request_of(
+    options: argparse.Namespace, settings: Settings, engine: Engine
+) -> GenerationRequest:
+    """Return the options of an answer as a request without a prompt."""
+    from specops.request import GenerationRequest, SamplingParams  # noqa: PLC0415
+
+    return GenerationRequest(
+        request_id="cli",
+        prompt_tokens=(),
+        max_new_tokens=options.max_new_tokens,
+        sampling=SamplingParams(temperature=options.temperature, seed=options.seed),
+        drafter=engine.info.default_drafter,
+        k_draft=settings.max_k_draft if options.k_draft is None else options.k_draft,
+        adaptive=options.k_draft is None,
+    )

@@ -1,4 +1,4 @@
-"""What the commands that generate show: text as it comes, and figures after it."""
+"""Shows the text of `generate` and `chat` as it is generated, and figures after it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TextIO
 
 from specops.request import GenerationStats, Output
 
-# Colours of accepted draft tokens by origin; the target's own keep the terminal's.
+# Colours of accepted draft tokens, by their origin. Tokens of the target get no colour.
 _COLOURS = {"draft": "\x1b[32m", "head": "\x1b[33m", "suffix": "\x1b[36m", "grammar": "\x1b[35m"}
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 
 
 class Terminal:
-    """Standard output and standard error; `plain`: no colours, wherever the output goes."""
+    """Standard output and standard error. `plain`: never use colours."""
 
     def __init__(self, *, plain: bool = False) -> None:
         self._plain = plain
@@ -24,20 +24,20 @@ class Terminal:
         return stream.isatty() and not self._plain and not os.environ.get("NO_COLOR")
 
     def show(self, output: Output) -> None:
-        """Print new text at once, accepted draft tokens in their origin's colour."""
+        """Print new text at once, accepted draft tokens in the colour of their origin."""
         for piece in output.pieces:
             colour = self._colours.get(piece.origin, "")
             sys.stdout.write(f"{colour}{piece.text}{_RESET}" if colour else piece.text)
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Say something beside the text."""
+        """Print a line on standard error."""
         dim, reset = (_DIM, _RESET) if self._wants_colour(sys.stderr) else ("", "")
         print(f"{dim}{text}{reset}", file=sys.stderr)
 
 
 def figures(stats: GenerationStats) -> str:
-    """Return a request's figures as one line."""
+    """Return the figures of a request as one line."""
     parts = [
         f"{stats.prompt_tokens} + {stats.generated_tokens} tokens",
         f"{stats.tokens_per_second:.1f} tokens/s",

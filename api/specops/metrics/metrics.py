@@ -1,8 +1,8 @@
 """Turns what the service does into Prometheus' figures: one method for each kind of event.
 
-`series` has the names and meanings of the series; `collectors` reads the figures of the machine. There
-are counters and histograms in base units. Rates and ratios are left to PromQL, except for gauges
-over the last minute, for readers of `/metrics` without a Prometheus.
+`series` has the names and meanings of the series; `collectors` reads the figures of the machine.
+There are counters and histograms in base units. Rates and ratios are left to PromQL, except for
+gauges over the last minute, for readers of `/metrics` without a Prometheus.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import prometheus_client
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from specops.metrics.jump_window import JumpWindow
 from specops.metrics.collectors import NAMESPACE, MachineCollector, PassCosts
+from specops.metrics.jump_window import JumpWindow
 from specops.metrics.series import LOAD_SHAPES, MODELS, STATES, Series
 from specops.request import DraftStats, FinishReason, GenerationStats, StepResult, StepStats
 
