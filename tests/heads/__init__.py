@@ -1,1 +1,1 @@
-"""The making of draft heads: what a model writes, what is learnt of it, what comes of it."""
+"""The making of draft heads: conversations, training, and the finished head."""

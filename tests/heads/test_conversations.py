@@ -1,4 +1,4 @@
-"""What a model writes is kept whole: each token with the state that it was chosen by."""
+"""Conversations are complete: each token has the state from which it was chosen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[a
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Of the demo's target: random weights go in circles."""
+    """Settings of the demo target: a model with random weights would repeat itself."""
     cache = tmp_path_factory.mktemp("cache")
     return Settings(
         model="demo",
@@ -66,14 +66,14 @@ def test_each_state_is_what_its_token_was_chosen_by(engine: Engine, rows: np.nda
         assert len(item.tokens) == len(item.states) > 8
         likely = item.states.astype(np.float32) @ rows.T
         places = (likely > np.take_along_axis(likely, item.tokens[:, None], 1)).sum(1)
-        # Drawn from the likeliest 95 %; by states a token off they would be anywhere.
+        # Sampled from the likeliest 95 %; with the states of another token they could be anywhere.
         assert np.median(places) < 5
         after = (likely[1:] > np.take_along_axis(likely[1:], item.tokens[:-1, None], 1)).sum(1)
         assert after.mean() > 3 * places.mean()
 
 
 def test_a_conversation_follows_from_its_number(engine: Engine) -> None:
-    """However many are in the making beside it: a run that was stopped goes on with the next."""
+    """A text does not depend on the texts beside it, so a stopped run can go on with the next."""
     first = {item.number: item for item in written(engine, 0, 8)}
     again = {item.number: item for item in written(engine, 2, 5)}
     both = first.keys() & again.keys()

@@ -1,4 +1,4 @@
-"""A head learns from what its target wrote, goes on where it stopped, and knows how sure it is."""
+"""A head learns from texts of its target, continues a training, and is calibrated."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra `train`")
 
-from specops.heads.calibration import calibrate  # noqa: E402
 from specops.heads.examples import Examples, frequent_tokens  # noqa: E402
 from specops.heads.export import write_head  # noqa: E402
 from specops.heads.network import HeadNetwork  # noqa: E402
 from specops.heads.shards import Conversation  # noqa: E402
-from specops.heads.training import Training, acceptance, guesses, new_network  # noqa: E402
+from specops.heads.training import Training, acceptance, calibrate, guesses, new_network  # noqa: E402
 from specops.models.graph.prepack import prepack  # noqa: E402
 from specops.models.head_folder import HeadFolder  # noqa: E402
 from specops.runtime.model_runner import DraftHead  # noqa: E402
@@ -27,7 +26,7 @@ ROWS = np.random.default_rng(1).normal(size=(VOCAB, SIZE)).astype(np.float32)
 
 
 def conversations(texts: int, seed: int = 0) -> list[Conversation]:
-    """Texts in which 7 more follows a token, but for one in five; states say which does follow."""
+    """Texts in which token + 7 follows in four of five cases; the states show the next token."""
     rng, found = np.random.default_rng(seed), []
     for number in range(texts):
         tokens = [int(rng.integers(VOCAB))]

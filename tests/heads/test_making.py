@@ -1,4 +1,4 @@
-"""The whole way: a model writes, a head learns, the service uses it; stopped once on the way."""
+"""A head is made from start to end, with one interruption, and then serves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(out: Path) -> list[str]:
 
 
 @pytest.mark.e2e
-def test_a_head_is_made_stopped_made_on_and_served(
+def test_a_head_is_made_with_an_interruption_and_serves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, work = tmp_path / "head", tmp_path / "head.making"
@@ -40,7 +40,7 @@ def test_a_head_is_made_stopped_made_on_and_served(
         command(out), env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert first.stderr is not None
-    for line in first.stderr:  # the first sign of the training
+    for line in first.stderr:  # the first line of the training
         if line.startswith("training"):
             first.send_signal(signal.SIGINT)
     first.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""The model card of a head: how it was made, what it reaches, on what that was measured."""
+"""The model card of a head: how it was made, and its measured results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from specops.system.cpus import available_threads
 
 
 def card(head: HeadFolder, found: Evaluation, written: int, reached: Acceptance) -> str:
-    """Markdown.
+    """Return the card as Markdown.
 
     Args:
-        written: tokens of the answers that the target has written, those for measuring among them.
-        reached: how often its guesses are right.
+        head: the head's folder.
+        found: the measured speeds.
+        written: number of tokens that the target has written, held-out ones included.
+        reached: how often the guesses are right.
     """
     rows = "\n".join(
         f"| `{name}` | {speed:.2f} | {found.tokens_per_jump[name]:.2f} |"
@@ -22,32 +24,32 @@ def card(head: HeadFolder, found: Evaluation, written: int, reached: Acceptance)
     )
     return f"""# Draft head for {head.target}
 
-Guesses the next token or two of {head.target} from its last hidden state and its last token. The
-target verifies every guess, so its output stays its own; a guess can only save time. Made by
+Guesses the next one or two tokens of {head.target} from its last hidden state and its last token.
+The target verifies every guess, so the output does not change; a guess can only save time. Made by
 `specops draft make`, used with `SPECOPS_DRAFT` set to this folder.
 
 ## How it was made
 
 The target wrote {written:,} tokens of answers to messages that it wrote itself, in several
-languages, at temperatures from 0 to 1; no other text was used. The head learned the target's
-distribution of the next token at each of them, over its {len(head.tokens):,} most frequent tokens.
-One conversation in ten was left out of training, and what is measured below is measured on those.
+languages, at temperatures from 0 to 1; no other text was used. For each of these tokens the head
+learned the target's distribution, over its {len(head.tokens):,} most frequent tokens. One
+conversation in ten was left out of the training, for the measurements below.
 
 ## What it reaches
 
-Its first guess is the token that the target chose in {reached.first:.0%} of places; its second,
-where the first was right, in {reached.second:.0%}.
+The first guess is the token that the target chose in {reached.first:.0%} of the places. Where it is
+right, the second guess is right in {reached.second:.0%}.
 
 | drafter | speed over plain decoding, median | tokens per pass |
 | --- | ---: | ---: |
 {rows}
 
 {found.prompts} conversations, greedy, one at a time, on {available_threads()} threads with
-{kernels.kernel()} kernels; `cascade` looks up first and asks the head where that is
-less than half sure. On this machine {found.verdict}.
+{kernels.kernel()} kernels; `cascade` looks up suffixes first, and asks the head where they are less
+than half sure. On this machine {found.verdict}.
 
-## What it is not
+## Limits
 
-It knows nothing that the target does not. Where the target writes what it rarely writes, such as a
-language that it was not made for, the guesses are wrong more often, and the service asks for fewer.
+The head knows only what the target has written. In texts that the target rarely writes, such as
+other languages, more guesses are wrong, and the service asks for fewer.
 """

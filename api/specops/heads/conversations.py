@@ -1,9 +1,9 @@
-"""A model's own conversations: it writes the user's message, and then the answer to it.
+"""A model's own conversations: it writes a user's message, and then the answer to it.
 
-The engine runs as many at once as there are slots. A chat model gets the beginning of its template
-up to the user's message and a starter, and writes on until the message ends; then it is asked that.
-A model without a template writes texts from nothing. What a text is asked for with follows from its
-number, so that an interrupted run goes on where it stopped.
+The engine runs as many texts at once as there are slots. A chat model gets the beginning of its
+template and a starter, and completes the user's message; then it answers this message. A model
+without a template writes texts from an empty prompt. Starter, temperature and seed of a text follow
+from its number, so that an interrupted run can go on.
 """
 
 from __future__ import annotations
@@ -21,23 +21,27 @@ from specops.heads.starters import STARTERS
 from specops.request import GenerationRequest, SamplingParams
 from specops.text.chat_template import question
 
-_MESSAGE_TOKENS = 64  # of a user's message, at most
+_MESSAGE_TOKENS = 64  # most tokens of a user's message
 _ANSWER_TOKENS = 320
-_SHORTEST = 8  # tokens of an answer that is kept
-# A message is drawn freely, for variety; answers as clients have them drawn, greedily too.
+_SHORTEST = 8  # fewest tokens of an answer that is kept
+# Messages are sampled for variety; answers with the temperatures of clients, also greedily.
 _MESSAGE = SamplingParams(temperature=1.0, top_p=0.95)
 _TEMPERATURES = (0.0, 0.4, 0.7, 1.0)
-_GRAM = 4  # tokens
-_LEAST_DISTINCT = 0.5  # share of an answer's grams that are new; below it, it goes in circles
+_GRAM = 4  # tokens of a gram
+_LEAST_DISTINCT = 0.5  # share of distinct grams; an answer with fewer repeats itself
 
 
 @dataclass(slots=True)
 class _Text:
-    """A text in the making.
+    """A text that is being written.
 
     Attributes:
-        starter: of a user's message; None for an answer.
-        states: that each of them was chosen by.
+        number: number of the conversation.
+        sampling: how its tokens are sampled.
+        prompt: tokens of the prompt.
+        starter: beginning of a user's message; None for an answer.
+        tokens: tokens so far.
+        states: for each token, the hidden state that it was chosen from.
     """
 
     number: int
@@ -49,10 +53,10 @@ class _Text:
 
 
 class Writer:
-    """Has an engine write conversations.
+    """Lets an engine write conversations.
 
     Args:
-        engine: without other requests; its target gives hidden states from now on.
+        engine: an engine without other requests; its target returns hidden states from now on.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -62,9 +66,12 @@ class Writer:
         self._asked: set[str] = set()
 
     def conversations(self, first: int) -> Generator[Conversation | None]:
-        """Conversations without end, from a number on, in the order in which they end.
+        """Yield conversations without end, in the order in which they are finished.
 
-        None stands for a text that is not kept.
+        Yields None for a text that is not kept.
+
+        Args:
+            first: number of the first conversation.
         """
         scheduler, number = self._engine.scheduler, first
         try:
@@ -92,7 +99,7 @@ class Writer:
             self._texts.clear()
 
     def _begin(self, number: int) -> None:
-        """Have a user's message written; a model without turns writes its text at once."""
+        """Start a user's message, or the text of a model without a chat template."""
         sampling = replace(_MESSAGE, seed=number)
         template = self._engine.chat_template
         if template is None or not self._engine.info.chat:
@@ -103,7 +110,7 @@ class Writer:
         self._add(_Text(number, sampling, prompt, starter), _MESSAGE_TOKENS)
 
     def _ask(self, message: _Text) -> None:
-        """Have a message answered, unless it has been before, or leaves no room for that."""
+        """Start the answer to a message, if the message is new and leaves room for an answer."""
         said = self._engine.tokenizer.decode(message.tokens)
         asked = f"{message.starter}{said}".strip()
         if asked in self._asked:
@@ -133,7 +140,7 @@ class Writer:
         )
 
     def _note(self, sequence: Sequence) -> None:
-        """Keep the state that an answer's latest token was chosen by."""
+        """Keep the state from which an answer's latest token was chosen."""
         text = self._texts[sequence.request.request_id]
         latest = len(text.states) == sequence.generated - 1
         here = self._states.has(sequence.slot, len(sequence.tokens) - 1)
@@ -142,13 +149,13 @@ class Writer:
 
 
 def _worth_keeping(tokens: list[int]) -> bool:
-    """Whether an answer is of some length and does not go in circles."""
+    """Whether an answer is long enough and does not repeat itself."""
     grams = {tuple(tokens[place : place + _GRAM]) for place in range(len(tokens) - _GRAM + 1)}
     return len(tokens) >= _SHORTEST and len(grams) >= _LEAST_DISTINCT * (len(tokens) - _GRAM + 1)
 
 
 def _conversation(text: _Text) -> Conversation:
-    """What is known of a whole answer: its last token's state went with its slot."""
+    """Return a finished answer without its last token, whose state was lost with the slot."""
     tokens = np.array(text.tokens[: len(text.states)], np.int32)
     prompt = np.array(text.prompt, np.int32)
     return Conversation(text.number, prompt, tokens, np.array(text.states[: len(tokens)]))

@@ -1,7 +1,7 @@
-"""What a head brings on conversations that it was not trained on, beside looked-up draft tokens.
+"""Measures the speed with a head, on held-out conversations, against the suffix drafter.
 
-Speeds are of one request at a time. The ways take turns prompt by prompt, so that what else the
-machine does falls on all of them alike.
+One request runs at a time. The drafters take turns at each prompt, so that other load of the
+machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -15,40 +15,38 @@ from specops.engine.engine import NO_DRAFTER, Engine
 from specops.heads.shards import Conversation
 from specops.request import GenerationRequest, GenerationStats
 
-_PROMPTS = 24  # at most
-_TOKENS = 128  # of an answer
-_PAYS = 1.02  # times the speed without it: less is not told apart from chance
+_PROMPTS = 24  # most prompts that are measured
+_TOKENS = 128  # most tokens of an answer
+_PAYS = 1.02  # a smaller speedup may be chance
 _LOOKUP, _HEAD, _BOTH = "suffix", "head", "cascade"
 
 
 class OutputsDiffer(RuntimeError):  # noqa: N818 - named as what it says
-    """A drafter has changed what a model says, which must never be."""
+    """A drafter has changed the output of a model, which must never happen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Medians over the prompts of speeds over plain decoding, and tokens of all per pass.
+    """Results of a measurement.
 
     Attributes:
-        prompts: that were measured.
-        speedup: by drafter.
-        tokens_per_jump: by drafter.
-        acceptance: share of the head's draft tokens that were accepted, where it spoke alone.
+        prompts: number of prompts.
+        speedup: median speedup over plain decoding, by drafter.
+        tokens_per_jump: tokens per forward pass, by drafter.
     """
 
     prompts: int
     speedup: dict[str, float]
     tokens_per_jump: dict[str, float]
-    acceptance: float
 
     @property
     def pays(self) -> bool:
-        """Whether answers are faster with the head."""
+        """Whether the head makes answers faster."""
         return self.speedup[_BOTH] > _PAYS * max(1.0, self.speedup[_LOOKUP])
 
     @property
     def verdict(self) -> str:
-        """The outcome in a line."""
+        """The result in a line."""
         return (
             f"the head {'pays' if self.pays else 'does not pay'} here: "
             f"{self.speedup[_BOTH]:.2f} times plain decoding with it, "
@@ -58,13 +56,14 @@ class Evaluation:
 
 
 def evaluate(settings: Settings, conversations: Sequence[Conversation]) -> Evaluation:
-    """Measure a head that `settings.draft` names.
+    """Measure the head of `settings.draft`.
 
     Args:
-        conversations: that it was not trained on, at least one.
+        settings: the settings.
+        conversations: conversations that it was not trained on, at least one.
 
     Raises:
-        OutputsDiffer: with some drafter a text became another one.
+        OutputsDiffer: the output with some drafter differs.
     """
     engine = Engine.load(replace(settings, slots=1))
     ways = (NO_DRAFTER, _LOOKUP, _HEAD, _BOTH)
@@ -93,15 +92,13 @@ def evaluate(settings: Settings, conversations: Sequence[Conversation]) -> Evalu
             / max(1, sum(stats.sequence_steps for stats in found[name]))
             for name in ways[1:]
         },
-        sum(stats.accepted_tokens for stats in found[_HEAD])
-        / max(1, sum(stats.draft_tokens for stats in found[_HEAD])),
     )
 
 
 def _answer(
     engine: Engine, settings: Settings, conversation: Conversation, drafter: str
 ) -> tuple[tuple[int, ...], GenerationStats]:
-    """The greedy answer with a drafter, and what it took."""
+    """Return the greedy answer with a drafter, and its figures."""
     request = GenerationRequest(
         request_id=f"{conversation.number}-{drafter}",
         prompt_tokens=tuple(conversation.prompt.tolist()),

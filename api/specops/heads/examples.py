@@ -1,4 +1,4 @@
-"""What a head is trained on: positions of conversations, with what the target thinks comes next."""
+"""Training data of a head: positions of conversations, with the target's next distribution."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 from specops.heads.shards import Conversation
 from specops.runtime.sampling import Floats
 
-_LABELS = 8  # likeliest tokens that are kept of a distribution
-_PIECE = 1024  # positions, about, whose distributions are computed at a time
-_HELD_OUT = 10  # every such conversation is never trained on
+_LABELS = 8  # number of likeliest tokens kept of a distribution
+_PIECE = 1024  # approximate number of positions whose distributions are computed at a time
+_HELD_OUT = 10  # one conversation of so many is held out
 
 
 def held_out(conversation: Conversation) -> bool:
-    """Whether a conversation is for measuring alone."""
+    """Whether a conversation is used for measuring only."""
     return conversation.number % _HELD_OUT == 0
 
 
 def frequent_tokens(conversations: Iterable[Conversation], most: int) -> list[int]:
-    """The tokens that are written most often, the most frequent first."""
+    """Return the most frequent tokens, the most frequent one first."""
     counts = Counter[int]()
     for conversation in conversations:
         counts.update(conversation.tokens.tolist())
@@ -34,15 +34,15 @@ def frequent_tokens(conversations: Iterable[Conversation], most: int) -> list[in
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Positions [n], one conversation's behind the other's.
+    """Positions [n] of conversations, one conversation after the other.
 
     Attributes:
-        codes: [n], the last token's place in the table; the table's length stands for all others.
-        states: [n, size] float16, that it was chosen by.
-        labels: [n, 8], places of the likeliest next tokens.
-        probs: [n, 8], of these.
-        chosen: [n], the place of the token that did come next.
-        followed: [n], whether the next position is the same conversation's.
+        codes: [n], index of the last token in the table; the table's length stands for all others.
+        states: [n, size] float16, hidden state from which this token was chosen.
+        labels: [n, 8], indices of the likeliest next tokens.
+        probs: [n, 8], probabilities of these.
+        chosen: [n], index of the actual next token.
+        followed: [n], whether the next position belongs to the same conversation.
     """
 
     codes: Tensor
@@ -59,19 +59,19 @@ class Examples:
     def of(
         cls, conversations: Sequence[Conversation], tokens: Sequence[int], rows: Floats
     ) -> Examples:
-        """Look at every position but a conversation's last, whose next token is not known.
+        """Make examples of all positions except the last of each conversation.
 
         Args:
-            conversations: at least one of two tokens.
-            tokens: [V], those of the table.
-            rows: [V, size], the target's output rows of them.
+            conversations: conversations, at least one with two tokens.
+            tokens: [V], tokens of the table.
+            rows: [V, size], the target's output rows of these tokens.
         """
         other, places = len(tokens), {token: place for place, token in enumerate(tokens)}
         table = torch.from_numpy(rows)
         told = [item for item in conversations if len(item.tokens) > 1]
         count = sum(len(item.tokens) - 1 for item in told)
         codes = [[places.get(token, other) for token in item.tokens.tolist()] for item in told]
-        # Written in place: what a list holds meanwhile would stay between the freed distributions.
+        # Written in place: parts in a list would fragment the memory of the freed distributions.
         labels = torch.empty(count, min(_LABELS, len(rows)), dtype=torch.int64)
         probs = torch.empty(labels.shape)
         done = 0
@@ -80,7 +80,7 @@ class Examples:
             labels[piece], probs[piece] = _likeliest(torch.from_numpy(following), table)
             done = piece.stop
         chosen = torch.tensor([code for one in codes for code in one[1:]])
-        # A token that is not in the table was chosen for all of them.
+        # Tokens outside of the table share the last index.
         outside = chosen == other
         labels[outside, 0], probs[outside] = other, torch.eye(_LABELS)[0]
         return cls(
@@ -94,7 +94,7 @@ class Examples:
 
 
 def _pieces(conversations: Iterable[Conversation]) -> Iterator[NDArray[np.float16]]:
-    """The states behind the first of each conversation, of `_PIECE` positions or a few more."""
+    """Yield the states after the first of each conversation, about `_PIECE` at a time."""
     held, count = list[NDArray[np.float16]](), 0
     for item in conversations:
         held.append(item.states[1:])
@@ -107,7 +107,7 @@ def _pieces(conversations: Iterable[Conversation]) -> Iterator[NDArray[np.float1
 
 
 def _likeliest(states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Places [n, 8] and probabilities [n, 8] of what follows the states [n, size]."""
+    """Return indices [n, 8] and probabilities [n, 8] of the next tokens of states [n, size]."""
     with torch.no_grad():
         found = torch.softmax(states.float() @ rows.T, -1).topk(min(_LABELS, len(rows)))
     return found.indices, found.values

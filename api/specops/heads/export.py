@@ -1,4 +1,4 @@
-"""Writes a trained head as a graph that the engine runs, its products in 8 bits."""
+"""Writes a trained head as a graph for the engine, with weights in 8 bits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def write_head(head: HeadFolder, weights: Mapping[str, Floats]) -> None:
     """Write graph and manifest.
 
     Args:
-        head: the manifest; its folder is there.
-        weights: `HeadNetwork`'s, by their names; its table as `table`.
+        head: the manifest; its folder exists.
+        weights: the weights of `HeadNetwork` by name, with its table as `table`.
     """
     graph = _Graph(weights, head.hidden_size, len(head.tokens))
     onnx.save(graph.draw(), head.path / HEAD_GRAPH)
@@ -31,7 +31,7 @@ def write_head(head: HeadFolder, weights: Mapping[str, Floats]) -> None:
 
 
 class _Graph:
-    """Draws what `HeadNetwork.forward` computes."""
+    """Builds the graph of `HeadNetwork.forward`."""
 
     def __init__(self, weights: Mapping[str, Floats], size: int, table_size: int) -> None:
         self._weights, self._size, self._table_size = weights, size, table_size
@@ -39,7 +39,7 @@ class _Graph:
         self._constants: list[TensorProto] = []
 
     def draw(self) -> onnx.ModelProto:
-        """The whole graph."""
+        """Return the graph."""
         logits_of = self._quantized("table")
         token = self._norm("token_norm", self._rows(*logits_of))
         state = self._norm("state_norm", "states")
@@ -67,7 +67,7 @@ class _Graph:
         return model_of(graph)
 
     def _rows(self, codes: str, scales: str) -> str:
-        """The table's rows at `codes`: [rows, size]."""
+        """Add the lookup of table rows at `codes`; the result is [rows, size]."""
         middle = self._constant("middle", np.array(1 << (_BITS - 1), np.float32))
         width = self._constant("width", np.array([0, -1], np.int64))
         within = self._constant("within", np.array([self._size], np.int64))
@@ -79,7 +79,7 @@ class _Graph:
         numbers = self._node("Cast", [rows], "row_numbers", to=TensorProto.FLOAT)
         centred = self._node("Sub", [numbers, middle], "row_centred")
         values = self._node("Mul", [centred, factors], "row_blocks")
-        whole = self._node("Reshape", [values, width], "row_whole")  # up to whole blocks
+        whole = self._node("Reshape", [values, width], "row_whole")  # padded to whole blocks
         return self._node("Slice", [whole, first, within, last], "row_values")
 
     def _norm(self, name: str, x: str, output: str = "") -> str:
@@ -92,7 +92,7 @@ class _Graph:
         return self._product(x, f"{name}.weight", self._quantized(f"{name}.weight"), name)
 
     def _quantized(self, name: str) -> tuple[str, str]:
-        """Store a matrix [N, K] in codes [N, blocks, block] and scales [N, blocks]."""
+        """Store a matrix [N, K] as codes [N, blocks, block] and scales [N, blocks]."""
         found = quantize_blockwise(self._weights[name], _BITS, _BLOCK)
         return (
             self._constant(f"{name}.codes", found.packed),

@@ -1,7 +1,7 @@
-"""Makes a head for a model: conversations, training, calibration, the folder, and its measurement.
+"""Makes a head for a model: conversations, training, calibration, the folder, and measurements.
 
-Everything lies beside the new folder meanwhile and afterwards. So an interrupted call goes on where
-it stopped, and one with more minutes adds to what there is.
+All intermediate files stay in a folder beside the new one. So a call can go on after an
+interruption, and a call with more minutes continues the work of an earlier one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.heads.calibration import calibrate
 from specops.heads.card import card
 from specops.heads.conversations import Writer
 from specops.heads.evaluation import Evaluation, evaluate
@@ -25,20 +24,20 @@ from specops.heads.examples import Examples, frequent_tokens, held_out
 from specops.heads.export import write_head
 from specops.heads.output_rows import output_rows
 from specops.heads.shards import Conversation, Shards
-from specops.heads.training import Training, acceptance, new_network
+from specops.heads.training import Training, acceptance, calibrate, new_network
 from specops.models.folder import ModelError
 from specops.models.head_folder import HeadFolder
 from specops.models.prepare import choose, prepare
 from specops.system.folders import folder_at_once
 from specops.system.memory import page_cache_room
 
-_TOKENS = 4096  # that a head can guess: 97 % of what a chat model of 49,152 tokens writes
-_WRITING, _TRAINING = 0.55, 0.4  # shares of the time; measuring has what is left
+_TOKENS = 4096  # size of the table: 97 % of what a chat model of 49,152 tokens writes
+_WRITING, _TRAINING = 0.55, 0.4  # shares of the time; the rest is for measurements
 _SLOTS, _CONTEXT = 24, 512  # while conversations are written
-_UNSEEN = 400  # held-out texts: 100,000 tokens, which tell a share of 0.4 within 0.003
+_UNSEEN = 400  # held-out texts: with 100,000 tokens a share of 0.4 is known within 0.003
 _TELL_SECONDS, _SHARD_SECONDS = 20.0, 60.0
-# Bytes of memory that training takes for each byte of conversations: the demo pair's 5.9 GB took
-# 12.6 GB before the first step, and the disk's cache has to have room, too.
+# Bytes of memory that the training takes for each byte of conversations. For the demo pair's 5.9 GB
+# it took 12.6 GB before the first step, and the page cache needs room, too.
 _TRAINING_BYTES = 3
 
 Tell = Callable[[str], None]
@@ -48,10 +47,10 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
     """Make a draft head.
 
     Args:
-        settings: name the target; whatever they say of drafts is left aside.
-        out: the folder to write; `out` with `.making` behind it keeps what it is made of.
-        minutes: that all of it may take.
-        tell: is told how far it is.
+        settings: name the target; settings of drafts are ignored.
+        out: the folder to write; `out` with the suffix `.making` keeps the intermediate files.
+        minutes: duration of the whole call.
+        tell: called with progress lines.
 
     Raises:
         ModelError, ModelLoadError, ConfigError, TokenizerError: the message says what to do.
@@ -116,7 +115,7 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
 
 
 def _write(engine: Engine, shards: Shards, file: Path, seconds: float, tell: Tell) -> None:
-    """Have conversations written until that has taken so long, over all calls."""
+    """Write conversations until they have taken `seconds`, over all calls."""
     spent = json.loads(file.read_text(encoding="utf-8")) if file.exists() else 0.0
     tokens, held = 0, list[Conversation]()
     began = told = saved = time.monotonic()
@@ -152,7 +151,7 @@ def _write(engine: Engine, shards: Shards, file: Path, seconds: float, tell: Tel
 
 
 def _tokens(conversations: list[Conversation], file: Path) -> list[int]:
-    """The table's tokens: what a training that goes on has begun with."""
+    """Return the tokens of the table; a continued training keeps its first ones."""
     if not file.exists():
         file.write_text(json.dumps(frequent_tokens(conversations, _TOKENS)), encoding="utf-8")
     found: list[int] = json.loads(file.read_text(encoding="utf-8"))

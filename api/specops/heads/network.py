@@ -1,10 +1,10 @@
-"""The network that a draft head is, in torch: for training alone.
+"""The network of a draft head in torch, for the training only.
 
-It guesses the token after next from the last token and the hidden state that this one was chosen
-by. A stage of products mixes the two into what the target's next hidden state may be, and the
-target's own output rows, of the tokens that it writes most often, say what that would choose. So it
-has no state of its own: nothing has to be caught up with, and a second guess reads the first one's
-state. (Reading hidden states: EAGLE, Li et al. 2024, https://arxiv.org/abs/2401.15077.)
+The network guesses the next token from the last token and the hidden state from which that token
+was chosen. It mixes the two into a prediction of the target's next hidden state. The target's
+output rows of its most frequent tokens turn this state into logits. So the head has no state of its
+own: it needs no prefill, and a second guess reads the state of the first one. (Hidden states as
+input: EAGLE, Li et al. 2024, https://arxiv.org/abs/2401.15077.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from specops.models.head_folder import EPSILON
 
-_EXPANSION = 2  # inner width over the hidden state's
+_EXPANSION = 2  # inner width, relative to the hidden state
 
 
 class Norm(nn.Module):
@@ -26,7 +26,7 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.full((size,), scale))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape in float32."""
+        """Return the same shape in float32."""
         return functional.rms_norm(x.float(), (x.shape[-1],), self.weight, EPSILON)
 
 
@@ -34,9 +34,9 @@ class HeadNetwork(nn.Module):
     """Guesses a token.
 
     Args:
-        rows: [V, size], the target's output rows of the tokens that can be guessed; they are never
-            trained. One row more is: it stands for all other tokens.
-        scale: of what the last norm gives at first, the target's hidden states' own or less.
+        rows: [V, size], the target's output rows of the tokens that can be guessed; not trained.
+            One more row is trained, for all other tokens.
+        scale: initial scale of the last norm's output, at most that of the hidden states.
     """
 
     def __init__(self, rows: Tensor, scale: float) -> None:
@@ -54,19 +54,19 @@ class HeadNetwork(nn.Module):
 
     @property
     def table(self) -> Tensor:
-        """[V + 1, size], the row of all other tokens last."""
+        """[V + 1, size], with the row of all other tokens at the end."""
         return torch.cat([self.rows, self.other])
 
     def forward(self, codes: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Guess what follows.
+        """Guess the next tokens.
 
         Args:
-            codes: [n], places of the last tokens in the table.
-            states: [n, size], the target's hidden states that these were chosen by, or those of
-                the guess before.
+            codes: [n], indices of the last tokens in the table.
+            states: [n, size], hidden states of the target from which these tokens were chosen, or
+                states of the previous guess.
 
         Returns:
-            [n, V + 1] logits of the next tokens, and [n, size] states that they follow from.
+            [n, V + 1] logits of the next tokens, and [n, size] states from which they follow.
         """
         table = self.table
         token = self.token_norm(functional.embedding(codes, table))

@@ -1,7 +1,7 @@
-"""A target's output matrix, whatever form its graph keeps it in.
+"""Reads a target's output matrix from its graph, with any quantization.
 
-The product that gives the logits is run by itself on rows of the identity: what comes out are the
-matrix' columns, from any kind of product and any quantization.
+The product that computes the logits is run alone on the rows of the identity matrix. Its results
+are the columns of the output matrix.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from specops.models.graph.outputs import output_product
 from specops.runtime.sampling import Floats
 from specops.runtime.session import load, plain_options
 
-_ENTRIES = 1 << 25  # of what one run gives: 128 MiB
+_ENTRIES = 1 << 25  # most numbers in the result of one run: 128 MiB
 
 
 def output_rows(path: Path, tokens: Sequence[int], size: int) -> Floats:
-    """Rows of the matrix that a hidden state is multiplied with.
+    """Return rows of the matrix that turns hidden states into logits.
 
     Args:
-        path: the target's graph as it was exported.
-        tokens: whose rows they are.
-        size: of a hidden state.
+        path: the exported graph of the target.
+        tokens: tokens of the rows.
+        size: size of a hidden state.
 
     Returns:
         [len(tokens), size].

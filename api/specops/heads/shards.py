@@ -1,7 +1,7 @@
-"""What a model has written, on disk: its tokens and its hidden states before each of them.
+"""Conversations of a model on disk: their tokens and the hidden state before each token.
 
-A shard is one file that appears whole, so that an interruption costs the conversations since the
-last one and nothing else.
+A shard is one file that appears whole. So an interruption loses only the conversations since the
+last shard.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One answer that the model has written.
+    """One answer of the model.
 
     Attributes:
-        number: counts all that were begun; says how it was asked for.
-        prompt: int32, what the model was asked.
-        tokens: int32 [n], the answer's.
-        states: float16 [n, size], the target's last hidden state that each was chosen by.
+        number: number of the conversation; decides its starter and sampling.
+        prompt: int32, tokens of the prompt.
+        tokens: int32 [n], tokens of the answer.
+        states: float16 [n, size], last hidden state of the target from which each was chosen.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Shards:
     """Conversations in a folder.
 
     Args:
-        folder: is made where it is missing.
+        folder: the folder; it is made if missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,16 +47,16 @@ class Shards:
 
     @property
     def next_number(self) -> int:
-        """The first above those of all conversations."""
+        """The first unused number of a conversation."""
         last = -1
         for path in self._folder.glob("*.npz"):
-            with np.load(path) as found:  # which reads nothing but the numbers
+            with np.load(path) as found:  # reads only the arrays that are used
                 last = max(last, int(found["numbers"].max()))
         return last + 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """Size of all files."""
         return sum(path.stat().st_size for path in self._folder.glob("*.npz"))
 
     def append(self, conversations: Sequence[Conversation]) -> None:
@@ -77,7 +77,7 @@ class Shards:
         partial.replace(path)
 
     def first(self, most_bytes: int) -> Iterator[Conversation]:
-        """Conversations in the order in which they were written, from files of so many bytes."""
+        """Yield conversations in the order of writing, from files of at most `most_bytes`."""
         for path in sorted(self._folder.glob("*.npz")):
             most_bytes -= path.stat().st_size
             if most_bytes < 0:
@@ -91,5 +91,5 @@ class Shards:
 
 
 def _apart(values: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
-    """What `np.concatenate` has put together."""
+    """Split the result of `np.concatenate`."""
     return np.split(values, np.cumsum(lengths)[:-1])

@@ -1,6 +1,6 @@
-"""First words of a user's message: a model that goes on from them asks itself all kinds of things.
+"""First words of user messages, so that a model writes messages of many kinds.
 
-Sampling alone makes a model ask much the same again and again.
+With sampling alone, a model writes similar messages again and again.
 """
 
 from __future__ import annotations

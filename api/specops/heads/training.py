@@ -1,7 +1,7 @@
-"""Trains a head on what its target has written; stopped, it goes on where it was.
+"""Trains a head on texts of its target, and calibrates it. A stopped training can go on later.
 
-The loss is the cross entropy to the target's own distribution. Towards the end the head also
-guesses from its own state, as it does when it guesses twice.
+The loss is the cross entropy to the target's distribution. Towards the end of the training, the
+head also makes a second guess from its own state, as in use.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specops.heads.examples import Examples
 from specops.heads.network import HeadNetwork
@@ -21,35 +22,42 @@ from specops.heads.network import HeadNetwork
 _BATCH = 512
 _RATE, _WARM_UP = 1.5e-3, 0.03
 _DECAY = 0.05
-_UNROLL_FROM = 0.7  # of the time
-_SECOND = 0.3  # weight of the second guess's loss
-_LEAST = 1e-4  # of a share whose logarithm is taken
-_TOLD = 2048  # held-out positions that a line on the way is of
+_UNROLL_FROM = 0.7  # share of the time after which second guesses are trained
+_SECOND = 0.3  # weight of the loss of second guesses
+_LEAST = 1e-4  # smallest share whose logarithm is taken
+_TOLD = 2048  # held-out positions that a progress line measures
 _TELL_SECONDS, _SAVE_SECONDS = 20.0, 60.0
-_START = 0.3  # of the scale of hidden states: the first guesses are not sure of anything
+_EDGE = 1e-6  # same value as in speculation/drafters/head.py
+_FIT_STEPS = 50
+_START = 0.3  # initial scale, relative to hidden states: the first guesses are uncertain
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Shares of held-out positions whose next token, and the one after it, were guessed."""
+    """Shares of correct first guesses, and of correct second guesses after a correct first one."""
 
     first: float
     second: float
 
 
 def new_network(examples: Examples, rows: Tensor) -> HeadNetwork:
-    """A network that was not trained."""
+    """Make an untrained network."""
     torch.manual_seed(0)
     scale = float(examples.states[:4096].float().square().mean().sqrt())
     return HeadNetwork(rows, _START * scale)
 
 
 class Training:
-    """A training of some length of time.
+    """A training of a given duration.
 
     Args:
-        network: is trained in place.
-        seconds: that it may take, over all calls.
+        network: the network; it is trained in place.
+        examples: the examples to learn from.
+        held_out: examples for progress lines.
+        seconds: duration of the training, over all calls.
+        checkpoint: file with the state of the training.
+        tell: called with progress lines.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -74,7 +82,7 @@ class Training:
             self._load()
 
     def run(self) -> None:
-        """Train until the time is spent."""
+        """Train until the time is used up."""
         told = saved = self._clock()
         try:
             while self._spent < self._seconds:
@@ -145,7 +153,7 @@ class Training:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, probs: Tensor) -> Tensor:
-    """Mean over [n] rows; what is left of each distribution counts as one token of its own."""
+    """Return the mean over [n] rows; the rest of each distribution counts as one more token."""
     logs = logits.float().log_softmax(-1).gather(1, labels)
     rest = (1 - probs.sum(-1)).clamp_min(0)
     rest_logs = (1 - logs.exp().sum(-1)).clamp_min(_LEAST).log()
@@ -155,11 +163,11 @@ def _cross_entropy(logits: Tensor, labels: Tensor, probs: Tensor) -> Tensor:
 def guesses(
     network: HeadNetwork, examples: Examples, most: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Guess twice at every position whose next two tokens are known, or at `most` of them.
+    """Guess twice at each position whose next two tokens are known, or at the first `most`.
 
     Returns:
-        [m, 2] how sure the guesses are, the second given that the first is right, and [m, 2]
-        whether the tokens that came were guessed.
+        [m, 2] probabilities of the two guesses, the second one if the first is right, and [m, 2]
+        whether the guesses are right.
     """
     at = examples.followed.nonzero().squeeze(1)[:most]
     sure, right = [], []
@@ -178,7 +186,44 @@ def guesses(
 
 
 def acceptance(network: HeadNetwork, examples: Examples, most: int | None = None) -> Acceptance:
-    """How often the guesses are right; the second one counts where the first was."""
+    """Measure how often the guesses are right."""
     _, right = guesses(network, examples, most)
     first, both = right[:, 0].float().mean(), right.all(1).float().mean()
     return Acceptance(float(first), float(both / first.clamp_min(1e-9)))
+
+
+def calibrate(network: HeadNetwork, examples: Examples) -> tuple[tuple[float, float], ...]:
+    """Fit factor and summand of the logits of each guess, so that its probabilities are true.
+
+    The second guess is fitted where the first one is right. (Platt 1999, Probabilistic outputs for
+    support vector machines.)
+
+    Args:
+        network: the trained network.
+        examples: examples that it was not trained on.
+    """
+    sure, right = guesses(network, examples)
+    first = right[:, 0]
+    return _fit(sure[:, 0], first), _fit(sure[first, 1], right[first, 1])
+
+
+def _fit(sure: Tensor, right: Tensor) -> tuple[float, float]:
+    """Fit sigmoid(factor * logit(sure) + summand) [n] to `right` [n]; the identity for n = 0."""
+    line = torch.tensor([1.0, 0.0], requires_grad=True)
+    if len(sure):
+        logits = torch.logit(sure, _EDGE)
+        optimizer = torch.optim.LBFGS([line], max_iter=_FIT_STEPS, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            # The small term bounds the fit if there are few examples, all of them right.
+            found = functional.binary_cross_entropy_with_logits(
+                line[0] * logits + line[1], right.float()
+            )
+            found = found + (line - torch.tensor([1.0, 0.0])).square().sum() / len(sure)
+            found.backward()
+            return found
+
+        optimizer.step(loss)
+    factor, summand = line.tolist()
+    return factor, summand
