@@ -13,6 +13,7 @@ from specops.models.graph import weight_cache
 from specops.system import numa
 
 DEFAULT, PREFERRED, INTERLEAVE = 0, 1, 3
+TWICE = (0, 0)  # for the system calls, the same node twice is a machine with several nodes
 
 
 def machine(folder: Path, memory: str, cpus: dict[int, str]) -> Path:
@@ -50,107 +51,73 @@ def test_a_system_that_does_not_say_has_none(tmp_path: Path) -> None:
     assert numa.nodes({0}, system) == ()
 
 
-class Kernel:
-    """The policy of a thread, as the system keeps it."""
-
-    def __init__(self) -> None:
-        self.policy: int | None = DEFAULT
-        self.set: list[tuple[int, tuple[int, ...]]] = []
-
-    def set_policy(self, mode: int, over: tuple[int, ...]) -> bool:
-        self.set.append((mode, tuple(over)))
-        self.policy = mode
-        return True
-
-
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
-    found = Kernel()
-    monkeypatch.setattr(numa, "_policy", lambda: found.policy)
-    monkeypatch.setattr(numa, "_set_policy", found.set_policy)
-    monkeypatch.setattr(numa, "nodes", lambda: (0, 1))
-    return found
+def policies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with several nodes, without a policy of the process."""
+    if numa._policy() != DEFAULT:
+        pytest.skip("no memory policies here, or the tests run under one")
+    monkeypatch.setattr(numa, "nodes", lambda: TWICE)
+    yield
+    numa._set_policy(DEFAULT, ())
 
 
-def test_a_policy_lasts_as_long_as_the_reading(kernel: Kernel) -> None:
+@pytest.mark.usefixtures("policies")
+def test_a_policy_lasts_as_long_as_the_reading() -> None:
     def read() -> None:
         with numa.interleaved():
-            assert kernel.policy == INTERLEAVE
+            assert numa._policy() == INTERLEAVE
             raise OSError("the disk fails")
 
     with pytest.raises(OSError, match="disk"):
         read()
-    assert kernel.set == [(INTERLEAVE, (0, 1)), (DEFAULT, ())]
-    assert numa.described() == "0, 1; weights are interleaved over them"
+    assert numa._policy() == DEFAULT
+    assert numa.described() == "0, 0; weights are interleaved over them"
+    with numa.interleaved((0,)):  # one node needs no policy
+        assert numa._policy() == DEFAULT
 
 
-@pytest.mark.parametrize(
-    ("policy", "told"),
-    [
-        (PREFERRED, "as the process's own memory policy says"),
-        (INTERLEAVE, "as the process's own memory policy says"),
-        (None, "where they were read first: the system refuses memory policies"),  # as Docker does
-    ],
-)
-def test_what_numactl_chose_stays_and_so_does_a_system_without_policies(
-    kernel: Kernel, policy: int | None, told: str
-) -> None:
-    kernel.policy = policy
+@pytest.mark.usefixtures("policies")
+@pytest.mark.parametrize("policy", [PREFERRED, INTERLEAVE])
+def test_a_policy_of_numactl_stays(policy: int) -> None:
+    assert numa._set_policy(policy, (0,))
     with numa.interleaved():
-        assert kernel.policy == policy
-    assert not kernel.set
-    assert numa.described() == f"0, 1; weights lie {told}"
-
-
-@pytest.mark.parametrize("places", [(), (0,)])
-def test_one_node_needs_no_policy(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, places: tuple[int, ...]
-) -> None:
-    monkeypatch.setattr(numa, "nodes", lambda: places)
-    with numa.interleaved():
-        assert kernel.policy == DEFAULT
-    assert not kernel.set
-    assert numa.described() == "1"
+        assert numa._policy() == policy
+    assert numa._policy() == policy
+    assert numa.described() == "0, 0; weights lie as the process's own memory policy says"
 
 
 @pytest.mark.parametrize(("system", "kind"), [("darwin", "arm64"), ("linux", "riscv64")])
 def test_elsewhere_there_are_no_policies(
     monkeypatch: pytest.MonkeyPatch, system: str, kind: str
 ) -> None:
+    """Docker, too, refuses memory policies."""
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platform, "machine", lambda: kind)
-    assert numa._policy() is None
-    with numa.interleaved((0, 1)):
+    with numa.interleaved(TWICE):
         assert numa._policy() is None
+    monkeypatch.setattr(numa, "nodes", lambda: (0,))
+    assert numa.described() == "1"
+    monkeypatch.setattr(numa, "nodes", lambda: (0, 1))
+    told = "0, 1; weights lie where they were read first: the system refuses memory policies"
+    assert numa.described() == told
 
 
-def test_the_systems_own_calls() -> None:
-    """The same node twice stands for a machine with several nodes."""
-    if numa._policy() != DEFAULT:
-        pytest.skip("no memory policies here, or the tests run under one")
-    with numa.interleaved((0, 0)):
-        assert numa._policy() == INTERLEAVE
-    assert numa._policy() == DEFAULT
-
-
-def test_weights_are_read_under_the_policy(
-    kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("policies")
+def test_weights_are_read_under_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both when the cache is written and when it is checked."""
     seen: list[int | None] = []
 
     def checksums(*arguments: object) -> dict[str, str]:
-        seen.append(kernel.policy)
+        seen.append(numa._policy())
         return {"model.onnx": "0"}
 
+    def prepack(graph: Path, destination: Path) -> None:
+        destination.write_bytes(b"graph")
+        destination.with_name(weight_cache.USED).write_text("0")
+
     monkeypatch.setattr(weight_cache, "checksums", checksums)
-    monkeypatch.setattr(weight_cache, "_prepack", _written)
+    monkeypatch.setattr(weight_cache, "_prepack", prepack)
     made = weight_cache._make(tmp_path / "model.onnx", tmp_path / "made")
     assert weight_cache._intact(made.parent, lambda detail: None)
     assert seen == [INTERLEAVE, INTERLEAVE]
-    assert kernel.policy == DEFAULT
-
-
-def _written(graph: Path, destination: Path) -> None:
-    destination.write_bytes(b"graph")
-    destination.with_name(weight_cache.USED).write_text("0")
+    assert numa._policy() == DEFAULT

@@ -94,7 +94,8 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
         tell=tell,
     )
     training.run()
-    weights = {name: value.numpy() for name, value in network.state_dict().items()}
+    state = network.state_dict()
+    weights = {name: state[name].numpy() for name in state if name.endswith(".weight")}
     weights["table"] = network.table.detach().numpy()
     with folder_at_once(out) as path:
         head = HeadFolder(
