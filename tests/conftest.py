@@ -1,6 +1,6 @@
-"""What all tests share: small models with random weights, workers, and what tests tell at the end.
+"""Fixtures of all tests: small models with random weights, workers, and lines of the summary.
 
-The models are made once per worker of pytest: real graphs, no talent.
+The models are made once for each worker of pytest. They are real graphs with random weights.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from specops.runtime.session import share_threads
 from tests.checkpoints import make_llama_checkpoint
 from tests.draft_heads import make_random_head
 
-THREADS = 1  # each worker of pytest has a core; tests of threads start processes of their own
+THREADS = 1  # each worker of pytest has one core; tests of threads start processes
 SLOTS = 3
 CONTEXT = 128
 
-TOGETHER = dict.fromkeys(  # on one Docker Engine
+TOGETHER = dict.fromkeys(  # files that share one Docker Engine
     ("tests/e2e/test_readme.py", "tests/e2e/test_scale.py"), "tests/e2e/test_compose.py"
 )
-APART = {"tests/models_e2e/test_presets.py"}  # whose tests share nothing
+APART = {"tests/models_e2e/test_presets.py"}  # files whose tests share nothing
 
 Told = dict[str, list[str]]
 _TOLD = pytest.StashKey[Told]()
 
-# A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and ends.
+# A shell's background jobs ignore Ctrl-C; without this, the processes of tests would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file stays with one worker of pytest, since its tests share what they load."""
-    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - where it is in use
+    """Run the tests of a file in one worker, because they share loaded models."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only if it is used
 
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -48,7 +48,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Files(config, log)
 
 
-# -- what tests tell: figures, whether they pass or fail -------------------------------------------
+# -- figures that tests report at the end, whether they pass or fail -------------------------------
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def told(pytestconfig: pytest.Config) -> Told:
-    """Headings of the summary at the end, each with its lines."""
+    """Headings of the summary at the end of a test run, with their lines."""
     return pytestconfig.stash[_TOLD]
 
 
@@ -84,13 +84,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def threads_of_the_process() -> None:
-    """ONNX Runtime has one pool of threads for a process, if its first session asks for one."""
+    """ONNX Runtime has one pool of threads in a process if the first session asks for it."""
     share_threads(THREADS)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def short_calibration() -> Iterator[None]:
-    """Three rounds and no more: tests compare tokens, and those follow from no measured time."""
+    """Only three rounds: tests compare tokens, which do not depend on measured times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "_ENOUGH_SECONDS", 0.0)
         yield
@@ -107,7 +107,7 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     shape = {"heads": 4, "kv_heads": 2, "vocab": 320, "context": CONTEXT, "tie": True}
     make_llama_checkpoint(folder / "target", hidden=256, layers=2, ffn=384, seed=1, **shape)
-    # The draft is the target's bottom: related, so that some draft tokens are right and some wrong.
+    # The draft is the lower part of the target, so some draft tokens are right and some wrong.
     make_llama_checkpoint(folder / "draft", hidden=128, layers=1, ffn=256, seed=1, **shape)
     for model in ("target", "draft"):
         for quant in ("fp32", "int8-128", "int4-128-rtn", "int4-32-rtn"):

@@ -1,4 +1,4 @@
-"""Stand-ins for the service below the API: they say what they are told to, when they are told."""
+"""Fakes of the service below the API: a test decides what they answer, and when."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from specops.request import (
 )
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import NotReady
-from specops.serving.queue_tracker import QueuePosition
-from specops.serving.request_handle import RequestHandle
+from specops.serving.request_handle import QueuePosition, RequestHandle
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.tools.formats import Tool
 from tests.simulated_target import grammars
@@ -60,13 +59,13 @@ STATS = GenerationStats(
 
 
 def output(*texts: str, finish: FinishReason | None = None, origin: str = TARGET) -> Output:
-    """One step's output: a piece per text; with statistics if it is the last."""
+    """Make the output of one step: a piece for each text, and statistics if it is the last."""
     pieces = tuple(Piece(len(text), text, origin) for text in texts)
     return Output("fake", pieces, finish, STATS if finish else None)
 
 
 class _Script(asyncio.Queue[Output]):
-    """Raises what is an exception."""
+    """A queue that raises the exceptions in it."""
 
     async def get(self) -> Output:
         item = await super().get()
@@ -76,10 +75,7 @@ class _Script(asyncio.Queue[Output]):
 
 
 class FakeHandle(RequestHandle):
-    """Yields what is pushed, raises pushed exceptions; ends as told, or when cancelled.
-
-    Outputs are for the request whose place in the handle they are pushed with.
-    """
+    """Yields pushed outputs and raises pushed exceptions; a cancellation ends it."""
 
     def __init__(
         self, requests: Sequence[GenerationRequest], queue_position: QueuePosition
@@ -89,6 +85,7 @@ class FakeHandle(RequestHandle):
         self.cancelled = asyncio.Event()
 
     def push(self, *outputs: Output | Exception, to: int = 0) -> FakeHandle:
+        """Push outputs for the request with the index `to`."""
         own = self.requests[to].request_id
         for item in outputs:
             named = replace(item, request_id=own) if isinstance(item, Output) else item
@@ -103,7 +100,7 @@ class FakeHandle(RequestHandle):
 
 
 class FakeTokenizer:
-    """A token per byte."""
+    """One token for each byte."""
 
     drops_first_space = False
 
@@ -124,7 +121,7 @@ class FakeTokenizer:
 
 
 class FakeEngine:
-    """What the API uses of `Engine`."""
+    """The part of `Engine` that the API uses."""
 
     def __init__(self) -> None:
         self.info = INFO
@@ -148,7 +145,7 @@ class FakeEngine:
 
 
 class FakeAdmission:
-    """What routes see of an `AdmissionController`; `refusal` is what all requests get."""
+    """The part of `AdmissionController` that routes use; all requests get `refusal`."""
 
     def __init__(self, refusal: Exception | None) -> None:
         self._refusal = refusal
@@ -163,9 +160,9 @@ class FakeAdmission:
 
 
 class FakeService:
-    """Has the surface of `AsyncEngine`; `answer` is what every request is told, if it is given.
+    """The public part of `AsyncEngine`. Every request gets the outputs of `answer`.
 
-    Without `answer` a test takes the handles from `submitted` and pushes to them itself.
+    Without `answer`, a test takes the handles from `submitted` and pushes outputs itself.
     """
 
     def __init__(self, answer: Iterable[Output] | None = None) -> None:

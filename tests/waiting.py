@@ -1,4 +1,4 @@
-"""Waiting for what another process does."""
+"""Waiting for other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 
 POLL_SECONDS = 0.1
-PATIENCE = 60.0  # seconds for one answer: httpx has 5, which a busy machine may need
+PATIENCE = 60.0  # seconds for one answer; the 5 s of httpx are too few on a busy machine
 
 
 def wait(what: str, condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -16,12 +16,12 @@ def wait(what: str, condition: Callable[[], bool], seconds: float = 60.0) -> Non
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:g} s in vain: {what}")
+            raise AssertionError(f"waited {seconds:g} s without success: {what}")
         time.sleep(POLL_SECONDS)
 
 
 def answers(url: str, status: int = 200) -> bool:
-    """Whether a GET is answered with that status; not where nobody listens yet."""
+    """Whether a GET gets this status; False while no server listens."""
     try:
         return httpx.get(url, timeout=10).status_code == status
     except httpx.TransportError:

@@ -12,7 +12,7 @@ from specops.engine.engine import ModelState
 from specops.request import FinishReason, Output, PromptTooLong
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import NotReady
-from specops.serving.queue_tracker import QueuePosition
+from specops.serving.request_handle import QueuePosition
 from tests.asgi import AsgiClient
 from tests.fakes import FakeService, output
 from tests.http.openai_api import (

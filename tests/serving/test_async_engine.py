@@ -21,8 +21,7 @@ from specops.request import FinishReason, GenerationRequest, Output, PromptTooLo
 from specops.serving import async_engine
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
-from specops.serving.queue_tracker import QueuePosition
-from specops.serving.request_handle import RequestHandle
+from specops.serving.request_handle import QueuePosition, RequestHandle
 
 pytestmark = pytest.mark.anyio
 _ids = count()

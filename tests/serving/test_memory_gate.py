@@ -44,12 +44,6 @@ def machine() -> Machine:
     return Machine()
 
 
-def test_promised_tokens_are_bounded(machine: Machine) -> None:
-    gate, most = machine.gate(), CACHES_AHEAD * KV_TOKENS
-    assert gate.refusal(promised_tokens=most - 10, tokens=10, in_flight=5) is None
-    assert gate.refusal(promised_tokens=most - 10, tokens=11, in_flight=5) is Shed.KV_TOKENS
-
-
 def test_requests_are_refused_before_memory_reaches_the_cap(machine: Machine) -> None:
     gate = machine.gate()
     machine.room, machine.now = spare_bytes(LIMIT), 1.0  # a full service as it was planned

@@ -1,13 +1,19 @@
-"""Admission control: a request is admitted, or refused with 429 before any work is done."""
+"""Admission control: a request is admitted, or refused with 429 before any work is done.
+
+The cost of a call does not grow with the queue, so a refusal is as fast with a long queue as with a
+short one.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from specops.request import FinishReason, GenerationRequest, GenerationStats
 from specops.serving.memory_gate import MemoryGate, Shed
-from specops.serving.queue_tracker import QueuePosition, QueueTracker
+from specops.serving.request_handle import QueuePosition
 
+_SMOOTHING = 0.1  # weight of the newest request in the mean time that a request holds its slot
 _FULL = {
     None: "the queue is full",
     Shed.KV_TOKENS: "the requests before this one will fill the KV cache many times over",
@@ -29,18 +35,23 @@ class AdmissionController:
     """Admits requests or refuses them, by their number and by memory. Used on the event loop.
 
     Args:
-        tracker: counts the requests that run or wait.
+        slots: number of requests that run at the same time.
+        queue_size: number of requests that may wait.
         gate: decides by memory.
         refused: called with the reason of each refusal.
     """
 
     def __init__(
-        self, tracker: QueueTracker, gate: MemoryGate, refused: Callable[[str], None]
+        self, slots: int, queue_size: int, gate: MemoryGate, refused: Callable[[str], None]
     ) -> None:
-        self._tracker = tracker
+        self._slots = slots
+        self._capacity = slots + queue_size
         self._gate = gate
         self._refused = refused
         self._reserved = 0  # places for requests that are being parsed and encoded
+        self._in_flight: dict[str, int] = {}  # request id -> tokens that the request may take
+        self._tokens = 0  # their sum
+        self._held_seconds = 0.0  # mean time in a slot; 0 before the first request ends
 
     def check(self, count: int, tokens: int = 0) -> None:
         """Refuse requests if there is no room for them.
@@ -52,14 +63,15 @@ class AdmissionController:
         Raises:
             QueueFull: all slots and the whole queue are taken, or memory is short.
         """
-        tracker, shed = self._tracker, None
-        full = tracker.in_flight + self._reserved + count > tracker.capacity
+        shed, in_flight = None, len(self._in_flight)
+        full = in_flight + self._reserved + count > self._capacity
         if not full:
             shed = self._gate.refusal(
-                promised_tokens=tracker.tokens, tokens=tokens, in_flight=tracker.in_flight
+                promised_tokens=self._tokens, tokens=tokens, in_flight=in_flight
             )
         if full or shed is not None:
-            refusal = QueueFull(tracker.retry_after, shed)
+            # When half of the waiting requests have got a slot, there is room.
+            refusal = QueueFull(max(1, math.ceil(self._wait() / 2)), shed)
             self._refused(refusal.reason)
             raise refusal
 
@@ -91,10 +103,23 @@ class AdmissionController:
             QueueFull: see `check`.
         """
         self.check(len(requests), sum(request.tokens for request in requests))
-        return self._tracker.enter(requests)
+        position = max(0, len(self._in_flight) + 1 - self._slots)
+        wait = self._wait()
+        for request in requests:
+            self._in_flight[request.request_id] = request.tokens
+            self._tokens += request.tokens
+        return QueuePosition(position, wait)
 
     def leave(self, request_id: str, reason: FinishReason, stats: GenerationStats | None) -> None:
-        """Remove a request that has ended, and learn from its times."""
-        self._tracker.leave(request_id)
-        if stats is not None:
-            self._tracker.learn(reason, stats)
+        """Remove a request that has ended. If it was completed, learn from its time in the slot."""
+        self._tokens -= self._in_flight.pop(request_id)
+        if stats is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            held = stats.prefill_seconds + stats.decode_seconds
+            weight = _SMOOTHING if self._held_seconds else 1.0
+            self._held_seconds += (held - self._held_seconds) * weight
+
+    def _wait(self) -> float:
+        """Seconds until a new request gets a slot, if the running requests are half done."""
+        if len(self._in_flight) < self._slots:
+            return 0.0
+        return self._held_seconds * (len(self._in_flight) / self._slots - 0.5)

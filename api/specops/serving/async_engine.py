@@ -20,7 +20,6 @@ from specops.request import FinishReason, GenerationRequest, Output, PromptTooLo
 from specops.serving.admission import AdmissionController
 from specops.serving.engine_thread import EngineThread
 from specops.serving.memory_gate import MemoryGate
-from specops.serving.queue_tracker import QueueTracker
 from specops.serving.request_handle import RequestHandle
 from specops.system.allocator import give_back
 
@@ -199,9 +198,12 @@ class AsyncEngine:
         }
         blocks = scheduler.target.cache.num_blocks
         self._metrics.set_model(labels, info.slots, info.kv_tokens, blocks)
-        tracker = QueueTracker(slots=info.slots, queue_size=self._settings.queue_size)
-        gate = MemoryGate(info.kv_tokens, info.slots)
-        self._admission = AdmissionController(tracker, gate, self._metrics.observe_rejected)
+        self._admission = AdmissionController(
+            info.slots,
+            self._settings.queue_size,
+            MemoryGate(info.kv_tokens, info.slots),
+            self._metrics.observe_rejected,
+        )
         controller = scheduler.controller
         self._metrics.watch_controller(
             lambda: controller.estimated_speedup, lambda: _pass_costs(scheduler)

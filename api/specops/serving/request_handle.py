@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from specops.request import GenerationRequest, Output
-from specops.serving.queue_tracker import QueuePosition
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePosition:
+    """Place of a request in the queue at its admission.
+
+    Attributes:
+        position: 0 if a slot is free; 1 for the request that gets the next slot.
+        wait_seconds: expected wait for the slot.
+    """
+
+    position: int
+    wait_seconds: float
 
 
 class RequestHandle:
