@@ -13,7 +13,7 @@ from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.heads.conversations import Writer
 from specops.heads.output_rows import output_rows
-from specops.heads.shards import Conversation, Shards
+from specops.heads.storage import Conversation, ConversationStore
 from specops.models.prepare import choose, prepare
 from specops.text.chat_template import ChatTemplate
 from tests.conftest import THREADS
@@ -92,27 +92,23 @@ def test_a_chat_model_asks_itself(engine: Engine, monkeypatch: pytest.MonkeyPatc
         assert prompt.endswith("assistant]")
 
 
-def test_shards_give_back_what_they_were_given(tmp_path: Path) -> None:
+def test_stored_conversations_come_back(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-
-    def made(number: int, asked: int, length: int) -> Conversation:
-        return Conversation(
-            number,
-            rng.integers(0, 99, asked, np.int32),
-            rng.integers(0, 99, length, np.int32),
-            rng.normal(size=(length, 3)).astype(np.float16),
-        )
-
-    given = [made(4, 0, 5), made(1, 7, 1), made(9, 2, 30)]
-    shards = Shards(tmp_path / "kept")
-    shards.append(given[:2])
-    (tmp_path / "kept" / "00001.partial").write_bytes(b"cut short")
-    shards = Shards(tmp_path / "kept")
-    shards.append(given[2:])
-    found = list(shards.first(shards.nbytes))
-    assert [item.number for item in found] == [4, 1, 9]
-    for one, other in zip(found, given, strict=True):
+    store = ConversationStore(tmp_path / "kept")
+    assert store.next_number == 0
+    given = []
+    for number, asked, length in ((4, 0, 5), (1, 7, 1), (9, 2, 30)):
+        states = rng.normal(size=(length, 3)).astype(np.float16)
+        prompt, tokens = (rng.integers(0, 99, count, np.int32) for count in (asked, length))
+        given.append(Conversation(number, prompt, tokens, states))
+        store.add(given[-1])
+    (tmp_path / "kept" / "0000010.partial").write_bytes(b"cut short")
+    store = ConversationStore(tmp_path / "kept")
+    assert store.next_number == 10
+    found = list(store.first(store.nbytes))
+    assert [item.number for item in found] == [1, 4, 9]
+    for one, other in zip(found, sorted(given, key=lambda item: item.number), strict=True):
         for name in ("prompt", "tokens", "states"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-    assert [item.number for item in shards.first(shards.nbytes - 1)] == [4, 1]
-    assert not list(shards.first(0))
+    assert [item.number for item in store.first(store.nbytes - 1)] == [1, 4]
+    assert not list(store.first(0))

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs the extra `train`")
 from specops.heads.examples import Examples, frequent_tokens  # noqa: E402
 from specops.heads.export import write_head  # noqa: E402
 from specops.heads.network import HeadNetwork  # noqa: E402
-from specops.heads.shards import Conversation  # noqa: E402
+from specops.heads.storage import Conversation  # noqa: E402
 from specops.heads.training import Training, acceptance, calibrate, guesses, new_network  # noqa: E402
 from specops.models.graph.prepack import prepack  # noqa: E402
 from specops.models.head_folder import HeadFolder  # noqa: E402

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from specops.cli.main import main
-from specops.heads.shards import Conversation, Shards
+from specops.heads.storage import Conversation, ConversationStore
 
 pytest.importorskip("torch", reason="needs the extra `train`")
 from specops.heads import making
@@ -79,9 +79,9 @@ def test_no_more_is_written_than_training_has_memory_for(
                 yield Conversation(number, tokens, tokens, states)
 
     monkeypatch.setattr(making, "Writer", Endless)
-    monkeypatch.setattr(making, "_SHARD_SECONDS", 0.0)
+    monkeypatch.setattr(making, "_SAVE_SECONDS", 0.0)
     monkeypatch.setattr(making, "page_cache_room", lambda: 50_000)
-    shards, told = Shards(tmp_path), list[str]()
-    making._write(cast(Any, None), shards, tmp_path / "progress.json", 60.0, told.append)
-    assert 50_000 < making._TRAINING_BYTES * shards.nbytes < 100_000
+    store, told = ConversationStore(tmp_path), list[str]()
+    making._write(cast(Any, None), store, tmp_path / "progress.json", 60.0, told.append)
+    assert 50_000 < making._TRAINING_BYTES * store.nbytes < 100_000
     assert told == ["writing ends here: training on more would not fit into the memory"]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from specops.engine.engine import Engine
 from specops.engine.sequence import Sequence
-from specops.heads.shards import Conversation
 from specops.heads.starters import STARTERS
+from specops.heads.storage import Conversation
 from specops.request import GenerationRequest, SamplingParams
 from specops.text.chat_template import question
 

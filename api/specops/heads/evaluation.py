@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER, Engine
-from specops.heads.shards import Conversation
+from specops.heads.storage import Conversation
 from specops.request import GenerationRequest, GenerationStats
 
 _PROMPTS = 24  # most prompts that are measured

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specops.heads.shards import Conversation
+from specops.heads.storage import Conversation
 from specops.runtime.sampling import Floats
 
 _LABELS = 8  # number of likeliest tokens kept of a distribution

@@ -23,7 +23,7 @@ from specops.heads.evaluation import Evaluation, evaluate
 from specops.heads.examples import Examples, frequent_tokens, held_out
 from specops.heads.export import write_head
 from specops.heads.output_rows import output_rows
-from specops.heads.shards import Conversation, Shards
+from specops.heads.storage import Conversation, ConversationStore
 from specops.heads.training import Training, acceptance, calibrate, new_network
 from specops.models.folder import ModelError
 from specops.models.head_folder import HeadFolder
@@ -35,7 +35,7 @@ _TOKENS = 4096  # size of the table: 97 % of what a chat model of 49,152 tokens 
 _WRITING, _TRAINING = 0.55, 0.4  # shares of the time; the rest is for measurements
 _SLOTS, _CONTEXT = 24, 512  # while conversations are written
 _UNSEEN = 400  # held-out texts: with 100,000 tokens a share of 0.4 is known within 0.003
-_TELL_SECONDS, _SHARD_SECONDS = 20.0, 60.0
+_TELL_SECONDS, _SAVE_SECONDS = 20.0, 60.0
 # Bytes of memory that the training takes for each byte of conversations. For the demo pair's 5.9 GB
 # it took 12.6 GB before the first step, and the page cache needs room, too.
 _TRAINING_BYTES = 3
@@ -59,11 +59,11 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
     work.mkdir(parents=True, exist_ok=True)
     alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=_CONTEXT)
     engine = Engine.load(alone)
-    shards = Shards(work / "conversations")
-    _write(engine, shards, work / "progress.json", 60 * _WRITING * minutes, tell)
-    if shards.nbytes > (most := page_cache_room() // _TRAINING_BYTES):
-        tell(f"learning from {most / shards.nbytes:.0%} of it: more would not fit into the memory")
-    conversations = list(shards.first(most))
+    store = ConversationStore(work / "conversations")
+    _write(engine, store, work / "progress.json", 60 * _WRITING * minutes, tell)
+    if store.nbytes > (most := page_cache_room() // _TRAINING_BYTES):
+        tell(f"learning from {most / store.nbytes:.0%} of it: more would not fit into the memory")
+    conversations = list(store.first(most))
     learnt, kept = ([c for c in conversations if held_out(c) is unseen] for unseen in (False, True))
     if not learnt or not kept:
         raise ModelError(
@@ -115,23 +115,18 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
     return found
 
 
-def _write(engine: Engine, shards: Shards, file: Path, seconds: float, tell: Tell) -> None:
+def _write(
+    engine: Engine, store: ConversationStore, file: Path, seconds: float, tell: Tell
+) -> None:
     """Write conversations until they have taken `seconds`, over all calls."""
     spent = json.loads(file.read_text(encoding="utf-8")) if file.exists() else 0.0
-    tokens, held = 0, list[Conversation]()
+    tokens = 0
     began = told = saved = time.monotonic()
-
-    def save() -> None:
-        if held:
-            shards.append(held)
-            held.clear()
-        file.write_text(json.dumps(spent + time.monotonic() - began), encoding="utf-8")
-
-    with closing(Writer(engine).conversations(shards.next_number)) as written:
+    with closing(Writer(engine).conversations(store.next_number)) as written:
         try:
             while (now := time.monotonic()) - began + spent < seconds:
                 if (conversation := next(written)) is not None:
-                    held.append(conversation)
+                    store.add(conversation)
                     tokens += len(conversation.tokens)
                 if now - told > _TELL_SECONDS:
                     left = (seconds - spent - now + began) / 60
@@ -141,14 +136,14 @@ def _write(engine: Engine, shards: Shards, file: Path, seconds: float, tell: Tel
                         f"about {left:.0f} min left"
                     )
                     told = now
-                if now - saved > _SHARD_SECONDS:
-                    save()
+                if now - saved > _SAVE_SECONDS:
+                    file.write_text(json.dumps(spent + now - began), encoding="utf-8")
                     saved = now
-                    if shards.nbytes * _TRAINING_BYTES > page_cache_room():
+                    if store.nbytes * _TRAINING_BYTES > page_cache_room():
                         tell("writing ends here: training on more would not fit into the memory")
                         return
         finally:
-            save()
+            file.write_text(json.dumps(spent + time.monotonic() - began), encoding="utf-8")
 
 
 def _tokens(conversations: list[Conversation], file: Path) -> list[int]:
