@@ -54,7 +54,7 @@ def test_times_add_up_and_memory_holds_the_cache_of_the_model_alone(
     assert found["beyond_kv_bytes"] < found["anonymous_bytes"]
 
 
-def test_what_the_first_start_makes_is_not_counted(
+def test_work_of_the_first_start_only_is_not_counted(
     tiny_pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The first start converts the checkpoint and lays out its weights; this is not loading.

@@ -198,7 +198,7 @@ def test_a_real_cap_is_read_from_inside_it() -> None:
         pytest.skip(str(error))
 
 
-def test_what_exceeds_a_real_cap_is_killed_and_counted() -> None:
+def test_a_process_above_a_real_cap_is_killed_and_counted() -> None:
     try:
         with cgroup(f"specops-test-{os.getpid()}", memory=64 * MIB) as group:
             command = [sys.executable, "-c", "print(len(bytearray(256 << 20)))"]

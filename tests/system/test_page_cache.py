@@ -25,7 +25,7 @@ def forgotten(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_read_ahead_is_there(forgotten: Path) -> None:
+def test_a_part_that_is_read_ahead_is_cached(forgotten: Path) -> None:
     with forgotten.open("rb") as file:
         read_ahead(file.fileno(), mmap.PAGESIZE, SIZE)
     assert all(cached(forgotten, page) for page in (1, 2, 3))

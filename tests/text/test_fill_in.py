@@ -60,7 +60,7 @@ def test_a_tokenizer_that_lacks_one_of_the_tokens_has_no_form(form: FillInForm) 
         assert FillIn.of(Spelled(*others)) is None  # type: ignore[arg-type]
 
 
-def test_what_ends_a_piece_is_told_as_far_as_the_tokenizer_has_it() -> None:
+def test_end_tokens_are_those_that_the_tokenizer_has() -> None:
     form = FORMS[0]
     tokenizer = Spelled(form.before, form.behind, form.gap, "<|fim_pad|>", "<|file_sep|>")
     assert FillIn.of(tokenizer).ends == {"<|fim_pad|>": 1003, "<|file_sep|>": 1004}  # type: ignore[arg-type]

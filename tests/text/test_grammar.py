@@ -70,7 +70,7 @@ def test_a_text_that_follows_its_grammar_is_complete(grammar: Grammar, text: str
     assert follow(grammar, text).complete
 
 
-def test_what_may_go_on_may_end_as_well() -> None:
+def test_a_complete_text_may_end_or_go_on() -> None:
     matcher = follow(regex("[0-9]+"), "12")
     assert not matcher.complete
     assert END in allowed(matcher.masks(())[0])
@@ -87,7 +87,7 @@ def test_masks_of_draft_tokens_are_those_of_the_steps() -> None:
 
 
 @pytest.mark.parametrize("grammar", [schema(PERSON), choice("abcdefgh"), regex("x{30}[0-9]")])
-def test_what_is_forced_is_what_is_alone_in_its_mask(grammar: Grammar) -> None:
+def test_forced_tokens_are_alone_in_their_masks(grammar: Grammar) -> None:
     matcher = grammars().matcher(grammar)
     forced = matcher.forced(40)
     assert forced == matcher.forced(40)
@@ -144,7 +144,7 @@ def test_draft_tokens_are_allowed_up_to_the_first_wrong_one() -> None:
         (lark('start: "\x00'), ""),
     ],
 )
-def test_what_cannot_be_followed_is_refused_with_the_reason(grammar: Grammar, reason: str) -> None:
+def test_a_wrong_grammar_is_refused_with_the_reason(grammar: Grammar, reason: str) -> None:
     with pytest.raises(GrammarError) as caught:
         grammars().matcher(grammar)
     assert str(caught.value)

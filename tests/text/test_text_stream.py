@@ -54,7 +54,7 @@ def test_without_stop_strings_nothing_is_held_back() -> None:
     assert [[piece.text for piece in step] for step in steps] == [["a"], ["b"], ["c"], []]
 
 
-def test_what_may_become_a_stop_string_is_held_back() -> None:
+def test_a_possible_stop_string_is_held_back() -> None:
     steps, _ = stream("a##b", ("##!",))
     assert [[piece.text for piece in step] for step in steps] == [
         ["a"],
