@@ -121,9 +121,22 @@ def test_variables_that_change_nothing(variables: dict[str, str]) -> None:
     assert Settings.from_env(variables) == Settings.from_env({})
 
 
-def test_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(ConfigError, match="PROT is not a setting; did you mean SPECOPS_PORT"):
-        Settings.from_env({"SPECOPS_PROT": "1"})
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("PROT", "is not a setting; did you mean SPECOPS_PORT"),  # misspelt
+        ("KERNELS", "is not a setting"),  # of earlier versions, without a successor
+        ("LONGEST_PAUSE", ".*SPECOPS_MAX_INTER_TOKEN_LATENCY"),  # of earlier versions
+        ("ROWS", ".*SPECOPS_SLOTS"),
+        ("PREFILL_CHUNK", ".*SPECOPS_MAX_BATCHED_TOKENS"),
+        ("QUEUE_TIMEOUT", ".*SPECOPS_REQUEST_TIMEOUT"),
+        ("MEMORY_FIT", ".*SPECOPS_KV_TOKENS"),
+        ("ADAPTIVE", ".*adaptive: false"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_what_to_do_instead(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)SPECOPS_{name} {message}"):
+        Settings.from_env({f"SPECOPS_{name}": "1"})
 
 
 def test_there_are_few_settings_and_each_has_a_case_here() -> None:

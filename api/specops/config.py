@@ -18,6 +18,20 @@ from specops.request import DRAFTERS, FORMER_DRAFTERS
 
 PREFIX = "SPECOPS_"
 _IGNORED = "SPECOPS_EXACT"  # the output is always exact; older files may still ask for it
+_FORMER = {  # settings of earlier versions, with what the user does instead
+    "SPECOPS_LONGEST_PAUSE": "is called SPECOPS_MAX_INTER_TOKEN_LATENCY now",
+    "SPECOPS_ROWS": "is called SPECOPS_SLOTS now",
+    "SPECOPS_PREFILL_CHUNK": "is called SPECOPS_MAX_BATCHED_TOKENS now",
+    "SPECOPS_ADAPTIVE": "is gone: a request asks for a fixed number of draft tokens with "
+    "`adaptive: false` and `k_draft`",
+    "SPECOPS_K_DRAFT": "is gone: a request asks for a fixed number of draft tokens with "
+    "`adaptive: false` and `k_draft`",
+    "SPECOPS_LOG_PROMPTS": "is gone: SPECOPS_LOG_LEVEL=info+prompts logs prompts and answers",
+    "SPECOPS_MEMORY_FIT": "is gone: without SPECOPS_KV_TOKENS and SPECOPS_CONTEXT the KV cache "
+    "takes what fits",
+    "SPECOPS_QUEUE_TIMEOUT": "is gone: SPECOPS_REQUEST_TIMEOUT includes the wait for a slot",
+    "SPECOPS_SHARED_NGRAMS": "is gone: SPECOPS_PREFIX_CACHE says which requests share",
+}
 _MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
 _BLOCK = "(-(16|32|64|128|256))?"
 _WEIGHTS = re.compile(rf"(fp32|int8{_BLOCK}|int4{_BLOCK}(-rtn)?)?")
@@ -97,6 +111,8 @@ def _keys(text: str) -> str:
 
 
 def _unknown(name: str, known: Iterable[str]) -> ConfigError:
+    if name in _FORMER:
+        return ConfigError(f"{name} {_FORMER[name]}")
     from difflib import get_close_matches  # noqa: PLC0415 - takes 10 ms, and only errors need it
 
     near = get_close_matches(name, known, n=1)
