@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.convert import Quantization, export_checkpoint
+from specops.models.graph.nodes import attributes_of
 from specops.models.graph.product_inputs import Made
 from specops.models.graph.tiles import write_tiles
-from specops.models.graph.tokenwise import attributes_of
 from specops.runtime import kernels
 from tests.checkpoints import (
     RELATIVES,

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.convert import Quantization, export_checkpoint
+from specops.models.graph.nodes import RefusedGraphError
 from specops.models.graph.rewrite import AttentionShape, rewrite
-from specops.models.graph.tokenwise import RefusedGraphError
 from specops.runtime import kernels
 from tests.checkpoints import (
     make_gpt2_checkpoint,
@@ -132,43 +132,6 @@ def test_behind_the_last_attention_only_wanted_tokens_go_on(tmp_path: Path, fami
         if {gather.output[0] for gather in gathers}.intersection(node.input)
     ]
     assert all(last.output[0] not in node.input for node in after)
-
-
-def as_format_2(model: onnx.ModelProto) -> None:
-    """Exports of format 2: scaled queries, and logits from a position on."""
-    graph = model.graph
-    for node in graph.node:
-        if node.op_type == "GroupQueryAttention":
-            node.attribute.append(helper.make_attribute("scale", 1.0))
-    for name, value in (("logits_start", 0), ("slice_end", 2**63 - 1)):
-        graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
-    graph.input.append(helper.make_tensor_value_info("logits_start", TensorProto.INT64, [1]))
-    last = node_of(model, "GroupQueryAttention", 1)
-    place = list(graph.node).index(last) + 1
-    crossing = (last.output[0], "layers.1.input_norm.residual")
-    for name in crossing:
-        for node in list(graph.node)[place:]:
-            inputs = [f"{name}.cut" if given == name else given for given in node.input]
-            del node.input[:]
-            node.input.extend(inputs)
-    for name in crossing:
-        operands = [name, "logits_start", "slice_end", "axis_1"]
-        graph.node.insert(place, helper.make_node("Slice", operands, [f"{name}.cut"]))
-
-
-def test_exports_of_the_format_before_still_load(model: onnx.ModelProto) -> None:
-    expected = onnx.ModelProto.FromString(model.SerializeToString())
-    as_format_2(model)
-    rewrite(model)
-    rewrite(expected)
-    assert shapes(list(model.graph.input)) == shapes(list(expected.graph.input))
-    assert [node.op_type for node in model.graph.node] == [
-        node.op_type for node in expected.graph.node
-    ]
-    scales = [
-        item.f for item in node_of(model, kernels.ATTENTION).attribute if item.name == "scale"
-    ]
-    assert scales == [1.0]
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["apart", "packed"])

@@ -270,7 +270,7 @@ def test_a_process_that_is_killed_is_taken_for_too_little_memory(
     graph: Path, tmp_path: Path, kill_module: Callable[[str], None]
 ) -> None:
     kill_module("specops.models.graph.prepack")
-    with pytest.raises(ModelError, match="ended by SIGKILL, most likely because memory ran out"):
+    with pytest.raises(ModelError, match="SIGKILL ended it, most likely because memory ran out"):
         prepacked_graph(graph, "tiny", tmp_path, print)
 
 
