@@ -1,4 +1,4 @@
-"""From a name to a folder: presets are data that holds, and every layout loads."""
+"""From a name to a folder: presets are valid, and every layout loads."""
 
 from __future__ import annotations
 
@@ -153,8 +153,7 @@ def get(source: Source, cache: Path, quant: str = "int4-32-rtn") -> ModelFolder:
 
 def test_a_published_graph_is_used_as_it_is(genai: Path, tmp_path: Path) -> None:
     folder = get(genai, tmp_path / "cache")
-    assert folder.path == genai
-    assert folder.graph == genai / "model.onnx"
+    assert (folder.path, folder.graph, folder.quant) == (genai, genai / "model.onnx", "onnx")
     assert (folder.bos_token, folder.end_tokens) == (1, {0, 7})
     assert (folder.vocab_size, folder.context_length, folder.parameters) == (320, 128, 0)
     assert not (tmp_path / "cache").exists()
@@ -172,23 +171,20 @@ def test_a_published_graph_says_what_its_export_says(
     assert tokens_of(tiny_settings, genai) == tokens_of(tiny_settings, export)
 
 
-@pytest.mark.parametrize(
-    ("eos", "file", "expected", "weights"),
-    [
-        (3, "phi3-mini-cpu-int4-rtn-block-32.onnx", {3}, "int4"),
-        ([3, 4], "model.onnx", {3, 4}, "onnx"),
-    ],
-)
-def test_the_description_of_a_published_graph_is_read(
-    genai: Path, eos: object, file: str, expected: set[int], weights: str
-) -> None:
-    config = json.loads((genai / "genai_config.json").read_text())
-    config["model"]["eos_token_id"] = eos
-    config["model"]["decoder"]["filename"] = file
-    (genai / "genai_config.json").write_text(json.dumps(config))
+def describe(folder: Path, **changes: object) -> None:
+    """Change fields of a description."""
+    file = folder / "genai_config.json"
+    config = json.loads(file.read_text())
+    config["model"] |= changes
+    file.write_text(json.dumps(config))
+
+
+def test_a_published_graph_may_have_one_end_token_and_say_its_weights(genai: Path) -> None:
+    file = "phi3-mini-cpu-int4-rtn-block-32.onnx"
+    describe(genai, eos_token_id=3, decoder={"filename": file})
     (genai / file).touch()
     folder = ModelFolder.read_genai(genai, "x")
-    assert (folder.end_tokens, folder.quant) == (expected, weights)
+    assert (folder.end_tokens, folder.quant) == ({3}, "int4")
 
 
 @pytest.mark.parametrize("missing", ["model.onnx", "tokenizer.json"])
@@ -200,20 +196,19 @@ def test_a_published_folder_that_lacks_a_file_is_refused(
         get(genai, tmp_path)
 
 
-@pytest.mark.parametrize("file", ["../model.onnx", "/etc/hostname", ""])
-def test_a_description_that_leads_out_of_its_folder_is_refused(
-    genai: Path, tmp_path: Path, file: str
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        *(({"filename": name}, "is no file in the folder") for name in ("../model.onnx", "/etc/x")),
+        ({}, "filename"),
+        ({"filename": "model.onnx", "hidden_size": -1}, "-1 is no size"),
+    ],
+)
+def test_a_damaged_description_is_refused(
+    genai: Path, tmp_path: Path, decoder: dict[str, object], message: str
 ) -> None:
-    config = json.loads((genai / "genai_config.json").read_text())
-    config["model"]["decoder"]["filename"] = file
-    (genai / "genai_config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"cannot be used .* is no file in the folder"):
-        get(genai, tmp_path)
-
-
-def test_a_description_that_says_too_little_is_refused(genai: Path, tmp_path: Path) -> None:
-    (genai / "genai_config.json").write_text('{"model": {"decoder": {}}}')
-    with pytest.raises(ModelError, match=r"genai_config\.json cannot be used.*filename"):
+    describe(genai, decoder=decoder)
+    with pytest.raises(ModelError, match=rf"genai_config\.json cannot be used.*{message}"):
         get(genai, tmp_path)
 
 
