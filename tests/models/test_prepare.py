@@ -155,18 +155,6 @@ def test_a_published_graph_is_used_as_it_is(genai: Path, tmp_path: Path) -> None
     assert not (tmp_path / "cache").exists()
 
 
-def tokens_of(settings: Settings, target: Path) -> list[int]:
-    engine = Engine.load(replace(settings, target=str(target), draft="none"))
-    return [piece.token for piece in generate(engine, (5, 6, 7), 8, drafter="none")[0]]
-
-
-def test_a_published_graph_says_what_its_export_says(
-    genai: Path, tiny_pair: Path, tiny_settings: Settings
-) -> None:
-    export = tiny_pair / "target" / "onnx" / "int4-32-rtn"
-    assert tokens_of(tiny_settings, genai) == tokens_of(tiny_settings, export)
-
-
 def describe(folder: Path, **changes: object) -> None:
     """Change fields of a description."""
     file = folder / "genai_config.json"

@@ -43,16 +43,6 @@ def inputs_of(graph: Path) -> list[Made]:
     return [Made(attributes_of(node)["input"]) for node in products(graph)]
 
 
-@pytest.mark.parametrize("quant", ["int8-128", "int4-32-rtn"])
-def test_a_layer_is_four_products_and_attention(
-    tiny_pair: Path, tmp_path: Path, quant: str
-) -> None:
-    found = prepared(tiny_pair / "target" / "onnx" / quant / "model.onnx", tmp_path)
-    layer = [Made.NORM, Made.AS_IT_IS, Made.NORM, Made.SILU_GATE]
-    assert inputs_of(found) == [*layer, *layer, Made.NORM]
-    assert not operators(found).keys() & {*NORMS, "QuickGelu", "Mul"}
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_published_graph_computes_the_same_bits(
     tiny_pair: Path, tmp_path: Path, *, packed: bool
