@@ -33,12 +33,11 @@ _WORKERS = {  # modules that run in processes of their own
 class Memory:
     """The peak memory of each kind of process, in bytes.
 
-    `resident` includes mapped files; `anonymous` does not. `together` is the peak of the anonymous
-    memory of all processes at one time, which the container's cap counts.
+    `resident` includes mapped files. `together` is the peak of the anonymous memory of all
+    processes at one time, which the container's cap counts.
     """
 
     resident: dict[str, int] = field(default_factory=dict)
-    anonymous: dict[str, int] = field(default_factory=dict)
     together: int = 0
 
     def sample(self, pid: int) -> None:
@@ -57,9 +56,7 @@ class Memory:
                 for line in status.splitlines()
                 if line.startswith(("VmHWM", "RssAnon"))
             }
-            anonymous = kib.get("RssAnon", 0) * 1024
-            total += anonymous
-            self.anonymous[kind] = max(self.anonymous.get(kind, 0), anonymous)
+            total += kib.get("RssAnon", 0) * 1024
             self.resident[kind] = max(self.resident.get(kind, 0), kib.get("VmHWM", 0) * 1024)
         self.together = max(self.together, total)
 

@@ -31,6 +31,7 @@ LAYERS = 2
 WHOLE = {"tinyllama", *os.environ.get("WHOLE_PRESETS", "").split(",")}
 CONVERTER_LIMIT = 2_000_000_000  # bytes of resident memory, whatever the checkpoint's size
 NAMES = [name for name in presets() if name not in ("demo", "smollm2", "custom")]
+STATES = ("downloading", "converting", "loading")
 PROMPT = {"prompt": "The quick brown fox", "max_new_tokens": 12, "ignore_eos": True}
 PROMPT |= {"k_draft": 3, "adaptive": False}  # random drafts do not pay: draft all the same
 Tell = Callable[[str], None]
@@ -110,23 +111,14 @@ def check_downloads(running: Running, cache: Path, models: list[HubModel]) -> in
 def took(name: str, first: Running, again: Running, downloaded: int) -> str:
     """Return a line with a preset's times and memory."""
 
-    def megabytes(found: dict[str, int], kind: str) -> str:
-        return f"{found[kind] / 1e6:.0f}" if kind in found else "-"
-
-    memory = first.memory
+    converter = first.memory.resident.get("converter", 0)
     figures = {
         "downloaded": f"{downloaded / 1e6:.0f}",
-        "download": f"{first.seconds('downloading'):.1f}",
-        "convert": f"{first.seconds('converting'):.1f}",
-        "load": f"{first.seconds('loading'):.1f}",
-        "load again": f"{again.seconds('loading'):.1f}",
-        "converter RSS": megabytes(memory.resident, "converter"),
-        "anon": megabytes(memory.anonymous, "converter"),
-        "layout anon": megabytes(memory.anonymous, "layout"),
-        "prepack anon": megabytes(memory.anonymous, "prepack"),
-        "server RSS": megabytes(again.memory.resident, "server"),
-        "server anon": megabytes(again.memory.anonymous, "server"),
-        "most anon": f"{memory.together / 1e6:.0f}",
+        **{state: f"{first.seconds(state):.1f}" for state in STATES},
+        "loading again": f"{again.seconds('loading'):.1f}",
+        "converter RSS": f"{converter / 1e6:.0f}",
+        "server RSS": f"{again.memory.resident['server'] / 1e6:.0f}",
+        "most anonymous": f"{first.memory.together / 1e6:.0f}",
     }
     return f"{name}: {', '.join(f'{kind} {value}' for kind, value in figures.items())}"
 

@@ -261,7 +261,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
         between("Add", "present.0.key"),
         r"in_between \(Add\) reads the cache, present\.0\.key",
     ),
-    "mask": (between("Mul", "mask_sum"), r"\(ReduceSum\) reads attention_mask, which is neither"),
+    "mask": (
+        between("Mul", "mask_sum"),
+        r"\(ReduceSum\) reads attention_mask, which is neither a weight",
+    ),
     "ids": (narrow_ids, r"its input input_ids is not int64"),
     "unknown": (between("CumSum", "axis_of_tokens"), r"in_between \(CumSum\) cannot stand in a"),
     "domain": (

@@ -293,7 +293,7 @@ def cut_short(model: onnx.ModelProto) -> None:
         (weights_at("../outside"), r"weight .*: '\.\./outside' is no file"),
         (weights_at("/etc/hostname"), r"weight .*: '/etc/hostname' is no file"),
         (weights_at("missing"), r"missing is missing: copy or download"),
-        (packed_form, "prepacked_0 is nothing that says where it lies"),
+        (packed_form, "its entry prepacked_0 does not say where it lies"),
         (constant_elsewhere, r"'\.\./outside' is no file in the folder"),
         (missing_attribute, r"model\.onnx is damaged .*; take another export"),
         (cut_short, r"model\.onnx is damaged .*; take another export"),

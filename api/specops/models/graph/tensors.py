@@ -34,7 +34,7 @@ def check_places(graph: GraphProto, folder: Path) -> None:
             place = _place_of(tensor)
             try:
                 if odd := place.keys() - _PLACE:
-                    raise ValueError(f"{min(odd)} is nothing that says where it lies")
+                    raise ValueError(f"its entry {min(odd)} does not say where it lies")
                 file = inside(folder, place.get("location", ""))
             except ValueError as error:
                 raise ModelError(f"{folder}: the weight {tensor.name}: {error}") from error

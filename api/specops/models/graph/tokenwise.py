@@ -75,7 +75,7 @@ def check_tokenwise(graph: onnx.GraphProto, control: Sequence[str]) -> None:
                 continue
             if name and name not in values:
                 raise RefusedGraphError(
-                    f"{named(node)} reads {name}, which is neither of a token nor a weight"
+                    f"{named(node)} reads {name}, which is neither a weight nor follows from tokens"
                 )
             operands.append(values.get(name))
         try:
@@ -217,18 +217,18 @@ def _reduce(node: onnx.NodeProto, operands: _Operands) -> int:
 
 def _tokens(value: _Constant | _Tokens | None) -> _Tokens:
     if not isinstance(value, _Tokens):
-        raise _RuleError("an operand that should be the tokens' is none")
+        raise _RuleError("an operand has no axis of tokens")
     return value
 
 
 def _the_only_tokens(operands: _Operands, rank: int) -> None:
     if any(value != _Tokens(rank) for value in operands if value is not None):
-        raise _RuleError(f"its operands are not all of tokens, with {rank} dimensions")
+        raise _RuleError(f"not all of its operands have tokens and {rank} dimensions")
 
 
 def _all_constant(operands: _Operands) -> None:
     if any(isinstance(value, _Tokens) for value in operands):
-        raise _RuleError("an operand that should be a weight is the tokens'")
+        raise _RuleError("an operand that should be a weight depends on the tokens")
 
 
 def _behind_tokens(axes: Sequence[int], rank: int) -> int:
