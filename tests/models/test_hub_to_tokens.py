@@ -1,4 +1,4 @@
-"""From the hub to tokens: downloads are seen, conversions kept."""
+"""From the hub to tokens: downloads are reported, conversions are kept."""
 
 from __future__ import annotations
 

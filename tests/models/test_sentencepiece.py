@@ -1,4 +1,4 @@
-"""A tokenizer.model becomes the tokenizer.json that is published for the same pieces."""
+"""A tokenizer.model becomes the same tokenizer as the published tokenizer.json."""
 
 from __future__ import annotations
 

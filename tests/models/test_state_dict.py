@@ -26,7 +26,7 @@ WEIGHTS = np.arange(12, dtype=np.float32)
 
 
 class Named:
-    """Pickles as a call of `module.name`, which this process need not have."""
+    """Pickled as a call of `module.name`, which need not exist here."""
 
     def __init__(self, name: str, *arguments: object) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class Named:
 
 
 class Global:
-    """Pickles as the name alone."""
+    """Pickled as the name alone."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -207,7 +207,7 @@ def test_the_error_of_the_other_process_reaches_the_caller(mine: Path, tmp_path:
 
 
 def vocabulary_and_merges(folder: Path) -> list[int]:
-    """Put OPT's kind of tokenizer there, without a tokenizer.json; tokens of `add a`."""
+    """Write OPT's kind of tokenizer without a tokenizer.json; return the tokens of `add a`."""
     tokenizer = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>"]
     tokenizer.train_from_iterator(

@@ -49,7 +49,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(llama: Path) -> onnx.ModelProto:
-    """An export that a test may change; its weights stay where they are."""
+    """An export that a test may change, without its weights."""
     return onnx.load(llama, load_external_data=False)
 
 
@@ -139,7 +139,7 @@ def test_a_published_graph_computes_what_our_export_does(
 
 
 def test_norms_of_heads_go_into_attention(tmp_path: Path) -> None:
-    """As Qwen3 has them; ONNX Runtime runs the graph as it is published."""
+    """Qwen3 has such norms. ONNX Runtime runs the published graph for comparison."""
     graph = exported(tmp_path, "llama")
     published = write_published(graph, tmp_path / "published" / "model.onnx", normed=True)
     expected = Runner.of_graph(published, kv_heads=2, head_dim=16, layers=2, vocab=320).step(TOKENS)
@@ -299,7 +299,7 @@ def test_what_is_not_understood_is_refused_by_name(model: onnx.ModelProto, case:
 
 
 def in_a_branch(model: onnx.ModelProto) -> None:
-    """The engine's operator stands in a graph that is an attribute."""
+    """Put the engine's operator into a graph that is a node's attribute."""
     made = helper.make_node(kernels.MATMUL, ["embedding"], ["product"], domain=kernels.DOMAIN)
     result = helper.make_tensor_value_info("product", TensorProto.FLOAT, None)
     branch = helper.make_graph([made], "branch", [], [result])

@@ -16,6 +16,7 @@ from specops.models.convert import Quantization, export_checkpoint
 from specops.models.graph.tiles import write_tiles
 from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
+from specops.runtime.kernels.packing import pack
 from specops.runtime.session import open_session
 from tests.checkpoints import make_gpt2_checkpoint
 from tests.models.convert.runner import Runner
@@ -29,13 +30,13 @@ def operators(graph: Path) -> Counter[str]:
 
 
 def foreign(graph: Path) -> list[str]:
-    """The products that the prepared graph says are ONNX Runtime's."""
+    """Return the products that ONNX Runtime computes, as the prepared graph names them."""
     metadata = open_session(graph).get_modelmeta().custom_metadata_map
     return list(filter(None, metadata["specops.foreign_products"].split(",")))
 
 
 def test_only_a_product_whose_every_scale_float16_has_gets_such_scales(tmp_path: Path) -> None:
-    """The columns lie in two parts that are packed one after another."""
+    """There are so many columns that they are packed in two parts."""
     columns, rng = 4096 + 16, np.random.default_rng(1)
     scales = rng.standard_normal((columns, 2)).astype(np.float16).astype(np.float32)
     other = scales.copy()
@@ -60,6 +61,10 @@ def test_only_a_product_whose_every_scale_float16_has_gets_such_scales(tmp_path:
     assert found == {"halves": 1, "floats": 0}
     per_column = 2 * 16 + 2 * 2, 2 * 16 + 2 * 4
     assert [list(tensor.dims) for tensor in (halves, floats)] == [[columns * n] for n in per_column]
+    for tensor, stored in ((halves, scales.astype(np.float16)), (floats, other)):
+        start = int(next(entry.value for entry in tensor.external_data if entry.key == "offset"))
+        expected = pack(codes, stored, None, bits=4, block=32).tobytes()
+        assert target.getvalue()[start : start + tensor.dims[0]] == expected
 
 
 @pytest.mark.parametrize("quant", ["int8-128", "int4-128-rtn", "int4-32-rtn"])
@@ -79,7 +84,7 @@ def test_the_kernels_compute_what_onnxruntime_does(
 
 @pytest.mark.parametrize("quant", ["int8-128", "int4-128-rtn", "int4-32-rtn"])
 def test_zero_points_biases_and_blocks_that_are_not_full(tmp_path: Path, quant: str) -> None:
-    """GPT-2 has biases, inputs that fill no whole block of 128, and its embedding as its head."""
+    """GPT-2 has biases, inputs that do not fill a block of 128, and its embedding as its head."""
     source = make_gpt2_checkpoint(tmp_path / "source")
     exported = [
         export_checkpoint(source, tmp_path / name, quantization=Quantization.parse(name))
@@ -135,7 +140,7 @@ def test_tiles_start_on_pages_and_are_all_that_is_kept(tiny_pair: Path, tmp_path
 
 
 def asking(tiny_pair: Path, folder: Path, level: int) -> tuple[Path, str]:
-    """A graph whose first product asks for a level of accuracy, and that product."""
+    """Write a graph whose first product asks for a level of accuracy; return both."""
     source = tiny_pair / "target" / "onnx" / "int4-128-rtn"
     model = onnx.load(source / "model.onnx", load_external_data=False)
     first = next(node for node in model.graph.node if node.op_type == "MatMulNBits")

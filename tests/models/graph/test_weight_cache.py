@@ -66,7 +66,7 @@ def graph(tiny_pair: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that holds what is made of `graph`."""
+    """A cache with the prepacked form of `graph`."""
     cache = tmp_path_factory.mktemp("made")
     prepacked_graph(tiny_pair / "draft" / "onnx" / "int8-128" / "model.onnx", "tiny", cache, print)
     return cache
@@ -74,7 +74,7 @@ def made(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def first(graph: Path, made: Path, tmp_path: Path) -> Path:
-    """The prepacked graph in a cache of the test's own, `tmp_path`."""
+    """The prepacked graph in the test's own cache, `tmp_path`."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path / "prepacked" / f"tiny-{weight_cache.graph_key(graph)}" / "model.onnx"
 
@@ -264,7 +264,7 @@ def weights_at(place: str) -> Callable[[onnx.ModelProto], None]:
 
 
 def packed_form(model: onnx.ModelProto) -> None:
-    """ONNX Runtime would take these bytes for a kernel's own, whatever they are."""
+    """ONNX Runtime would use these bytes as a packed weight without a check."""
     tensor = next(tensor for tensor in model.graph.initializer if tensor.external_data)
     tensor.external_data.add(key="prepacked_0", value="key|0;64;0")
 
@@ -346,7 +346,7 @@ def test_a_process_that_waited_takes_what_the_other_one_made(
 
 
 def test_weights_do_not_become_anonymous_memory(tmp_path: Path) -> None:
-    """A process that loads prepacked weights holds far less of its own than their size."""
+    """A process that loads prepacked weights has far less anonymous memory than their size."""
     source = make_llama_checkpoint(
         tmp_path / "wide", hidden=1024, layers=2, heads=8, kv_heads=2, ffn=4096, vocab=320
     )

@@ -26,7 +26,7 @@ class _HeadNorm(NamedTuple):
     epsilon: float
 
 
-def take_norms_in(graph: onnx.GraphProto) -> None:
+def move_head_norms(graph: onnx.GraphProto) -> None:
     """Rewrite every GroupQueryAttention whose queries and keys are normalized before it.
 
     Raises:

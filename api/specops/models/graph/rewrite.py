@@ -21,7 +21,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from specops.models.graph.head_norms import take_norms_in
+from specops.models.graph.head_norms import move_head_norms
 from specops.models.graph.nodes import (
     RefusedGraphError,
     attributes_of,
@@ -79,7 +79,7 @@ def rewrite(model: onnx.ModelProto) -> AttentionShape:
     graph = model.graph
     _refuse_own_operators(model)
     _constants_to_initializers(graph)
-    take_norms_in(graph)
+    move_head_norms(graph)
     shape = _replace_attention(graph)
     keep_what_gives_logits(graph)
     check_tokenwise(graph, (*CONTROL, LOGIT_ROWS))
