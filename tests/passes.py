@@ -1,4 +1,4 @@
-"""Runs a graph as the service does: laid out for this processor, over a cache of blocks."""
+"""Runs a graph as the service does: prepacked for this processor, over a KV cache in blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Float = NDArray[np.float32]
 
 
 def prepared(graph: Path, cache_dir: Path) -> Path:
-    """The form of an exported graph that the engine runs, made in this process."""
+    """Return the form of an exported graph that the engine runs, made in this process."""
     made = cache_dir / f"{'-'.join(graph.parts[-4:-1])}-{graph_key(graph)}" / graph.name
     if not made.exists():
         made.parent.mkdir(parents=True)
@@ -30,12 +30,12 @@ def prepared(graph: Path, cache_dir: Path) -> Path:
 
 
 class Passes:
-    """A model and a few slots, which begin empty; nothing is ever reused."""
+    """A model with a few empty slots and without a prefix cache."""
 
     def __init__(
         self, graph: Path, *, slots: int = 3, context: int = 256, dtype: str = "fp32"
     ) -> None:
-        """`graph` is a prepared one; all logits of a pass are wanted unless it says otherwise."""
+        """`graph` is a prepared one."""
         session = open_session(graph)
         blocks = slots * math.ceil(context / BLOCK_TOKENS)
         self.cache = KvCache(
@@ -51,13 +51,13 @@ class Passes:
             self.cache.begin(slot, [0])
 
     def step(self, slot: int, tokens: Sequence[int], *, num_logits: int | None = None) -> Float:
-        """Go on with `tokens` in one slot: the logits [num_logits, vocabulary] of the last."""
+        """Run `tokens` in one slot; return the last tokens' logits [num_logits, vocabulary]."""
         return self.together({slot: tokens}, num_logits=num_logits)[slot]
 
     def together(
         self, tokens: Mapping[int, Sequence[int]], *, num_logits: int | None = None
     ) -> dict[int, Float]:
-        """Go on in several slots in one pass: the logits of each."""
+        """Run several slots in one pass; return each slot's logits, all if `num_logits` is None."""
         batch = Batch()
         for slot, new in tokens.items():
             held = self._tokens[slot]
@@ -75,13 +75,13 @@ class Passes:
         return found
 
     def rewind(self, slot: int, length: int) -> None:
-        """Forget all but a slot's first `length` tokens."""
+        """Keep only a slot's first `length` tokens."""
         del self._tokens[slot][length:]
         self.cache.commit(slot, self._tokens[slot], length)
 
 
 def random_chunks(tokens: Sequence[int], seed: int, longest: int = 64) -> list[Sequence[int]]:
-    """The tokens in pieces of 1 to `longest`."""
+    """Cut the tokens into pieces of 1 to `longest`."""
     rng = np.random.default_rng(seed)
     pieces, start = [], 0
     while start < len(tokens):

@@ -21,12 +21,13 @@ LAYERS = [
     {"engine", "metrics"},
     {"speculation", "models"},
     {"runtime"},
-    {"text", "system", "config", "request", "presets"},
+    {"text", "system", "config", "request", "presets", "weights"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ALONE = {  # which import nothing of the service
     *("specops.models.gguf_files", "specops.models.inside", "specops.models.sentencepiece"),
     *("specops.models.state_dict", "specops.system.checksums", "specops.system.folders"),
+    "specops.weights",
 }
 OPENING = {f"engine/{name}" for name in ("engine", "graphs", "open_models", "draft_heads")}
 MOST_LINES, MOST_MODULES = 350, 14  # of a module, of a package

@@ -7,7 +7,6 @@ better than one that runs with other settings than the user asked for.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from specops.presets import CHAT, DEMO, default_preset, presets
 from specops.request import DRAFTERS, FORMER_DRAFTERS
+from specops.weights import WeightsName
 
 PREFIX = "SPECOPS_"
 _IGNORED = "SPECOPS_EXACT"  # the output is always exact; older files may still ask for it
@@ -33,8 +33,6 @@ _FORMER = {  # settings of earlier versions, with what the user does instead
     "SPECOPS_SHARED_NGRAMS": "is gone: SPECOPS_PREFIX_CACHE says which requests share",
 }
 _MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
-_BLOCK = "(-(16|32|64|128|256))?"
-_WEIGHTS = re.compile(rf"(fp32|int8{_BLOCK}|int4{_BLOCK}(-rtn)?)?")
 PROMPTS = "+prompts"  # suffix of a log level
 _LEVELS = ("debug", "info", "warning", "error")
 _CACHE_DIR = Path.home() / ".cache" / "specops"
@@ -95,7 +93,7 @@ def _preset(text: str) -> str:
 
 
 def _weights(text: str) -> str:
-    if not _WEIGHTS.fullmatch(text):
+    if text and WeightsName.parse(text) is None:
         raise ConfigError(
             "takes fp32, int8 or int4, the last two with a block such as int8-32, int4 with "
             f"-rtn after it to round each weight to the nearest; not {text!r}"

@@ -1,4 +1,4 @@
-"""The models that can be asked for by name, and which of them is served unasked."""
+"""Reads the presets, which are the models that have a name, and says which one is the default."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ _FILE = Path(__file__).with_name("presets.toml")
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Which models belong together and how they fit a small machine.
+    """A target, perhaps a draft, and settings with which they fit a small machine.
 
     Attributes:
-        about: what it is, for the table in the README.
+        about: a description for the table in the README.
         target, draft: see presets.toml; a draft may be `none`.
-        quant, draft_quant: the weights they are wanted in; empty for a GGUF.
+        quant, draft_quant: the weights that they are wanted in; empty for a GGUF.
         settings: defaults of settings, by their names in lower case.
     """
 
     about: str
-    target: str
-    draft: str
-    quant: str
-    draft_quant: str
+    target: str = ""
+    draft: str = "none"
+    quant: str = "int4-128"
+    draft_quant: str = "int8-128"
     settings: dict[str, int | str] = field(default_factory=dict)
 
 
 @cache
 def presets() -> dict[str, Preset]:
-    """Every preset by its name."""
+    """Return every preset by its name."""
     table = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     return {name: Preset(**entry) for name, entry in table.items()}
 
 
 def in_environment(target: str) -> Path:
-    """Where a target `share/…` lies: beside the package, in a clone's .venv as in the image."""
+    """Return the path of a target `share/…`: in the environment that Python runs in."""
     return Path(sys.prefix, target)
 
 
 def chat_model() -> Path:
-    """The file of the preset `smollm2`, whether it is there or not."""
+    """Return the path of the file of the preset `smollm2`, which may not be there."""
     return in_environment(presets()[CHAT].target)
 
 
 def default_preset() -> str:
-    """What is served where no preset is named: the chat model if it is there, else the demo."""
+    """Return the preset to serve if none is named: the chat model if it is there, else the demo."""
     return CHAT if chat_model().is_file() else DEMO

@@ -1,4 +1,4 @@
-"""A hub of this process's own, with a tiny model."""
+"""Fixtures: a hub with a tiny model in this process, and child processes that get killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.models.tiny_repo import REPO
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama, with files beside it that nobody needs."""
+    """A tiny Llama, with files beside it that are not needed."""
     folder = make_llama_checkpoint(tmp_path_factory.mktemp("hub") / "tiny", vocab=300)
     for name in ("README.md", "pytorch_model.bin", "flax_model.msgpack", "onnx/model.onnx"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -24,7 +24,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kill_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Has processes that run a module killed as they begin."""
+    """A function: processes that run this module are killed at their start."""
 
     def kill(module: str) -> None:
         (tmp_path / "sitecustomize.py").write_text(

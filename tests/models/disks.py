@@ -1,4 +1,4 @@
-"""Disks that are small enough to fill up in a test."""
+"""Small disks that a test can fill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own, which takes the right to mount one."""
+    """Mount a small file system; skip the test if that is not allowed."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:

@@ -1,7 +1,7 @@
-"""A hub on the loopback: enough of the protocol for huggingface_hub, with faults on request.
+"""A hub on the loopback: the part of the protocol that huggingface_hub needs, with faults.
 
 Serves `/api/models/{repo}/revision/{revision}` and `/{repo}/resolve/{revision}/{file}`; large
-files redirect to `/storage/{sha256}` on another host, which must not see the token.
+files redirect to `/storage/{sha256}` on another host, which must not get the token.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _API = re.compile(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)")
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 Content = bytes | Path
-"""What is in a file: the bytes, or where they lie."""
+"""A file's content: the bytes, or the path of a file with them."""
 
 
 @dataclass
 class Hub:
-    """What the server has, what it does wrong, and what it was asked.
+    """The server's repositories, its faults, and the requests that it got.
 
     Attributes:
         repos: repository → path of a file in it → content.
         revisions: revisions that every repository has, beside `COMMIT`.
-        token: what a client must send; empty: nothing.
-        status: answer every request with this status; 0: do not.
-        busy: answers of 503 that are still to come.
-        gone: a file that is listed and not there.
-        cuts: bytes after which the next downloads of large files end, one each.
-        damage: bytes of large files are changed on the way.
+        token: the token that a client must send; empty: none.
+        status: the status of every answer; 0: the right one.
+        busy: number of requests that get 503 first.
+        gone: a file that is listed but missing.
+        cuts: numbers of bytes after which the next downloads of large files end.
+        damage: whether large files arrive with a wrong byte.
         requests: method, path and range of every request, in order.
-        leaked: tokens that came to the storage.
+        leaked: tokens that the storage got.
     """
 
     repos: Mapping[str, Mapping[str, Content]]
@@ -61,7 +61,7 @@ class Hub:
     url: str = ""
 
     def storage(self) -> dict[str, Content]:
-        """The large files by sha256."""
+        """Return the large files by sha256."""
         return {
             _sha256(content): content
             for files in self.repos.values()
@@ -70,24 +70,24 @@ class Hub:
         }
 
     def ranges(self) -> list[str]:
-        """Ranges asked for of large files, in order; empty for a whole one."""
+        """Return the ranges of the requests for large files, in order; empty: the whole file."""
         return [part for _, path, part in self.requests if path.startswith("/storage/")]
 
 
 def folder_paths(folder: Path, prefix: str = "") -> dict[str, Path]:
-    """The files of a folder as a repository's, served from where they lie."""
+    """Return the files of a folder by their names in a repository."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {prefix + path.relative_to(folder).as_posix(): path for path in files}
 
 
 def folder_files(folder: Path) -> dict[str, bytes]:
-    """The files of a folder as a repository's, as they are now."""
+    """Return the content of a folder's files by their names in a repository."""
     return {name: path.read_bytes() for name, path in folder_paths(folder).items()}
 
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    """Serve `hub` on a free port of the loopback; `hub.url` says where."""
+    """Serve `hub` on a free port of the loopback and set `hub.url`."""
 
     handler = type("Handler", (_Handler,), {"content": hub})
     with listening(handler) as port:
@@ -96,7 +96,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
 
 def download_from(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process download from `hub`, as nobody, without waiting between attempts."""
+    """Let this process download from `hub` without a token and without waits between attempts."""
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_TOKEN_PATH", os.devnull)
@@ -155,7 +155,7 @@ class _Handler(Handler):
             self._answer(200, body, {"ETag": f'"{_git_id(body)}"'})
 
     def _storage(self, content: Content) -> None:
-        """A large file or the rest of it, cut or damaged if so wished."""
+        """Send a large file or the rest of it, cut or damaged if the hub says so."""
         hub, size = self.content, size_of(content)
         if token := self.headers.get("Authorization"):
             hub.leaked.append(token)

@@ -1,4 +1,4 @@
-"""Made once per content, by one process at a time, and nothing half-made is ever used."""
+"""Conversions: one for each content, made by one process at a time, never used half-made."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from specops.config import Settings
-from specops.engine.engine import Engine
 from specops.models import conversions
 from specops.models.prepare import ModelError, prepare
 from specops.system.folders import locked
 from tests.checkpoints import make_llama_checkpoint
 
 QUANT = "int8-32"
-# Prepares a checkpoint and prints what it is told, then where the conversion is.
+# Prepares a checkpoint; prints the reports and then the path of the conversion.
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -38,7 +35,7 @@ print(preparing.prepare(source, "int8-32", name="x", cache_dir=cache, report=say
 
 
 def convert(source: Path, cache: Path, quant: str = QUANT) -> tuple[Path, list[str]]:
-    """Where the conversion is, and what was said on the way."""
+    """Return the conversion's path and the reports."""
     said: list[str] = []
     return prepare(source, quant, name="x", cache_dir=cache, report=said.append).path, said
 
@@ -59,7 +56,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """80 MB: when the first percentage is told, there is plenty left to do."""
+    """A checkpoint of 80 MB: after the first percentage there is plenty left to convert."""
     return make_llama_checkpoint(
         tmp_path / "large", hidden=512, heads=8, layers=6, ffn=1536, dtype="float32"
     )
@@ -90,7 +87,7 @@ def test_a_conversion_that_is_killed_is_made_again_whole(
 
 
 def test_a_converter_that_outlives_its_parent_keeps_the_lock(large: Path, tmp_path: Path) -> None:
-    """What it writes is not cleared under its hands: the next process waits for its end."""
+    """The next process waits for it and does not clear what it is writing."""
     cache = tmp_path / "cache"
     with start(large, cache) as process:
         assert process.stdout is not None
@@ -107,16 +104,6 @@ def test_a_converter_that_outlives_its_parent_keeps_the_lock(large: Path, tmp_pa
         os.close(handle)
         os.kill(child, signal.SIGCONT)
     path, _ = convert(large, cache)
-    assert converted(cache) == [path.name]
-
-
-def test_leftovers_of_any_step_are_cleared(source: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    for kind in ("partial", "old", "layout"):
-        folder = cache / "converted" / f".x-0123456789abcdef-{QUANT}.{kind}"
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").touch()
-    path, _ = convert(source, cache)
     assert converted(cache) == [path.name]
 
 
@@ -145,10 +132,6 @@ def change(source: Path) -> None:
     (source / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
 
 
-def another_converter(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversions, "_code_digest", lambda: "another version")
-
-
 @pytest.mark.parametrize("cause", ["checkpoint", "converter"])
 def test_outdated_conversions_are_removed(
     source: Path,
@@ -158,46 +141,23 @@ def test_outdated_conversions_are_removed(
     cause: str,
 ) -> None:
     cache = tmp_path / "cache"
+    namesake = make_llama_checkpoint(tmp_path / "elsewhere" / "source", seed=1)
+    other, _ = convert(namesake, cache)
     old = [convert(source, cache, quant)[0] for quant in (QUANT, "int4-32-rtn")]
-    (cache / "converted" / "notes").mkdir()  # nobody's business
+    (cache / "converted" / "notes").mkdir()  # a folder of another kind
     if cause == "checkpoint":
         change(source)
     else:
-        another_converter(source, monkeypatch)
+        monkeypatch.setattr(conversions, "_code_digest", lambda: "another version")
     with caplog.at_level(logging.INFO):
-        new, said = convert(source, cache)
-    assert len(said) >= 1
-    assert converted(cache) == sorted(["notes", new.name])
+        new, _ = convert(source, cache)
+    kept = [other.name] if cause == "checkpoint" else []
+    assert converted(cache) == sorted(["notes", new.name, *kept])
     for path in old:
         assert f"removing {path}: its checkpoint or the converter has changed" in caplog.text
 
 
-def test_conversions_of_other_checkpoints_and_other_weights_stay(
-    source: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    namesake = make_llama_checkpoint(tmp_path / "elsewhere" / "source", seed=1)
-    kept = [convert(namesake, cache)[0], convert(namesake, cache, "int4-32-rtn")[0]]
-    first, _ = convert(source, cache)
-    change(source)
-    second, _ = convert(source, cache)
-    assert converted(cache) == sorted(path.name for path in (*kept, second))
-    assert first != second
-
-
 # -- once --------------------------------------------------------------------------------------
-
-
-def linked(source: Path, destination: Path) -> None:
-    shutil.copytree(source, destination, copy_function=os.link)
-
-
-def copied(source: Path, destination: Path) -> None:
-    shutil.copytree(source, destination, copy_function=shutil.copyfile)
-
-
-def symbolic(source: Path, destination: Path) -> None:
-    destination.symlink_to(source)
 
 
 def test_the_same_content_under_another_path_is_converted_once(
@@ -205,50 +165,31 @@ def test_the_same_content_under_another_path_is_converted_once(
 ) -> None:
     cache = tmp_path / "cache"
     first, _ = convert(source, cache)
-    for again in (linked, copied, symbolic):
-        again(source, tmp_path / again.__name__)
-        assert convert(tmp_path / again.__name__, cache) == (first, [])
-        # Linking has changed the first one's times, but nothing that a conversion follows from.
+    shutil.copytree(source, tmp_path / "linked", copy_function=os.link)
+    shutil.copytree(source, tmp_path / "copied", copy_function=shutil.copyfile)
+    (tmp_path / "symbolic").symlink_to(source)
+    for again in ("linked", "copied", "symbolic"):
+        assert convert(tmp_path / again, cache) == (first, [])
+        # Linking has changed the first one's times, but not its content.
         assert convert(source, cache) == (first, [])
 
 
-def test_a_draft_that_equals_the_target_is_not_stored_twice(
-    source: Path, tmp_path: Path, tiny_settings: Settings
-) -> None:
-    copied(source, tmp_path / "again")
-    settings = replace(
-        tiny_settings,
-        target=str(source),
-        draft=str(tmp_path / "again"),
-        quant="int4-32-rtn",
-        draft_quant="int4-32-rtn",
-        cache_dir=tmp_path / "cache",
-    )
-    engine = Engine.load(settings)
-    assert engine.info.drafters == ("draft", "suffix", "cascade", "none")
-    assert len(converted(settings.cache_dir)) == 1
-    assert len(list((settings.cache_dir / "prepacked").iterdir())) == 1
-
-
-def test_a_checkpoint_is_read_once_and_tells_how_far_that_is(
+def test_a_checkpoint_is_read_once_and_that_is_reported(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversions, "_REPORT_SECONDS", 0.0)
-    first, said = convert(source, tmp_path / "cache")
+    cache = tmp_path / "cache"
+    first, said = convert(source, cache)
     read = [text for text in said if text.startswith(f"reading {source}: ")]
     assert read[-1] == f"reading {source}: 100 %"
-    assert convert(source, tmp_path / "cache") == (first, [])
-
-
-def test_what_is_remembered_of_checkpoints_may_be_damaged(source: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    first, _ = convert(source, cache)
+    assert convert(source, cache) == (first, [])
+    monkeypatch.setattr(conversions, "_REPORT_SECONDS", 60.0)
     for damage in ("", "[]", '{"a": {"b": 1}}'):
         (cache / "converted" / "sources.json").write_text(damage)
         assert convert(source, cache) == (first, [])
 
 
-@pytest.mark.parametrize("name", ["model.onnx.data", "tokenizer.json", "checksums.json"])
+@pytest.mark.parametrize("name", ["model.onnx.data", "checksums.json"])
 def test_a_flipped_bit_is_never_served(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
@@ -262,32 +203,29 @@ def test_a_flipped_bit_is_never_served(
     assert f"converting {source} to {QUANT}" in said
     assert f"{first} is damaged and is made again" in caplog.text
     assert (second, file.read_bytes()) == (first, content)
-    assert convert(source, tmp_path) == (first, [])
 
 
-def test_what_was_written_is_read_again_after_a_boot(
+def test_a_conversion_is_read_again_after_a_boot(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a crash has lost shows in no file's size or time."""
+    """A file that a crash has damaged may have its old size and time."""
     first, _ = convert(source, tmp_path)
     (tmp_path / "boot").write_text("another")
     monkeypatch.setattr(conversions, "_BOOT", tmp_path / "boot")
     assert convert(source, tmp_path) == (first, [f"checking {first}"])
     assert convert(source, tmp_path) == (first, [])
     (first / "verified").unlink()
-    (first / "verified").mkdir()  # a cache that cannot be written serves what it holds
+    (first / "verified").mkdir()  # a read-only cache serves what it holds
     assert convert(source, tmp_path) == (first, [f"checking {first}"])
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(source: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ModelError, match="SPECOPS_CACHE_DIR takes a folder that can be written"):
         convert(source, tmp_path / "cache")
 
 
-def test_a_converter_that_is_killed_is_taken_for_too_little_memory(
+def test_a_killed_converter_means_too_little_memory(
     source: Path, tmp_path: Path, kill_module: Callable[[str], None]
 ) -> None:
     kill_module("specops.models.convert")

@@ -1,42 +1,34 @@
-"""Downloads on bad lines and full disks: what comes is whole and checked, what came is kept."""
+"""Downloads over bad connections, to full disks, from hubs that refuse: the result is whole."""
 
 from __future__ import annotations
 
 import logging
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from specops.models import download
-from specops.models.hub import fetch, is_complete
+from specops.models.hub import HubModel, fetch, is_complete
 from specops.models.prepare import ModelError
 from tests.models.disks import small_disk
 from tests.models.hub_server import Hub
 from tests.models.tiny_repo import MODEL, NEEDED, REPO, ignore, names
 
 
-def test_progress_goes_from_nothing_to_everything(hub: Hub, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    fetch(MODEL, tmp_path, lambda done, total: told.append((done, total)))
-    total = sum(len(hub.repos[REPO][name]) for name in NEEDED)
-    assert told[0] == (0, total)
-    assert told[-1] == (total, total)
-    assert told == sorted(told)
-
-
-def test_every_piece_is_told_when_there_is_time(
+def test_progress_goes_from_nothing_to_everything(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(download, "_PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(download, "_LOG_SECONDS", 0.0)
     hub.cuts = [5000]
-    told: list[int] = []
+    told: list[tuple[int, int]] = []
     with caplog.at_level(logging.INFO):
-        fetch(MODEL, tmp_path, lambda done, total: told.append(done))
+        fetch(MODEL, tmp_path, lambda done, total: told.append((done, total)))
+    total = sum(len(hub.repos[REPO][name]) for name in NEEDED)
+    assert (told[0], told[-1]) == ((0, total), (total, total))
     assert told == sorted(told)
     assert len(set(told)) > len(NEEDED)
-    assert "of 0.6 MB" in caplog.text or "of 0.5 MB" in caplog.text
+    assert f"of {total / 1e6:.1f} MB" in caplog.text
 
 
 def test_a_cut_connection_is_resumed_where_it_broke(hub: Hub, tmp_path: Path) -> None:
@@ -47,20 +39,14 @@ def test_a_cut_connection_is_resumed_where_it_broke(hub: Hub, tmp_path: Path) ->
     assert (folder / "model.safetensors").read_bytes() == weights
 
 
-def test_a_connection_that_brings_nothing_is_given_up(hub: Hub, tmp_path: Path) -> None:
+def test_the_next_start_goes_on_where_the_last_one_ended(hub: Hub, tmp_path: Path) -> None:
     hub.cuts = [4000, *[0] * 50]
     with pytest.raises(ModelError, match=r"cannot be reached.*HF_ENDPOINT.*is kept"):
         fetch(MODEL, tmp_path, ignore)
-    assert len(hub.ranges()) == 1 + 6 - 1  # the first brought something and counts as well
+    assert len(hub.ranges()) == 1 + 6 - 1  # the first attempt brought bytes and counts as well
     folder = MODEL.folder(tmp_path)
     assert not is_complete(folder, MODEL)
     assert "model.safetensors" not in names(folder)
-
-
-def test_the_next_start_goes_on_where_the_last_one_ended(hub: Hub, tmp_path: Path) -> None:
-    hub.cuts = [4000, *[0] * 50]
-    with pytest.raises(ModelError):
-        fetch(MODEL, tmp_path, ignore)
     hub.cuts = []
     hub.requests.clear()
     told: list[tuple[int, int]] = []
@@ -70,24 +56,17 @@ def test_the_next_start_goes_on_where_the_last_one_ended(hub: Hub, tmp_path: Pat
     assert told[-1][0] == told[-1][1]
 
 
-def test_a_server_without_ranges_starts_over(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leftovers_of_other_files_are_not_kept(hub: Hub, tmp_path: Path) -> None:
     folder = MODEL.folder(tmp_path)
     folder.mkdir(parents=True)
-    (folder / "config.json.part").write_bytes(b"{")  # small files come without ranges here
-    fetch(MODEL, tmp_path, ignore)
-    assert (folder / "config.json").read_bytes() == hub.repos[REPO]["config.json"]
-
-
-def test_what_is_left_of_other_weights_is_not_kept(hub: Hub, tmp_path: Path) -> None:
-    folder = MODEL.folder(tmp_path)
-    folder.mkdir(parents=True)
-    weights = hub.repos[REPO]["model.safetensors"]
+    weights, config = (hub.repos[REPO][name] for name in ("model.safetensors", "config.json"))
     (folder / "model.safetensors").write_bytes(weights[::-1])
     (folder / "config.json.part").write_bytes(b"x" * 100_000)
+    (folder / "tokenizer.json.part").write_bytes(b"{")  # small files come without ranges here
     fetch(MODEL, tmp_path, ignore)
     assert (folder / "model.safetensors").read_bytes() == weights
+    assert (folder / "config.json").read_bytes() == config
+    assert (folder / "tokenizer.json").read_bytes() == hub.repos[REPO]["tokenizer.json"]
 
 
 def test_a_wrong_checksum_is_an_error_and_nothing_is_kept(hub: Hub, tmp_path: Path) -> None:
@@ -100,9 +79,7 @@ def test_a_wrong_checksum_is_an_error_and_nothing_is_kept(hub: Hub, tmp_path: Pa
     assert is_complete(fetch(MODEL, tmp_path, ignore), MODEL)
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_fetched(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_disk_without_room_is_refused_before_the_download(hub: Hub, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k") as disk:
         with pytest.raises(ModelError, match=r"has room for .* needs .*SPECOPS_CACHE_DIR"):
             fetch(MODEL, disk, ignore)
@@ -110,25 +87,67 @@ def test_a_disk_without_room_is_refused_before_anything_is_fetched(
     assert hub.ranges() == []
 
 
-def test_a_disk_that_fills_up_loses_nothing(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(download, "_check_room", lambda folder, files: None)
-    with small_disk(tmp_path / "disk", "256k") as disk:
-        with pytest.raises(ModelError, match=r"is full.*SPECOPS_CACHE_DIR"):
-            fetch(MODEL, disk, ignore)
-        folder = MODEL.folder(disk)
-        assert "model.safetensors" not in names(folder)
-        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
-        fetch(MODEL, disk, ignore)
-        assert hub.ranges()[-1].startswith("bytes=")
-        assert (folder / "model.safetensors").read_bytes() == hub.repos[REPO]["model.safetensors"]
-
-
-def test_a_full_disk_is_said(hub: Hub, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error(hub: Hub, tmp_path: Path) -> None:
     folder = MODEL.folder(tmp_path)
     folder.mkdir(parents=True)
     (folder / "model.safetensors.part").symlink_to("/dev/full")
     with pytest.raises(ModelError, match=r"is full.*SPECOPS_CACHE_DIR.*next start goes on"):
         fetch(MODEL, tmp_path, ignore)
     assert not is_complete(folder, MODEL)
+
+
+# -- a hub that refuses ----------------------------------------------------------------------------
+
+
+def test_a_private_model_needs_a_token(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.token = "hf_secret"  # noqa: S105 - of this test's own hub
+    with pytest.raises(ModelError, match=r"someone/tiny \(401\).*HF_TOKEN"):
+        fetch(MODEL, tmp_path, ignore)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert is_complete(fetch(MODEL, tmp_path, ignore), MODEL)
+    assert len(hub.ranges()) == 1
+    assert hub.leaked == []
+
+
+def test_what_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
+    hub.gone = "tokenizer.json"
+    for model, message in (
+        (MODEL, r"someone/tiny@main \(404\)"),
+        (HubModel("no/model"), r"no no/model@main \(404\)"),
+        (HubModel(REPO, "v9"), r"someone/tiny has no revision v9"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            fetch(model, tmp_path, ignore)
+        assert not is_complete(model.folder(tmp_path), model)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "requests"),
+    [
+        (403, r"\(403\): accept its terms.*HF_TOKEN", 1),
+        (500, r"\(500\): start again later", 6),
+    ],
+)
+def test_a_refusal_says_why(
+    hub: Hub, tmp_path: Path, status: int, message: str, requests: int
+) -> None:
+    hub.status = status
+    with pytest.raises(ModelError, match=message):
+        fetch(MODEL, tmp_path, ignore)
+    assert len(hub.requests) == requests
+
+
+def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
+    hub.busy = 3
+    assert is_complete(fetch(MODEL, tmp_path, ignore), MODEL)
+    assert [path for _, path, _ in hub.requests[:4]] == [hub.requests[0][1]] * 4
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match=r"cannot be reached.*HF_ENDPOINT"):
+        fetch(MODEL, tmp_path, ignore)

@@ -1,4 +1,4 @@
-"""A GGUF is a source as a folder is: here or on the hub, one file or shards, converted once."""
+"""A GGUF as a source: a local file or one on the hub, whole or in shards, converted once."""
 
 from __future__ import annotations
 

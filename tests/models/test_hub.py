@@ -1,17 +1,19 @@
-"""Models by their names on the hub: where they are kept, and that they are fetched once."""
+"""Models on the hub: their names, their folders, and which of their files are downloaded."""
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from specops.models.hub import HubModel, fetch, is_complete
+from specops.models.hub import HubModel, choose_files, fetch, is_complete
 from specops.models.prepare import ModelError
-from tests.models.hub_server import Hub
-from tests.models.tiny_repo import MODEL, ignore
+from tests.checkpoints import make_llama_checkpoint
+from tests.models.hub_server import COMMIT, Hub, folder_files
+from tests.models.tiny_repo import MODEL, NEEDED, ignore, names
 
 
 @pytest.mark.parametrize(
@@ -22,14 +24,8 @@ from tests.models.tiny_repo import MODEL, ignore
         ("org/name@refs/pr/1", HubModel("org/name", "refs/pr/1")),
         ("org/na-me.1@main:cpu/int4", HubModel("org/na-me.1", "main", "cpu/int4")),
         ("org/name:cpu/int4/", HubModel("org/name", "main", "cpu/int4")),
-        ("name", None),
-        ("/nowhere", None),
-        ("./nowhere", None),
-        ("~/nowhere", None),
-        ("../nowhere", None),
-        ("a/b/c", None),
-        ("org/name@", None),
-        ("org/na me", None),
+        *((text, None) for text in ("name", "/nowhere", "./nowhere", "~/nowhere", "../nowhere")),
+        *((text, None) for text in ("a/b/c", "org/name@", "org/na me")),
     ],
 )
 def test_a_name_on_the_hub_is_told_from_a_path(text: str, expected: HubModel | None) -> None:
@@ -38,8 +34,7 @@ def test_a_name_on_the_hub_is_told_from_a_path(text: str, expected: HubModel | N
 
 def test_models_do_not_share_folders(tmp_path: Path) -> None:
     models = [MODEL, replace(MODEL, revision="v1"), replace(MODEL, subfolder="a/b")]
-    folders = {model.folder(tmp_path) for model in models}
-    assert len(folders) == len(models)
+    assert len({model.folder(tmp_path) for model in models}) == len(models)
     escape = HubModel("a/b", "../../x", "../..").folder(tmp_path)
     assert escape.resolve().is_relative_to(tmp_path / "hub" / "a--b")
 
@@ -47,6 +42,11 @@ def test_models_do_not_share_folders(tmp_path: Path) -> None:
 def test_a_second_start_asks_for_nothing(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match=r"someone/tiny@main.*HF_HUB_OFFLINE"):
+        fetch(MODEL, tmp_path, ignore)
+    assert hub.requests == []
+    monkeypatch.delenv("HF_HUB_OFFLINE")
     folder = fetch(MODEL, tmp_path, ignore)
     hub.requests.clear()
     assert fetch(MODEL, tmp_path, ignore) == folder
@@ -55,30 +55,96 @@ def test_a_second_start_asks_for_nothing(
     assert hub.requests == []
 
 
-def test_offline_with_an_empty_cache_is_refused_without_a_request(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ModelError, match=r"someone/tiny@main.*HF_HUB_OFFLINE"):
-        fetch(MODEL, tmp_path, ignore)
-    assert hub.requests == []
-
-
-def test_a_file_that_shrank_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_file_that_shrank_is_downloaded_again(hub: Hub, tmp_path: Path) -> None:
     folder = fetch(MODEL, tmp_path, ignore)
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(1000)
     assert is_complete(fetch(MODEL, tmp_path, ignore), MODEL)
 
 
-def test_two_that_want_the_same_model_fetch_it_once(hub: Hub, tmp_path: Path) -> None:
+def test_two_that_want_the_same_model_download_it_once(hub: Hub, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(lambda _: fetch(MODEL, tmp_path, ignore), range(2)))
     assert folders[0] == folders[1]
     assert len(hub.ranges()) == 1
 
 
-def test_a_cache_that_cannot_be_written_is_said(hub: Hub, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "hub").write_text("a file where a folder should be")
     with pytest.raises(ModelError, match="SPECOPS_CACHE_DIR"):
         fetch(MODEL, tmp_path, ignore)
+
+
+# -- which files -----------------------------------------------------------------------------------
+
+
+def test_only_needed_files_are_downloaded(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    folder = fetch(MODEL, tmp_path, ignore)
+    assert names(folder) == NEEDED | {"download.json"}
+    for name in NEEDED:
+        assert (folder / name).read_bytes() == (checkpoint / name).read_bytes()
+    assert json.loads((folder / "download.json").read_text())["commit"] == COMMIT
+
+
+def test_sharded_weights_come_with_their_index(hub: Hub, tmp_path: Path) -> None:
+    shards = folder_files(make_llama_checkpoint(tmp_path / "source", vocab=300, shards=2))
+    hub.repos["someone/sharded"] = shards
+    folder = fetch(HubModel("someone/sharded"), tmp_path, ignore)
+    assert names(folder) == {*shards, "download.json"}
+
+
+def test_a_repository_without_usable_weights_is_refused(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["someone/flax"] = {"config.json": b"{}", "flax_model.msgpack": b"x"}
+    with pytest.raises(ModelError, match="neither safetensors nor PyTorch"):
+        fetch(HubModel("someone/flax"), tmp_path, ignore)
+
+
+def test_the_folders_of_a_repository_with_several_graphs_are_listed(
+    hub: Hub, tmp_path: Path
+) -> None:
+    graph = dict.fromkeys(
+        ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json"), b"x"
+    )
+    hub.repos["someone/onnx"] = {
+        f"{at}/{name}": body for at in ("cpu/int4", "cuda/fp16") for name, body in graph.items()
+    }
+    with pytest.raises(ModelError, match=r"someone/onnx@main:cpu/int4; there are .*cuda/fp16"):
+        fetch(HubModel("someone/onnx"), tmp_path, ignore)
+    folder = fetch(HubModel("someone/onnx", "main", "cpu/int4"), tmp_path, ignore)
+    assert names(folder) == {*graph, "download.json"}
+
+
+def test_without_a_tokenizer_no_weights_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+    files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+    hub.repos["someone/mute"] = {**files, "vocab.json": b"{}"}  # without merges.txt it is half
+    with pytest.raises(ModelError, match=r"someone/mute@main has no tokenizer.*tokenizer\.json"):
+        fetch(HubModel("someone/mute"), tmp_path, ignore)
+    assert hub.ranges() == []
+
+
+TORCH, SAFE = "pytorch_model.bin", "model.safetensors"
+CONFIG = {"config.json", "generation_config.json"}
+TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+OLD_TOKENIZER = {"vocab.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json"}
+OTHERS = {"README.md", "flax_model.msgpack", "tf_model.h5", "tokenizer.model", "LICENSE.md"}
+OTHERS |= {"onnx/decoder_model.onnx", "modeling_phi3.py", "64.tflite", "rust_model.ot"}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        CONFIG | OLD_TOKENIZER | {TORCH},
+        CONFIG | OLD_TOKENIZER | {"pytorch_model-00001-of-00001.bin", f"{TORCH}.index.json"},
+        CONFIG | {"tokenizer.json", "vocab.json", "merges.txt", SAFE},
+        CONFIG
+        | TOKENIZER
+        | {"added_tokens.json", "model-00001-of-00001.safetensors"}
+        | {f"{SAFE}.index.json"},
+        CONFIG | {TORCH, "tokenizer.model", "tokenizer_config.json"},
+    ],
+    ids=["opt-125m", "opt-6.7b", "gpt2", "phi-3", "oldest"],
+)
+def test_of_a_published_repository_the_needed_files_are_chosen(wanted: set[str]) -> None:
+    assert set(choose_files(wanted | OTHERS)) == wanted
+    if SAFE in wanted:
+        assert set(choose_files(wanted | OTHERS | {TORCH})) == wanted

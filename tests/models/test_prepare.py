@@ -1,4 +1,4 @@
-"""From a name to a folder: presets are data that holds, and every layout loads."""
+"""From a name to a folder: presets are valid, and every layout loads."""
 
 from __future__ import annotations
 
@@ -50,18 +50,14 @@ def test_a_presets_settings_are_settings(name: str, preset: Preset) -> None:
     weights = {"SPECOPS_QUANT": preset.quant, "SPECOPS_DRAFT_QUANT": preset.draft_quant}
     settings = Settings.from_env({**variables, **weights, "SPECOPS_MODEL": name})
     assert {key: getattr(settings, key) for key in preset.settings} == preset.settings
+    given = {"SPECOPS_MODEL": name, "SPECOPS_CONTEXT": "512"}
+    assert Settings.from_env(given).context == 512
 
 
 def test_the_same_model_is_pinned_to_the_same_commit_everywhere() -> None:
     hubs = [HubModel.parse(text) for _, preset in ALL for text in sources(preset)]
     pinned = {(hub.repo, hub.revision) for hub in hubs if hub is not None}
     assert len(pinned) == len({repo for repo, _ in pinned})
-
-
-def test_a_presets_settings_give_way_to_the_environment() -> None:
-    assert Settings.from_env({"SPECOPS_MODEL": "phi3"}).context == 2048
-    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_CONTEXT": "512"}).context == 512
-    assert Settings.from_env({"SPECOPS_MODEL": "phi3", "SPECOPS_CONTEXT": ""}).context == 2048
 
 
 def test_every_part_of_a_preset_can_be_overridden() -> None:
@@ -153,42 +149,26 @@ def get(source: Source, cache: Path, quant: str = "int4-32-rtn") -> ModelFolder:
 
 def test_a_published_graph_is_used_as_it_is(genai: Path, tmp_path: Path) -> None:
     folder = get(genai, tmp_path / "cache")
-    assert folder.path == genai
-    assert folder.graph == genai / "model.onnx"
+    assert (folder.path, folder.graph, folder.quant) == (genai, genai / "model.onnx", "onnx")
     assert (folder.bos_token, folder.end_tokens) == (1, {0, 7})
     assert (folder.vocab_size, folder.context_length, folder.parameters) == (320, 128, 0)
     assert not (tmp_path / "cache").exists()
 
 
-def tokens_of(settings: Settings, target: Path) -> list[int]:
-    engine = Engine.load(replace(settings, target=str(target), draft="none"))
-    return [piece.token for piece in generate(engine, (5, 6, 7), 8, drafter="none")[0]]
+def describe(folder: Path, **changes: object) -> None:
+    """Change fields of a description."""
+    file = folder / "genai_config.json"
+    config = json.loads(file.read_text())
+    config["model"] |= changes
+    file.write_text(json.dumps(config))
 
 
-def test_a_published_graph_says_what_its_export_says(
-    genai: Path, tiny_pair: Path, tiny_settings: Settings
-) -> None:
-    export = tiny_pair / "target" / "onnx" / "int4-32-rtn"
-    assert tokens_of(tiny_settings, genai) == tokens_of(tiny_settings, export)
-
-
-@pytest.mark.parametrize(
-    ("eos", "file", "expected", "weights"),
-    [
-        (3, "phi3-mini-cpu-int4-rtn-block-32.onnx", {3}, "int4"),
-        ([3, 4], "model.onnx", {3, 4}, "onnx"),
-    ],
-)
-def test_the_description_of_a_published_graph_is_read(
-    genai: Path, eos: object, file: str, expected: set[int], weights: str
-) -> None:
-    config = json.loads((genai / "genai_config.json").read_text())
-    config["model"]["eos_token_id"] = eos
-    config["model"]["decoder"]["filename"] = file
-    (genai / "genai_config.json").write_text(json.dumps(config))
+def test_a_published_graph_may_have_one_end_token_and_say_its_weights(genai: Path) -> None:
+    file = "phi3-mini-cpu-int4-rtn-block-32.onnx"
+    describe(genai, eos_token_id=3, decoder={"filename": file})
     (genai / file).touch()
     folder = ModelFolder.read_genai(genai, "x")
-    assert (folder.end_tokens, folder.quant) == (expected, weights)
+    assert (folder.end_tokens, folder.quant) == ({3}, "int4")
 
 
 @pytest.mark.parametrize("missing", ["model.onnx", "tokenizer.json"])
@@ -200,20 +180,19 @@ def test_a_published_folder_that_lacks_a_file_is_refused(
         get(genai, tmp_path)
 
 
-@pytest.mark.parametrize("file", ["../model.onnx", "/etc/hostname", ""])
-def test_a_description_that_leads_out_of_its_folder_is_refused(
-    genai: Path, tmp_path: Path, file: str
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        *(({"filename": name}, "is no file in the folder") for name in ("../model.onnx", "/etc/x")),
+        ({}, "filename"),
+        ({"filename": "model.onnx", "hidden_size": -1}, "-1 is no size"),
+    ],
+)
+def test_a_damaged_description_is_refused(
+    genai: Path, tmp_path: Path, decoder: dict[str, object], message: str
 ) -> None:
-    config = json.loads((genai / "genai_config.json").read_text())
-    config["model"]["decoder"]["filename"] = file
-    (genai / "genai_config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"cannot be used .* is no file in the folder"):
-        get(genai, tmp_path)
-
-
-def test_a_description_that_says_too_little_is_refused(genai: Path, tmp_path: Path) -> None:
-    (genai / "genai_config.json").write_text('{"model": {"decoder": {}}}')
-    with pytest.raises(ModelError, match=r"genai_config\.json cannot be used.*filename"):
+    describe(genai, decoder=decoder)
+    with pytest.raises(ModelError, match=rf"genai_config\.json cannot be used.*{message}"):
         get(genai, tmp_path)
 
 
@@ -240,11 +219,11 @@ def test_a_conversion_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_long_conversion_tells_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 90.0, 300.0, 990.0])
-    monkeypatch.setattr(preparing.time, "monotonic", lambda: next(clock))
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     said: list[str] = []
     tell = preparing._percents("converting", said.append)
-    for line in ("10 %", "25 %", "99 %"):
+    for clock[0], line in ((90.0, "10 %"), (300.0, "25 %"), (990.0, "99 %")):
         tell(line)
     assert said == [
         "converting: 10 %, about 14 min left",
@@ -253,20 +232,13 @@ def test_a_long_conversion_tells_how_long_it_will_take(monkeypatch: pytest.Monke
     ]
 
 
-# -- a draft that knows fewer tokens -------------------------------------------------------------
+# -- drafts ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def narrow_draft(tmp_path: Path) -> Path:
-    """A draft whose vocabulary is the first 300 of the target's 320 entries."""
-    return make_llama_checkpoint(tmp_path / "narrow", hidden=128, layers=1, ffn=256, vocab=300)
-
-
-@pytest.mark.parametrize("weights", ["fp32", "int8-128"])
-def test_a_draft_may_lack_the_targets_last_ids(
-    narrow_draft: Path, tiny_settings: Settings, weights: str
-) -> None:
-    settings = replace(tiny_settings, draft=str(narrow_draft), draft_quant=weights)
+def test_a_draft_may_lack_the_targets_last_ids(tmp_path: Path, tiny_settings: Settings) -> None:
+    """The draft's vocabulary is the first 300 of the target's 320 entries."""
+    draft = make_llama_checkpoint(tmp_path / "narrow", hidden=128, layers=1, ffn=256, vocab=300)
+    settings = replace(tiny_settings, draft=str(draft), draft_quant="int8-128")
     engine = Engine.load(settings)
     assert engine.info.vocab_size == 320
     drafted: set[int] = set()

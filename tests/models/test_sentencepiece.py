@@ -1,10 +1,10 @@
-"""A tokenizer.model becomes the tokenizer.json that is published for the same pieces."""
+"""A tokenizer.model becomes the same tokenizer as the published tokenizer.json."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import struct
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,23 +19,6 @@ from tests.text.test_tokenizer_kinds import TEXTS
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 
 
-def varint(value: int) -> bytes:
-    groups = []
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*groups, value])
-
-
-def field(number: int, value: float | bytes) -> bytes:
-    """A field of a message: an integer, a float or bytes."""
-    if isinstance(value, bytes):
-        return varint(number << 3 | 2) + varint(len(value)) + value
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 5) + struct.pack("<f", value)
-
-
 def kind_of(text: str) -> int:
     if text in ("<unk>", "<s>", "</s>"):
         return UNKNOWN if text == "<unk>" else CONTROL
@@ -43,16 +26,19 @@ def kind_of(text: str) -> int:
 
 
 def write_model(folder: Path, size: int, model_type: int = 2) -> Path:
-    """Llama's pieces as SentencePiece writes them: merged ones by rank, characters after them."""
+    """Write Llama's pieces as SentencePiece does: merged ones by rank, then characters."""
     model = json.loads(published.llama(size).to_str())["model"]
     ranks = {"".join(pair): rank for rank, pair in reversed(list(enumerate(model["merges"])))}
-    pieces = b""
+    made = import_module("transformers.utils.sentencepiece_model_pb2_new").ModelProto()
     for text, index in sorted(model["vocab"].items(), key=lambda item: int(item[1])):
         kind = kind_of(text)
         score = -float(ranks.get(text, len(ranks) + index)) if kind == NORMAL else 0.0
-        pieces += field(1, field(1, text.encode()) + field(2, score) + field(3, kind))
-    trainer = field(3, model_type) + field(35, 1) + field(40, 0) + field(41, 1) + field(42, 2)
-    (folder / "tokenizer.model").write_bytes(pieces + field(2, trainer) + field(3, field(3, 1)))
+        made.pieces.add(piece=text, score=score, type=kind)
+    trainer = made.trainer_spec
+    trainer.model_type, trainer.byte_fallback = model_type, True
+    trainer.unk_id, trainer.bos_id, trainer.eos_id = 0, 1, 2
+    made.normalizer_spec.add_dummy_prefix = True
+    (folder / "tokenizer.model").write_bytes(made.SerializeToString())
     return folder
 
 

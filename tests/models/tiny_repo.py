@@ -1,4 +1,4 @@
-"""The tiny model that the hub of these tests has."""
+"""The tiny model on the hub of these tests."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def names(folder: Path) -> set[str]:
 
 
 def ignore(done: int, total: int) -> None:
-    """Take no notice of progress."""
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""`specops serve` as a process of its own, watched from its start: states, times and memory."""
+"""Runs `specops serve` as a process and watches its states, times and memory from the start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE, answers, wait
 START_SECONDS = 1800.0
 STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.02
-_WORKERS = {  # what runs in a process of its own, by its module
+_WORKERS = {  # modules that run in processes of their own
     "specops.models.convert": "converter",
     "specops.models.layout": "layout",
     "specops.models.graph.prepack": "prepack",
@@ -31,18 +31,17 @@ _WORKERS = {  # what runs in a process of its own, by its module
 
 @dataclass
 class Memory:
-    """The most memory that the processes of a kind have held, in bytes.
+    """The peak memory of each kind of process, in bytes.
 
-    `resident` counts mapped files, `anonymous` what can only be swapped; `together` is the most
-    anonymous memory of all processes at one time: what a cap of the container counts.
+    `resident` includes mapped files. `together` is the peak of the anonymous memory of all
+    processes at one time, which the container's cap counts.
     """
 
     resident: dict[str, int] = field(default_factory=dict)
-    anonymous: dict[str, int] = field(default_factory=dict)
     together: int = 0
 
     def sample(self, pid: int) -> None:
-        """Look at a process and its children."""
+        """Read the memory of a process and its descendants."""
         total = 0
         for process in _tree(pid):
             try:
@@ -57,15 +56,13 @@ class Memory:
                 for line in status.splitlines()
                 if line.startswith(("VmHWM", "RssAnon"))
             }
-            anonymous = kib.get("RssAnon", 0) * 1024
-            total += anonymous
-            self.anonymous[kind] = max(self.anonymous.get(kind, 0), anonymous)
+            total += kib.get("RssAnon", 0) * 1024
             self.resident[kind] = max(self.resident.get(kind, 0), kib.get("VmHWM", 0) * 1024)
         self.together = max(self.together, total)
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and what descends from it."""
+    """Return a process and its descendants."""
     found = [pid]
     for process in found:
         try:
@@ -83,7 +80,7 @@ def _tree(pid: int) -> list[int]:
 
 @dataclass
 class Running:
-    """A service that was started, and its log from then on."""
+    """A running service and its log since this start."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -92,28 +89,28 @@ class Running:
     _begins: int = 0  # bytes of the log that an earlier start has written
 
     def said(self) -> str:
-        """What this start has written."""
+        """Return the log of this start."""
         return self.log.read_bytes()[self._begins :].decode(errors="replace")
 
     def states(self) -> list[tuple[str, datetime]]:
-        """The states in their order, each with when it began, as the service logged them."""
+        """Return the logged states in order, each with the time at which it began."""
         written = self.said().rpartition("\n")[0]  # the last line may be half there
         lines = [json.loads(line) for line in written.splitlines() if line.startswith("{")]
         found = [(line["message"].split(), datetime.fromisoformat(line["time"])) for line in lines]
         return [(words[2], time) for words, time in found if words[:2] == ["model", "is"]]
 
     def get(self, path: str) -> Any:
-        """The JSON of an endpoint."""
+        """Return the JSON of an endpoint."""
         return httpx.get(self.url + path, timeout=60).json()
 
     def generate(self, **body: Any) -> Any:
-        """The answer of `/generate`."""
+        """Return the answer of `/generate`."""
         answer = httpx.post(f"{self.url}/generate", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def metric(self, name: str, **labels: str) -> float:
-        """A sample on the page of metrics."""
+        """Return the value of a metric."""
         text = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
         wanted = f"{name}{{{text}}} " if labels else f"{name} "
         page = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
@@ -121,7 +118,7 @@ class Running:
         return float(value)
 
     def seconds(self, state: str) -> float:
-        """How long a state lasted, all times together."""
+        """Return how long the service was in a state."""
         return sum(
             (end - begin).total_seconds()
             for (name, begin), (_, end) in pairwise(self.states())
@@ -134,7 +131,7 @@ class Running:
         return [name for name, _ in groupby(name for name, _ in self.states())]
 
     def wait(self) -> None:
-        """Return when the service is ready; fail where it ends or says that it failed."""
+        """Wait until the service is ready; fail if it ends or says that it failed."""
 
         def ready() -> bool:
             assert self.process.poll() is None, self.said()
@@ -146,7 +143,7 @@ class Running:
 
 @contextmanager
 def serving(folder: Path, port: int, **environ: str) -> Iterator[Running]:
-    """Start the service with these variables, wait until it is ready, end it at the end."""
+    """Start the service with these variables, wait until it is ready, and stop it at the end."""
     inherited = {name: value for name, value in os.environ.items() if "SPECOPS_" not in name}
     env = {**inherited, "HF_TOKEN_PATH": os.devnull, "SPECOPS_PORT": str(port), **environ}
     log = folder / "serve.log"

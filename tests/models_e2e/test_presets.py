@@ -1,8 +1,8 @@
-"""Every preset in its published shape: hub, converter, service, answer, within 4 GB.
+"""Every preset in its published shape goes from the hub to answers within 4 GB.
 
-Weights are random. TinyLlama and Llama 160M are whole; of the others two layers are there and all
-else is true. `WHOLE_PRESETS=phi3-hf` takes all layers of the presets that it names: Phi-3's 3.8 B
-parameters need 30 GB of disk and some minutes.
+Weights are random. TinyLlama and Llama 160M are whole. The other models have two layers, and the
+rest of their configuration is the published one. `WHOLE_PRESETS=phi3-hf` takes all layers of the
+presets that it names: Phi-3's 3.8 billion parameters need 30 GB of disk and some minutes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ LAYERS = 2
 WHOLE = {"tinyllama", *os.environ.get("WHOLE_PRESETS", "").split(",")}
 CONVERTER_LIMIT = 2_000_000_000  # bytes of resident memory, whatever the checkpoint's size
 NAMES = [name for name in presets() if name not in ("demo", "smollm2", "custom")]
+STATES = ("downloading", "converting", "loading")
 PROMPT = {"prompt": "The quick brown fox", "max_new_tokens": 12, "ignore_eos": True}
 PROMPT |= {"k_draft": 3, "adaptive": False}  # random drafts do not pay: draft all the same
 Tell = Callable[[str], None]
@@ -38,18 +39,18 @@ Tell = Callable[[str], None]
 
 @pytest.fixture
 def tell(told: dict[str, list[str]]) -> Tell:
-    """Puts a line into the summary, whether tests pass or fail."""
+    """A function that adds a line to the summary, whether tests pass or fail."""
     return told.setdefault("presets, from the hub to answers (seconds, MB)", []).append
 
 
 def models_of(name: str) -> list[HubModel]:
-    """Target and, where there is one, draft."""
+    """Return the target and, if there is one, the draft."""
     found = map(HubModel.parse, (presets()[name].target, presets()[name].draft))
     return [model for model in found if model is not None]
 
 
 def published(name: str, folder: Path) -> Hub:
-    """A hub with what a preset names."""
+    """Return a hub with a preset's models."""
     models, repos = models_of(name), {}
     for model in models:
         path = folder / model.name
@@ -63,7 +64,7 @@ def published(name: str, folder: Path) -> Hub:
 
 
 def _data_free(quant: str) -> str:
-    """Weights of 4 bits without calibration, which takes minutes: random ones tell it nothing."""
+    """Leave out the calibration of 4-bit weights: it takes minutes, and these are random."""
     return f"{quant}-rtn" if quant.startswith("int4") else quant
 
 
@@ -82,7 +83,7 @@ def environment(name: str, cache: Path, hub: Hub) -> dict[str, str]:
 
 
 def check_answer(running: Running, drafter: str) -> None:
-    """An answer of the right length, with draft tokens of the preset's own drafter."""
+    """Check an answer's length and that its draft tokens come from the preset's drafter."""
     answer = running.generate(**PROMPT, details=True)
     assert answer["generated_tokens"] == PROMPT["max_new_tokens"]
     assert answer["generated_text"]
@@ -96,7 +97,7 @@ def check_answer(running: Running, drafter: str) -> None:
 
 
 def check_downloads(running: Running, cache: Path, models: list[HubModel]) -> int:
-    """The metrics count the bytes that are in the cache; returns them."""
+    """Check that the metrics count the bytes in the cache, and return their number."""
     bytes_here = 0
     for role, model in zip(("target", "draft"), models, strict=False):
         files = json.loads((model.folder(cache) / "download.json").read_text())["files"]
@@ -108,25 +109,16 @@ def check_downloads(running: Running, cache: Path, models: list[HubModel]) -> in
 
 
 def took(name: str, first: Running, again: Running, downloaded: int) -> str:
-    """What a preset took, in a line."""
+    """Return a line with a preset's times and memory."""
 
-    def megabytes(found: dict[str, int], kind: str) -> str:
-        return f"{found[kind] / 1e6:.0f}" if kind in found else "-"
-
-    memory = first.memory
+    converter = first.memory.resident.get("converter", 0)
     figures = {
         "downloaded": f"{downloaded / 1e6:.0f}",
-        "download": f"{first.seconds('downloading'):.1f}",
-        "convert": f"{first.seconds('converting'):.1f}",
-        "load": f"{first.seconds('loading'):.1f}",
-        "load again": f"{again.seconds('loading'):.1f}",
-        "converter RSS": megabytes(memory.resident, "converter"),
-        "anon": megabytes(memory.anonymous, "converter"),
-        "layout anon": megabytes(memory.anonymous, "layout"),
-        "prepack anon": megabytes(memory.anonymous, "prepack"),
-        "server RSS": megabytes(again.memory.resident, "server"),
-        "server anon": megabytes(again.memory.anonymous, "server"),
-        "most anon": f"{memory.together / 1e6:.0f}",
+        **{state: f"{first.seconds(state):.1f}" for state in STATES},
+        "loading again": f"{again.seconds('loading'):.1f}",
+        "converter RSS": f"{converter / 1e6:.0f}",
+        "server RSS": f"{again.memory.resident['server'] / 1e6:.0f}",
+        "most anonymous": f"{first.memory.together / 1e6:.0f}",
     }
     return f"{name}: {', '.join(f'{kind} {value}' for kind, value in figures.items())}"
 

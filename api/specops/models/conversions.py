@@ -1,15 +1,14 @@
-"""Conversions on disk: one per content of a checkpoint, kind of weights and version of the code.
+"""Keeps conversions on disk: one for each content of a checkpoint, kind of weights and converter.
 
-They are named by a digest of what was converted, so the same checkpoint under two paths, a draft
-that is the target's own files for one, is stored once. The digest takes reading every byte; it is
-kept beside the files' sizes and times and taken again only when one of those has changed.
+A conversion is named by a digest of what was converted. So a checkpoint that exists under two paths
+is converted and stored once, for example a draft that has the target's own files. The digest reads
+every byte. It is kept with the files' sizes and times, and computed again only when these change.
 
-What was written is compared with its checksums before it is used, unless that was done since the
-machine booted, for this version of ONNX Runtime, and nothing has touched a file since. A damaged
-conversion is made again.
+A conversion is compared with its checksums before its first use after a boot of the machine, with
+a new version of ONNX Runtime, and when a file has changed since. A damaged one is made again.
 
-The process that converts holds a lock: another one waits and then finds the conversion there. A
-half-made folder that is seen under the lock was left by a process that was killed.
+The process that converts holds a lock; another process waits and then finds the conversion. A
+half-made folder that is there while the lock is held was left by a process that was killed.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ import json
 import logging
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from specops.models.folder import MANIFEST
 from specops.models.layout import Parts
+from specops.models.progress import every
 from specops.runtime import session
 from specops.system.checksums import CHECKSUMS, checksums, read_checksums
 from specops.system.folders import clear_leftovers, locked
@@ -37,7 +34,7 @@ _CODE = (
     "models/convert/**/*.py",
     *("models/layout.py", "models/state_dict.py", "models/sentencepiece.py"),
 )
-_SOURCES = "sources.json"
+_SOURCES = "sources.json"  # path of a checkpoint → its marks, and its digest `sha256:…`
 _VERIFIED = "verified"  # a file of a conversion: its marks when checksums were last compared
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAME = re.compile(r".+-(?P<key>[0-9a-f]{16})-(?:fp32|int[48]-.+|gguf)")
@@ -45,120 +42,78 @@ _PIECE = 4 << 20
 _REPORT_SECONDS = 5.0
 
 Report = Callable[[str], None]
+Convert = Callable[[Path, str, int], None]
+"""Writes a conversion into a folder, with the source's digest, while a lock is held."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What is remembered of a checkpoint: its files' sizes and times, and its digest, `sha256:…`.
+def converted(
+    root: Path,
+    path: Path,
+    parts: Parts,
+    quant: str,
+    *,
+    name: str,
+    convert: Convert,
+    report: Report,
+) -> Path:
+    """Return the folder of a checkpoint's conversion; make it if need be.
 
-    `seen` changes whenever a file is written, replaced or linked; the digest only with content.
+    If the checkpoint has not changed this mostly reads no weights. Before a conversion is made,
+    this removes what killed processes left and the conversions that no known checkpoint leads to
+    any more, because the checkpoint or the converter has changed.
+
+    Args:
+        root: the folder of conversions.
+        path: the checkpoint.
+        parts: its files.
+        quant: the kind of weights.
+        name: how a new conversion's folder begins.
+        convert: makes the conversion.
+        report: called with how far reading is, and when another process holds the lock.
+
+    Raises:
+        OSError: the checkpoint cannot be read or the folder cannot be written.
     """
+    place, code = str(path.resolve()), _code_digest()
+    seen, digest = _sources(root).get(place, ("", ""))
+    if seen == _marks(parts.files):
+        folder = _folder(root, _key(code, digest), quant, name)
+        if _intact(folder, report):
+            return folder
 
-    seen: str
-    digest: str
+    def wait() -> None:
+        report(f"waiting for another process that converts in {root}")
+
+    with locked(root, wait) as lock:
+        sources, now = _sources(root), _marks(parts.files)
+        seen, digest = sources.get(place, ("", ""))
+        if seen != now:
+            digest = _digest(path, parts, report)
+            sources[place] = now, digest
+            _write(root, sources)
+        folder = _folder(root, _key(code, digest), quant, name)
+        if folder.exists() and not _intact(folder, report):
+            log.warning("%s is damaged and is made again", folder)
+            shutil.rmtree(folder)
+        if not folder.exists():
+            _clear(root, {_key(code, known) for _, known in sources.values()})
+            convert(folder, digest, lock)
+            _remember(folder)
+    return folder
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """Where a conversion is, or is to be made."""
-
-    folder: Path
-    source_digest: str
-    lock: int | None  # a handle, while the lock is held
-
-    @property
-    def exists(self) -> bool:
-        """It is complete: the manifest's folder appears at once."""
-        return (self.folder / MANIFEST).is_file()
+def _folder(root: Path, key: str, quant: str, name: str) -> Path:
+    """Return a conversion's folder; one that exists may begin with another name."""
+    made = sorted(root.glob(f"[!.]*-{key}-{quant}"))
+    return made[0] if made else root / f"{name}-{key}-{quant}"
 
 
-class Conversions:
-    """The conversions in a folder, made if need be."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._code = _code_digest()
-
-    def find(self, path: Path, parts: Parts, quant: str, *, report: Report) -> Conversion | None:
-        """The conversion of a checkpoint that has not changed since; mostly, reads no weights.
-
-        Args:
-            report: told when the conversion has to be read.
-        """
-        source = self._read().get(str(path.resolve()))
-        if source is None or source.seen != _seen(parts.files):
-            return None
-        found = self._conversion(source.digest, quant, name="", lock=None)
-        return found if found.exists and _intact(found.folder, report) else None
-
-    @contextmanager
-    def held(
-        self, path: Path, parts: Parts, quant: str, *, name: str, report: Report
-    ) -> Iterator[Conversion]:
-        """Hold the lock over a conversion that may have to be made.
-
-        Before one is, what killed processes left is removed, and so is every conversion that no
-        known checkpoint leads to any more: the checkpoint has changed, or the converter.
-
-        Args:
-            name: how a new conversion's folder begins.
-            report: told how far reading the checkpoint is, and when another process is at it.
-
-        Raises:
-            OSError: the checkpoint cannot be read or the folder cannot be written.
-        """
-
-        def wait() -> None:
-            report(f"waiting for another process that converts in {self._root}")
-
-        with locked(self._root, wait) as lock:
-            sources, place, seen = self._read(), str(path.resolve()), _seen(parts.files)
-            source = sources.get(place)
-            if source is None or source.seen != seen:
-                source = sources[place] = _Source(seen, _digest(path, parts, report))
-                self._write(sources)
-            conversion = self._conversion(source.digest, quant, name=name, lock=lock)
-            if conversion.folder.exists() and not _intact(conversion.folder, report):
-                log.warning("%s is damaged and is made again", conversion.folder)
-                shutil.rmtree(conversion.folder)
-            if not conversion.exists:
-                self._clear({self._key(known.digest) for known in sources.values()})
-            yield conversion
-            if conversion.exists:
-                _remember(conversion.folder, _marks(conversion.folder))
-
-    def _conversion(self, digest: str, quant: str, *, name: str, lock: int | None) -> Conversion:
-        key = self._key(digest)
-        # Another name may have come first: the folder goes by the content.
-        made = sorted(self._root.glob(f"[!.]*-{key}-{quant}"))
-        return Conversion(made[0] if made else self._root / f"{name}-{key}-{quant}", digest, lock)
-
-    def _key(self, digest: str) -> str:
-        return hashlib.sha256(f"{self._code}\0{digest}".encode()).hexdigest()[:16]
-
-    def _clear(self, keys: set[str]) -> None:
-        clear_leftovers(self._root)
-        for folder in sorted(self._root.iterdir()):
-            if (match := _NAME.fullmatch(folder.name)) and match["key"] not in keys:
-                log.info("removing %s: its checkpoint or the converter has changed", folder)
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _read(self) -> dict[str, _Source]:
-        try:
-            content = json.loads((self._root / _SOURCES).read_text(encoding="utf-8"))
-            return {place: _Source(**fields) for place, fields in content.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}  # a cache: what it does not say is found out again
-
-    def _write(self, sources: dict[str, _Source]) -> None:
-        content = {place: asdict(source) for place, source in sources.items()}
-        partial = self._root / f"{_SOURCES}.part"
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        partial.replace(self._root / _SOURCES)
+def _key(code: str, digest: str) -> str:
+    return hashlib.sha256(f"{code}\0{digest}".encode()).hexdigest()[:16]
 
 
 def _code_digest() -> str:
-    """Changes whenever the converter does."""
+    """Return a digest of the converter's code."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
     for file in sorted(file for pattern in _CODE for file in package.glob(pattern)):
@@ -166,37 +121,34 @@ def _code_digest() -> str:
     return digest.hexdigest()
 
 
-def _intact(folder: Path, report: Report) -> bool:
-    """A conversion is what was written; reads it whole where that is not known."""
+def _clear(root: Path, keys: set[str]) -> None:
+    clear_leftovers(root)
+    for folder in sorted(root.iterdir()):
+        if (match := _NAME.fullmatch(folder.name)) and match["key"] not in keys:
+            log.info("removing %s: its checkpoint or the converter has changed", folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- what is known of checkpoints ------------------------------------------------------------------
+
+
+def _sources(root: Path) -> dict[str, tuple[str, str]]:
     try:
-        marks = _marks(folder)
-        known = folder / _VERIFIED
-        if known.is_file() and known.read_text(encoding="utf-8") == marks:
-            return True
-        report(f"checking {folder}")
-        expected = read_checksums(folder)
-        if checksums(folder / name for name in expected) != expected:
-            return False
-    except (OSError, ValueError):
-        return False
-    with suppress(OSError):  # a cache that cannot be written is read again next time
-        _remember(folder, marks)
-    return True
+        content = json.loads((root / _SOURCES).read_text(encoding="utf-8"))
+        return {place: (known["seen"], known["digest"]) for place, known in content.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # a cache: the digests are computed again
 
 
-def _marks(folder: Path) -> str:
-    """Changes when the machine boots, with ONNX Runtime, and when a file has been touched."""
-    boot = _BOOT.read_text(encoding="ascii") if _BOOT.is_file() else ""
-    files = [folder / name for name in (*read_checksums(folder), CHECKSUMS)]
-    return hashlib.sha256(f"{boot}\0{session.VERSION}\0{_seen(files)}".encode()).hexdigest()
+def _write(root: Path, sources: dict[str, tuple[str, str]]) -> None:
+    content = {place: {"seen": seen, "digest": digest} for place, (seen, digest) in sources.items()}
+    partial = root / f"{_SOURCES}.part"
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    partial.replace(root / _SOURCES)
 
 
-def _remember(folder: Path, marks: str) -> None:
-    (folder / _VERIFIED).write_text(marks, encoding="utf-8")
-
-
-def _seen(files: Iterable[Path]) -> str:
-    """Changes whenever one of the files may have."""
+def _marks(files: Iterable[Path]) -> str:
+    """Return a digest that changes whenever a file is written, replaced or linked."""
     digest = hashlib.sha256()
     for file in files:
         status = file.stat()
@@ -206,9 +158,9 @@ def _seen(files: Iterable[Path]) -> str:
 
 
 def _digest(path: Path, parts: Parts, report: Report) -> str:
-    """`sha256:` over the content of all files: equal digests, equal models. Reads every byte."""
+    """Return `sha256:` and a digest of all files' content; this reads every byte."""
     total = sum(file.stat().st_size for file in parts.files)
-    done, told = 0, time.monotonic()
+    done, due = 0, every(_REPORT_SECONDS)
     whole = hashlib.sha256()
     for file in parts.files:
         digest = hashlib.sha256()
@@ -216,9 +168,39 @@ def _digest(path: Path, parts: Parts, report: Report) -> str:
             while piece := stream.read(_PIECE):
                 digest.update(piece)
                 done += len(piece)
-                if time.monotonic() - told >= _REPORT_SECONDS:
-                    told = time.monotonic()
+                if due():
                     report(f"reading {path}: {100 * done // total} %")
         name = "" if file in parts.freely_named else file.name
         whole.update(f"{name}\0".encode() + digest.digest())
     return f"sha256:{whole.hexdigest()}"
+
+
+# -- whether a conversion is intact ----------------------------------------------------------------
+
+
+def _intact(folder: Path, report: Report) -> bool:
+    """Return whether a conversion is what was written; read it whole if that is not known."""
+    try:
+        known = folder / _VERIFIED
+        if known.is_file() and known.read_text(encoding="utf-8") == _verified(folder):
+            return True
+        expected = read_checksums(folder)
+        report(f"checking {folder}")
+        if checksums(folder / name for name in expected) != expected:
+            return False
+    except (OSError, ValueError):
+        return False
+    with suppress(OSError):  # a read-only cache is read again next time
+        _remember(folder)
+    return True
+
+
+def _verified(folder: Path) -> str:
+    """Return marks that change when the machine boots, with ONNX Runtime, and with any file."""
+    boot = _BOOT.read_text(encoding="ascii") if _BOOT.is_file() else ""
+    files = [folder / name for name in (*read_checksums(folder), CHECKSUMS)]
+    return hashlib.sha256(f"{boot}\0{session.VERSION}\0{_marks(files)}".encode()).hexdigest()
+
+
+def _remember(folder: Path) -> None:
+    (folder / _VERIFIED).write_text(_verified(folder), encoding="utf-8")

@@ -1,8 +1,9 @@
-"""Downloads a model's files from the hub: what is needed, resumable, checked, with progress.
+"""Downloads a model's files from the hub: only the needed ones, resumable, checked, with progress.
 
 huggingface_hub lists the repository and opens the connections (endpoint, token, proxy, meaning of
-refusals). The bytes are written here, because its own download starts a file over after a
-restart, compares no checksum, and keeps the last megabytes of a cut connection to itself.
+refusals). This module writes the bytes itself, because huggingface_hub's own download starts a file
+over after a restart, compares no checksum, and keeps the last megabytes of a cut connection to
+itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import httpx
 from huggingface_hub import HfApi, get_session, hf_hub_url
@@ -34,13 +35,13 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 
 from specops.models.folder import GENAI_CONFIG, TOKENIZER_ADVICE, ModelError
 from specops.models.gguf_files import SUFFIX
-from specops.models.hub import MANIFEST, HubModel, Progress
-from specops.models.hub_files import choose_files, has_tokenizer
+from specops.models.hub import MANIFEST, HubModel, Progress, choose_files, has_tokenizer
+from specops.models.progress import every
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-_BUSY = (408, 429, 500, 502, 503, 504)  # answers after which it makes sense to ask again
+_BUSY = (408, 429, 500, 502, 503, 504)  # status codes after which it makes sense to ask again
 _ATTEMPTS = 6  # in a row without one new byte
 _WAIT_SECONDS = 1.0  # before the second attempt; doubles each time
 _TIMEOUT = httpx.Timeout(30.0)
@@ -59,12 +60,12 @@ class HubFile:
 
 
 def snapshot(model: HubModel, folder: Path, progress: Progress) -> None:
-    """Make `folder` hold the model's files, and say so in its manifest at the very end.
+    """Download a model's files into `folder`, and at the very end write the manifest.
 
-    Files that an earlier attempt left there, whole or in part, are checked and not fetched again.
+    Files of an earlier attempt, whole or in part, are checked and not downloaded again.
 
     Raises:
-        ModelError: the model cannot be had; the message says why and what to do.
+        ModelError: the download failed; the message says why and what to do.
     """
     (folder / MANIFEST).unlink(missing_ok=True)
     try:
@@ -83,35 +84,46 @@ def snapshot(model: HubModel, folder: Path, progress: Progress) -> None:
         partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         partial.replace(folder / MANIFEST)
     except HfHubHTTPError as error:
-        _refuse(model, error)
+        raise ModelError(_refusal(model, error)) from error
     except httpx.HTTPError as error:
         raise ModelError(
             f"the hub cannot be reached for {model} ({error or type(error).__name__}): check the "
             "connection and HF_ENDPOINT, then start again; what is here already is kept"
         ) from error
     except OSError as error:
-        raise ModelError(_disk_trouble(folder, error)) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = (
+                f"the disk of {folder} is full: free some, or set SPECOPS_CACHE_DIR to a larger "
+                "disk; what is here already is kept, and the next start goes on from there"
+            )
+        else:
+            problem = (
+                f"{folder} cannot be written ({error}): check the disk, or set SPECOPS_CACHE_DIR"
+            )
+        raise ModelError(problem) from error
 
 
-# -- what there is -------------------------------------------------------------------------------
+# -- the list of files -----------------------------------------------------------------------------
 
 
 def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
-    """The commit that the revision stands for, and the files to download."""
+    """Return the commit of the model's revision, and the files to download."""
     api = HfApi(endpoint=_endpoint())
     info = _patiently(
         lambda: api.model_info(model.repo, revision=model.revision, files_metadata=True)
     )
+    siblings = info.siblings or []
     folder = PurePosixPath(model.place)
     beside = {
         path.name: item
-        for item in info.siblings or []
+        for item in siblings
         if (path := PurePosixPath(item.rfilename)).parent == folder
     }
     try:
         names = choose_files(set(beside), model.gguf)
     except ValueError as error:
-        raise ModelError(_nothing_usable(model, str(error), info.siblings or [])) from error
+        advice = _advice(model, [PurePosixPath(item.rfilename) for item in siblings])
+        raise ModelError(f"{model} holds {error}: {advice}") from error
     if not (model.gguf or has_tokenizer(set(names))):
         raise ModelError(f"{model} has no tokenizer: {TOKENIZER_ADVICE}")
     files = []
@@ -124,34 +136,32 @@ def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
     return str(info.sha), files
 
 
-def _nothing_usable(model: HubModel, reason: str, siblings: list[Any]) -> str:
-    paths = [PurePosixPath(item.rfilename) for item in siblings]
+def _advice(model: HubModel, paths: list[PurePosixPath]) -> str:
+    """Return which other folder or file of the repository a person may choose."""
     graphs = sorted({str(path.parent) for path in paths if path.name == GENAI_CONFIG})
-    files = sorted(str(path) for path in paths if path.suffix == SUFFIX)
-    start = f"{model.repo}@{model.revision}"
-    advice = "choose a repository with safetensors"
-    if graphs:
-        advice = f"choose one of its folders, as in {start}:{graphs[0]}; there are "
-        advice += ", ".join(graphs)
-    elif files:
-        advice = f"choose one of its files, as in {start}:{files[0]}; there are {', '.join(files)}"
-    return f"{model} holds {reason}: {advice}"
+    ggufs = sorted(str(path) for path in paths if path.suffix == SUFFIX)
+    for kind, found in (("folders", graphs), ("files", ggufs)):
+        if found:
+            example = f"{model.repo}@{model.revision}:{found[0]}"
+            return f"choose one of its {kind}, as in {example}; there are {', '.join(found)}"
+    return "choose a repository with safetensors"
 
 
 def _endpoint() -> str | None:
-    """Where the hub is; None: where huggingface_hub says."""
+    """Return the hub's address; None leaves it to huggingface_hub."""
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
-# -- getting it ----------------------------------------------------------------------------------
+# -- one file --------------------------------------------------------------------------------------
 
 
 def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _Meter) -> None:
-    """Make `folder` hold one file, whole and checked."""
+    """Download one file into `folder`, whole and checked, unless it is there."""
     done, part = folder / file.name, folder / f"{file.name}.part"
+    before = meter.done
     if done.exists():
         if _is_intact(done, file):
-            meter.add(file.size)
+            meter.set(before + file.size)
             return
         done.unlink()  # of another commit
     url = hf_hub_url(
@@ -161,7 +171,6 @@ def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _M
         revision=commit,
         endpoint=_endpoint(),
     )
-    before = meter.done
     _patiently(lambda: _stream(url, file, part, meter, before), lambda: _size(part))
     if not _is_intact(part, file):
         part.unlink()
@@ -173,11 +182,11 @@ def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _M
 
 
 def _stream(url: str, file: HubFile, part: Path, meter: _Meter, before: int) -> None:
-    """Append to `part` what is missing of a file.
+    """Append to `part` the bytes that are missing.
 
     Raises:
-        httpx.HTTPError: the connection or the hub failed; what came is in `part`.
-        OSError: it cannot be written.
+        httpx.HTTPError: the connection or the hub failed; `part` has the bytes that came.
+        OSError: `part` cannot be written.
     """
     have = _size(part)
     if have > file.size:
@@ -196,7 +205,7 @@ def _stream(url: str, file: HubFile, part: Path, meter: _Meter, before: int) -> 
         with part.open("ab" if resumed else "wb") as out:
             for piece in response.iter_raw():
                 out.write(piece)
-                meter.add(len(piece))
+                meter.set(meter.done + len(piece))
             out.flush()
             os.fsync(out.fileno())  # before it gets its name: that must mean it is on the disk
     if _size(part) < file.size:
@@ -204,10 +213,10 @@ def _stream(url: str, file: HubFile, part: Path, meter: _Meter, before: int) -> 
 
 
 def _patiently(call: Callable[[], _T], progress: Callable[[], int] = lambda: 0) -> _T:
-    """The result of `call`, made again while connection or hub fail and then bring something.
+    """Return the result of `call`; repeat it while the connection or the hub fails.
 
     Raises:
-        httpx.HTTPError: no new byte came in `_ATTEMPTS` attempts, or the hub refuses.
+        httpx.HTTPError: `_ATTEMPTS` attempts in a row made no `progress`, or the hub refuses.
     """
     failures = 0
     while True:
@@ -225,7 +234,7 @@ def _patiently(call: Callable[[], _T], progress: Callable[[], int] = lambda: 0) 
 
 
 def _is_intact(path: Path, file: HubFile) -> bool:
-    """The file's size and digest are those that the hub told."""
+    """Return whether size and digest are those that the hub tells."""
     if path.stat().st_size != file.size:
         return False
     if file.sha256 is not None:
@@ -242,7 +251,7 @@ def _size(path: Path) -> int:
 
 
 def _check_room(folder: Path, files: list[HubFile]) -> None:
-    """Raise ModelError where the disk cannot take what is still missing."""
+    """Raise ModelError if the disk has no room for the missing bytes."""
     here = sum(_size(folder / file.name) + _size(folder / f"{file.name}.part") for file in files)
     missing = sum(file.size for file in files) - here
     free = shutil.disk_usage(folder).free
@@ -253,68 +262,46 @@ def _check_room(folder: Path, files: list[HubFile]) -> None:
         )
 
 
-# -- telling how it goes -------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------
 
 
 class _Meter:
-    """Counts bytes and tells of them, not more often than anyone can read."""
+    """Counts the bytes that are here; reports and logs them from time to time."""
 
     def __init__(self, model: HubModel, total: int, progress: Progress) -> None:
         self.done = 0
-        self._model = model
-        self._total = total
-        self._progress = progress
-        self._told = self._logged = time.monotonic()
+        self._model, self._total, self._progress = model, total, progress
+        self._report_due, self._log_due = every(_PROGRESS_SECONDS), every(_LOG_SECONDS)
         log.info("downloading %s: %.1f MB", model, total / 1e6)
         progress(0, total)
 
-    def add(self, count: int) -> None:
-        """`count` more bytes are here."""
-        self.set(self.done + count)
-
     def set(self, done: int) -> None:
-        """`done` bytes are here."""
         self.done = done
-        now = time.monotonic()
-        if now - self._told >= _PROGRESS_SECONDS:
-            self._told = now
+        if self._report_due():
             self._progress(done, self._total)
-        if now - self._logged >= _LOG_SECONDS:
-            self._logged = now
+        if self._log_due():
             log.info("downloading %s: %.1f of %.1f MB", self._model, done / 1e6, self._total / 1e6)
 
     def end(self) -> None:
-        """Everything is here."""
         self._progress(self._total, self._total)
         log.info("downloaded %s", self._model)
 
 
-def _refuse(model: HubModel, error: HfHubHTTPError) -> NoReturn:
-    """Say what the hub's refusal means and what to do about it."""
+def _refusal(model: HubModel, error: HfHubHTTPError) -> str:
+    """Return what the hub's refusal means and what to do about it."""
     status = error.response.status_code
     if isinstance(error, GatedRepoError) or status == httpx.codes.FORBIDDEN:
-        problem = (
+        return (
             f"the hub refuses {model.repo} ({status}): accept its terms on its page, and set "
             "HF_TOKEN to a token that may read it"
         )
-    elif status == httpx.codes.UNAUTHORIZED:
-        problem = (
+    if status == httpx.codes.UNAUTHORIZED:
+        return (
             f"the hub wants a login for {model.repo} ({status}): it is private, or there is no "
             "such repository; check the name, and set HF_TOKEN to a token that may read it"
         )
-    elif isinstance(error, RevisionNotFoundError):
-        problem = f"{model.repo} has no revision {model.revision} ({status}): check the revision"
-    elif isinstance(error, RepositoryNotFoundError) or status == httpx.codes.NOT_FOUND:
-        problem = f"the hub has no {model} ({status}): check repository, revision and HF_ENDPOINT"
-    else:
-        problem = f"the hub fails for {model} ({status}): start again later, or check HF_ENDPOINT"
-    raise ModelError(problem) from error
-
-
-def _disk_trouble(folder: Path, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"the disk of {folder} is full: free some, or set SPECOPS_CACHE_DIR to a larger disk; "
-            "what is here already is kept, and the next start goes on from there"
-        )
-    return f"{folder} cannot be written ({error}): check the disk, or set SPECOPS_CACHE_DIR"
+    if isinstance(error, RevisionNotFoundError):
+        return f"{model.repo} has no revision {model.revision} ({status}): check the revision"
+    if isinstance(error, RepositoryNotFoundError) or status == httpx.codes.NOT_FOUND:
+        return f"the hub has no {model} ({status}): check repository, revision and HF_ENDPOINT"
+    return f"the hub fails for {model} ({status}): start again later, or check HF_ENDPOINT"

@@ -1,7 +1,7 @@
-"""A folder that the engine can load: a graph, a tokenizer, and what is said about them.
+"""Reads a folder that the engine can load: a graph, a tokenizer and a file that describes them.
 
-Two kinds are known: our own exports, described by `specops.json`, and models published for
-onnxruntime-genai, described by `genai_config.json`; their graphs keep the same contract.
+There are two kinds: our own exports, described by `specops.json`, and models published for
+onnxruntime-genai, described by `genai_config.json`. Their graphs follow the same contract.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ MEMORY_ADVICE = (
     "most likely because memory ran out: raise the memory limit, or take smaller weights"
 )
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-_LARGEST = (1 << 31) - 1  # no size and no token of a model is larger
+_LARGEST = (1 << 31) - 1  # no size and no token id of a model is larger
 _MOST_PARAMETERS = 1 << 50
 _WEIGHTS = re.compile(r"int4|int8|fp16|fp32|bf16")
 
 
 class ModelError(RuntimeError):
-    """A model that cannot be prepared; the message says what to do."""
+    """A model cannot be prepared; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """An exported model: a graph, a tokenizer, and what its manifest says of them.
+    """An exported model: a graph, a tokenizer, and what its description says of them.
 
-    `parameters` is 0 where it is not known how many there are, and so are the sizes of layers.
+    `parameters`, `hidden_size` and `num_heads` are 0 if they are not known.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class ModelFolder:
         """Read the manifest of an export.
 
         Raises:
-            ModelError: the manifest is missing or does not say what it must.
+            ModelError: the manifest is missing or lacks a field.
         """
         try:
             manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -85,21 +85,22 @@ class ModelFolder:
 
         Raises:
             ModelError: the description, the graph or the tokenizer is missing, or the description
-                does not say what it must.
+                lacks a field.
         """
         try:
             model = json.loads((path / GENAI_CONFIG).read_text(encoding="utf-8"))["model"]
             graph = inside(path, model["decoder"]["filename"])
+            weights, eos = _WEIGHTS.search(graph.name), model["eos_token_id"]
             folder = cls(
                 path=path,
                 name=name,
                 graph=graph,
-                quant=_weights_of(graph.name),
+                quant=weights.group() if weights else "onnx",
                 vocab_size=_size(model["vocab_size"]),
                 context_length=_size(model["context_length"]),
                 parameters=0,
                 bos_token=_token(model.get("bos_token_id")),
-                end_tokens=_ids(model["eos_token_id"]),
+                end_tokens=frozenset(map(_size, eos if isinstance(eos, list) else [eos])),
                 hidden_size=_size(model["decoder"].get("hidden_size", 0)),
                 num_heads=_size(model["decoder"].get("num_attention_heads", 0)),
             )
@@ -114,13 +115,8 @@ class ModelFolder:
         return folder
 
 
-def _weights_of(file: str) -> str:
-    found = _WEIGHTS.search(file)
-    return found.group() if found else "onnx"
-
-
 def _size(value: Any, most: int = _LARGEST) -> int:
-    """What a file says, if it can be a size or a token's number."""
+    """Return a value from a description, if it can be a size or a token id."""
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(f"{str(value)[:100]} is no size")
     return value
@@ -128,7 +124,3 @@ def _size(value: Any, most: int = _LARGEST) -> int:
 
 def _token(value: Any) -> int | None:
     return None if value is None else _size(value)
-
-
-def _ids(value: Any) -> frozenset[int]:
-    return frozenset(map(_size, value if isinstance(value, list) else [value]))

@@ -1,6 +1,6 @@
-"""What a GGUF's name says: that it is one, and of which shards.
+"""Reads a GGUF's file name: whether it is one, and which shards belong to it.
 
-Both sides of the wall between the service and the converter need it.
+Both the service and the converter use this; they import nothing else of each other's.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from specops.models.inside import inside
 
 SUFFIX = ".gguf"
 OWN_WEIGHTS = "gguf"
-"""The quantization of a GGUF, whichever its blocks are."""
+"""The name of a GGUF's weights, whatever their format."""
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>(?!0{5})\d{5})\.gguf")
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a GGUF's, going by its name."""
+    """Return whether a path is a GGUF's, by its name."""
     return path.suffix == SUFFIX and not path.is_dir()
 
 
 def shards_of(name: str) -> list[str]:
-    """The names of a GGUF's files in order, of which one is known."""
+    """Return the names of all files of a GGUF in order; `name` is one of them."""
     found = _SHARD.fullmatch(name)
     if found is None:
         return [name]
@@ -31,9 +31,13 @@ def shards_of(name: str) -> list[str]:
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """A GGUF's files in order, of which one is known; FileNotFoundError where one is missing."""
+    """Return all files of a GGUF in order; `path` is one of them.
+
+    Raises:
+        FileNotFoundError: a file is missing, or a shard is a link that leads out of the folder.
+    """
     names = shards_of(path.name)
-    try:  # the file that a person named may be a link to anywhere, unless it leads to others
+    try:  # a single file that a person named may be a link to anywhere
         files = (path,) if len(names) == 1 else tuple(inside(path.parent, name) for name in names)
     except ValueError as error:
         raise FileNotFoundError(str(error)) from error

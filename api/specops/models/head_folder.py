@@ -1,4 +1,4 @@
-"""A draft head's folder: a small graph, and a manifest that says which target it reads and how."""
+"""Reads and writes a draft head's folder: a small graph, and a manifest that names its target."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 def is_head(source: object) -> TypeGuard[Path]:
-    """Whether what is to draft is a head's folder, not a model."""
+    """Return whether a draft is a head's folder and not a model."""
     return isinstance(source, Path) and (source / HEAD_MANIFEST).is_file()
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFolder:
-    """What a head's manifest says.
+    """A head's manifest.
 
     Attributes:
         path: the folder.
-        target: the name of the model that it was made for.
-        vocab_size: that model's.
-        hidden_size: that model's.
-        tokens: those that it can guess, in the order of its table.
-        calibration: for each guess in a row a factor and a summand: the logit of the probability
-            that it is right follows from the logit of how sure it is.
+        target: the name of the head's target.
+        vocab_size: the target's vocabulary.
+        hidden_size: the size of the target's hidden states.
+        tokens: the token ids that the head can draft, in the order of its table.
+        calibration: for each draft token in a row a factor and a summand. They turn the logit of
+            the head's confidence into the logit of the probability that the token is accepted.
     """
 
     path: Path
@@ -43,7 +43,7 @@ class HeadFolder:
 
     @property
     def graph(self) -> Path:
-        """The file of its graph."""
+        """The file of the head's graph."""
         return self.path / HEAD_GRAPH
 
     @classmethod
@@ -51,7 +51,7 @@ class HeadFolder:
         """Read a head's manifest.
 
         Raises:
-            ModelError: it does not say what it must.
+            ModelError: the manifest lacks a field, or a field is not valid.
         """
         try:
             found = json.loads((path / HEAD_MANIFEST).read_text(encoding="utf-8"))

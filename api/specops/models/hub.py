@@ -1,8 +1,8 @@
-"""Models on the hub: how they are named, and where their files are kept once they are here.
+"""Names models on the hub, and says where their files are and which files a model needs.
 
-A snapshot is complete when its manifest is there, which is written last; from then on it is used
-without asking the hub for anything. What downloads is another module, loaded only when needed:
-most starts of the service are not the first.
+A download is complete when its manifest is there, which is written last. From then on the service
+uses it without any request to the hub. The code that downloads is another module, which is loaded
+only when needed: most starts of the service download nothing.
 """
 
 from __future__ import annotations
@@ -14,26 +14,36 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from specops.models.folder import ModelError
-from specops.models.gguf_files import SUFFIX
+from specops.models.folder import GENAI_CONFIG, ModelError
+from specops.models.gguf_files import SUFFIX, shards_of
 from specops.system.folders import locked
 
 MANIFEST = "download.json"
+_CONFIGS = ("config.json", "generation_config.json")
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.jinja"),
+)
+SENTENCEPIECE = "tokenizer.model"  # fetched if there is no other tokenizer
+_TOKENIZERS = ({"tokenizer.json"}, {"vocab.json", "merges.txt"})  # either set is enough
+_SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+_STATE_DICTS = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
+_ONNX = re.compile(r".+\.onnx([._]data)?")
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _REFERENCE = re.compile(
     rf"(?P<repo>{_NAME}/{_NAME})(?:@(?P<revision>[\w./-]+))?(?::(?P<subfolder>[\w./-]+))?", re.ASCII
 )
 
 Progress = Callable[[int, int], None]
-"""Told the bytes that are here and the bytes in all."""
+"""Called with the number of bytes that are here and the number of all bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
     """A model on the hub, written `org/name`, `org/name@revision` or `org/name@revision:folder`.
 
-    `revision` is a commit, a tag or a branch; `subfolder` is where in the repository it lies, or
-    the path of a GGUF there, or of one of its shards.
+    `revision` is a commit, a tag or a branch. `subfolder` is a folder of the repository, or the
+    path of a GGUF in it, or of one of a GGUF's shards.
     """
 
     repo: str
@@ -42,7 +52,7 @@ class HubModel:
 
     @classmethod
     def parse(cls, text: str) -> HubModel | None:
-        """The model that `text` names; None where it cannot be a name on the hub."""
+        """Return the model that `text` names; None if it cannot be a name on the hub."""
         found = _REFERENCE.fullmatch(text)
         if found is None:
             return None
@@ -52,24 +62,24 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """The repository's name, without whose it is."""
+        """The repository's name without its owner."""
         return self.repo.partition("/")[2]
 
     @property
     def gguf(self) -> str:
-        """The name of the GGUF that it is; empty where it is a folder."""
+        """The file name of the GGUF; empty if the model is a folder."""
         path = PurePosixPath(self.subfolder)
         return path.name if path.suffix == SUFFIX else ""
 
     @property
     def place(self) -> str:
-        """Where in the repository its files lie; empty for its root."""
+        """The repository's folder with the model's files; empty for the root."""
         if not self.gguf:
             return self.subfolder
         return self.subfolder.removesuffix(self.gguf).rstrip("/")
 
     def folder(self, cache_dir: Path) -> Path:
-        """Where its files are kept below `cache_dir`."""
+        """Return the folder for the model's files below `cache_dir`."""
         key = self.revision + (f"--{self.subfolder}" if self.subfolder else "")
         return cache_dir / "hub" / self.repo.replace("/", "--") / key.replace("/", "--")
 
@@ -78,30 +88,32 @@ class HubModel:
 
 
 def fetch(model: HubModel, cache_dir: Path, progress: Progress) -> Path:
-    """The folder with a model's files, downloaded unless they are complete here already.
+    """Return the folder with a model's files; download them unless they are complete.
 
     Args:
-        cache_dir: where downloads are kept, below `hub/`.
-        progress: told about a download while it lasts.
+        model: the model.
+        cache_dir: downloads are kept below `hub/` in it.
+        progress: called during a download.
 
     Raises:
-        ModelError: the model cannot be had; the message says why and what to do.
+        ModelError: the download failed; the message says why and what to do.
     """
     folder = model.folder(cache_dir)
     if is_complete(folder, model):
         return folder
-    if offline():
+    offline = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    if any(value.upper() in ("1", "ON", "YES", "TRUE") for value in offline):
         raise ModelError(
             f"{model} is not (completely) in {folder} and HF_HUB_OFFLINE forbids to download it: "
             "unset it for one start, or give SPECOPS_TARGET a folder"
         )
     if not os.environ.get("HF_ENDPOINT"):  # Compose passes unset variables on as empty ones,
-        os.environ.pop("HF_ENDPOINT", None)  # which huggingface_hub takes for an address
+        os.environ.pop("HF_ENDPOINT", None)  # and huggingface_hub takes an empty one for an address
     from specops.models import download  # noqa: PLC0415 - heavy, and only needed here
 
     try:
         with locked(folder):
-            if not is_complete(folder, model):  # another process may have been at it
+            if not is_complete(folder, model):  # another process may have downloaded it meanwhile
                 download.snapshot(model, folder, progress)
     except OSError as error:
         raise ModelError(
@@ -111,14 +123,8 @@ def fetch(model: HubModel, cache_dir: Path, progress: Progress) -> Path:
     return folder
 
 
-def offline() -> bool:
-    """Requests are forbidden, by huggingface_hub's own variables."""
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
-
-
 def is_complete(folder: Path, model: HubModel) -> bool:
-    """Every file that the manifest names is there in its full size."""
+    """Return whether every file of the manifest is there in its full size."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sizes = {name: entry["size"] for name, entry in manifest["files"].items()}
@@ -126,3 +132,42 @@ def is_complete(folder: Path, model: HubModel) -> bool:
         return wanted and all((folder / name).stat().st_size == sizes[name] for name in sizes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+# -- which files a model needs ---------------------------------------------------------------------
+
+
+def choose_files(names: set[str], gguf: str = "") -> list[str]:
+    """Return the names of the files that loading a model needs: of several forms of weights, one.
+
+    Args:
+        names: all files of a folder.
+        gguf: the wanted GGUF, or one of its shards; empty for other forms of weights.
+
+    Raises:
+        ValueError: no usable form of weights is among them.
+    """
+    if gguf:
+        chosen = shards_of(gguf)
+        missing = [name for name in chosen if name not in names]
+        if missing:
+            raise ValueError(f"no {missing[0]}")
+        return chosen
+    common = [name for name in (*_CONFIGS, *_TOKENIZER) if name in names]
+    if SENTENCEPIECE in names and not any(needed <= names for needed in _TOKENIZERS):
+        common.append(SENTENCEPIECE)
+    if GENAI_CONFIG in names:
+        return [*common, GENAI_CONFIG, *sorted(filter(_ONNX.fullmatch, names))]
+    for kind in (_SAFETENSORS, _STATE_DICTS):
+        weights = sorted(filter(kind.fullmatch, names))
+        index = [name for name in weights if name.endswith(".index.json")]
+        single = [name for name in weights if "-of-" not in name and name not in index]
+        chosen = single or ([name for name in weights if name not in single] if index else [])
+        if chosen and "config.json" in names:
+            return [*common, *chosen]
+    raise ValueError("neither safetensors nor PyTorch weights with a config.json")
+
+
+def has_tokenizer(names: set[str]) -> bool:
+    """Return whether a tokenizer can be read from these files, or made of them."""
+    return any(needed <= names for needed in (*_TOKENIZERS, {SENTENCEPIECE}))

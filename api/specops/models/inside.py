@@ -1,6 +1,6 @@
-"""Paths that come from a repository's file: a stranger may have written it, and they stay inside.
+"""Keeps the paths that a repository's file names inside its folder, since the file is not trusted.
 
-What a person names, a folder or a GGUF, may be a link to anywhere; what a file names may not.
+A path that a person gives may be a link to anywhere; a path that a file names may not.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from pathlib import Path, PurePosixPath
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a file in `folder` or below it; it need not be there.
+    """Return the path of a file in `folder` or below it; the file need not exist.
 
-    A link may lead to another place of the folder. Where the folder is a snapshot in
-    huggingface_hub's cache, it may also lead to the repository's own blobs there.
+    A link may lead to another place of the folder. If the folder is a snapshot in huggingface_hub's
+    cache, a link may also lead to the blobs of the same repository there.
 
     Raises:
-        ValueError: `name` is absolute, has `..` in it or is a link that leads out of the folder;
-            or no file can have such a name.
+        ValueError: `name` is absolute, contains `..`, is a link that leads out of the folder, or
+        cannot
+            be the name of a file.
     """
     place = PurePosixPath(name)
     if not place.parts or place.is_absolute() or ".." in place.parts:
         raise ValueError(f"{name!r} is no file in the folder")
     path, root = folder / place, folder.resolve()
     try:
-        path.is_file()  # an error where no file can have the name
+        path.is_file()  # raises if no file can have this name
         real = path.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise ValueError(f"{name[:100]!r} is no file in the folder ({error})") from error
@@ -36,10 +37,10 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def indexed(index: Path) -> list[Path]:
-    """The shards of weights that an index lists, which lie beside it.
+    """Return the shards of weights that an index lists; they lie beside the index.
 
     Raises:
-        ValueError: it is no index, or names what lies elsewhere.
+        ValueError: the file is no index, or names a file elsewhere.
         OSError: it cannot be read.
     """
     try:
@@ -57,9 +58,9 @@ def indexed(index: Path) -> list[Path]:
 
 
 def _blobs(folder: Path) -> list[Path]:
-    """Where a hub's cache keeps what the snapshot `folder`, or one that it is in, links to.
+    """Return the folder of blobs that a snapshot in huggingface_hub's cache links to.
 
-    The layout: `models--org--name/snapshots/COMMIT/…` beside `models--org--name/blobs`.
+    The layout is `models--org--name/snapshots/COMMIT/…` beside `models--org--name/blobs`.
     """
     return [
         above.parent / "blobs"

@@ -1,8 +1,8 @@
-"""Brings a checkpoint into the layout that the converter reads, for what comes in another one.
+"""Brings a checkpoint of another layout into the layout that the converter reads.
 
-A configuration beside the weights becomes config.json, and a tokenizer of vocabulary and merges, or
-SentencePiece's, becomes tokenizer.json. The weights stay where they are. Runs in a process of its
-own, whose memory goes back: `python -m specops.models.layout SOURCE DEST`.
+A configuration beside the weights becomes config.json. A tokenizer of vocabulary and merges, or
+SentencePiece's, becomes tokenizer.json. The weights stay in their place. This runs in a process of
+its own, whose memory goes back when it ends: `python -m specops.models.layout SOURCE DEST`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from typing import Any
 from specops.models import hub
 from specops.models.folder import TOKENIZER_ADVICE
 from specops.models.gguf_files import files_of, is_gguf
-from specops.models.hub_files import has_tokenizer
 from specops.models.inside import indexed
 from specops.models.sentencepiece import make_tokenizer
 
 _SUFFIXES = (".pt", ".pth", ".bin")
 _HUB_WEIGHTS = "pytorch_model.bin"
 _SAFETENSORS = "model*.safetensors*"
+_CONFIG = "config.json"
 _TOKENIZER = "tokenizer.json"
-_VOCABULARY = {"vocab.json", "merges.txt"}
-_SENTENCEPIECE = "tokenizer.model"
-_COPIED = (".json", ".jinja", ".txt")  # what a converted folder may need beside the weights
+_COPIED = (".json", ".jinja", ".txt")  # files that a converted folder may need beside the weights
 
 
 class LayoutError(Exception):
-    """A checkpoint that cannot be understood; the message says what is missing."""
+    """The checkpoint's layout is not known; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a checkpoint is made of.
+    """The files of a checkpoint.
 
-    `state_dicts` is empty where the weights are safetensors already. `shards` are a GGUF's files,
-    one or more, which hold all there is.
+    Attributes:
+        folder: where they lie.
+        config: the file with the configuration.
+        state_dicts: the files with weights that torch saved; empty if there are safetensors.
+        shards: the files of a GGUF, which has everything in it; empty for other checkpoints.
     """
 
     folder: Path
@@ -51,24 +52,23 @@ class Parts:
 
     @property
     def in_order(self) -> bool:
-        """The converter can read the checkpoint as it is."""
-        if self.shards:
-            return True
-        return not self.state_dicts and (self.folder / _TOKENIZER).is_file()
+        """Whether the converter can read the checkpoint as it is."""
+        plain = not self.state_dicts and (self.folder / _TOKENIZER).is_file()
+        return bool(self.shards) or plain
 
     @property
     def freely_named(self) -> tuple[Path, ...]:
-        """The files whose names say nothing of what is in them."""
+        """The files whose names do not matter."""
         return self.shards or self.state_dicts
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Everything that the converted model follows from, in a fixed order."""
+        """All files that the converted model depends on, in a fixed order."""
         if self.shards:
             return self.shards
         weights = self.state_dicts or self.folder.glob(_SAFETENSORS)
         texts = (file for file in self.folder.iterdir() if file.suffix in _COPIED)
-        found = {self.config, self.folder / _SENTENCEPIECE, *weights, *texts}
+        found = {self.config, self.folder / hub.SENTENCEPIECE, *weights, *texts}
         found.discard(self.folder / hub.MANIFEST)
         return tuple(sorted(file for file in found if file.is_file()))
 
@@ -81,58 +81,59 @@ def parts_of(source: Path) -> Parts:
             `config.json`), or a GGUF or one of its shards.
 
     Raises:
-        LayoutError: something is missing or ambiguous.
+        LayoutError: a part is missing or ambiguous.
     """
     if is_gguf(source):
         try:
             return Parts(source.parent, source, (), files_of(source))
         except FileNotFoundError as error:
             raise LayoutError(str(error)) from error
+    folder, state_dicts = source, list[Path]()
     if source.is_file() and source.suffix in _SUFFIXES:
-        found = Parts(source.parent, _config_of(source), (source,))
-    elif any(source.glob(_SAFETENSORS)):
-        found = Parts(source, source / "config.json", ())
-    else:
-        files = _state_dicts(source)
-        found = Parts(source, _config_of(files[0]), files)
-    if not found.config.is_file():
-        raise LayoutError(f"{source} has no configuration: {found.config} is missing")
-    folder = found.folder
-    if not has_tokenizer({path.name for path in folder.iterdir()}):
+        folder, state_dicts = source.parent, [source]
+    elif not any(source.glob(_SAFETENSORS)):
+        state_dicts = _state_dicts(source)
+    config = folder / _CONFIG
+    if state_dicts and (own := state_dicts[0].with_suffix(".json")).is_file():
+        config = own
+    if not config.is_file():
+        raise LayoutError(f"{source} has no configuration: {config} is missing")
+    if not hub.has_tokenizer({path.name for path in folder.iterdir()}):
         raise LayoutError(f"{folder} has no tokenizer: {TOKENIZER_ADVICE}")
-    return found
+    return Parts(folder, config, tuple(state_dicts))
 
 
 def arrange(source: Path, destination: Path) -> None:
-    """Fill the folder `destination` with what the converter reads besides the weights.
+    """Write everything that the converter reads, except the weights, into the folder `destination`.
 
     Raises:
-        LayoutError: the checkpoint cannot be understood.
+        LayoutError: the checkpoint's layout is not known.
     """
     parts = parts_of(source)
     destination.mkdir(parents=True, exist_ok=True)
     for file in parts.folder.iterdir():
         if file.is_file() and file.suffix in _COPIED:
             shutil.copyfile(file, destination / file.name)
-    (destination / "config.json").write_text(json.dumps(_config(parts.config), indent=2))
+    try:
+        config = json.loads(parts.config.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise LayoutError(f"{parts.config} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise LayoutError(f"{parts.config} must hold a JSON object")
+    (destination / _CONFIG).write_text(json.dumps(config, indent=2))
     if not (destination / _TOKENIZER).is_file():
         _make_tokenizer(parts.folder, destination / _TOKENIZER)
 
 
-def _config_of(weights: Path) -> Path:
-    own = weights.with_suffix(".json")
-    return own if own.is_file() else weights.with_name("config.json")
-
-
-def _state_dicts(folder: Path) -> tuple[Path, ...]:
+def _state_dicts(folder: Path) -> list[Path]:
     index = folder / f"{_HUB_WEIGHTS}.index.json"
     if index.is_file():
         try:
-            return tuple(indexed(index))
+            return indexed(index)
         except ValueError as error:
             raise LayoutError(str(error)) from error
     if (folder / _HUB_WEIGHTS).is_file():
-        return (folder / _HUB_WEIGHTS,)
+        return [folder / _HUB_WEIGHTS]
     found = [path for path in sorted(folder.glob("*")) if path.suffix in (".pt", ".pth")]
     if not found:
         raise LayoutError(
@@ -142,44 +143,29 @@ def _state_dicts(folder: Path) -> tuple[Path, ...]:
     if len(found) > 1:
         listed = ", ".join(path.name for path in found)
         raise LayoutError(f"{folder} holds several state dicts ({listed}): name the file itself")
-    return (found[0],)
-
-
-def _config(file: Path) -> dict[str, Any]:
-    """The configuration."""
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise LayoutError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise LayoutError(f"{file} must hold a JSON object")
-    return config
+    return found
 
 
 def _make_tokenizer(folder: Path, file: Path) -> None:
-    """Write tokenizer.json from vocab.json and merges.txt, as transformers reads them.
-
-    Where they are not there it is made of SentencePiece's tokenizer.model.
-    """
+    """Write tokenizer.json from vocab.json and merges.txt, or else from tokenizer.model."""
     try:
-        if all((folder / name).is_file() for name in _VOCABULARY):
+        if all((folder / name).is_file() for name in ("vocab.json", "merges.txt")):
             from transformers import AutoTokenizer  # noqa: PLC0415 - heavy
 
             load: Callable[..., Any] = AutoTokenizer.from_pretrained
-            # Never code that lies beside a checkpoint, nor a question whether to run it.
-            tokenizer = load(str(folder), trust_remote_code=False)
-            tokenizer.backend_tokenizer.save(str(file))
+            # Never run code that lies beside a checkpoint, and never ask whether to run it.
+            load(str(folder), trust_remote_code=False).backend_tokenizer.save(str(file))
         else:
             make_tokenizer(folder).save(str(file))
-    except Exception as error:  # transformers raises whatever its readers do
+    except Exception as error:  # transformers raises all that its readers raise
         raise LayoutError(
             f"no {_TOKENIZER} can be made of the tokenizer's files ({error}): put one beside them"
         ) from error
 
 
 def main(arguments: list[str]) -> int:
-    """Arrange `arguments[0]` in `arguments[1]`; returns the exit status."""
-    # What is said here is shown to people where it fails; that torch is missing is not why.
+    """Arrange `arguments[0]` in `arguments[1]`; return the exit status."""
+    # If this fails, people read what it wrote; they need not read that torch is missing.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     source, destination = map(Path, arguments)
     try:

@@ -1,9 +1,9 @@
-"""Makes a tokenizer.json of SentencePiece's tokenizer.model: what older Llamas come with.
+"""Makes a tokenizer.json from SentencePiece's tokenizer.model, which older Llamas come with.
 
-A tokenizer.model is a message of protocol buffers, which transformers describes: every piece with
-its score. It is byte-pair encoding without the merges, which are the pairs of pieces that make a
-piece, best score first. What comes out is configured as the published tokenizer.json of Llama 2 is:
-a marker before the text and for every space, bytes for what the vocabulary lacks.
+A tokenizer.model is a protocol buffer with every piece and its score; transformers has its
+description. It is a byte-pair encoding without merges. The merges are the pairs of pieces that make
+another piece, best score first. The result is configured like the published tokenizer.json of Llama
+2: a mark before the text and for every space, and bytes for characters outside the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ _MARK = "\u2581"
 _BPE = 2  # trainer_spec.model_type
 UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # kinds of pieces; 1: ordinary, 6: a byte
 
-
 Piece = tuple[str, float, int]
-"""Its text, its score and its kind."""
+"""A piece's text, score and kind."""
 
 
 class SentencePieceError(Exception):
-    """A tokenizer.model that cannot be read; the message says why."""
+    """A tokenizer.model cannot be read; the message says why."""
 
 
 def make_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that a folder's tokenizer.model and tokenizer_config.json describe.
+    """Return the tokenizer that a folder's tokenizer.model and tokenizer_config.json describe.
 
     Raises:
-        SentencePieceError: it is damaged, or no byte-pair encoding.
-        OSError: it cannot be read.
+        SentencePieceError: tokenizer.model is damaged or is not a byte-pair encoding.
+        OSError: a file cannot be read.
     """
     file = folder / "tokenizer.model"
     content = file.read_bytes()
@@ -56,8 +55,10 @@ def _tokenizer(folder: Path, model: Any) -> Tokenizer:
     trainer = model.trainer_spec
     pieces = [(piece.piece, piece.score, piece.type) for piece in model.pieces]
     tokenizer = bpe_tokenizer(pieces, unknown=trainer.unk_id, byte_fallback=trainer.byte_fallback)
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     bos = trainer.bos_id
-    if _adds_bos(folder) and 0 <= bos < len(pieces):
+    if settings.get("add_bos_token", True) and 0 <= bos < len(pieces):
         begin = pieces[bos][0]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", special_tokens=[(begin, bos)]
@@ -68,13 +69,13 @@ def _tokenizer(folder: Path, model: Any) -> Tokenizer:
 def bpe_tokenizer(
     pieces: Sequence[Piece], *, unknown: int, byte_fallback: bool, space_first: bool = True
 ) -> Tokenizer:
-    """The tokenizer of SentencePiece's pieces; it puts nothing before a text but a space.
+    """Return a tokenizer of SentencePiece's pieces, without a token that begins a text.
 
     Args:
-        pieces: in the order of their ids.
-        unknown: the id of the piece for what no other one spells.
-        byte_fallback: bytes spell it instead, pieces of their own.
-        space_first: whether a text gets a space before it.
+        pieces: the pieces in the order of their ids.
+        unknown: the id of the piece for unknown characters.
+        byte_fallback: whether pieces for bytes spell unknown characters instead.
+        space_first: whether a space is put before a text.
     """
     vocab = {text: index for index, (text, _, _) in enumerate(pieces)}
     tokenizer = Tokenizer(
@@ -100,7 +101,7 @@ def bpe_tokenizer(
 
 
 def match_first(tokenizer: Tokenizer, tokens: Iterable[tuple[str, int]]) -> None:
-    """Have tokens whose kind says so matched in a text before anything else is done to it."""
+    """Match special and user-defined tokens in a text before it is normalized and split."""
     special, plain = [], []
     for text, kind in tokens:
         if kind in (UNKNOWN, CONTROL):
@@ -112,7 +113,7 @@ def match_first(tokenizer: Tokenizer, tokens: Iterable[tuple[str, int]]) -> None
 
 
 def _merges(pieces: Sequence[Piece], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """The pairs that make a piece, in the order in which they are to be merged."""
+    """Return the pairs that make a piece, in the order of merging."""
     found = []
     for text, score, kind in pieces:
         if kind not in (UNKNOWN, CONTROL, _UNUSED):
@@ -120,12 +121,5 @@ def _merges(pieces: Sequence[Piece], vocab: dict[str, int]) -> list[tuple[str, s
             pairs = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
             pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
             found += [(score, pair) for pair in pairs]
-    found.sort(key=lambda item: -item[0])  # stable: of equal scores the earlier piece goes first
+    found.sort(key=lambda item: -item[0])  # stable: with equal scores the earlier piece goes first
     return [pair for _, pair in found]
-
-
-def _adds_bos(folder: Path) -> bool:
-    """What tokenizer_config.json says; Llama's own default where it says nothing."""
-    file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return bool(settings.get("add_bos_token", True))

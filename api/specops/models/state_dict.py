@@ -1,19 +1,20 @@
 """Reads what `torch.save(model.state_dict(), file)` wrote, without torch and without trusting it.
 
 Such a file is a zip archive: one pickle that describes the tensors, and one uncompressed entry
-per storage. A pickle can run any code, so the one here knows a handful of names and refuses all
-others. The tensors stay in the file, memory-mapped.
+for each storage. A pickle can run any code, so this reader knows a handful of names and refuses
+all others. The tensors stay in the file, memory-mapped.
 """
 
 from __future__ import annotations
 
-import pickle  # nosec B403: only through _Unpickler, which resolves an allowlist
+import pickle  # nosec B403: only through _Unpickler, which resolves few names
+import re
 import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -34,29 +35,23 @@ _DTYPES: dict[str, Any] = {
     "BoolStorage": np.bool_,
 }
 _WRAPPERS = ("model", "state_dict", "model_state_dict", "module")  # keys of training checkpoints
-_PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+_PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")  # of DistributedDataParallel, torch.compile
 _LOCAL_HEADER = 30  # bytes of a zip entry's header before its name
 _SIGNATURE = b"PK\x03\x04"
 
 
 class StateDictError(Exception):
-    """A file that holds no state dict or not only one; the message says what to do."""
-
-
-class _StorageType(NamedTuple):
-    """Stands for a class such as `torch.FloatStorage`."""
-
-    name: str
+    """A file holds no state dict, or more than that; the message says what to do."""
 
 
 def read_state_dict(file: Path) -> dict[str, Tensor]:
-    """The tensors of a state dict by name, memory-mapped, in the order of the file.
+    """Return the tensors of a state dict by name, memory-mapped, in the order of the file.
 
-    A training checkpoint that keeps the state dict under `model` or `state_dict` is looked into,
-    and the prefixes that wrappers of the model add are taken off.
+    The state dict may also lie in a training checkpoint, under a key such as `model`. Prefixes that
+    wrappers of the model added to names are removed.
 
     Raises:
-        StateDictError: the file is no such archive, needs more than tensors, or is damaged.
+        StateDictError: the file is not such an archive, contains more than tensors, or is damaged.
         OSError: it cannot be read.
     """
     if not zipfile.is_zipfile(file):
@@ -78,7 +73,7 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
         raise
     except (
         *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError, EOFError),
-        *(OSError, RuntimeError),  # a seek to nowhere; versions, ciphers, depths that zipfile lacks
+        *(OSError, RuntimeError),  # a wrong offset; versions and ciphers that zipfile lacks
     ) as error:
         raise StateDictError(f"{file} is damaged ({error}): save or download it again") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -98,7 +93,7 @@ def _tensors(content: Any) -> dict[str, Tensor]:
     if not isinstance(content, Mapping):
         return {}
     found = {
-        _without_prefixes(name): value
+        _PREFIXES.sub("", name): value
         for name, value in content.items()
         if isinstance(name, str) and isinstance(value, np.ndarray)
     }
@@ -108,14 +103,8 @@ def _tensors(content: Any) -> dict[str, Tensor]:
     return next((tensors for tensors in inner if tensors), {})
 
 
-def _without_prefixes(name: str) -> str:
-    while name.startswith(_PREFIXES):
-        name = name.partition(".")[2]
-    return name
-
-
 class _Unpickler(pickle.Unpickler):
-    """Resolves the names that a state dict is made of, and nothing else."""
+    """Resolves the names that a state dict needs, and no others."""
 
     def __init__(self, stream: Any, file: Path, archive: zipfile.ZipFile, root: str) -> None:
         super().__init__(stream)
@@ -124,27 +113,27 @@ class _Unpickler(pickle.Unpickler):
         self._root = root
 
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in for a name of torch; StateDictError for any other."""
+        """Return a stand-in for a name of torch, or raise StateDictError for any other name."""
         match module, name:
             case ("collections", "OrderedDict"):
                 return OrderedDict
             case ("torch._utils", "_rebuild_tensor_v2"):
                 return _rebuild_tensor
             case ("torch._utils", "_rebuild_parameter"):
-                return _rebuild_parameter
+                return lambda data, *_: data
             case ("torch", storage) if storage in _DTYPES:
-                return _StorageType(storage)
+                return storage
         raise StateDictError(
             f"{self._file} needs {module}.{name}, which is not loaded for safety: save only the "
             "weights, with torch.save(model.state_dict(), file)"
         )
 
     def persistent_load(self, pid: Any) -> Tensor:
-        """A storage [numel] in the file."""
+        """Return a storage [numel] of the file."""
         kind, storage, key, _, numel = pid
         if kind != "storage":
             raise ValueError(f"unknown reference {kind!r}")
-        dtype = np.dtype(_DTYPES[storage.name])
+        dtype = np.dtype(_DTYPES[storage])
         entry = self._archive.getinfo(f"{self._root}data/{key}")
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size < numel * dtype.itemsize:
             raise ValueError(f"storage {key} is compressed or cut short")
@@ -153,7 +142,7 @@ class _Unpickler(pickle.Unpickler):
         return np.memmap(self._file, dtype, "r", self._offset(entry), (numel,))
 
     def _offset(self, entry: zipfile.ZipInfo) -> int:
-        """Where an entry's bytes begin: behind a header whose own copy of the name counts."""
+        """Return where an entry's bytes begin, by the header in front of them."""
         with self._file.open("rb") as stream:
             stream.seek(entry.header_offset)
             header = stream.read(_LOCAL_HEADER)
@@ -169,7 +158,7 @@ class _Unpickler(pickle.Unpickler):
 def _rebuild_tensor(
     storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any
 ) -> Tensor:
-    """A view into a storage, as torch describes it: offset and strides in elements."""
+    """Return a view into a storage; torch gives offset and strides in elements."""
     if len(size) != len(stride) or min((offset, *size, *stride)) < 0:
         raise ValueError(f"a tensor of shape {size} and strides {stride} cannot be")
     if 0 in size:
@@ -179,7 +168,3 @@ def _rebuild_tensor(
         raise ValueError(f"a tensor of shape {size} reaches beyond its storage")
     steps = tuple(step * storage.itemsize for step in stride)
     return np.lib.stride_tricks.as_strided(storage[offset:], size, steps, writeable=False)
-
-
-def _rebuild_parameter(data: Tensor, *_: Any) -> Tensor:
-    return data

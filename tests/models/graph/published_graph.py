@@ -1,7 +1,7 @@
-"""Redraws an export as onnxruntime-genai's model builder draws graphs for processors.
+"""Redraws an export as onnxruntime-genai's model builder draws graphs for CPUs.
 
-Queries, keys and values are products of their own (or one), biases are added by nodes of their own,
-SiLU is a sigmoid and a product, the embedding is a plain table, and names are paths.
+Queries, keys and values are three products or one. Nodes of their own add biases. SiLU is a sigmoid
+and a product. The embedding is a plain table, and names are paths.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MICROSOFT = "com.microsoft"
 def write_published(
     source: Path, destination: Path, *, packed: bool = False, normed: bool = False
 ) -> Path:
-    """Write the graph `source` again as `destination`, with its weights beside it.
+    """Write the graph `source` in that form as `destination`, with its weights beside it.
 
     Args:
         source: a quantized export's graph.
         destination: the new graph.
-        packed: queries, keys and values stay one product.
-        normed: heads of queries and keys get norms, with weights that differ from layer to layer.
+        packed: whether queries, keys and values stay one product.
+        normed: whether heads of queries and keys get norms, with other weights in each layer.
     """
     model = onnx.load(source)
     drawing = _Drawing(model.graph, packed=packed, normed=normed)
@@ -53,13 +53,15 @@ class _Drawing:
         self.nodes: list[onnx.NodeProto] = []
         self.tensors = {tensor.name: tensor for tensor in graph.initializer}
         self._packed, self._normed = packed, normed
-        self._sizes: dict[str, tuple[int, int]] = {}  # of products: all outputs, those of a head
+        self._sizes: dict[
+            str, tuple[int, int]
+        ] = {}  # of a product: number of outputs, and of those of a head
         self._attention = {
             node.input[0]: node for node in graph.node if node.op_type == "GroupQueryAttention"
         }
 
     def draw(self, node: onnx.NodeProto) -> None:
-        """Add what the builder would draw for a node."""
+        """Add the nodes that the builder draws instead of a node."""
         if node.op_type == "GatherBlockQuantized":
             self._embedding(node)
         elif node.op_type == "QuickGelu":
@@ -100,7 +102,7 @@ class _Drawing:
             self._sizes[f"{node.output[0]}/{part}"] = (int(stop - start), size)
 
     def _rows(self, node: onnx.NodeProto, output: str, rows: slice) -> None:
-        """Some outputs of a product, with its bias added by a node of its own."""
+        """Add a product with some of the rows, and a node that adds the bias."""
         names = [name for name in node.input[1:4] if name]
         inputs = [self._weight(f"{output}.{name}", self._values(name)[rows]) for name in names]
         bias = node.input[5] if len(node.input) > 5 else ""
@@ -115,7 +117,7 @@ class _Drawing:
             self._node("Add", [product, added], output)
 
     def _head_norm(self, x: str) -> str:
-        """An RMS norm of each head of x, which lie beside each other."""
+        """Add an RMS norm of each head of x; the heads lie beside each other."""
         rows, size = self._sizes[x]
         weight = np.linspace(0.5, 2.0, size, dtype=np.float32) * (1 + len(self.nodes) / 100)
         heads = self._weight(f"{x}.heads", np.array([0, -1, size], np.int64))
@@ -148,7 +150,7 @@ class _Drawing:
 def _changed(
     node: onnx.NodeProto, *, inputs: list[str], output: str | None = None
 ) -> onnx.NodeProto:
-    """A copy of a node with other inputs, and another output."""
+    """Return a copy of a node with other inputs and, if given, another output."""
     made = onnx.NodeProto.FromString(node.SerializeToString())
     del made.input[:]
     made.input.extend(inputs)

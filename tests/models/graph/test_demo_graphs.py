@@ -1,4 +1,4 @@
-"""The demo pair's graphs leave the same bits however a text is cut, in every kind of cache."""
+"""The demo pair's graphs give the same bits however a text is cut, in every kind of KV cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specops.models.convert import Quantization, export_checkpoint
 from tests.passes import Passes, prepared, random_chunks
 
 DEMO = Settings().models_dir / "demo"
-TEXT = Path(np.__file__).with_name("version.py")  # anything that is no prompt of the training
+TEXT = Path(np.__file__).with_name("version.py")  # a text that was not in the training data
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def tokens() -> list[int]:
 
 @pytest.fixture(scope="module", params=["int8-128", "int4-128-rtn", "int4-32-rtn"])
 def graph(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped graph, or an export in other weights, as it is served."""
+    """The prepared graph that ships with the service, or an export in other weights."""
     cache = tmp_path_factory.mktemp("demo")
     shipped = DEMO / "target" / "onnx" / request.param / "model.onnx"
     if shipped.exists():
@@ -53,7 +53,7 @@ def test_a_text_leaves_the_same_bits_however_it_is_cut(
 
 
 def test_the_number_of_threads_changes_no_bit(graph: Path, tokens: list[int]) -> None:
-    """Here one computes; in a process of its own there are three."""
+    """This process uses one thread, the child process three."""
     code = (
         "import sys\n"
         "from pathlib import Path\n"

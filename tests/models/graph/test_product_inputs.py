@@ -1,4 +1,4 @@
-"""Norms and gates become parts of the products behind them, and results stay the same."""
+"""Norms and gates become parts of the products that read them; results stay the same."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.convert import Quantization, export_checkpoint
+from specops.models.graph.nodes import attributes_of
 from specops.models.graph.product_inputs import Made
 from specops.models.graph.tiles import write_tiles
-from specops.models.graph.tokenwise import attributes_of
 from specops.runtime import kernels
 from tests.checkpoints import (
     RELATIVES,
@@ -43,21 +43,11 @@ def inputs_of(graph: Path) -> list[Made]:
     return [Made(attributes_of(node)["input"]) for node in products(graph)]
 
 
-@pytest.mark.parametrize("quant", ["int8-128", "int4-32-rtn"])
-def test_a_layer_is_four_products_and_attention(
-    tiny_pair: Path, tmp_path: Path, quant: str
-) -> None:
-    found = prepared(tiny_pair / "target" / "onnx" / quant / "model.onnx", tmp_path)
-    layer = [Made.NORM, Made.AS_IT_IS, Made.NORM, Made.SILU_GATE]
-    assert inputs_of(found) == [*layer, *layer, Made.NORM]
-    assert not operators(found).keys() & {*NORMS, "QuickGelu", "Mul"}
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_published_graph_computes_the_same_bits(
     tiny_pair: Path, tmp_path: Path, *, packed: bool
 ) -> None:
-    """Its gate is a sigmoid and two products; a norm is read by queries, keys and values."""
+    """Its gate is a sigmoid and two products; queries, keys and values read the same norm."""
     ours = tiny_pair / "target" / "onnx" / "int8-128" / "model.onnx"
     theirs = write_published(ours, tmp_path / "published" / "model.onnx", packed=packed)
     found = prepared(theirs, tmp_path)
@@ -124,7 +114,7 @@ def test_layer_norms_and_gelus_go_into_products(
 def written(
     nodes: Sequence[onnx.NodeProto], folder: Path, outputs: Sequence[str], **floats: int
 ) -> list[onnx.NodeProto]:
-    """The nodes of a graph once its products are the kernels'; `floats` are weights' sizes."""
+    """Return the nodes after `write_tiles`; `floats` are names and sizes of more weights."""
     tensors = [
         numpy_helper.from_array(np.ones(size, np.float32), name) for name, size in floats.items()
     ]
@@ -178,19 +168,20 @@ def test_a_gate_with_another_reader_stays(tmp_path: Path, output: str) -> None:
     assert all(attributes_of(node).get("input", 0) == Made.AS_IT_IS for node in found)
 
 
-def test_a_gate_whose_products_differ_stays(tmp_path: Path) -> None:
-    assert len(written(gated(bits=4), tmp_path, ["down"])) == 5
-
-
-def test_another_function_stays(tmp_path: Path) -> None:
+def other_function() -> list[onnx.NodeProto]:
     nodes = gated()
     nodes[2] = silu("gate", alpha=1.702)
-    assert len(written(nodes, tmp_path, ["down"])) == 5
+    return nodes
 
 
-def test_a_gate_before_a_product_that_is_onnxruntimes_stays(tmp_path: Path) -> None:
+def more_exact() -> list[onnx.NodeProto]:
     nodes = gated()
     nodes[-1].attribute.append(helper.make_attribute("accuracy_level", 1))
+    return nodes
+
+
+@pytest.mark.parametrize("nodes", [gated(bits=4), other_function(), more_exact()])
+def test_other_gates_stay(tmp_path: Path, nodes: list[onnx.NodeProto]) -> None:
     assert len(written(nodes, tmp_path, ["down"])) == 5
 
 
@@ -202,28 +193,22 @@ def norm(kind: str, *operands: str, total: str = "", **attributes: int) -> onnx.
 
 def test_a_norm_becomes_part_of_the_first_product_behind_it(tmp_path: Path) -> None:
     nodes = [
-        norm(SKIP_RMS, "x", "residual", "w", total="sum"),
-        product("a", "normed"),
-        product("b", "normed"),
+        norm(SKIP_LAYER, "x", "residual", "w", "b", total="sum"),
+        product("one", "normed"),
+        product("two", "normed"),
     ]
-    first, second = written(nodes, tmp_path, ["a", "b", "sum"], w=64)
-    assert list(first.input) == ["x", "a.tiles", "", "w", "residual"]
-    assert list(first.output) == ["a", "sum", "normed"]
+    first, second = written(nodes, tmp_path, ["one", "two", "sum"], w=64, b=64)
+    assert list(first.input) == ["x", "one.tiles", "", "w", "residual", "b"]
+    assert list(first.output) == ["one", "sum", "normed"]
+    assert attributes_of(first)["input"] == Made.LAYER_NORM
     assert attributes_of(first)["epsilon"] == pytest.approx(1e-12)
-    assert list(second.input) == ["normed", "b.tiles"]
+    assert list(second.input) == ["normed", "two.tiles"]
 
 
-def test_what_only_the_product_needs_is_not_written(tmp_path: Path) -> None:
+def test_a_norm_that_only_the_product_needs_is_not_written(tmp_path: Path) -> None:
     (only,) = written([norm(RMS, "x", "w"), product("a", "normed")], tmp_path, ["a"], w=64)
     assert list(only.input) == ["x", "a.tiles", "", "w"]
     assert list(only.output) == ["a"]
-
-
-def test_a_layer_norm_takes_its_shift_along(tmp_path: Path) -> None:
-    nodes = [norm(SKIP_LAYER, "x", "residual", "w", "b"), product("a", "normed")]
-    (only,) = written(nodes, tmp_path, ["a"], w=64, b=64)
-    assert list(only.input) == ["x", "a.tiles", "", "w", "residual", "b"]
-    assert attributes_of(only)["input"] == Made.LAYER_NORM
 
 
 @pytest.mark.parametrize(

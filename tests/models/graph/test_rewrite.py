@@ -1,8 +1,7 @@
-"""Graphs become those of the engine, whoever drew them; what is not understood is named."""
+"""Graphs of several origins become the engine's; an unknown part is refused by name."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from specops.models.convert import Quantization, export_checkpoint
+from specops.models.graph.nodes import RefusedGraphError
 from specops.models.graph.rewrite import AttentionShape, rewrite
-from specops.models.graph.tokenwise import RefusedGraphError
 from specops.runtime import kernels
 from tests.checkpoints import (
     make_gpt2_checkpoint,
@@ -50,7 +49,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(llama: Path) -> onnx.ModelProto:
-    """An export that a test may change; its weights stay where they are."""
+    """An export that a test may change, without its weights."""
     return onnx.load(llama, load_external_data=False)
 
 
@@ -88,6 +87,10 @@ def test_a_rewritten_graph_has_the_engines_inputs(tmp_path: Path, family: str) -
         {"GroupQueryAttention", "ReduceSum", "Shape", "Slice"}
     )
     assert [opset.version for opset in model.opset_import if opset.domain == "specops"] == [1]
+    # Two tensors cross the last attention: its own output and the residual around it.
+    gathered = [node.input[0] for node in model.graph.node if "logit_rows" in node.input]
+    assert len(gathered) == 2
+    assert node_of(model, kernels.ATTENTION, 1).output[0] in gathered
 
 
 def test_attention_says_what_it_said(tmp_path: Path) -> None:
@@ -117,60 +120,6 @@ def test_attention_says_what_it_said(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_behind_the_last_attention_only_wanted_tokens_go_on(tmp_path: Path, family: str) -> None:
-    """Both tensors that cross are gathered: what attention gave and what goes around it."""
-    model = onnx.load(exported(tmp_path, family), load_external_data=False)
-    rewrite(model)
-    gathers = [node for node in model.graph.node if "logit_rows" in node.input]
-    assert len(gathers) == 2
-    last = node_of(model, kernels.ATTENTION, 1)
-    assert last.output[0] in [node.input[0] for node in gathers]
-    after = [
-        node
-        for node in model.graph.node
-        if {gather.output[0] for gather in gathers}.intersection(node.input)
-    ]
-    assert all(last.output[0] not in node.input for node in after)
-
-
-def as_format_2(model: onnx.ModelProto) -> None:
-    """Exports of format 2: scaled queries, and logits from a position on."""
-    graph = model.graph
-    for node in graph.node:
-        if node.op_type == "GroupQueryAttention":
-            node.attribute.append(helper.make_attribute("scale", 1.0))
-    for name, value in (("logits_start", 0), ("slice_end", 2**63 - 1)):
-        graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
-    graph.input.append(helper.make_tensor_value_info("logits_start", TensorProto.INT64, [1]))
-    last = node_of(model, "GroupQueryAttention", 1)
-    place = list(graph.node).index(last) + 1
-    crossing = (last.output[0], "layers.1.input_norm.residual")
-    for name in crossing:
-        for node in list(graph.node)[place:]:
-            inputs = [f"{name}.cut" if given == name else given for given in node.input]
-            del node.input[:]
-            node.input.extend(inputs)
-    for name in crossing:
-        operands = [name, "logits_start", "slice_end", "axis_1"]
-        graph.node.insert(place, helper.make_node("Slice", operands, [f"{name}.cut"]))
-
-
-def test_exports_of_the_format_before_still_load(model: onnx.ModelProto) -> None:
-    expected = onnx.ModelProto.FromString(model.SerializeToString())
-    as_format_2(model)
-    rewrite(model)
-    rewrite(expected)
-    assert shapes(list(model.graph.input)) == shapes(list(expected.graph.input))
-    assert [node.op_type for node in model.graph.node] == [
-        node.op_type for node in expected.graph.node
-    ]
-    scales = [
-        item.f for item in node_of(model, kernels.ATTENTION).attribute if item.name == "scale"
-    ]
-    assert scales == [1.0]
-
-
 @pytest.mark.parametrize("packed", [False, True], ids=["apart", "packed"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "phi3"])
 def test_a_published_graph_computes_what_our_export_does(
@@ -179,25 +128,18 @@ def test_a_published_graph_computes_what_our_export_does(
     graph = exported(tmp_path, family)
     published = write_published(graph, tmp_path / "published" / "model.onnx", packed=packed)
     expected = Passes(prepared(graph, tmp_path)).step(0, TOKENS)
-    passes = Passes(prepared(published, tmp_path))
+    ready = prepared(published, tmp_path)
+    nodes = onnx.load(ready, load_external_data=False).graph.node
+    assert not {node.op_type for node in nodes} & {"Add", "MatMulNBits"}  # biases went, too
+    passes = Passes(ready)
     found = passes.step(0, TOKENS)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
     chunks = [passes.step(1, piece) for piece in random_chunks(TOKENS, seed=1)]
     np.testing.assert_array_equal(np.concatenate(chunks), found)
 
 
-def test_biases_added_by_nodes_of_their_own_go_into_the_products(tmp_path: Path) -> None:
-    graph = exported(tmp_path, "qwen2")
-    published = write_published(graph, tmp_path / "published" / "model.onnx")
-    operators = Counter(
-        node.op_type
-        for node in onnx.load(prepared(published, tmp_path), load_external_data=False).graph.node
-    )
-    assert operators["Add"] == operators["MatMulNBits"] == 0
-
-
 def test_norms_of_heads_go_into_attention(tmp_path: Path) -> None:
-    """As Qwen3 has them; ONNX Runtime runs the graph as it is published."""
+    """Qwen3 has such norms. ONNX Runtime runs the published graph for comparison."""
     graph = exported(tmp_path, "llama")
     published = write_published(graph, tmp_path / "published" / "model.onnx", normed=True)
     expected = Runner.of_graph(published, kv_heads=2, head_dim=16, layers=2, vocab=320).step(TOKENS)
@@ -231,7 +173,7 @@ Change = Callable[[onnx.ModelProto], None]
 
 
 def attention(place: int, name: str) -> Change:
-    """An input of the first attention is `name`."""
+    """Make `name` an input of the first attention."""
 
     def change(model: onnx.ModelProto) -> None:
         node = node_of(model, "GroupQueryAttention")
@@ -250,7 +192,7 @@ def attribute(**values: int | str | float) -> Change:
 
 
 def between(op: str, *more: str, domain: str = "", **attributes: object) -> Change:
-    """A node stands between the embedding and all that reads it."""
+    """Put a node between the embedding and its readers."""
 
     def change(model: onnx.ModelProto) -> None:
         graph = model.graph
@@ -272,27 +214,15 @@ def between(op: str, *more: str, domain: str = "", **attributes: object) -> Chan
     return change
 
 
-def the_mask_is_read(model: onnx.ModelProto) -> None:
-    between("Mul", "mask_sum")(model)
-
-
 def a_layer_differs(model: onnx.ModelProto) -> None:
     node = node_of(model, "GroupQueryAttention", 1)
     past = next(item for item in model.graph.input if item.name == node.input[3])
     past.type.tensor_type.shape.dim[3].dim_value = 32
 
 
-def the_present_is_read(model: onnx.ModelProto) -> None:
-    between("Add", "present.0.key")(model)
-
-
 def no_attention(model: onnx.ModelProto) -> None:
     for place in (1, 0):
         model.graph.node.remove(node_of(model, "GroupQueryAttention", place))
-
-
-def no_logits(model: onnx.ModelProto) -> None:
-    del model.graph.output[0]
 
 
 def half_a_table(model: onnx.ModelProto) -> None:
@@ -325,10 +255,16 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "quantized": (attribute(k_quant_type="PER_TENSOR"), r"has the attribute k_quant_type="),
     "future": (attribute(something_new=1), r"has the attribute something_new=1"),
     "no attention": (no_attention, r"has no node GroupQueryAttention"),
-    "no logits": (no_logits, r"has no output logits"),
+    "no logits": (lambda model: model.graph.output.pop(0), r"has no output logits"),
     "layers": (a_layer_differs, r"layers' caches differ"),
-    "cache": (the_present_is_read, r"in_between \(Add\) reads the cache, present\.0\.key"),
-    "mask": (the_mask_is_read, r"\(ReduceSum\) reads attention_mask, which is neither"),
+    "cache": (
+        between("Add", "present.0.key"),
+        r"in_between \(Add\) reads the cache, present\.0\.key",
+    ),
+    "mask": (
+        between("Mul", "mask_sum"),
+        r"\(ReduceSum\) reads attention_mask, which is neither a weight",
+    ),
     "ids": (narrow_ids, r"its input input_ids is not int64"),
     "unknown": (between("CumSum", "axis_of_tokens"), r"in_between \(CumSum\) cannot stand in a"),
     "domain": (
@@ -363,50 +299,48 @@ def test_what_is_not_understood_is_refused_by_name(model: onnx.ModelProto, case:
 
 
 def in_a_branch(model: onnx.ModelProto) -> None:
-    """The engine's operator stands in a graph that is an attribute."""
+    """Put the engine's operator into a graph that is a node's attribute."""
     made = helper.make_node(kernels.MATMUL, ["embedding"], ["product"], domain=kernels.DOMAIN)
     result = helper.make_tensor_value_info("product", TensorProto.FLOAT, None)
     branch = helper.make_graph([made], "branch", [], [result])
     between("If", then_branch=branch, else_branch=branch)(model)
 
 
-@pytest.mark.parametrize("operator", [kernels.ATTENTION, kernels.MATMUL, "AnythingNew"])
-def test_the_engines_own_operators_are_refused(model: onnx.ModelProto, operator: str) -> None:
-    """They trust the address of the cache that they are given; an export has none to give."""
-    between(operator, domain=kernels.DOMAIN)(model)
-    with pytest.raises(RefusedGraphError, match=rf"{operator}.* is an operator of the engine's"):
-        rewrite(model)
-
-
-@pytest.mark.parametrize("condition", ["tokens", "weight"])
-def test_the_engines_own_operators_are_refused_in_branches(
-    model: onnx.ModelProto, condition: str
-) -> None:
-    """What follows from weights alone is computed when a graph is laid out: there, too."""
+def in_a_constant_branch(model: onnx.ModelProto) -> None:
+    """A node that depends on weights alone runs already when the graph is laid out."""
     in_a_branch(model)
-    if condition == "weight":
-        node = node_of(model, "If")
-        model.graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
-        node.input[:] = ["always"]
-    with pytest.raises(RefusedGraphError, match=r"in_between.* has a graph of its own"):
-        rewrite(model)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
+    node_of(model, "If").input[:] = ["always"]
 
 
-@pytest.mark.parametrize("domain", ["somebody", kernels.DOMAIN])
-def test_a_graph_that_defines_functions_is_refused(model: onnx.ModelProto, domain: str) -> None:
-    """A function could hold any operator under a name that is known."""
+def in_a_function(model: onnx.ModelProto) -> None:
+    """A function could hide any operator behind a name that is known."""
     body = helper.make_node("Identity", ["x"], ["y"])
     imports = [helper.make_opsetid("", 17)]
     model.functions.append(
-        helper.make_function(domain, "Disguise", ["x"], ["y"], [body], opset_imports=imports)
+        helper.make_function("somebody", "Disguise", ["x"], ["y"], [body], opset_imports=imports)
     )
-    with pytest.raises(RefusedGraphError, match="defines a function, Disguise"):
-        rewrite(model)
 
 
-def test_a_rewritten_graph_is_not_rewritten_again(model: onnx.ModelProto) -> None:
-    rewrite(model)
-    with pytest.raises(RefusedGraphError, match="is an operator of the engine's own"):
+OWN_OPERATOR = r"is an operator of the engine's own"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (between(kernels.ATTENTION, domain=kernels.DOMAIN), OWN_OPERATOR),
+        (between("AnythingNew", domain=kernels.DOMAIN), OWN_OPERATOR),
+        (in_a_branch, r"in_between.* has a graph of its own"),
+        (in_a_constant_branch, r"in_between.* has a graph of its own"),
+        (in_a_function, "defines a function, Disguise"),
+    ],
+)
+def test_the_engines_own_operators_are_refused_wherever_they_are(
+    model: onnx.ModelProto, change: Change, message: str
+) -> None:
+    """They trust the cache address that they are given; an export has none to give."""
+    change(model)
+    with pytest.raises(RefusedGraphError, match=message):
         rewrite(model)
 
 

@@ -7,15 +7,12 @@ byte, a quarter of what all its layers cost, for a small part of a pass.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from specops.models.gguf_files import OWN_WEIGHTS
+from specops.weights import BLOCKS, DATA_FREE, DEFAULT_BLOCK, WeightsName
 
-_DEFAULT_BLOCK = 128
-_DATA_FREE = "-rtn"  # how the name of weights ends that are rounded to nearest
-_BLOCKS = (16, 32, 64, 128, 256)
 _BITS = (4, 8)
 
 
@@ -42,7 +39,7 @@ class Quantization:
     """
 
     bits: int
-    block: int = _DEFAULT_BLOCK
+    block: int = DEFAULT_BLOCK
     head_bits: int = 8
     embedding_bits: int = 8
     calibrated: bool = True
@@ -55,8 +52,8 @@ class Quantization:
         for name in ("bits", "head_bits", "embedding_bits"):
             if getattr(self, name) not in _BITS:
                 raise ValueError(f"{name} must be one of {_BITS}, got {getattr(self, name)}")
-        if self.block not in _BLOCKS:
-            raise ValueError(f"block must be one of {_BLOCKS}, got {self.block}")
+        if self.block not in BLOCKS:
+            raise ValueError(f"block must be one of {BLOCKS}, got {self.block}")
 
     @classmethod
     def parse(cls, text: str) -> Quantization:
@@ -65,24 +62,21 @@ class Quantization:
         Such as `int4-32` or `int4-128-rtn`; without a block it is 128. Raises ValueError naming
         the text for anything else.
         """
-        if text == "fp32":
-            return cls(bits=32, head_bits=32, embedding_bits=32)
-        match = re.fullmatch(rf"int(4|8)(?:-(\d+))?({_DATA_FREE})?", text)
-        if match is None or (match[1] == "8" and match[3]):
+        found = WeightsName.parse(text)
+        if found is None:
             raise ValueError(
                 f"unknown quantization {text!r}: use fp32, int8, int4, or a block size with "
-                f"one of them such as int8-32 or int4-{_DEFAULT_BLOCK}, and for int4 {_DATA_FREE} "
-                f"behind it to round each weight to the nearest, such as int4-32{_DATA_FREE}"
+                f"one of them such as int8-32 or int4-{DEFAULT_BLOCK}, and for int4 {DATA_FREE} "
+                f"behind it to round each weight to the nearest, such as int4-32{DATA_FREE}"
             )
-        bits, block, data_free = match.groups()
-        return cls(bits=int(bits), block=int(block or _DEFAULT_BLOCK), calibrated=data_free is None)
+        if found.bits == 32:
+            return cls(bits=32, head_bits=32, embedding_bits=32)
+        return cls(bits=found.bits, block=found.block, calibrated=not found.data_free)
 
     @property
     def name(self) -> str:
         """The text `parse` reads: the block always included."""
-        if self.bits == 32:
-            return "fp32"
-        return f"int{self.bits}-{self.block}{'' if self.calibrated else _DATA_FREE}"
+        return WeightsName(self.bits, self.block, not self.calibrated).full
 
     def blocks(self, bits: int) -> BlockFormat:
         """The format of a weight of `bits`: that of the layers, of the head, of the embedding."""

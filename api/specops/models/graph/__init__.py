@@ -1,4 +1,4 @@
-"""A model's graph as this machine runs it: rewritten for our kernels, its weights in their order.
+"""Rewrites a model's graph for this machine: for our kernels, with weights in the kernels' order.
 
 `weight_cache` is the entry: it keeps the result on disk. The work happens in a process of its own
 (`prepack`), since the library that reads graphs is large.

@@ -1,7 +1,7 @@
-"""What a rewritten graph gives: logits and the last hidden state, of the tokens that need them.
+"""Sets what a rewritten graph gives: logits and the last hidden state of the tokens that need them.
 
-Behind the last attention no token looks at others: there the graph goes on with those alone whose
-logits are wanted.
+After the last attention no token depends on other tokens. So the graph continues there only with
+the tokens whose logits are wanted.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto, helper
 
-from specops.models.graph.tokenwise import RefusedGraphError, attributes_of
-from specops.models.graph.wiring import set_nodes
+from specops.models.graph.nodes import RefusedGraphError, attributes_of, set_nodes
 from specops.runtime import kernels
 
 LOGITS, LOGIT_ROWS = "logits", "logit_rows"
+CONTROL: dict[str, list[str | int]] = {
+    "spans": ["spans", 3],
+    "block_tables": ["slots", "blocks"],
+    "cache": [4],
+}
 _HIDDEN = "hidden"
-CONTROL = {"spans": ["spans", 3], "block_tables": ["slots", "blocks"], "cache": [4]}
-_TOKENS = ("input_ids", "position_ids")
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")
 
 
 def keep_what_gives_logits(graph: onnx.GraphProto) -> None:
-    """Remove every node and weight that the logits do not follow from."""
+    """Remove every node and weight that the logits do not depend on."""
     if LOGITS not in {item.name for item in graph.output}:
         raise RefusedGraphError("it has no output logits")
     needed, kept = {LOGITS}, []
@@ -35,35 +37,30 @@ def keep_what_gives_logits(graph: onnx.GraphProto) -> None:
 
 
 def gather_logit_rows(graph: onnx.GraphProto) -> None:
-    """Behind the last attention, take `logit_rows` of every tensor that comes from before it."""
+    """After the last attention, take `logit_rows` of every tensor that comes from before it."""
     constants = {tensor.name for tensor in graph.initializer}
-    last = max(place for place, node in enumerate(graph.node) if node.op_type == kernels.ATTENTION)
-    behind = _descendants(graph, graph.node[last])
-    gathered: dict[str, str] = {}
+    last = [node for node in graph.node if node.op_type == kernels.ATTENTION][-1]
+    behind = _descendants(graph, last)
+    gathered: set[str] = set()
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if behind.intersection(node.output):
             for place, name in enumerate(node.input):
                 if not name or name in constants or name in behind:
                     continue
+                rows = f"{name}.at_logit_rows"
                 if name not in gathered:
-                    gathered[name] = f"{name}.at_logit_rows"
+                    gathered.add(name)
                     nodes.append(
-                        helper.make_node(
-                            "Gather",
-                            [name, LOGIT_ROWS],
-                            [gathered[name]],
-                            name=gathered[name],
-                            axis=1,
-                        )
+                        helper.make_node("Gather", [name, LOGIT_ROWS], [rows], name=rows, axis=1)
                     )
-                node.input[place] = gathered[name]
+                node.input[place] = rows
         nodes.append(node)
     set_nodes(graph, nodes)
 
 
 def _descendants(graph: onnx.GraphProto, start: onnx.NodeProto) -> set[str]:
-    """The tensors that follow from a node's outputs, without those."""
+    """Return the tensors that depend on a node's outputs, without these outputs."""
     reached = set(start.output)
     for node in graph.node:
         if reached.intersection(node.input):
@@ -72,7 +69,7 @@ def _descendants(graph: onnx.GraphProto, start: onnx.NodeProto) -> set[str]:
 
 
 def declare(graph: onnx.GraphProto) -> None:
-    """Inputs and outputs as the engine binds them; notes on shapes in between are outdated."""
+    """Declare inputs and outputs as the engine binds them; old notes on shapes go."""
     read = {name for node in graph.node for name in node.input}
     logits = next(item for item in graph.output if item.name == LOGITS)
     dims = logits.type.tensor_type.shape.dim
@@ -80,52 +77,53 @@ def declare(graph: onnx.GraphProto) -> None:
         raise RefusedGraphError("its logits are not float32 over a vocabulary of a fixed size")
     vocabulary = dims[-1].dim_value
     shapes: dict[str, list[str | int]] = {
-        **{name: [1, "tokens"] for name in _TOKENS if name in read},
-        **CONTROL,  # type: ignore[dict-item]
+        **{name: [1, "tokens"] for name in ("input_ids", "position_ids") if name in read},
+        **CONTROL,
         LOGIT_ROWS: ["logit_rows"],
     }
     del graph.input[:], graph.output[:], graph.value_info[:]
     for name, shape in shapes.items():
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, shape))
-    wanted = [1, LOGIT_ROWS, vocabulary]
-    graph.output.append(helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, wanted))
+    _add_output(graph, LOGITS, vocabulary)
     _give_hidden(graph)
 
 
 def output_product(graph: onnx.GraphProto) -> onnx.NodeProto | None:
-    """The product with weights that the logits follow from; None where there is no such node.
+    """Return the product with weights that the logits come from; None if there is no such node.
 
     Between it and the logits there may be steps of one input each: a bias, a factor, a soft cap.
     """
     weights = {tensor.name for tensor in graph.initializer}
-    producers = {name: node for node in graph.node for name in node.output}
-    node = producers.get(LOGITS)
+    makers = {name: node for node in graph.node for name in node.output}
+    node = makers.get(LOGITS)
     while node is not None and not (node.op_type in _PRODUCTS and node.input[1] in weights):
         before = [name for name in node.input if name and name not in weights]
-        node = producers.get(before[0]) if len(before) == 1 else None
+        node = makers.get(before[0]) if len(before) == 1 else None
     return node
 
 
 def _give_hidden(graph: onnx.GraphProto) -> None:
-    """Make what the last product reads an output, too, where its weights say its size."""
-    node = output_product(graph)
-    if node is None:
+    """Make the input of the last product an output, if the product's weights tell its size."""
+    product = output_product(graph)
+    if product is None:
         return
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    if node.op_type == "MatMulNBits":
-        kind, size = weights[node.input[2]].data_type, attributes_of(node)["K"]
+    if product.op_type == "MatMulNBits":
+        kind, size = weights[product.input[2]].data_type, attributes_of(product)["K"]
     else:
-        weight = weights[node.input[1]]
-        kind, size = weight.data_type, weight.dims[attributes_of(node).get("transB", 0)]
-    if kind == TensorProto.FLOAT:
-        _rename(graph, node.input[0], _HIDDEN)
-        wanted = helper.make_tensor_value_info(_HIDDEN, TensorProto.FLOAT, [1, LOGIT_ROWS, size])
-        graph.output.append(wanted)
-
-
-def _rename(graph: onnx.GraphProto, before: str, after: str) -> None:
+        weight = weights[product.input[1]]
+        kind, size = weight.data_type, weight.dims[attributes_of(product).get("transB", 0)]
+    if kind != TensorProto.FLOAT:
+        return
+    before = product.input[0]
     for node in graph.node:
         for names in (node.input, node.output):
             for place, name in enumerate(names):
                 if name == before:
-                    names[place] = after
+                    names[place] = _HIDDEN
+    _add_output(graph, _HIDDEN, size)
+
+
+def _add_output(graph: onnx.GraphProto, name: str, size: int) -> None:
+    shape = [1, LOGIT_ROWS, size]
+    graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))

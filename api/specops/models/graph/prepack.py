@@ -1,24 +1,25 @@
-"""Writes a graph as this machine runs it: rewritten, optimized, its weights where they are mapped.
+"""Writes a graph as this machine runs it: rewritten, optimized, its weights in one mapped file.
 
-The steps: `rewrite` for batches and blocks of cache, `write_tiles` for the products that
-`specops.runtime.kernels` compute, then what ONNX Runtime's optimizer makes of the rest. The weights
-lie in a file in the order in which they are used: mapped into the page cache, where the system may
-drop and reread them under a memory cap.
+The steps: `rewrite` for a flat batch and a KV cache in blocks, `write_tiles` for the products that
+`specops.runtime.kernels` computes, then ONNX Runtime's optimizer for the rest. The weights lie in
+a file in the order in which a pass reads them. The file is mapped into the page cache, where the
+system may drop and reread pages under a memory cap.
 
-Products that stay ONNX Runtime's keep the form into which it reorders weights, which it can save
-and map likewise. One thing is mended on the way (onnxruntime 1.31): packed weights hold places
-rounded up to 64 bytes, but are saved at any offset, and those that were not saved at a multiple of
-64 come back as garbage. Here each starts on a page.
+Products that stay with ONNX Runtime keep the form into which ONNX Runtime packs weights; it can
+save this form and map it likewise. This module repairs one thing (onnxruntime 1.31): a packed
+weight must start at a multiple of 64 bytes, but ONNX Runtime saves it at any offset, and then reads
+back garbage. Here each weight starts on a page.
 
-Runs in a process of its own, since ONNX Runtime's packing takes memory:
-`python -m specops.models.graph.prepack GRAPH PREPACKED_GRAPH`. What is wrong with a graph is said
-in a line on standard error.
+Packing takes memory, so this runs in a process of its own:
+`python -m specops.models.graph.prepack GRAPH PREPACKED_GRAPH`. On an error it writes one line to
+standard error.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,10 +27,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from specops.models.folder import ModelError
+from specops.models.graph.nodes import RefusedGraphError
 from specops.models.graph.rewrite import AttentionShape, is_head, rewrite
 from specops.models.graph.tensors import check_places, fill_page
 from specops.models.graph.tiles import write_tiles
-from specops.models.graph.tokenwise import RefusedGraphError
 from specops.models.graph.weight_cache import USED
 from specops.runtime import kernels
 from specops.runtime.session import ModelLoadError, load, plain_options
@@ -37,9 +38,9 @@ from specops.runtime.session import ModelLoadError, load, plain_options
 _EXTERNAL_BYTES = 1024  # smaller weights stay in the graph's own file
 _PIECE = 16 << 20
 _PACKED = "prepacked_"
-# What comes of attributes that are missing, shapes that do not fit, weights that are cut short.
+# Errors from missing attributes, shapes that do not fit, and weights that are cut short
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-_PRODUCTS = ("MatMul", "Gemm")  # parts of the names of all operators that multiply
+_PRODUCTS = ("MatMul", "Gemm")  # the names of all operators that multiply contain one of these
 _ADVICE = (
     "take another export of the model, or its checkpoint (config.json and safetensors), which is "
     "converted here"
@@ -51,10 +52,11 @@ def prepack(graph: Path, destination: Path) -> None:
 
     Args:
         graph: the graph; its weights lie beside it.
-        destination: the new graph; its weights are written beside it, and a file `used`.
+        destination: the new graph; its weights are written beside it, and a file `used` with the
+            number of bytes of them that a pass reads.
 
     Raises:
-        ModelError: something in the graph is not understood, or its files are not as they must be.
+        ModelError: the engine does not understand the graph, or its files are damaged.
         ModelLoadError: ONNX Runtime refuses the graph.
     """
     try:
@@ -63,9 +65,8 @@ def prepack(graph: Path, destination: Path) -> None:
         raise
     except Exception as error:  # protobuf's own, which has no types
         raise ModelError(f"{graph} is no ONNX graph: copy or download it again") from error
-    data, saved = (
-        destination.with_name(f"{name}") for name in (f"{destination.name}.data", "saved")
-    )
+    data = destination.with_name(f"{destination.name}.data")
+    saved = destination.with_name("saved")
     with data.open("wb") as target:
         try:
             check_places(model.graph, graph.parent)
@@ -88,9 +89,9 @@ def prepack(graph: Path, destination: Path) -> None:
 def _optimized(
     model: onnx.ModelProto, tiles: Sequence[TensorProto], folder: Path, saved: Path
 ) -> onnx.ModelProto:
-    """What ONNX Runtime makes of a graph; its weights and their packed forms go beside `saved`.
+    """Return the graph as ONNX Runtime optimizes it; its weights and packed forms go to `saved`.
 
-    Tiles are inputs meanwhile: what ONNX Runtime does not see it does not copy.
+    Meanwhile the tiles are inputs, so that ONNX Runtime does not copy them.
     """
     for tensor in tiles:
         item = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
@@ -113,13 +114,13 @@ def _optimized(
 
 
 def _move_weights(model: onnx.ModelProto, source: Path, location: str, target: BinaryIO) -> int:
-    """Copy weights and their packed forms to places that are aligned, what is used first.
+    """Copy weights and their packed forms to page starts, in the order of their use.
 
-    Once there is a packed form the original of it is never read; ONNX Runtime's stay, because the
-    format wants them.
+    A pass does not read a weight that has a packed form. Such originals go last; ONNX Runtime's
+    format wants them in the file.
 
     Returns:
-        How many bytes come before the first of those that are not read.
+        The number of bytes before the first original that a pass does not read.
     """
     outside = [tensor for tensor in model.graph.initializer if tensor.external_data]
     if not outside:
@@ -131,7 +132,12 @@ def _move_weights(model: onnx.ModelProto, source: Path, location: str, target: B
             entries["location"].value = location
             packed = [entry for key, entry in entries.items() if key.startswith(_PACKED)]
             for entry in packed:
-                entry.value = _move_blobs(entry.value, weights, target)
+                # key|offset;length;flag, and for each further blob another ;offset;length;flag
+                key, _, blobs = entry.value.partition("|")
+                fields = blobs.split(";")
+                for at in range(0, len(fields) - 2, 3):
+                    fields[at] = _copy(weights, fields[at], fields[at + 1], target)
+                entry.value = f"{key}|{';'.join(fields)}"
             if packed:
                 unused.append(entries)
             else:
@@ -145,60 +151,39 @@ def _move_weights(model: onnx.ModelProto, source: Path, location: str, target: B
 def _move(
     entries: dict[str, onnx.StringStringEntryProto], source: BinaryIO, target: BinaryIO
 ) -> None:
-    """Copy a weight as the graph has it."""
-    offset, length = (int(entries[key].value) for key in ("offset", "length"))
-    entries["offset"].value = str(_copy(source, offset, length, target))
+    offset, length = entries["offset"], entries["length"]
+    offset.value = _copy(source, offset.value, length.value, target)
 
 
-def _move_blobs(text: str, source: BinaryIO, target: BinaryIO) -> str:
-    """Copy the blobs of one packed weight.
-
-    Args:
-        text: `key|offset;length;flag`, more blobs appended with another `;offset;length;flag`.
-        source: the saved weights.
-        target: the new weights.
-
-    Returns:
-        The same with the new offsets.
-    """
-    key, _, blobs = text.partition("|")
-    fields = blobs.split(";")
-    for index in range(0, len(fields) - 2, 3):
-        fields[index] = str(_copy(source, int(fields[index]), int(fields[index + 1]), target))
-    return f"{key}|{';'.join(fields)}"
-
-
-def _copy(source: BinaryIO, offset: int, length: int, target: BinaryIO) -> int:
-    """Append bytes of one file to another, from the next page on; return where they start."""
-    start = target.tell()
-    source.seek(offset)
-    while length:
-        piece = source.read(min(length, _PIECE))
+def _copy(source: BinaryIO, offset: str, length: str, target: BinaryIO) -> str:
+    """Append bytes of one file to another and fill the last page; return the new offset."""
+    start, left = target.tell(), int(length)
+    source.seek(int(offset))
+    while left:
+        piece = source.read(min(left, _PIECE))
         if not piece:
             raise ModelError(f"{source.name} ends too early")
         target.write(piece)
-        length -= len(piece)
+        left -= len(piece)
     fill_page(target)
-    return start
+    return str(start)
 
 
 def _describe(model: onnx.ModelProto, shape: AttentionShape | None) -> None:
-    """Say in the graph what the engine needs to know of it."""
+    """Write into the graph what the engine must know of it."""
     foreign = [
         node.name or node.output[0]
         for node in model.graph.node
         if node.domain != kernels.DOMAIN and any(part in node.op_type for part in _PRODUCTS)
     ]
     properties = {"specops.foreign_products": ",".join(foreign)}
-    if shape is not None:
-        properties["specops.layers"] = str(shape.layers)
-        properties["specops.kv_heads"] = str(shape.kv_heads)
-        properties["specops.head_size"] = str(shape.head_size)
+    for key, value in (asdict(shape) if shape else {}).items():
+        properties[f"specops.{key}"] = str(value)
     helper.set_model_props(model, properties)
 
 
 def main(arguments: list[str]) -> int:
-    """Prepack `arguments[0]` as `arguments[1]`; returns the exit status."""
+    """Prepack `arguments[0]` as `arguments[1]`; return the exit status."""
     graph, destination = map(Path, arguments)
     try:
         prepack(graph, destination)

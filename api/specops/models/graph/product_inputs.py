@@ -1,9 +1,9 @@
-"""Takes what stands in front of a product into it: a gate, an activation, and a norm.
+"""Moves what stands before a product into the product: a gate, an activation, a norm.
 
-`specops.QuantizedMatMul` makes what it multiplies: from a residual and what is added to it the norm
-of both, from the halves of a feed-forward's first product what one lets through of the other. A
-layer then is five nodes where it was ten. A norm that no product reads is a node of our own,
-`specops.Norm`, so that it has the same bits on every processor.
+`specops.QuantizedMatMul` computes its own input: from a residual and a summand it makes the norm of
+their sum; from the two halves of a feed-forward's first product it makes the gated product. A layer
+is then five nodes instead of ten. A norm that no product reads becomes `specops.Norm`, our own
+node, so that it has the same bits on every processor.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto, helper
 
-from specops.models.graph.tokenwise import MICROSOFT, attributes_of
-from specops.models.graph.wiring import Wiring, set_nodes
+from specops.models.graph.nodes import (
+    MICROSOFT,
+    Wiring,
+    attributes_of,
+    input_of,
+    set_nodes,
+    trimmed,
+)
 from specops.runtime import kernels
 
 
 class Made(IntEnum):
-    """What a product makes of its input, by the value of its operator's attribute."""
+    """What a product makes of its input: the values of the operator's attribute `input`."""
 
     AS_IT_IS = 0
     NORM = 1
@@ -32,7 +38,7 @@ class Made(IntEnum):
 
 
 class _Operator(NamedTuple):
-    """An operator that normalizes: how, its epsilon where a node has none, its inputs by place."""
+    """An ONNX operator that normalizes; `epsilon` is its default, `inputs` are in their order."""
 
     kind: Made
     epsilon: float
@@ -48,40 +54,39 @@ _OPERATORS = {
         Made.LAYER_NORM, 1e-12, ("x", "residual", "weight", "shift")
     ),
 }
-_SUM = 3  # its place among the outputs of the last two; what stands before it are statistics
-_BIAS = 2
+_SUM = 3  # the output with the sum, of the two Skip operators; outputs 1 and 2 are statistics
+_BIAS = 2  # the product's input with its bias
+
+Computable = Callable[[onnx.NodeProto], bool]
 
 
 def pair_gates(
     graph: onnx.GraphProto,
-    computable: Callable[[onnx.NodeProto], bool],
+    computable: Computable,
     alike: Callable[[onnx.NodeProto, onnx.NodeProto], bool],
 ) -> dict[str, onnx.NodeProto]:
-    """Find products whose results gate each other, and let the product that follows do that.
+    """Find two products where one gates the other, and let the product that follows apply the gate.
 
-    The nodes in between go, and so does the second of the two products. The one that reads their
-    result gets the first one's name as its input and an attribute `input`.
+    The nodes in between and the second of the two products go. The product that follows reads the
+    first one's output and gets the attribute `input`.
 
     Args:
-        graph: with its products as MatMulNBits.
-        computable: whether a node is a product that our kernels compute.
-        alike: whether two of them may become one, their columns behind each other.
+        graph: its products are still MatMulNBits.
+        computable: tells whether a node is a product that our kernels compute.
+        alike: tells whether two products may become one, with the columns of both.
 
     Returns:
-        By the output of the product that stays the one to put behind it.
+        Output of the product that stays → the product whose columns go behind its own.
     """
     wiring = Wiring(graph)
     gone: set[str] = set()
     pairs: dict[str, onnx.NodeProto] = {}
     for mul in graph.node:
-        if mul.op_type != "Mul":
-            continue
-        readers = wiring.readers.get(mul.output[0], [])
-        if mul.output[0] in wiring.outputs or len(readers) != 1 or not computable(readers[0]):
+        reader = _only_reader(mul.output[0], wiring, computable) if mul.op_type == "Mul" else None
+        if reader is None:
             continue
         for opened, other in (tuple(mul.input), tuple(mul.input)[::-1]):
-            found = _activation(opened, wiring)
-            up = wiring.makers.get(other)
+            found, up = _activation(opened, wiring), wiring.makers.get(other)
             if found is None or up is None:
                 continue
             kind, gate, between = found
@@ -93,8 +98,7 @@ def pair_gates(
                 and alike(gate, up)
                 and all(wiring.only_read_by(name, between) for name in hidden)
             ):
-                readers[0].input[0] = gate.output[0]
-                readers[0].attribute.append(helper.make_attribute("input", int(kind)))
+                _give_input(reader, gate.output[0], kind)
                 pairs[gate.output[0]] = up
                 gone.update(node.output[0] for node in (*between, up))
                 break
@@ -102,20 +106,46 @@ def pair_gates(
     return pairs
 
 
+def take_gelus_in(graph: onnx.GraphProto, computable: Computable) -> None:
+    """Let a product compute a GELU that no other node reads.
+
+    Args:
+        graph: its products are still MatMulNBits.
+        computable: tells whether a node is a product that our kernels compute.
+    """
+    wiring = Wiring(graph)
+    gone: set[str] = set()
+    for gelu in filter(_is_gelu, graph.node):
+        reader = _only_reader(gelu.output[0], wiring, computable)
+        if reader is not None:
+            _give_input(reader, gelu.input[0], Made.GELU)
+            gone.add(gelu.output[0])
+    set_nodes(graph, [node for node in graph.node if node.output[0] not in gone])
+
+
+def _only_reader(name: str, wiring: Wiring, computable: Computable) -> onnx.NodeProto | None:
+    """Return the product of our kernels that alone reads a tensor."""
+    readers = wiring.readers.get(name, [])
+    alone = name not in wiring.outputs and len(readers) == 1 and computable(readers[0])
+    return readers[0] if alone else None
+
+
+def _give_input(product: onnx.NodeProto, x: str, kind: Made) -> None:
+    product.input[0] = x
+    product.attribute.append(helper.make_attribute("input", int(kind)))
+
+
 def _activation(
     name: str, wiring: Wiring
 ) -> tuple[Made, onnx.NodeProto, list[onnx.NodeProto]] | None:
-    """Which function of a product a tensor is, the product, and the nodes of the function."""
+    """Return which gate a tensor is, the product that it opens by, and the activation's nodes."""
     last = wiring.makers.get(name)
     if last is None:
         return None
     nodes, kind = [last], Made.SILU_GATE
     if last.op_type == "Mul":  # x * Sigmoid(x)
-        sigmoids = [
-            maker
-            for item in last.input
-            if (maker := wiring.makers.get(item)) and maker.op_type == "Sigmoid"
-        ]
+        makers = [wiring.makers[item] for item in last.input if item in wiring.makers]
+        sigmoids = [maker for maker in makers if maker.op_type == "Sigmoid"]
         if len(sigmoids) != 1 or sigmoids[0].input[0] not in last.input:
             return None
         nodes = [*sigmoids, last]
@@ -128,31 +158,12 @@ def _activation(
 
 
 def _is_gelu(node: onnx.NodeProto) -> bool:
-    """Whether a node is GELU by its approximation with tanh, and nothing else."""
+    """Return whether a node is GELU, approximated with tanh, without a bias."""
     return node.domain == MICROSOFT and node.op_type == "FastGelu" and len(node.input) == 1
 
 
-def take_gelus_in(graph: onnx.GraphProto, computable: Callable[[onnx.NodeProto], bool]) -> None:
-    """Let a product that alone reads a GELU compute it: it gets an attribute `input`.
-
-    Args:
-        graph: with its products as MatMulNBits.
-        computable: whether a node is a product that our kernels compute.
-    """
-    wiring = Wiring(graph)
-    gone: set[str] = set()
-    for gelu in filter(_is_gelu, graph.node):
-        (made,) = gelu.output
-        readers = wiring.readers.get(made, [])
-        if made not in wiring.outputs and len(readers) == 1 and computable(readers[0]):
-            readers[0].input[0] = gelu.input[0]
-            readers[0].attribute.append(helper.make_attribute("input", int(Made.GELU)))
-            gone.add(made)
-    set_nodes(graph, [node for node in graph.node if node.output[0] not in gone])
-
-
 class _Norm(NamedTuple):
-    """A norm over the last axis, by the names of its tensors; empty where it has none."""
+    """A norm over the last axis: the names of its tensors, empty for those that it lacks."""
 
     kind: Made
     epsilon: float
@@ -171,7 +182,7 @@ def take_norms_in(graph: onnx.GraphProto) -> None:
     A norm that no product reads becomes `specops.Norm`.
 
     Args:
-        graph: with products as `specops.QuantizedMatMul`.
+        graph: its products are `specops.QuantizedMatMul`.
     """
     wiring = Wiring(graph)
     floats = {
@@ -181,7 +192,7 @@ def take_norms_in(graph: onnx.GraphProto) -> None:
     }
     nodes: list[onnx.NodeProto] = []
     moved: set[str] = set()
-    for node in graph.node:  # a norm stands before the product, and what the product needs does too
+    for node in graph.node:  # the product takes the norm's place: nothing may need it earlier
         if (norm := _norm_of(node, floats, wiring)) is not None:
             product = _product_of(norm, wiring)
             nodes.append(_alone(norm) if product is None else _with_norm(product, norm, wiring))
@@ -192,22 +203,22 @@ def take_norms_in(graph: onnx.GraphProto) -> None:
 
 
 def _norm_of(node: onnx.NodeProto, floats: dict[str, list[int]], wiring: Wiring) -> _Norm | None:
-    """What a node normalizes, if it does so over the last axis, by weights of its size."""
-    operator = _OPERATORS.get(node.op_type)
-    if operator is None or attributes_of(node).get("axis", -1) != -1:
+    """Return the norm that a node is, if it is one over the last axis with weights of its size."""
+    operator, attributes = _OPERATORS.get(node.op_type), attributes_of(node)
+    if operator is None or attributes.get("axis", -1) != -1:
         return None
     if any(node.input[len(operator.inputs) :]) or any(node.output[1:_SUM]):
         return None
     given = dict(zip(operator.inputs, node.input, strict=False))
     shape = floats.get(given["weight"], [])
-    if len(shape) != 1 or shape == [1]:  # a single number stands for as many as there are
+    if len(shape) != 1 or shape == [1]:  # one number would stand for a whole row of weights
         return None
     if given.get("shift") and floats.get(given["shift"]) != shape:
         return None
     total = node.output[_SUM] if len(node.output) > _SUM else ""
     return _Norm(
         operator.kind,
-        attributes_of(node).get("epsilon", operator.epsilon),
+        attributes.get("epsilon", operator.epsilon),
         shape[0],
         made=node.output[0],
         total=total if total in wiring.readers or total in wiring.outputs else "",
@@ -216,24 +227,23 @@ def _norm_of(node: onnx.NodeProto, floats: dict[str, list[int]], wiring: Wiring)
 
 
 def _product_of(norm: _Norm, wiring: Wiring) -> onnx.NodeProto | None:
-    """The first product that multiplies what a norm makes, as it is."""
+    """Return the first product that multiplies what the norm makes, unchanged."""
     for node in wiring.readers.get(norm.made, ()):
-        if (node.domain, node.op_type) != (kernels.DOMAIN, kernels.MATMUL):
-            continue
-        given = attributes_of(node)
-        if given["input"] == Made.AS_IT_IS and given["K"] == norm.size:
-            return node
+        if (node.domain, node.op_type) == (kernels.DOMAIN, kernels.MATMUL):
+            given = attributes_of(node)
+            if given["input"] == Made.AS_IT_IS and given["K"] == norm.size:
+                return node
     return None
 
 
 def _with_norm(product: onnx.NodeProto, norm: _Norm, wiring: Wiring) -> onnx.NodeProto:
-    bias = product.input[_BIAS] if len(product.input) > _BIAS else ""
     alone = wiring.only_read_by(norm.made, [product])
     given = attributes_of(product) | {"input": int(norm.kind), "epsilon": norm.epsilon}
+    bias = input_of(product, _BIAS)
     return helper.make_node(
         kernels.MATMUL,
-        _trimmed(norm.x, product.input[1], bias, norm.weight, norm.residual, norm.shift),
-        _trimmed(product.output[0], norm.total, "" if alone else norm.made),
+        trimmed(norm.x, product.input[1], bias, norm.weight, norm.residual, norm.shift),
+        trimmed(product.output[0], norm.total, "" if alone else norm.made),
         name=product.name,
         domain=kernels.DOMAIN,
         **given,
@@ -243,16 +253,10 @@ def _with_norm(product: onnx.NodeProto, norm: _Norm, wiring: Wiring) -> onnx.Nod
 def _alone(norm: _Norm) -> onnx.NodeProto:
     return helper.make_node(
         kernels.NORM,
-        _trimmed(norm.x, norm.weight, norm.residual, norm.shift),
-        _trimmed(norm.made, norm.total),
+        trimmed(norm.x, norm.weight, norm.residual, norm.shift),
+        trimmed(norm.made, norm.total),
         name=norm.made,
         domain=kernels.DOMAIN,
         input=int(norm.kind),
         epsilon=norm.epsilon,
     )
-
-
-def _trimmed(*names: str) -> list[str]:
-    """Names of inputs or outputs, without those that are missing at the end."""
-    last = max(place for place, name in enumerate(names) if name)
-    return list(names[: last + 1])

@@ -1,8 +1,7 @@
-"""Weights of a graph that lie in a file beside it: read where they are, and described."""
+"""Reads weights of a graph that lie in a file beside it, and checks where they lie."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,11 +17,11 @@ _PLACE = {"location", "offset", "length", "checksum"}
 
 
 def check_places(graph: GraphProto, folder: Path) -> None:
-    """Make sure that all weights lie in the graph's own `folder`: a graph may be a stranger's.
+    """Check that all weights lie in the graph's own `folder`, since the graph is not trusted.
 
     Raises:
-        ModelError: a weight's file is missing or lies elsewhere, or more is said of it than where
-            it lies: ONNX Runtime takes packed forms of a weight as they are.
+        ModelError: a weight's file is missing or lies elsewhere, or the graph says more of a weight
+            than where it lies. ONNX Runtime would use a packed form of a weight without a check.
     """
     attributes = [item for node in graph.node for item in node.attribute]
     if graph.sparse_initializer or any(
@@ -32,10 +31,10 @@ def check_places(graph: GraphProto, folder: Path) -> None:
     values = (item.t for item in attributes if item.HasField("t"))
     for tensor in (*graph.initializer, *values):
         if tensor.data_location == TensorProto.EXTERNAL:
-            place = place_of(tensor)
+            place = _place_of(tensor)
             try:
                 if odd := place.keys() - _PLACE:
-                    raise ValueError(f"{min(odd)} is nothing that says where it lies")
+                    raise ValueError(f"its entry {min(odd)} does not say where it lies")
                 file = inside(folder, place.get("location", ""))
             except ValueError as error:
                 raise ModelError(f"{folder}: the weight {tensor.name}: {error}") from error
@@ -43,36 +42,22 @@ def check_places(graph: GraphProto, folder: Path) -> None:
                 raise ModelError(f"{file} is missing: copy or download the whole folder")
 
 
-def place_of(tensor: TensorProto) -> dict[str, str]:
-    """Where a weight lies: `location`, `offset` and `length`; empty if it is in the graph."""
-    return {entry.key: entry.value for entry in tensor.external_data}
-
-
 def values_of(tensor: TensorProto, folder: Path) -> NDArray[Any]:
-    """A tensor's elements; mapped, where they lie in a file in the graph's `folder`."""
+    """Return a weight's elements, memory-mapped if they lie in a file in the graph's `folder`."""
     values: NDArray[Any]
     if tensor.data_location != TensorProto.EXTERNAL:
         values = numpy_helper.to_array(tensor)
         return values
-    place = place_of(tensor)
+    place = _place_of(tensor)
     kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     file, offset = folder / place["location"], int(place.get("offset", 0))
-    values = np.memmap(file, kind, "r", offset, tuple(tensor.dims))
-    return values
+    return np.memmap(file, kind, "r", offset, tuple(tensor.dims))
 
 
 def fill_page(file: BinaryIO) -> None:
-    """Write zeros up to the next page: what is written next starts on one."""
+    """Write zeros up to the next page, so that the next weight starts on a page."""
     file.write(bytes(-file.tell() % _PAGE))
 
 
-def external(
-    name: str, data_type: int, dims: Sequence[int], *, location: str, offset: int, length: int
-) -> TensorProto:
-    """A tensor whose `length` bytes lie in the file `location` from `offset` on."""
-    tensor = TensorProto(
-        name=name, data_type=data_type, dims=dims, data_location=TensorProto.EXTERNAL
-    )
-    for key, value in {"location": location, "offset": offset, "length": length}.items():
-        tensor.external_data.add(key=key, value=str(value))
-    return tensor
+def _place_of(tensor: TensorProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in tensor.external_data}

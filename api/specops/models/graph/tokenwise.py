@@ -1,288 +1,254 @@
-"""Checks that a graph computes each token by itself, attention apart.
+"""Checks that a graph computes each token by itself, except in attention.
 
-Only then may tokens of several requests stand beside each other in a pass, and may the tokens that
-need no logits be left out behind the last attention. Every operator that may stand in a graph has a
-rule here, which follows where the axis of tokens is; what has none is refused by name.
+Only then may tokens of several requests stand beside each other in a pass, and may the graph leave
+out the tokens that need no logits after the last attention. Every operator that a graph may use has
+a rule here; the rule follows the axis of tokens. A node of any other operator is refused by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
-from specops.models.folder import ModelError
+from specops.models.graph.nodes import (
+    DEFAULT_DOMAINS,
+    MICROSOFT,
+    RefusedGraphError,
+    attributes_of,
+    named,
+)
 from specops.runtime import kernels
 
-MICROSOFT = "com.microsoft"
-_DEFAULT_DOMAINS = ("", "ai.onnx")
 _TOKENS_AXIS = 1
 
 
-class RefusedGraphError(ModelError):
-    """A graph with something in it that is not understood."""
-
-
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """A weight, or what follows from weights alone; `dims` is None where they are not known."""
+class _Constant:
+    """A weight, or a result of weights alone; `dims` is None if they are not known."""
 
     dims: tuple[int, ...] | None
     tensor: TensorProto | None = None
 
-    def integers(self) -> list[int] | None:
-        """Its values, where it is small and integer."""
-        if self.tensor is None or self.tensor.data_location == TensorProto.EXTERNAL:
-            return None
-        if self.tensor.data_type not in (TensorProto.INT64, TensorProto.INT32):
-            return None
-        return [int(value) for value in numpy_helper.to_array(self.tensor).reshape(-1)]
-
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """One value, vector or array for every token: [1, T, ...] of `rank` dimensions."""
+class _Tokens:
+    """A number, vector or array for every token: [1, tokens, ...] of `rank` dimensions."""
 
     rank: int
 
 
-Value = Constant | Tokens
-Operands = Sequence[Value | None]
-Rule = Callable[[onnx.NodeProto, Operands], Sequence[Value | None]]
+_Operands = Sequence[_Constant | _Tokens | None]
+# A rule checks a node's operands and returns the rank of its outputs, which are one per token.
+_Rule = Callable[[onnx.NodeProto, _Operands], int]
 
 
 class _RuleError(Exception):
-    """A rule that does not hold; the message says what was met."""
-
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """A node's attributes by their names."""
-    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
-
-
-def named(node: onnx.NodeProto) -> str:
-    """How messages call a node."""
-    domain = "" if node.domain in _DEFAULT_DOMAINS else f"{node.domain}."
-    return f"node {node.name or node.output[0]} ({domain}{node.op_type})"
+    """A node breaks its operator's rule; the message says how."""
 
 
 def check_tokenwise(graph: onnx.GraphProto, control: Sequence[str]) -> None:
     """Follow the tokens from `input_ids` to `logits`.
 
     Args:
-        graph: with attention replaced; its nodes in an order in which they can run.
-        control: inputs that only attention may read.
+        graph: its attention nodes are the engine's, and its nodes can run in their order.
+        control: names of inputs that only attention may read.
 
     Raises:
-        RefusedGraphError: a node mixes tokens, or is not known; or this is no decoder.
+        RefusedGraphError: a node mixes tokens or has no rule, or the graph is not a decoder.
     """
-    values: dict[str, Value] = {
-        tensor.name: Constant(tuple(tensor.dims), tensor) for tensor in graph.initializer
+    values: dict[str, _Constant | _Tokens] = {
+        tensor.name: _Constant(tuple(tensor.dims), tensor) for tensor in graph.initializer
     }
-    kinds = {item.name: item.type.tensor_type.elem_type for item in graph.input}
-    for name in ("input_ids", "position_ids"):
-        if name in kinds and kinds[name] != TensorProto.INT64:
-            raise RefusedGraphError(f"its input {name} is not int64")
-        if name in kinds:
-            values[name] = Tokens(2)
+    for item in graph.input:
+        if item.name in ("input_ids", "position_ids"):
+            if item.type.tensor_type.elem_type != TensorProto.INT64:
+                raise RefusedGraphError(f"its input {item.name} is not int64")
+            values[item.name] = _Tokens(2)
     for node in graph.node:
-        _follow(node, values, control)
-    if values.get("logits") != Tokens(3):
+        attends = (node.domain, node.op_type) == (kernels.DOMAIN, kernels.ATTENTION)
+        operands: list[_Constant | _Tokens | None] = []
+        for name in node.input:
+            if attends and name in control:
+                continue
+            if name and name not in values:
+                raise RefusedGraphError(
+                    f"{named(node)} reads {name}, which is neither a weight nor follows from tokens"
+                )
+            operands.append(values.get(name))
+        try:
+            made = _output(node, operands, attends=attends)
+        except _RuleError as reason:
+            raise RefusedGraphError(
+                f"{named(node)} cannot stand in a pass over several requests' tokens: {reason}"
+            ) from None
+        values.update(dict.fromkeys(filter(None, node.output), made))
+    if values.get("logits") != _Tokens(3):
         raise RefusedGraphError("its logits are not [1, tokens, vocabulary]")
 
 
-def _follow(node: onnx.NodeProto, values: dict[str, Value], control: Sequence[str]) -> None:
-    domain = "" if node.domain in _DEFAULT_DOMAINS else node.domain
+def _output(node: onnx.NodeProto, operands: _Operands, *, attends: bool) -> _Constant | _Tokens:
+    if attends:
+        _the_only_tokens(operands[:3], 3)
+        return _Tokens(3)
+    if operands and all(isinstance(value, _Constant) for value in operands if value):
+        return _folded(node, operands[0])
+    domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
     rule = _RULES.get((domain, node.op_type))
-    attends = node.domain == kernels.DOMAIN and node.op_type == kernels.ATTENTION
-    operands: list[Value | None] = []
-    for name in node.input:
-        if attends and name in control:
-            continue
-        if name and name not in values:
-            raise RefusedGraphError(
-                f"{named(node)} reads {name}, which is neither of a token nor a weight"
-            )
-        operands.append(values[name] if name else None)
-    try:
-        if attends:
-            outputs: Sequence[Value | None] = _attention(node, operands)
-        elif operands and all(isinstance(value, Constant) for value in operands if value):
-            outputs = _folded(node, operands)
-        elif rule is None:
-            raise _RuleError("it is not known to compute each token by itself")
-        else:
-            outputs = rule(node, operands)
-    except _RuleError as reason:
-        raise RefusedGraphError(
-            f"{named(node)} cannot stand in a pass over several requests' tokens: {reason}"
-        ) from None
-    for name, value in zip(node.output, outputs, strict=False):
-        if name and value is not None:
-            values[name] = value
+    if rule is None:
+        raise _RuleError("it is not known to compute each token by itself")
+    return _Tokens(rule(node, operands))
 
 
-# -- the rules: from a node's operands to its outputs ----------------------------------------------
-
-
-def _attention(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
-    _the_only_tokens(operands[:3], 3)
-    return [Tokens(3)]
-
-
-def _folded(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
-    """What follows from weights alone is a weight."""
-    first = operands[0]
-    dims = first.dims if isinstance(first, Constant) else None
+def _folded(node: onnx.NodeProto, first: _Constant | _Tokens | None) -> _Constant:
+    """Return the result of weights alone."""
+    dims = first.dims if isinstance(first, _Constant) else None
     if node.op_type == "Transpose" and dims is not None:
         perm = attributes_of(node).get("perm", range(len(dims))[::-1])
-        return [Constant(tuple(dims[axis] for axis in perm))]
-    keeps = node.op_type in ("Cast", "Identity", "DequantizeLinear")
-    return [Constant(dims if keeps else None) for _ in node.output]
+        return _Constant(tuple(dims[axis] for axis in perm))
+    keeps_shape = node.op_type in ("Cast", "Identity", "DequantizeLinear")
+    return _Constant(dims if keeps_shape else None)
 
 
-def _elementwise(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
-    """Element by element; weights are the same for every token."""
-    ranks = {value.rank for value in operands if isinstance(value, Tokens)}
+# -- the rules -------------------------------------------------------------------------------------
+
+
+def _elementwise(node: onnx.NodeProto, operands: _Operands) -> int:
+    """Each element by itself; a weight must be the same for every token."""
+    ranks = {value.rank for value in operands if isinstance(value, _Tokens)}
     if len(ranks) > 1:
         raise _RuleError("its operands have different numbers of dimensions")
     (rank,) = ranks
     for value in operands:
-        if isinstance(value, Constant):
-            _same_for_all_tokens(value, rank)
-    return [Tokens(rank)]
+        if isinstance(value, _Constant):
+            if value.dims is None:
+                raise _RuleError("a weight's shape is not known")
+            leading = value.dims[: max(0, len(value.dims) - (rank - _TOKENS_AXIS - 1))]
+            if len(value.dims) > rank or any(size != 1 for size in leading):
+                raise _RuleError("a weight differs between tokens")
+    return rank
 
 
-def _same_for_all_tokens(value: Constant, rank: int) -> None:
-    if value.dims is None:
-        raise _RuleError("a weight's shape is not known")
-    leading = value.dims[: max(0, len(value.dims) - (rank - _TOKENS_AXIS - 1))]
-    if len(value.dims) > rank or any(size != 1 for size in leading):
-        raise _RuleError("a weight differs between tokens")
-
-
-def _norm(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
-    """Along one axis, with weights or without: a softmax, too."""
+def _norm(node: onnx.NodeProto, operands: _Operands) -> int:
+    """Along one axis, with or without weights; this includes a softmax."""
     rank = _tokens(operands[0]).rank
     _all_constant(operands[1:])
-    _behind_tokens([attributes_of(node).get("axis", -1)], rank)
-    return [Tokens(rank)]
+    return _behind_tokens([attributes_of(node).get("axis", -1)], rank)
 
 
-def _skip_norm(node: onnx.NodeProto, operands: Operands) -> Sequence[Value | None]:
-    """Outputs: the norm, two statistics that no node reads, the sum."""
+def _skip_norm(node: onnx.NodeProto, operands: _Operands) -> int:
     _the_only_tokens(operands[:2], 3)
     _all_constant(operands[2:])
-    return [Tokens(3), None, None, Tokens(3)]
+    return 3
 
 
-def _embedding(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
-    """Rows of a table at the tokens' numbers."""
+def _embedding(node: onnx.NodeProto, operands: _Operands) -> int:
+    """Rows of a table, one for each token's id."""
     given = attributes_of(node)
     table, indices = operands[0], _tokens(operands[1])
     _all_constant([table, *operands[2:]])
     rows = given.get("axis", given.get("gather_axis", 0)) == 0 and indices.rank == 2
-    if not rows or not isinstance(table, Constant) or len(table.dims or ()) != 2:
+    if not rows or not isinstance(table, _Constant) or len(table.dims or ()) != 2:
         raise _RuleError("it takes no rows of a table")
-    return [Tokens(3)]
+    return 3
 
 
-def _product(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
+def _product(node: onnx.NodeProto, operands: _Operands) -> int:
     rank = _tokens(operands[0]).rank
     _all_constant(operands[1:])
     weight = operands[1]
-    if node.op_type == "MatMul" and isinstance(weight, Constant) and len(weight.dims or ()) != 2:
+    if node.op_type == "MatMul" and isinstance(weight, _Constant) and len(weight.dims or ()) != 2:
         raise _RuleError("its weight is no matrix")
     if rank < 3:
         raise _RuleError("its tokens have no vectors")
-    return [Tokens(rank)]
+    return rank
 
 
-def _rotary(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
+def _rotary(node: onnx.NodeProto, operands: _Operands) -> int:
     if _tokens(operands[0]).rank != 3 or _tokens(operands[1]).rank != 2:
         raise _RuleError("it does not rotate one vector per token")
     if attributes_of(node).get("is_packed_batching"):
         raise _RuleError("its tokens are packed")
     _all_constant(operands[2:])
-    return [Tokens(3)]
+    return 3
 
 
-def _split(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
-    rank = _tokens(operands[0]).rank
-    _behind_tokens([attributes_of(node).get("axis", 0)], rank)
-    return [Tokens(rank)] * len(node.output)
+def _split(node: onnx.NodeProto, operands: _Operands) -> int:
+    return _behind_tokens([attributes_of(node).get("axis", 0)], _tokens(operands[0]).rank)
 
 
-def _concat(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
+def _concat(node: onnx.NodeProto, operands: _Operands) -> int:
     rank = _tokens(operands[0]).rank
     _the_only_tokens(operands, rank)
-    _behind_tokens([attributes_of(node)["axis"]], rank)
-    return [Tokens(rank)]
+    return _behind_tokens([attributes_of(node)["axis"]], rank)
 
 
-def _slice(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
+def _slice(node: onnx.NodeProto, operands: _Operands) -> int:
     rank = _tokens(operands[0]).rank
     _all_constant(operands[1:])
-    _behind_tokens(_integers(operands, 3), rank)
-    return [Tokens(rank)]
+    return _behind_tokens(_integers(operands, 3), rank)
 
 
-def _reshape(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
+def _reshape(node: onnx.NodeProto, operands: _Operands) -> int:
     _tokens(operands[0])
     shape = _integers(operands, 1)
     if attributes_of(node).get("allowzero") or shape[:2] not in ([0, 0], [1, 0]):
         raise _RuleError("the new shape does not begin with 0, 0: rows and tokens as they are")
-    return [Tokens(len(shape))]
+    return len(shape)
 
 
-def _transpose(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
-    rank = _tokens(operands[0]).rank
+def _transpose(node: onnx.NodeProto, operands: _Operands) -> int:
     if list(attributes_of(node).get("perm", ()))[:2] != [0, 1]:
         raise _RuleError("it moves the axis of tokens")
-    return [Tokens(rank)]
+    return _tokens(operands[0]).rank
 
 
-def _reduce(node: onnx.NodeProto, operands: Operands) -> Sequence[Value]:
+def _reduce(node: onnx.NodeProto, operands: _Operands) -> int:
     given = attributes_of(node)
-    rank = _tokens(operands[0]).rank
     axes = _integers(operands, 1) if len(operands) > 1 else list(given.get("axes", ()))
-    _behind_tokens(axes, rank)
-    return [Tokens(rank if given.get("keepdims", 1) else rank - len(axes))]
+    rank = _behind_tokens(axes, _tokens(operands[0]).rank)
+    return rank if given.get("keepdims", 1) else rank - len(axes)
 
 
-# -- what they ask of operands ---------------------------------------------------------------------
+# -- what the rules ask of operands ----------------------------------------------------------------
 
 
-def _tokens(value: Value | None) -> Tokens:
-    if not isinstance(value, Tokens):
-        raise _RuleError("an operand that should be the tokens' is none")
+def _tokens(value: _Constant | _Tokens | None) -> _Tokens:
+    if not isinstance(value, _Tokens):
+        raise _RuleError("an operand has no axis of tokens")
     return value
 
 
-def _the_only_tokens(operands: Operands, rank: int) -> None:
-    if any(value != Tokens(rank) for value in operands if value is not None):
-        raise _RuleError(f"its operands are not all of tokens, with {rank} dimensions")
+def _the_only_tokens(operands: _Operands, rank: int) -> None:
+    if any(value != _Tokens(rank) for value in operands if value is not None):
+        raise _RuleError(f"not all of its operands have tokens and {rank} dimensions")
 
 
-def _all_constant(operands: Operands) -> None:
-    if any(isinstance(value, Tokens) for value in operands):
-        raise _RuleError("an operand that should be a weight is the tokens'")
+def _all_constant(operands: _Operands) -> None:
+    if any(isinstance(value, _Tokens) for value in operands):
+        raise _RuleError("an operand that should be a weight depends on the tokens")
 
 
-def _behind_tokens(axes: Sequence[int], rank: int) -> None:
+def _behind_tokens(axes: Sequence[int], rank: int) -> int:
+    """Check that all axes come after the axis of tokens; return `rank`."""
     if not axes or any(axis % rank <= _TOKENS_AXIS for axis in axes):
         raise _RuleError("it goes along the axis of tokens")
+    return rank
 
 
-def _integers(operands: Operands, place: int) -> list[int]:
+def _integers(operands: _Operands, place: int) -> list[int]:
+    """Return the values of an operand that must be a constant of integers in the graph itself."""
     value = operands[place] if len(operands) > place else None
-    found = value.integers() if isinstance(value, Constant) else None
-    if found is None:
+    tensor = value.tensor if isinstance(value, _Constant) else None
+    if (
+        tensor is None
+        or tensor.data_location == TensorProto.EXTERNAL
+        or tensor.data_type not in (TensorProto.INT64, TensorProto.INT32)
+    ):
         raise _RuleError(f"its input {place} is no constant")
-    return found
+    return [int(number) for number in numpy_helper.to_array(tensor).reshape(-1)]
 
 
 _ELEMENTWISE = (
@@ -291,7 +257,7 @@ _ELEMENTWISE = (
     *("Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Sub", "Swish"),
     *("Tanh", "Where"),
 )
-_RULES: dict[tuple[str, str], Rule] = {
+_RULES: dict[tuple[str, str], _Rule] = {
     **{("", op): _elementwise for op in _ELEMENTWISE},
     **{(MICROSOFT, op): _elementwise for op in ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")},
     **{("", op): _reduce for op in ("ReduceMax", "ReduceMean", "ReduceSum", "ReduceSumSquare")},

@@ -1,0 +1,42 @@
+"""Reads the names of weights, as settings, presets and the converter write them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+BLOCKS = (16, 32, 64, 128, 256)
+DEFAULT_BLOCK = 128
+DATA_FREE = "-rtn"  # ends the name of 4-bit weights that are rounded to the nearest
+_NAME = re.compile(rf"int([48])(?:-({'|'.join(map(str, BLOCKS))}))?({DATA_FREE})?")
+
+
+class WeightsName(NamedTuple):
+    """The parts of a name: `fp32`, `int8`, `int4`, with a block as in `int8-32`, `int4-128-rtn`.
+
+    Attributes:
+        bits: of a weight: 32, 8 or 4.
+        block: number of weights with one scale; without meaning for 32 bits.
+        data_free: weights are rounded each to the nearest, without calibration.
+    """
+
+    bits: int
+    block: int = DEFAULT_BLOCK
+    data_free: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> WeightsName | None:
+        """Return the parts of a name; None if no weights have this name."""
+        if text == "fp32":
+            return cls(32)
+        found = _NAME.fullmatch(text)
+        if found is None or (found[1] == "8" and found[3]):
+            return None
+        return cls(int(found[1]), int(found[2] or DEFAULT_BLOCK), bool(found[3]))
+
+    @property
+    def full(self) -> str:
+        """The name with its block."""
+        if self.bits == 32:
+            return "fp32"
+        return f"int{self.bits}-{self.block}{DATA_FREE if self.data_free else ''}"
