@@ -70,7 +70,7 @@ def load(graph: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSessi
     """
     # With a pool for the process, ONNX Runtime refuses sessions that ask for their own.
     options.use_per_session_threads = not _pool
-    kernels.register(options)
+    options.register_custom_ops_library(str(kernels.LIBRARY))
     source = graph if isinstance(graph, bytes) else str(graph)
     try:
         return ort.InferenceSession(

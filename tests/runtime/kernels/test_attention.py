@@ -1,4 +1,4 @@
-"""Attention is what float64 says, and a token gets the same bits in whatever pass it is."""
+"""Attention agrees with float64, and a token gets the same bits in any pass."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from specops.runtime import kernels
-from tests.runtime.kernels.attention import Attention, Cache, Layer, Span, Tokens, Weights, expected
+from tests.runtime.kernels.attention import Attention, Cache, Layer, Span, Tokens, expected
 
 LENGTH = 150  # over three blocks, the last one partly
 DTYPES = list(kernels.KV_DTYPES)
@@ -45,7 +44,7 @@ FEW = ["groups", "everything", "size 96", "window over blocks"]
 
 
 def made(layer: Layer) -> tuple[Attention, Tokens]:
-    return Attention(layer, Weights.random(layer)), Tokens.random(layer, LENGTH)
+    return Attention(layer), Tokens.random(layer, LENGTH)
 
 
 @pytest.fixture(params=FEW)
@@ -53,40 +52,26 @@ def layer(request: pytest.FixtureRequest) -> Layer:
     return SHAPES[request.param]
 
 
-@pytest.fixture
-def _any_kernel() -> Iterator[None]:
-    yield
-    kernels.force(None)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SHAPES)
-def test_it_is_what_float64_says(name: str, dtype: str) -> None:
-    layer = SHAPES[name]
-    attention, tokens = made(layer)
-    exact = expected(layer, attention.weights, tokens)
-    found = attention.whole(Cache(layer, dtype), 1, tokens)
-    assert np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2)) < ERRORS[dtype]
-
-
-@pytest.mark.usefixtures("_any_kernel")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_processors_agree_to_the_bit(name: str, dtype: str) -> None:
-    layer = SHAPES[name]
-    found = []
+def test_it_agrees_with_float64_on_every_processor(any_kernel: None, name: str, dtype: str) -> None:
+    """All kernels give the same bits, in the cache, too."""
+    layer, found = SHAPES[name], []
     for kernel in kernels.NAMES:
         kernels.force(kernel)
         attention, tokens = made(layer)
         cache = Cache(layer, dtype, fill=0)
         found.append((attention.whole(cache, 1, tokens), cache.pool))
+    exact = expected(layer, attention.weights, tokens)
+    error = np.sqrt(np.mean((found[0][0] - exact) ** 2) / np.mean(exact**2))
+    assert error < ERRORS[dtype]
     for out, pool in found[1:]:
         assert np.array_equal(out, found[0][0])
         assert np.array_equal(pool, found[0][1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_may_be_cut_anywhere(layer: Layer, dtype: str) -> None:
+def test_a_prompt_may_be_cut_at_any_token(layer: Layer, dtype: str) -> None:
     attention, tokens = made(layer)
     whole = attention.whole(Cache(layer, dtype), 1, tokens)
     random = np.random.default_rng(3)
@@ -104,7 +89,7 @@ def test_a_prompt_may_be_cut_anywhere(layer: Layer, dtype: str) -> None:
 
 
 def outputs() -> str:
-    """A digest of what some layers compute, in one span and token by token."""
+    """A digest of some layers' results, in one span and token by token."""
     digest = hashlib.sha256()
     for name, dtype in product(FEW, DTYPES):
         attention, tokens = made(SHAPES[name])
@@ -201,12 +186,9 @@ def test_other_layers_are_left_alone() -> None:
     }
 
 
-@pytest.mark.usefixtures("_any_kernel")
-@pytest.mark.parametrize("kernel", kernels.NAMES)
 @pytest.mark.parametrize("kind", ["any bits", "small", "halfway"])
-def test_float16_is_rounded_as_ieee_says(kernel: str, kind: str) -> None:
-    """The only token's output is its value, as the cache holds it."""
-    kernels.force(kernel)
+def test_float16_is_rounded_as_ieee_says(each_kernel: str, kind: str) -> None:
+    """The output for a single token is its value, as the cache holds it."""
     layer = Layer(heads=64, kv_heads=64, size=256)
     random = np.random.default_rng(6)
     bits = random.integers(0, 1 << 32, (64, 256), np.uint32)
@@ -216,7 +198,7 @@ def test_float16_is_rounded_as_ieee_says(kernel: str, kind: str) -> None:
     if kind == "halfway":
         value = ((bits & 0x8FFFF000) + 0x38000000).view(np.float32)
     tokens = Tokens.random(layer, 1)._replace(value=value[None])
-    attention = Attention(layer, Weights.random(layer))
+    attention = Attention(layer)
     with np.errstate(over="ignore", invalid="ignore"):
         half = value.astype(np.float16).astype(np.float32)
     found = attention.whole(Cache(layer, "fp16"), 0, tokens)[0]
@@ -228,7 +210,7 @@ def test_int8_has_a_scale_for_each_token_and_head(largest: float) -> None:
     layer = Layer(heads=4, kv_heads=4, size=40)
     tokens = Tokens.random(layer, 1)
     value = tokens.value / np.abs(tokens.value).max(-1, keepdims=True) * np.float32(largest)
-    attention = Attention(layer, Weights.random(layer))
+    attention = Attention(layer)
     found = attention.whole(Cache(layer, "int8"), 0, tokens._replace(value=value))
     scales = np.abs(value).max(-1, keepdims=True).astype(np.float64) / 127
     if largest < 1e-30:
@@ -241,7 +223,7 @@ def test_int8_has_a_scale_for_each_token_and_head(largest: float) -> None:
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 @pytest.mark.parametrize("part", ["query", "key", "value"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_infinite_gets_lost_or_reaches_tokens_before(
+def test_infinite_numbers_reach_later_tokens_and_no_earlier_ones(
     dtype: str, part: str, odd: float
 ) -> None:
     layer = Layer(heads=2, kv_heads=1, size=16)

@@ -1,7 +1,7 @@
-"""Products are cut for as many threads as there are; what is computed does not depend on it.
+"""Products are cut into pieces for the number of threads; results do not depend on it.
 
-The machine that this was written on has two cores: that more of them share a pass evenly is
-shown by the cut alone, that more threads than cores compute the same by running them.
+The cut alone shows that many cores would share a pass evenly. More threads than this machine has
+cores show that the bits stay the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _as_before() -> Iterator[None]:
 
 
 def makespan(tiles: int, pieces: int, threads: int) -> int:
-    """Tiles of the thread that has most, where each takes the next piece when it is done."""
+    """Tiles of the busiest thread; a thread that is done takes the next piece."""
     loads = [0] * threads
     for piece in range(pieces):
         size = (piece + 1) * tiles // pieces - piece * tiles // pieces
@@ -49,14 +49,14 @@ def test_threads_share_a_product_evenly(shape: str, threads: int, rows: int) -> 
     columns, depth = SHAPES[shape]
     kernels.share(threads)
     pieces = kernels.library.specops_pieces(columns, depth, 64, 4, rows)
-    busy = min(threads, columns * depth * max(rows, 4) // 400_000)  # more would not be worth it
+    busy = min(threads, columns * depth * max(rows, 4) // 400_000)  # each has enough to do
     tiles = columns // TILE
     assert pieces >= busy
-    # A tile more or less is what cannot be shared.
+    # Threads cannot share a tile.
     assert makespan(tiles, pieces, threads) <= tiles / busy + pieces / threads + 1
 
 
-def test_little_work_is_not_cut_for_threads_that_cost_more() -> None:
+def test_little_work_is_not_cut() -> None:
     kernels.share(64)
     assert kernels.library.specops_pieces(256, 256, 64, 4, 1) == 1
 
@@ -64,17 +64,17 @@ def test_little_work_is_not_cut_for_threads_that_cost_more() -> None:
 COMPUTE = """
 import hashlib, sys
 import numpy as np
-from tests.runtime.kernels import attention
-from tests.runtime.kernels.test_matmul import CODES, product, random_weights
-attention.THREADS = int(sys.argv[1])
-weights = random_weights(1000, 1024, 4, 64, zero_points=CODES, bias=True)
+from tests.runtime.kernels import operators
+from tests.runtime.kernels.test_matmul import CODES, multiply, random_weights
+operators.THREADS = int(sys.argv[1])
+weights = random_weights(1000, 1024, 4, 64, CODES, bias=True)
 x = np.random.default_rng(5).normal(size=(1, 37, 1024)).astype(np.float32)
-print(hashlib.sha256(product(weights)(x).tobytes()).hexdigest())
+print(hashlib.sha256(multiply(weights, x).tobytes()).hexdigest())
 """
 
 
 def test_more_threads_than_cores_compute_the_same_bits() -> None:
-    """Threads are a process's."""
+    """In processes of their own: a process has one pool of threads."""
 
     def digest(threads: int) -> str:
         command = [sys.executable, "-c", COMPUTE, str(threads)]

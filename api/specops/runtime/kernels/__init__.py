@@ -10,10 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
+from typing import Any
 
 DOMAIN, MATMUL, NORM, ATTENTION = "specops", "QuantizedMatMul", "Norm", "Attention"
 LIBRARY = Path(__file__).with_name("_native.so")
@@ -131,11 +128,6 @@ def force(name: str | None) -> None:
 def share(threads: int) -> None:
     """Cut products into pieces that this many threads share evenly."""
     library.specops_share(threads)
-
-
-def register(options: ort.SessionOptions) -> None:
-    """Let a session load graphs with these operators."""
-    options.register_custom_ops_library(str(LIBRARY))
 
 
 def block_bytes(layers: int, kv_heads: int, head_size: int, dtype: str) -> int:
