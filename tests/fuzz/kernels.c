@@ -364,7 +364,7 @@ static void norm(Case *c) {
     static const int64_t SIZES[] = {4, 4, 4, 4};
     const int64_t odd = oddness(), depth = from_to(1, one_in(32) ? 1200 : 150);
     const int kind = one_in(2) ? NORM : LAYER_NORM;
-    c->operator = &NORM_OPERATOR;
+    c->operator = &NORM_OPERATOR.op;
     put_attribute(c, "input", kind, 0), put_attribute(c, "epsilon", 0, one_in(4) ? 0 : 1e-5f);
     c->absent = 2 * (int)below(2);
     const int64_t x[] = {1, one_in(4) ? from_to(0, 40) : from_to(1, 6), depth};
@@ -383,7 +383,7 @@ static void product(Case *c) {
                    .half_scales = one_in(2)};
     if (one_in(6)) shape.block = 32 * from_to(1, 8);
     const int bias = one_in(2);
-    c->operator = &MATMUL_OPERATOR;
+    c->operator = &MATMUL_OPERATOR.op;
     put_attribute(c, "N", shape.columns, 0), put_attribute(c, "K", shape.depth, 0);
     put_attribute(c, "block_size", shape.block, 0), put_attribute(c, "bits", shape.bits, 0);
     put_attribute(c, "zero_points", shape.zero_points, 0), put_attribute(c, "bias", bias, 0);
@@ -420,7 +420,7 @@ static void attention(Case *c) {
     const int64_t layers = from_to(1, 3), kv_heads = from_to(1, 3), group = from_to(1, 4);
     const int64_t size = 8 * from_to(1, one_in(32) ? 32 : 5), heads = kv_heads * group;
     const int type = (int)below(TYPES);
-    c->operator = &ATTENTION_OPERATOR;
+    c->operator = &ATTENTION_OPERATOR.op;
     put_attribute(c, "layer", below(layers), 0), put_attribute(c, "layers", layers, 0);
     put_attribute(c, "num_heads", heads, 0), put_attribute(c, "kv_num_heads", kv_heads, 0);
     put_attribute(c, "head_size", size, 0), put_attribute(c, "rotary_interleaved", one_in(2), 0);

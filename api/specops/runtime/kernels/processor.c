@@ -57,11 +57,6 @@ static inline unsigned has(unsigned bits, int bit) { return bits >> bit & 1; }
 
 enum { AMX_STATE = 0x60000, REQUEST_PERMISSION = 0x1023, MATRIX_DATA = 18 };
 
-static void in_turn(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
-    (void)context;
-    for (size_t i = 0; i < count; i++) work(argument, i);
-}
-
 // Whether both kernels compute the same bits of a small product, with as many rows as a group may have
 // and some: what a processor says of itself a hypervisor may have made up.
 int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int bits, int64_t block) {
@@ -86,7 +81,7 @@ int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int bits, 
     const Input input = {.kind = AS_IT_IS, .x = x};
     int same = 1;
     for (int rows = LEAST; same && rows <= MOST; rows += 17) {
-        const Threads alone = {in_turn, NULL};
+        const Threads alone = {run_in_turn, NULL};
         same = !multiply(one, &shape, weights, NULL, &input, rows, y[0], alone) &&
                !multiply(other, &shape, weights, NULL, &input, rows, y[1], alone) &&
                !memcmp(y[0], y[1], (size_t)rows * COLUMNS * sizeof(float));
