@@ -176,56 +176,56 @@ static int vote(const Found *found, const int32_t *next, int count, int64_t leng
 // Predict tokens while the next one is reached with a probability of at least LEAST_REACH, and one more
 // to learn from. Returns the expected number of right tokens.
 static float predict(const Text *where, const Text *text, const float *weights, int64_t most,
-                  Prediction *prediction) {
+                     Prediction *guess) {
     Found found[VISITS];
     int32_t next[VISITS];
     int count = find(where, text, found);
     float reach = 1, expected = 0;
-    prediction->count = 0;
-    while (count && prediction->count < most && reach >= LEAST_REACH) {
-        const int64_t position = prediction->count;
+    guess->count = 0;
+    while (count && guess->count < most && reach >= LEAST_REACH) {
+        const int64_t position = guess->count;
         int known = 0;
         for (int i = 0; i < count; i++) {
             const int64_t place = found[i].place + position, beyond = place - where->length;
             if (beyond >= 0 && where != text) continue;  // the history ends there
             found[known] = found[i];
             // A match that overlaps the end repeats with its period.
-            next[known++] = beyond < 0 ? where->tokens[place] : prediction->tokens[beyond];
+            next[known++] = beyond < 0 ? where->tokens[place] : guess->tokens[beyond];
         }
         if (!known) break;
-        int16_t *features = prediction->features[position];
-        const int winner = vote(found, next, known, where->length, position, prediction->share, features);
+        int16_t *features = guess->features[position];
+        const int winner = vote(found, next, known, where->length, position, guess->share, features);
         if (where != text && next[winner] == NO_TOKEN) break;
-        float odds = prediction->bias;
+        float odds = guess->bias;
         for (int i = 0; i < FEATURES; i++) odds += weights[features[i]];
-        prediction->tokens[position] = next[winner];
-        prediction->promised[position] = 1 / (1 + expf(-odds));
-        reach *= prediction->promised[position];
+        guess->tokens[position] = next[winner];
+        guess->promised[position] = 1 / (1 + expf(-odds));
+        reach *= guess->promised[position];
         if (reach >= LEAST_REACH) expected += reach;
-        prediction->count++;
+        guess->count++;
         count = 0;
         for (int i = 0; i < known; i++)
-            if (next[i] == prediction->tokens[position]) found[count++] = found[i];
+            if (next[i] == guess->tokens[position]) found[count++] = found[i];
     }
     return expected;
 }
 
 // Learn from the tokens that came, up to the first wrong prediction.
-static void learn(Prediction *prediction, float *weights, const int32_t *came, int64_t count) {
+static void learn(Prediction *guess, float *weights, const int32_t *came, int64_t count) {
     float *errors = weights + WEIGHTS;
-    for (int64_t i = 0; i < prediction->count && i < count; i++) {
-        const int right = prediction->tokens[i] == came[i];
-        const float error = (float)right - prediction->promised[i];
+    for (int64_t i = 0; i < guess->count && i < count; i++) {
+        const int right = guess->tokens[i] == came[i];
+        const float error = (float)right - guess->promised[i];
         for (int j = 0; j < FEATURES; j++) {
-            const int16_t feature = prediction->features[i][j];
+            const int16_t feature = guess->features[i][j];
             errors[feature] = fminf(errors[feature] + error * error, MOST_ERRORS);
             weights[feature] += RATE * error / sqrtf(1 + errors[feature]);
         }
-        prediction->bias += OWN_RATE * error;
-        if (!i) prediction->share += OWN_RATE * ((float)right - prediction->share);
+        guess->bias += OWN_RATE * error;
+        if (!i) guess->share += OWN_RATE * ((float)right - guess->share);
         if (!right) break;
     }
-    prediction->count = 0;
+    guess->count = 0;
 }
 
 // -- requests --------------------------------------------------------------------------------------
