@@ -84,9 +84,7 @@ def numbers(first: int, count: int) -> tuple[int, ...]:
 def test_sizes_follow_from_the_shape() -> None:
     shape = CacheShape(layers=3, kv_heads=2, head_size=8, dtype="int8")
     assert shape.block_bytes == kernels.block_bytes(3, 2, 8, "int8")
-    assert shape.bytes_per_token * BLOCK_TOKENS >= shape.block_bytes
     cache = KvCache(shape, num_blocks=5, num_slots=2, context=130)
-    assert cache.nbytes == 5 * shape.block_bytes
     assert cache.block_tables.shape == (2, 3)
     address, blocks, size, element = cache.descriptor.tolist()
     assert (address % 4096, blocks, size, element) == (0, 5, shape.block_bytes, 2)

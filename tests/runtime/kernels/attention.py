@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,14 +44,6 @@ class Layer:
             "softcap": self.softcap,
             "epsilon": 1e-6,
         }
-
-
-class Span(NamedTuple):
-    """Tokens of a slot, at positions from `start` on."""
-
-    slot: int
-    start: int
-    tokens: int
 
 
 def random_weights(layer: Layer, positions: int = 512) -> dict[str, np.ndarray]:
@@ -119,20 +110,22 @@ class Attention:
         attributes = layer.attributes | changed
         self._compute = operator(kernels.ATTENTION, names, ["out"], **attributes)
 
-    def feeds(
-        self, cache: Cache, spans: Sequence[Span], parts: Sequence[Tokens]
-    ) -> dict[str, np.ndarray]:
-        """The inputs of a pass; `parts` has the tokens of each span."""
+    def feeds(self, cache: Cache, *spans: tuple[int, int, Tokens]) -> dict[str, np.ndarray]:
+        """The inputs of a pass; a span has a slot, its first position and its tokens."""
         counts = (self.layer.heads, self.layer.kv_heads, self.layer.kv_heads)
         query, key, value = (
             np.concatenate(tensors).reshape(1, sum(map(len, tensors)), heads * self.layer.size)
-            for tensors, heads in zip(zip(*parts, strict=True), counts, strict=True)
+            for tensors, heads in zip(
+                zip(*(tokens for *_, tokens in spans), strict=True), counts, strict=True
+            )
         )
         feeds = {"query": query, "key": key, "value": value}
         if self.layer.packed:
             feeds = {"query": np.concatenate([query, key, value], axis=-1)}
         return feeds | {
-            "spans": np.array(spans, np.int64).reshape(-1, 3),
+            "spans": np.array(
+                [(slot, start, len(tokens.query)) for slot, start, tokens in spans], np.int64
+            ),
             "block_tables": cache.tables,
             "cache": cache.descriptor,
             **self.weights,
@@ -142,10 +135,13 @@ class Attention:
         """[T, heads, size]."""
         return self._compute(**feeds)[0].reshape(-1, self.layer.heads, self.layer.size)
 
+    def step(self, cache: Cache, *spans: tuple[int, int, Tokens]) -> np.ndarray:
+        """The results of a pass; see `feeds`."""
+        return self.run(self.feeds(cache, *spans))
+
     def whole(self, cache: Cache, slot: int, tokens: Tokens) -> np.ndarray:
-        """A sequence from position 0 in one span: [tokens, heads, size]."""
-        span = Span(slot, 0, len(tokens.query))
-        return self.run(self.feeds(cache, [span], [tokens]))
+        """The results of a sequence from position 0 in one span."""
+        return self.step(cache, (slot, 0, tokens))
 
 
 def expected(layer: Layer, weights: dict[str, np.ndarray], tokens: Tokens) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specops.runtime import kernels
-from tests.runtime.kernels.attention import INPUTS, Attention, Cache, Layer, Span, Tokens
+from tests.runtime.kernels.attention import INPUTS, Attention, Cache, Layer, Tokens
 
 LAYER = Layer(heads=4, kv_heads=2, size=16, rotated=16, norm=True)
 MOST = np.iinfo(np.int64).max
@@ -18,8 +18,8 @@ POSITIONS = 300  # of the rotary table; the block tables have 512
 
 def good() -> tuple[Attention, dict[str, Any]]:
     """A pass of two spans, 3 and 2 tokens, that computes."""
-    attention, given = Attention(LAYER, POSITIONS), [Span(1, 0, 3), Span(0, 62, 2)]
-    return attention, attention.feeds(CACHE, given, [Tokens.random(LAYER, 5)])
+    attention, tokens = Attention(LAYER, POSITIONS), Tokens.random(LAYER, 5)
+    return attention, attention.feeds(CACHE, (1, 0, tokens.part(0, 3)), (0, 62, tokens.part(3, 5)))
 
 
 def test_right_inputs_are_computed() -> None:
