@@ -101,16 +101,10 @@ def kernel() -> str:
     return name.decode()
 
 
-def no_amx() -> str:
-    """Why the AMX kernel is not used although the processor names AMX; otherwise empty."""
-    reason: bytes = library.specops_no_amx()
-    return reason.decode()
-
-
 def described() -> str:
-    """The kernels' name and, where the processor names AMX, why they are not AMX's."""
-    reason = no_amx()
-    return f"{kernel()}; not AMX-INT8: {reason}" if reason else kernel()
+    """The kernels' name; if the processor names AMX and they are not AMX's, also the reason."""
+    reason: bytes = library.specops_no_amx()
+    return f"{kernel()}; not AMX-INT8: {reason.decode()}" if reason else kernel()
 
 
 def force(name: str | None) -> None:
