@@ -137,6 +137,7 @@ def test_a_few_common_tokens_are_not_worth_a_copy() -> None:
     serve(cache, numbers(0, 30))
     assert serve(cache, (*numbers(0, 7), 99, 98)) == 0
     assert serve(cache, (*numbers(0, 8), 99, 98)) == 8
+    assert serve(cache, (*numbers(0, 30), 99)) == 30  # the copy left the block to others
 
 
 def test_a_running_requests_last_block_is_copied() -> None:
