@@ -1,12 +1,12 @@
-"""Compiles the kernels of `specops.runtime.kernels`; all else of the project is in pyproject.toml.
+"""Compiles the kernels of `specops.runtime.kernels`; pyproject.toml has the rest of the project.
 
-zig's C compiler comes as a package, so that nothing needs to be on the machine; `CC` names another.
-Each kind of processor has its kernels, compiled with its own flags; which of them compute is
-decided when they are loaded. Flags never allow to fuse a multiplication with an addition or to
-reorder sums: all kernels compute the same bits.
+zig's C compiler comes as a package, so the machine needs no compiler; `CC` names another one. Each
+kind of processor has its own kernels, compiled with its own flags; the library chooses among them
+when it is loaded. The flags never allow the compiler to fuse a multiplication with an addition or
+to reorder sums: all kernels compute the same bits.
 
-`SPECOPS_TARGET` names another machine to compile for, one of `TARGETS`; scripts/wheels does. The
-library knows nothing of Python, so that a wheel serves every version of it.
+`SPECOPS_TARGET` names another machine to compile for, one of `TARGETS`; scripts/wheels sets it. The
+library does not use Python, so a wheel fits every Python version.
 """
 
 import importlib.util
@@ -29,7 +29,7 @@ AVX2 = ("-mavx2", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 COMMON = ("operators", "processor", "matmul_operator", "norm_operator", "attention_operator")
 COMMON += ("matmul", "attention", "sampling", "suffixes")
-# Of each variant of the products' kernel the source and the flags; attention and sampling gain
+# For each variant of the kernel of products its source and its flags. Attention and sampling gain
 # nothing from instructions for bytes.
 MATMUL = {
     "x86_64": {
@@ -45,7 +45,7 @@ MATMUL = {
     },
 }
 VECTORS = {"x86_64": {"avx2": AVX2, "avx512": AVX512}}
-# What wheels are made for: the machine, zig's target (with the oldest system) and the wheel's tag.
+# For each target of wheels: the machine, zig's target with the oldest system, and the wheel's tag.
 TARGETS = {
     "linux-x86_64": ("x86_64", "x86_64-linux-gnu.2.28", "manylinux_2_28_x86_64"),
     "linux-arm64": ("aarch64", "aarch64-linux-gnu.2.28", "manylinux_2_28_aarch64"),
@@ -58,7 +58,7 @@ def target() -> str | None:
     """The target to compile for; None: this machine.
 
     Raises:
-        CompileError: there is none of that name.
+        CompileError: there is no such target.
     """
     name = os.environ.get("SPECOPS_TARGET") or None
     if name is not None and name not in TARGETS:
@@ -75,7 +75,7 @@ def machine() -> str:
 
 
 def objects(kind: str) -> Objects:
-    """Each object's source and flags of its own, for a kind of processor."""
+    """For each object file its source and its own flags."""
     table: Objects = {name: (name, ()) for name in COMMON}
     plain: Objects = {"plain": ("plain", ())}
     for variant, (source, flags) in (plain | MATMUL.get(kind, {})).items():
@@ -89,7 +89,7 @@ def objects(kind: str) -> Objects:
 
 
 def compiler() -> list[str]:
-    """The command of `CC`, else zig's compiler, else the system's."""
+    """The command in `CC`, else zig's compiler, else the system's."""
     command = ["cc"]
     if given := os.environ.get("CC"):
         command = shlex.split(given)
@@ -101,10 +101,9 @@ def compiler() -> list[str]:
 
 
 def command_of(*arguments: str, compiler: list[str]) -> list[str]:
-    """The compiler's command, with the arguments in its own words."""
+    """The command line; zig has other names for the processor's flags."""
     if any("zig" in word for word in compiler):
-        # It has its own word for what a processor has, and left alone compiles for the very
-        # processor that it runs on.
+        # Without a flag zig compiles for the very processor on which it runs.
         words = [word.replace("-march=armv8.2-a", "-mcpu=generic") for word in arguments]
         known = any(word.startswith("-mcpu") for word in words)
         return [*compiler, *(() if known else ("-mcpu=baseline",)), *words]
@@ -115,11 +114,11 @@ class Compile(build_ext):
     """Builds the library without the flags that Python was built with."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """The library's name, which has nothing of Python's in it."""
+        """The library's name, without Python's version."""
         return str(Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
-        """Write the library to where setuptools looks for it."""
+        """Write the library where setuptools looks for it."""
         library = Path(self.get_ext_fullpath(ext.name))
         folder = Path(self.build_temp) / "kernels" / (target() or "here")
         for parent in (library.parent, folder):
@@ -134,7 +133,7 @@ class Compile(build_ext):
 
 
 class Wheel(bdist_wheel):
-    """Names the wheel by what it runs on: any Python 3 of the target."""
+    """Names the wheel for any Python 3 on the target."""
 
     def get_tag(self) -> tuple[str, str, str]:
         """The wheel's tag."""

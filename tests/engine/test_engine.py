@@ -14,8 +14,7 @@ from specops.engine.engine import Engine, ModelState
 from specops.models.prepare import ModelError, choose, prepare
 from specops.request import GenerationRequest, PromptTooLong
 from specops.runtime import kernels
-from specops.runtime.memory_demand import Supply
-from specops.runtime.memory_plan import MemoryPlanError
+from specops.runtime.memory_plan import MemoryPlanError, Supply
 
 
 def test_the_engine_tells_what_it_loaded(tiny_settings: Settings) -> None:
@@ -64,7 +63,7 @@ def test_a_cache_that_does_not_fit_is_refused(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     little = Supply(limit=100 << 20, free=70 << 20, held=30 << 20, swap=0, source="a test")
-    monkeypatch.setattr("specops.runtime.memory_demand.Supply.read", lambda: little)
+    monkeypatch.setattr("specops.runtime.memory_plan.Supply.read", lambda: little)
     with pytest.raises(MemoryPlanError, match="raise the memory limit"):
         Engine.load(replace(tiny_settings, max_batched_tokens=4096))
 

@@ -1,1 +1,1 @@
-"""Hostile input for what reads files of others, and for the kernels: `python -m tests.fuzz`."""
+"""Hostile input for the readers of files and for the kernels: `python -m tests.fuzz`."""

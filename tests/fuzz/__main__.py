@@ -1,8 +1,9 @@
 """`python -m tests.fuzz --seconds 60`: the kernels under sanitizers and all readers of files.
 
-Half of the time goes to the kernels. With `--cases` it is as many cases for each reader, whatever
-time that takes, and many more for the kernels, whose cases take a tenth of a millisecond. Prints
-how many cases ran; ends with 1 on the first finding, whose seed is told: `--seed` begins with it.
+Half of the time goes to the kernels. `--cases` sets the number of cases for each reader instead of
+a time, and a hundred times as many for the kernels, whose cases take a tenth of a millisecond. The
+command prints how many cases ran. On the first finding it prints the seed, with which `--seed`
+repeats the case, and exits with 1.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 from tests.fuzz import kernels
 from tests.fuzz.parsers import READERS, FindingError, Subject
 
-KERNEL_CASES = 100  # for one of each reader
-MOST_MEMORY = 4 << 30  # of addresses; tables of the most positions that may be are 1.5 GB of them
+KERNEL_CASES = 100  # for each case of a reader
+MOST_MEMORY = 4 << 30  # of addresses; the largest tables of positions take 1.5 GB of them
 
 
 def main() -> int:
@@ -38,7 +39,7 @@ def main() -> int:
         if options.only in (None, "kernels"):
             program = kernels.build(Path(folder))
             status |= kernels.run(program, options.cases * KERNEL_CASES, share, seed)
-        # What a reader sets aside because a file claims it is a finding, too.
+        # A reader that believes a file's huge sizes is a finding, too.
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
         for name in names:
             subject = Subject(name, Path(folder) / name)

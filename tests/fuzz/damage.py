@@ -1,4 +1,4 @@
-"""What may be wrong in a file, of any kind or JSON; a case's random numbers choose it."""
+"""Damages the content of files, of JSON or any other kind; random numbers choose how."""
 
 from __future__ import annotations
 
@@ -7,34 +7,13 @@ import math
 import random
 from typing import Any
 
-VALUES: list[Any] = [
-    *(
-        None,
-        True,
-        -1,
-        0,
-        1,
-        3,
-        2**31,
-        2**63,
-        2**64,
-        10**400,
-        1e308,
-        math.inf,
-        math.nan,
-        -0.5,
-        "",
-        "x",
-        "../x",
-        "\ud800",
-        "x" * 5000,
-    ),
-    *([], {}, [[]], [None], {"": None}, ["x", 1], [-1, 2**62], {"x": {"x": []}}),
-]
+VALUES: list[Any] = [None, True, -1, 0, 1, 3, 2**31, 2**63, 2**64, 10**400, 1e308, -0.5]
+VALUES += [math.inf, math.nan, "", "x", "../x", "\ud800", "x" * 5000, [], {}, [[]], [None]]
+VALUES += [{"": None}, ["x", 1], [-1, 2**62], {"x": {"x": []}}]
 
 
 def damaged(content: bytes, chance: random.Random, is_json: bool) -> bytes:
-    """The content of a file with something wrong in it, mostly little."""
+    """A damaged copy of a file's content; most damages are small."""
     if is_json and chance.random() < 0.7:
         value = json.loads(content)
         for _ in range(chance.choice([1, 1, 2, 5])):
@@ -74,7 +53,7 @@ def _damage(content: bytearray, chance: random.Random) -> None:
 
 
 def _replaced(value: Any, chance: random.Random) -> Any:
-    """A value with one inside it replaced, doubled or gone."""
+    """A value in which one inner value is replaced or missing."""
     if isinstance(value, dict) and value and chance.random() < 0.9:
         key = chance.choice(list(value))
         if chance.random() < 0.15:

@@ -1,4 +1,4 @@
-"""GGUF files that somebody damaged, or made to do damage: each is converted whole or refused."""
+"""Damaged and hostile GGUF files: each is converted completely or refused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from specops.models.convert import ExportError, export_checkpoint
 from tests.checkpoints import make_llama_checkpoint
+from tests.fuzz import damage
 from tests.models.convert.gguf.files import write_gguf
 
 FILE = "m.gguf"
@@ -25,7 +26,7 @@ FLOATS += [np.array(value, "<f4").tobytes() for value in (np.nan, np.inf, 3e38, 
 
 
 def make(folder: Path) -> None:
-    """A whole file, small and of many types."""
+    """Write a small file with many types of tensors."""
     sizes = {"hidden": 256, "layers": 1, "heads": 4, "kv_heads": 2, "ffn": 256, "context": 64}
     source = make_llama_checkpoint(folder.parent / "gguf-source", **sizes)
 
@@ -39,9 +40,9 @@ def read(folder: Path) -> None:
     """Convert it.
 
     Raises:
-        ExportError: it is refused.
-        AssertionError: the refusal names no place or leaves something behind, or what was
-            converted is not whole.
+        ExportError: the file is refused.
+        AssertionError: the refusal does not say where, or leaves files behind, or the converted
+            model is not complete.
     """
     made = folder.parent / "made"
     try:
@@ -65,48 +66,32 @@ def _is_finite(tensor: TensorProto) -> bool:
 
 
 def damaged(content: bytes, chance: random.Random, _is_json: bool) -> bytes:
-    """The file with something wrong in it that a GGUF may have wrong."""
+    """A copy with a damage, half of the time one that is typical of a GGUF."""
+    if chance.random() < 0.5:
+        return damage.damaged(content, chance, is_json=False)
     data = bytearray(content)
     start = content.rindex(b"output_norm") + 100  # about where the weights begin
-    chance.choice((_cut, _flip, _enlarge, _poison, _splice, _rename))(data, chance, start)
+    chance.choice((_enlarge, _poison, _rename))(data, chance, start)
     return bytes(data)
 
 
-def _cut(data: bytearray, chance: random.Random, start: int) -> None:
-    """The end is missing, mostly that of the weights."""
-    del data[chance.randrange(chance.choice((0, start)), len(data) - 64) :]
-
-
-def _flip(data: bytearray, chance: random.Random, start: int) -> None:
-    """A few bits of what the file says of itself."""
-    for _ in range(chance.choice((1, 1, 2, 8))):
-        data[chance.randrange(start)] ^= 1 << chance.randrange(8)
-
-
 def _enlarge(data: bytearray, chance: random.Random, start: int) -> None:
-    """A number that may be a size, a count, an offset or a type becomes a hostile one."""
+    """Overwrite what may be a size, a count, an offset or a type."""
     size = chance.choice((4, 8))
     place = chance.choice((chance.randrange(4, 1200), chance.randrange(start - 1500, start)))
     data[place : place + size] = (chance.choice(NUMBERS) % (1 << 8 * size)).to_bytes(size, "little")
 
 
 def _poison(data: bytearray, chance: random.Random, start: int) -> None:
-    """Scales and weights that are no numbers, or much too large."""
+    """Write infinite, huge or invalid numbers into scales and weights."""
     for _ in range(chance.choice((1, 3, 30))):
         place = chance.randrange(start, len(data) - 4) & ~1
         value = chance.choice(FLOATS)
         data[place : place + len(value)] = value
 
 
-def _splice(data: bytearray, chance: random.Random, start: int) -> None:
-    """A piece is copied elsewhere, in place of what was there or between."""
-    place, size = chance.randrange(start), chance.choice((4, 8, 40, 400))
-    target = chance.randrange(start)
-    data[target : target + chance.choice((0, size))] = data[place : place + size]
-
-
 def _rename(data: bytearray, chance: random.Random, start: int) -> None:
-    """A key, a tensor or the architecture gets another's name, of the same length or not."""
+    """Give a key, a tensor or the architecture another name, mostly of the same length."""
     names = (b"llama", b"qwen2", b"gpt2", b"phi3", b"attn_q", b"attn_k", b"ffn_up", b"ffn_down")
     names += (b"blk.0", b"blk.1", b"token_embd", b"output_norm", b"weight", b"bias", b".rope.")
     found = [name for name in names if name in data[:start]]

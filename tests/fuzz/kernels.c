@@ -1,12 +1,12 @@
-// Gives the kernels what ONNX Runtime and Python could give them, right and wrong.
+// Calls the kernels with inputs as ONNX Runtime and Python could pass them, right and wrong.
 //
-//   kernels CASES SECONDS SEED      as many cases, or if that is 0 for as long
+//   kernels CASES SECONDS SEED      so many cases; with 0, for so many seconds
 //
-// The operators are called through a table of functions as ONNX Runtime's is. Every tensor lies in
-// memory of exactly its size, so that the address sanitizer sees each byte too far. All kernels of
-// the processor compute each case, in another order or on other threads, into memory filled with
-// something else, and must agree to the bit; a NaN agrees with every other one. A wrong case must
-// be refused or computed. The case that fails is told by its seed.
+// A table of functions stands in for ONNX Runtime's. Each tensor has memory of exactly its size, so the
+// address sanitizer sees each access beyond it. All kernels of the processor compute each case, in
+// different orders or on several threads, into memory filled with different bytes, and must agree to the
+// bit; any NaN agrees with any other. A wrong case must be refused or computed. If a case fails, the
+// program prints its seed.
 
 #include "attention.h"
 #include "matmul.h"
@@ -33,15 +33,15 @@ int64_t specops_race(const float *, int64_t, uint64_t, uint64_t);
 int64_t specops_block_bytes(int64_t, int64_t, int64_t, int);
 
 enum { MOST_KERNELS = 8, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16, OUTPUTS = 3 };
-static const char *names[MOST_KERNELS];  // plain C, which the others are compared with, first
+static const char *names[MOST_KERNELS];  // plain C, the reference, comes first
 static int kernels;
 
 #if defined(__x86_64__)
-// The kernel of AVX-VNNI, from the same source, with the instructions that AVX512-VNNI has for the same.
+// AVX-VNNI's kernel from the same source, with AVX512-VNNI's instructions for 256 bits.
 extern const MatmulKernel MATMUL_EVEX;
 static const Processor EVEX = {"AVX-VNNI by EVEX", HAS_AVX512 | HAS_VNNI512, &MATMUL_EVEX,
                                &ATTENTION_AVX2, &SAMPLING_AVX2};
-// AMX's kernel, with plain C for the instructions.
+// AMX's kernel, with plain C in place of its instructions.
 extern const MatmulKernel MATMUL_AMX_EMULATED;
 static const Processor AMX = {"AMX-INT8 by plain C", 0, &MATMUL_AMX_EMULATED, &ATTENTION_PLAIN,
                               &SAMPLING_PLAIN};
@@ -77,13 +77,13 @@ static void use_kernel(int number) {
 
 static uint64_t state, seed;
 static uint64_t executions, refusals;
-static uint64_t digest = 0xcbf29ce484222325u;  // of all that plain C computed: the same everywhere
+static uint64_t digest = 0xcbf29ce484222325u;  // of plain C's results: the same everywhere
 
 static void digest_words(const void *from, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         uint32_t word;
         memcpy(&word, (const char *)from + 4 * i, 4);
-        if ((word & 0x7fffffff) > 0x7f800000) word = 0x7fc00000;  // one NaN is as good as another
+        if ((word & 0x7fffffff) > 0x7f800000) word = 0x7fc00000;  // all NaNs count as the same
         digest = (digest ^ word) * 0x100000001b3u;
     }
 }
@@ -130,7 +130,7 @@ static float odd_float(void) {
     return ODD[below(sizeof ODD / sizeof *ODD)];
 }
 
-// How often numbers are odd: never, seldom or always.
+// How often numbers are odd: 0 is never, n is one in n.
 static int64_t oddness(void) { return (int64_t[]){0, 0, 50, 3, 1}[below(5)]; }
 
 static float some_float(int64_t odd) {
@@ -138,7 +138,7 @@ static float some_float(int64_t odd) {
     return (float)(int16_t)random_word() / 8192.0f;
 }
 
-// -- what ONNX Runtime is to the operators ---------------------------------------------------------
+// -- in place of ONNX Runtime ----------------------------------------------------------------------
 
 struct OrtValue {
     void *data;
@@ -150,7 +150,7 @@ typedef struct { const char *name; int64_t whole; float real; } Attribute;
 struct OrtKernelInfo { Attribute attributes[MOST_ATTRIBUTES]; size_t count; };
 struct OrtKernelContext {
     OrtValue *inputs[MOST_TENSORS], outputs[OUTPUTS];
-    int fill, order, absent;  // which outputs the graph does not have, a bit each
+    int fill, order, absent;  // absent: outputs that the graph does not have, a bit each
 };
 
 static OrtStatus refused;
@@ -199,7 +199,7 @@ static OrtStatus *get_dimensions(const OrtShape *shape, int64_t *values, size_t 
 
 static void release_shape(OrtShape *shape) { (void)shape; }
 
-// Elements of a tensor that ONNX Runtime could hold; -1: none of so many.
+// Number of elements of a tensor; -1: more than ONNX Runtime could hold.
 static int64_t elements(const int64_t *dimensions, size_t count) {
     int64_t all = 1;
     for (size_t i = 0; i < count; i++)
@@ -271,7 +271,7 @@ typedef struct {
     OrtValue inputs[MOST_TENSORS];
     size_t count;
     int absent;   // outputs
-    char *cache;  // what attention keeps: each kernel has its own
+    char *cache;  // of attention; each kernel gets a copy
     int64_t cache_bytes;
 } Case;
 
@@ -293,8 +293,8 @@ static void put_floats(Case *c, size_t index, int64_t odd, size_t count, const i
     for (int64_t i = 0; i < elements(shape, count); i++) values[i] = some_float(odd);
 }
 
-// Changes a tensor's shape; its memory has the new size. Its numbers are 0, or -1 where they are
-// blocks: two slots must not write the same one.
+// Changes a tensor's shape and gives it memory of the new size. Its numbers become 0; block numbers
+// become -1, because two slots must not write the same block.
 static void reshape(OrtValue *input, int64_t size) {
     int64_t shape[MOST_RANK];
     size_t count = input->count;
@@ -331,7 +331,7 @@ static void make_wrong(Case *c, const int64_t *sizes) {
     } else if (c->inputs[index].count) reshape(c->inputs + index, sizes[index]);
 }
 
-// Scales and zero points, random bits so far, become numbers that are seldom odd.
+// Replaces the random bits of scales and zero points by numbers that are seldom odd.
 static void tame_scales(const Shape *shape, uint8_t *tiles, int64_t odd) {
     const int fractions = shape->zero_points == FRACTIONS;
     for (int64_t tile = 0; tile < tiles_of(shape); tile++) {
@@ -342,7 +342,7 @@ static void tame_scales(const Shape *shape, uint8_t *tiles, int64_t odd) {
             const int lines = fractions && !shape->half_scales ? 2 : 1;
             for (uint8_t *end = at + lines * LINE; at < end; at += shape->half_scales ? 2 : 4) {
                 const float scale = some_float(odd);
-                // Of float16 the sign, an exponent next to 1 and all digits, or any bits.
+                // float16: a random sign, an exponent near 1 and random digits, or any bits.
                 uint16_t half = (uint16_t)random_word();
                 if (!odd || !one_in(odd)) half = (half & 0x8fff) | 0x2000;
                 if (shape->half_scales) memcpy(at, &half, sizeof half);
@@ -352,7 +352,7 @@ static void tame_scales(const Shape *shape, uint8_t *tiles, int64_t odd) {
     }
 }
 
-// A norm's inputs from number `index` on: weight, residual and shift.
+// The inputs of a norm from number `index` on: weight, residual and shift.
 static void put_norm(Case *c, int kind, size_t index, int64_t odd, size_t rank, const int64_t *x) {
     const int64_t *depth = x + rank - 1;
     put_floats(c, index, odd, 1, depth);
@@ -364,7 +364,7 @@ static void norm(Case *c) {
     static const int64_t SIZES[] = {4, 4, 4, 4};
     const int64_t odd = oddness(), depth = from_to(1, one_in(32) ? 1200 : 150);
     const int kind = one_in(2) ? NORM : LAYER_NORM;
-    c->operator = &NORM_OPERATOR;
+    c->operator = &NORM_OPERATOR.op;
     put_attribute(c, "input", kind, 0), put_attribute(c, "epsilon", 0, one_in(4) ? 0 : 1e-5f);
     c->absent = 2 * (int)below(2);
     const int64_t x[] = {1, one_in(4) ? from_to(0, 40) : from_to(1, 6), depth};
@@ -383,7 +383,7 @@ static void product(Case *c) {
                    .half_scales = one_in(2)};
     if (one_in(6)) shape.block = 32 * from_to(1, 8);
     const int bias = one_in(2);
-    c->operator = &MATMUL_OPERATOR;
+    c->operator = &MATMUL_OPERATOR.op;
     put_attribute(c, "N", shape.columns, 0), put_attribute(c, "K", shape.depth, 0);
     put_attribute(c, "block_size", shape.block, 0), put_attribute(c, "bits", shape.bits, 0);
     put_attribute(c, "zero_points", shape.zero_points, 0), put_attribute(c, "bias", bias, 0);
@@ -420,7 +420,7 @@ static void attention(Case *c) {
     const int64_t layers = from_to(1, 3), kv_heads = from_to(1, 3), group = from_to(1, 4);
     const int64_t size = 8 * from_to(1, one_in(32) ? 32 : 5), heads = kv_heads * group;
     const int type = (int)below(TYPES);
-    c->operator = &ATTENTION_OPERATOR;
+    c->operator = &ATTENTION_OPERATOR.op;
     put_attribute(c, "layer", below(layers), 0), put_attribute(c, "layers", layers, 0);
     put_attribute(c, "num_heads", heads, 0), put_attribute(c, "kv_num_heads", kv_heads, 0);
     put_attribute(c, "head_size", size, 0), put_attribute(c, "rotary_interleaved", one_in(2), 0);
@@ -460,7 +460,7 @@ static void attention(Case *c) {
     if (one_in(2)) put_floats(c, 8, odd, 1, &size), put_floats(c, 9, odd, 1, &size);
     if (one_in(3)) return;
     if (one_in(2)) make_wrong(c, SIZES);
-    else {  // a number; that there are so many blocks, and no two slots write one, the engine knows
+    else {  // a wrong number; the engine ensures that all blocks exist and no two slots share a writable one
         const int64_t number = odd_number(), beyond = number < 0 ? number : number / 2 + blocks;
         switch (below(4)) {
             case 0: if (count) ((int64_t *)c->inputs[3].data)[below(count * 3)] = number; break;
@@ -482,7 +482,7 @@ static int same(const float *one, const float *other, int64_t count) {
     return 1;
 }
 
-// Computes a case; returns whether it was not refused.
+// Computes a case; returns 0 if it was refused.
 static int run(Case *c, OrtKernelContext *context, char *cache) {
     void *kernel;
     executions++;
@@ -572,8 +572,8 @@ static void try_sampling(void) {
 
 // -- counted suffixes ------------------------------------------------------------------------------
 
-// A request and a history of random texts over few tokens, some of them odd; what is proposed must be
-// what stood somewhere, with probabilities.
+// Requests and a history with random texts of few different tokens, some of them odd. Predictions must
+// have a right length and probabilities.
 static void try_suffixes(void) {
     const int64_t kinds = from_to(1, 6), steps = from_to(1, 40);
     float *estimate = calloc((size_t)specops_estimate_floats(), sizeof *estimate);

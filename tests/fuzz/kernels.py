@@ -8,20 +8,21 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = "-fsanitize=undefined"  # which zig's compiler has too
+UNDEFINED = "-fsanitize=undefined"  # zig's compiler has this one only
 ALL = "-fsanitize=address,undefined"
-OPTIONS = {  # a program that aborts tells its seed
+OPTIONS = {  # a program that aborts prints its seed
     "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
     "ASAN_OPTIONS": "quarantine_size_mb=4:abort_on_error=1",
 }
 FLAGS = ("-g", "-O1", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
 
-def _build_script() -> ModuleType:
+def build_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("specops_setup", ROOT / "setup.py")
     assert spec is not None
     assert spec.loader is not None
@@ -31,30 +32,27 @@ def _build_script() -> ModuleType:
 
 
 def _compiler(setup: ModuleType, folder: Path) -> list[str]:
-    """The system's, where it has both sanitizers; else the one that builds the kernels."""
+    """gcc or clang if it has both sanitizers, else the compiler that builds the kernels."""
     probe = folder / "probe.c"
     probe.write_text("int main(void) { return 0; }\n")
     for command in (["gcc", ALL], ["clang", ALL]):
-        try:
-            subprocess.run(
-                [*command, str(probe), "-o", str(folder / "probe")], check=True, capture_output=True
-            )
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return command
+        with suppress(OSError, subprocess.CalledProcessError):
+            arguments = [*command, str(probe), "-o", str(folder / "probe")]
+            subprocess.run(arguments, check=True, capture_output=True)
+            return command
     print("neither gcc nor clang has an address sanitizer here: undefined behaviour alone")
-    return [*setup.compiler(), OURS]
+    return [*setup.compiler(), UNDEFINED]
 
 
 def build(folder: Path, foreign: str | None = None) -> Path:
-    """The program, compiled with each kernel's own flags.
+    """Compile the program, each kernel with its own flags.
 
     Args:
-        folder: where it is written.
-        foreign: a kind of processor to compile for by zig, without sanitizers and with nothing that
-            it needs of a system, so that an emulator runs it; None: this machine.
+        folder: for the program.
+        foreign: kind of processor to compile for by zig: static and without sanitizers, so that an
+            emulator can run the program; None: this machine.
     """
-    setup = _build_script()
+    setup = build_script()
     if foreign is None:
         command, checks = _compiler(setup, folder), FLAGS
     else:
@@ -94,12 +92,12 @@ def _call(*command: str) -> None:
 
 
 def run(program: Path, cases: int, seconds: float, seed: int) -> int:
-    """The program's exit status; it says what it did, or which seed fails.
+    """Run the program, which prints what it did or which seed fails; return its exit status.
 
     Args:
-        program: as `build` made it.
-        cases: how many; 0: as many as `seconds` allow.
-        seconds: for how long.
+        program: made by `build`.
+        cases: number of cases; 0: as many as `seconds` allow.
+        seconds: time to run.
         seed: of the first case.
     """
     command = [str(program), str(cases), str(round(seconds)), str(seed)]

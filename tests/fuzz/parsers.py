@@ -1,7 +1,7 @@
-"""Damages the files that strangers write, and reads them: an error of ours, or a result.
+"""Damages files and reads them: a reader must succeed or raise one of our errors.
 
-A case is a seed: it chooses what is damaged and how. Whatever else a reader raises, a
-warning too, or that it takes more than `LONGEST` seconds of CPU, is a finding; the seed is told.
+A case is a seed, which chooses what is damaged and how. Any other exception of a reader, a warning,
+or more than `LONGEST` seconds of CPU is a finding, reported with its seed.
 """
 
 from __future__ import annotations
@@ -44,18 +44,25 @@ TEMPLATE = """{{ bos_token }}{% for message in messages %}{% if message['role'] 
 
 @dataclass(frozen=True)
 class Reader:
-    """What is read, the files of which one is damaged, the errors that it may end in, and how
-    files are damaged: a file's content, random numbers, whether it is JSON.
+    """A reader of files.
+
+    Attributes:
+        make: writes whole files into a folder.
+        files: names of files, of which a case damages one.
+        read: reads the folder.
+        errors: allowed exceptions.
+        damaged: returns damaged content, of a file's content, random numbers, and whether it is
+            JSON.
     """
 
     make: Callable[[Path], object]
-    files: tuple[str, ...]
+    files: str
     read: Callable[[Path], object]
-    errors: tuple[type[Exception], ...]
+    errors: type[Exception] | tuple[type[Exception], ...]
     damaged: Callable[[bytes, random.Random, bool], bytes] = damaged
 
 
-# -- what is read ----------------------------------------------------------------------------------
+# -- readers ----------------------------------------------------------------------------------
 
 
 def _checkpoint(folder: Path) -> None:
@@ -83,7 +90,7 @@ def _graph(folder: Path) -> None:
 
 
 def _read_graph(folder: Path) -> None:
-    """Until ONNX Runtime would get it."""
+    """Prepare the graph up to the point where ONNX Runtime would load it."""
     with mock.patch.object(prepacking, "_optimized", side_effect=ModelError("far enough")):
         prepacking.prepack(folder / "model.onnx", folder.parent / "laid-out")
 
@@ -137,47 +144,39 @@ def _read_template(folder: Path) -> None:
         template.render([{"role": role, "content": " text "} for role in roles])
 
 
-READERS: dict[str, Reader] = {
+READERS = {
     "safetensors": Reader(
         _checkpoint,
-        (
-            *("model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"),
-            "generation_config.json",
-        ),
+        "model-00001-of-00002.safetensors model.safetensors.index.json config.json "
+        "generation_config.json",
         _read_checkpoint,
-        (ExportError,),
+        ExportError,
     ),
     "gguf": Reader(
-        gguf_files.make, (gguf_files.FILE,), gguf_files.read, (ExportError,), gguf_files.damaged
+        gguf_files.make, gguf_files.FILE, gguf_files.read, ExportError, gguf_files.damaged
     ),
-    "graph": Reader(_graph, ("model.onnx",), _read_graph, (ModelError,)),
+    "graph": Reader(_graph, "model.onnx", _read_graph, ModelError),
     "description": Reader(
-        _described, ("specops.json", "genai_config.json"), _read_descriptions, (ModelError,)
+        _described, "specops.json genai_config.json", _read_descriptions, ModelError
     ),
     "state dict": Reader(
-        _state_dict,
-        ("net.pt",),
-        lambda folder: read_state_dict(folder / "net.pt"),
-        (StateDictError,),
+        _state_dict, "net.pt", lambda folder: read_state_dict(folder / "net.pt"), StateDictError
     ),
     "layout": Reader(
         _state_dict_folder,
-        ("pytorch_model.bin.index.json", "config.json", "pytorch_model-1.bin"),
+        "pytorch_model.bin.index.json config.json pytorch_model-1.bin",
         lambda folder: arrange(folder, folder.parent / "arranged"),
         (LayoutError, StateDictError),
     ),
-    "tokenizer": Reader(_tokenizer, ("tokenizer.json",), _read_tokenizer, (TokenizerError,)),
+    "tokenizer": Reader(_tokenizer, "tokenizer.json", _read_tokenizer, TokenizerError),
     "sentencepiece": Reader(
         lambda folder: write_model(folder, 700),
-        ("tokenizer.model",),
+        "tokenizer.model",
         make_tokenizer,
-        (SentencePieceError,),
+        SentencePieceError,
     ),
     "template": Reader(
-        _templates,
-        ("chat_template.jinja", "tokenizer_config.json"),
-        _read_template,
-        (ChatTemplateError,),
+        _templates, "chat_template.jinja tokenizer_config.json", _read_template, ChatTemplateError
     ),
 }
 
@@ -186,7 +185,7 @@ READERS: dict[str, Reader] = {
 
 
 class FindingError(AssertionError):
-    """A reader did something else than to read or to say what is wrong."""
+    """A reader neither read a file nor said what is wrong with it."""
 
 
 @contextmanager
@@ -204,23 +203,23 @@ def _within(seconds: int) -> Iterator[None]:
 
 
 class Subject:
-    """One reader with its files, which are whole again after each case."""
+    """A reader and its files; each case restores the damaged file."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self._reader, self._folder = name, READERS[name], folder / "files"
         self._folder.mkdir(parents=True)
         self._reader.make(self._folder)
-        with suppress(*self._reader.errors):  # whole files: no finding, or none will be one
+        with suppress(self._reader.errors):  # the graph's reader stops with an error of ours
             self._reader.read(self._folder)
 
     def run(self, seed: int) -> bool:
-        """Read files that the seed damages; returns whether they could be read.
+        """Damage a file as the seed says and read; return whether the reader accepted it.
 
         Raises:
-            FindingError: see there.
+            FindingError: the reader failed in another way.
         """
         chance = random.Random(f"{self.name} {seed}")
-        file = self._folder / chance.choice(self._reader.files)
+        file = self._folder / chance.choice(self._reader.files.split())
         whole = file.read_bytes()
         file.write_bytes(self._reader.damaged(whole, chance, file.suffix == ".json"))
         try:
@@ -228,9 +227,9 @@ class Subject:
                 self._reader.read(self._folder)
         except self._reader.errors:
             return False
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
             raise FindingError(f"{self.name}, seed {seed}: {file.name}: {error!r}") from error
         finally:
             file.write_bytes(whole)

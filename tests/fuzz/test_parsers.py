@@ -1,4 +1,4 @@
-"""Damaged files of strangers end in an error that says so; `make fuzz` tries more of them."""
+"""Damaged files are read or refused with an error of ours; `make fuzz` tries more of them."""
 
 from __future__ import annotations
 

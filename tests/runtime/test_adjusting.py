@@ -54,7 +54,7 @@ def plainly(logits: Floats, params: SamplingParams, answer: Sequence[int], least
 @pytest.mark.parametrize("name", KNOBS)
 @pytest.mark.parametrize("least", [0, 5])
 def test_every_position_is_adjusted_by_the_tokens_before_it(name: str, least: int) -> None:
-    """Draft tokens' own counts included, forced ones before them, and nothing is left behind."""
+    """Draft tokens count as well; `adjust` leaves the answer as it was."""
     params, rng = KNOBS[name], np.random.default_rng(3)
     adjuster = Adjuster(params, PROMPT, end_tokens={END}, min_tokens=least)
     answer: list[int] = []
@@ -73,7 +73,7 @@ def test_every_position_is_adjusted_by_the_tokens_before_it(name: str, least: in
             answer.append(token)
 
 
-def test_many_different_tokens_find_room() -> None:
+def test_many_different_tokens_are_counted() -> None:
     adjuster = Adjuster(SamplingParams(presence_penalty=1.0), (), end_tokens=(), min_tokens=0)
     for token in range(500):
         adjuster.take(token)

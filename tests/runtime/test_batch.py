@@ -7,7 +7,7 @@ import pytest
 from specops.runtime.batch import Batch, Span
 
 
-def test_spans_follow_each_other_and_only_their_last_tokens_get_logits() -> None:
+def test_spans_are_concatenated_and_their_last_tokens_get_logits() -> None:
     batch = Batch()
     batch.add(3, 10, (7,), num_logits=1)
     batch.add(0, 20, [1, 2, 3, 4], num_logits=3)

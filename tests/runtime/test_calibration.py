@@ -1,10 +1,11 @@
-"""Costs are measured once, kept, and measured again where what was kept is of no use."""
+"""Costs are measured once and kept; they are measured again if the kept figures do not fit."""
 
 from __future__ import annotations
 
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,25 +15,25 @@ from specops.runtime.kernels import BLOCK_TOKENS
 from tests.simulated_target import PAIR_SECONDS, SimulatedTarget, tinyllama
 
 
-@pytest.fixture
-def target(monkeypatch: pytest.MonkeyPatch) -> SimulatedTarget:
-    """Its clock is the one that the measuring reads."""
-    return made(monkeypatch)
-
-
-def made(monkeypatch: pytest.MonkeyPatch, **fields: object) -> SimulatedTarget:
-    target = SimulatedTarget(**fields)  # type: ignore[arg-type]
+def made(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Any:
+    """A simulated target, whose clock the calibration reads."""
+    target = SimulatedTarget(**fields)
     monkeypatch.setattr(calibration.time, "perf_counter", target.clock)
     return target
 
 
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return made(monkeypatch)
+
+
 @pytest.mark.parametrize("scatter", [0.0, 0.2])
 @pytest.mark.parametrize("context", [1024, 4096])
-def test_what_passes_cost_is_found(
+def test_the_costs_of_passes_are_found(
     monkeypatch: pytest.MonkeyPatch, context: int, scatter: float
 ) -> None:
     target = made(monkeypatch, context=context, scatter=scatter, slowness=1.5)
-    found = calibrate(target, None)  # type: ignore[arg-type]
+    found = calibrate(target, None)
     least = 1 - scatter
     for tokens in found.sizes:
         expected = 1.5 * tinyllama().cost(tokens)
@@ -42,41 +43,35 @@ def test_what_passes_cost_is_found(
         assert found.pair_seconds == pytest.approx(1.5 * PAIR_SECONDS, rel=0.05)
 
 
-def test_the_slot_is_free_afterwards_and_nothing_is_kept(target: SimulatedTarget) -> None:
-    calibrate(target, None)  # type: ignore[arg-type]
+def test_the_slot_is_free_afterwards_and_nothing_is_kept(target: Any) -> None:
+    calibrate(target, None)
     assert target.cache.used_blocks == target.cache.kept_blocks == target.cache.tokens == 0
     assert target.cache.begin(0, [1, 2, 3]) == 0
 
 
-@pytest.mark.parametrize("context", [BLOCK_TOKENS, 2 * BLOCK_TOKENS, 200])
 @pytest.mark.parametrize("max_tokens", [1, 16, 96, 512])
+@pytest.mark.parametrize(
+    ("context", "blocks"), [(BLOCK_TOKENS, 1), (2 * BLOCK_TOKENS, 2), (200, 4), (4096, 4)]
+)
 def test_a_small_cache_is_enough(
-    monkeypatch: pytest.MonkeyPatch, context: int, max_tokens: int
+    monkeypatch: pytest.MonkeyPatch, context: int, blocks: int, max_tokens: int
 ) -> None:
-    blocks = -(-context // BLOCK_TOKENS)
+    """Also one that has fewer blocks than a context."""
+    max_tokens = min(max_tokens, blocks * BLOCK_TOKENS)
     target = made(
         monkeypatch, num_slots=1, context=context, num_blocks=blocks, max_tokens=max_tokens
     )
-    found = calibrate(target, None)  # type: ignore[arg-type]
+    found = calibrate(target, None)
     assert found.sizes[-1] == min(context, max_tokens)
     assert found.cost(1) > 0
     assert target.cache.available_blocks == blocks
 
 
-def test_a_cache_with_fewer_blocks_than_a_context_is_enough(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As many slots share it, the whole context of one need not be there for measuring."""
-    target = made(monkeypatch, num_slots=1, context=4096, num_blocks=4)
-    found = calibrate(target, None)  # type: ignore[arg-type]
-    assert found.sizes[-1] == 96
-
-
-def test_they_are_measured_once(target: SimulatedTarget, tmp_path: Path) -> None:
+def test_they_are_measured_once(target: Any, tmp_path: Path) -> None:
     saved = tmp_path / "costs" / "x.json"
-    first = calibrate(target, saved)  # type: ignore[arg-type]
+    first = calibrate(target, saved)
     passes = len(target.passes)
-    again = calibrate(target, saved)  # type: ignore[arg-type]
+    again = calibrate(target, saved)
     assert len(target.passes) == passes
     assert (again.sizes, again.seconds) == (first.sizes, first.seconds)
     assert again.pair_seconds == first.pair_seconds
@@ -100,16 +95,16 @@ def test_they_are_measured_once(target: SimulatedTarget, tmp_path: Path) -> None
     ],
 )
 def test_a_damaged_file_is_measured_again_and_written_anew(
-    target: SimulatedTarget, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+    target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     saved = tmp_path / "x.json"
-    first = calibrate(target, saved)  # type: ignore[arg-type]
+    first = calibrate(target, saved)
     sizes, seconds = json.dumps(first.sizes), json.dumps(first.seconds)
     content = content.replace(b"SIZES", sizes.encode()).replace(b"SECONDS", seconds.encode())
     saved.write_bytes(content)
     passes = len(target.passes)
     with caplog.at_level(logging.WARNING):
-        again = calibrate(target, saved)  # type: ignore[arg-type]
+        again = calibrate(target, saved)
     assert len(target.passes) > passes
     assert again.sizes == first.sizes
     assert json.loads(saved.read_text())["seconds"] == again.seconds
@@ -118,16 +113,16 @@ def test_a_damaged_file_is_measured_again_and_written_anew(
 
 def test_other_sizes_are_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     saved = tmp_path / "x.json"
-    calibrate(made(monkeypatch, max_tokens=16), saved)  # type: ignore[arg-type]
-    found = calibrate(made(monkeypatch, max_tokens=32), saved)  # type: ignore[arg-type]
+    calibrate(made(monkeypatch, max_tokens=16), saved)
+    found = calibrate(made(monkeypatch, max_tokens=32), saved)
     assert found.sizes[-1] == 32
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(
-    target: SimulatedTarget, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        found = calibrate(target, tmp_path / "file" / "x.json")  # type: ignore[arg-type]
+        found = calibrate(target, tmp_path / "file" / "x.json")
     assert found.cost(1) > 0
     assert "cannot be written" in caplog.text

@@ -1,4 +1,4 @@
-"""The plan fits what it says it fits, takes no less than it could, and refuses with numbers."""
+"""A plan fits, is no smaller than it has to be, and a refusal has the numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from specops.config import Settings
 from specops.runtime.kv_cache import CacheShape
-from specops.runtime.memory_demand import DEFAULT_SLOTS, Demand, ModelSizes, Supply
 from specops.runtime.memory_plan import (
+    DEFAULT_SLOTS,
+    Demand,
     MemoryPlan,
     MemoryPlanError,
+    ModelSizes,
+    Supply,
     plan_memory,
     planned,
     spare_bytes,
@@ -36,14 +39,11 @@ def supply(limit_mb: int, held_mb: int = 100) -> Supply:
     return Supply(limit_mb * MB, free, held_mb * MB, swap=0, source="cgroup v2")
 
 
-def test_a_demand_is_of_target_and_draft_together() -> None:
+def test_a_demand_covers_target_and_draft_and_the_largest_pass() -> None:
     assert TARGET.kv_token_bytes == 22 * 2 * 4 * 64 * 2
     assert TINYLLAMA.kv_token_bytes == TARGET.kv_token_bytes + DRAFT.kv_token_bytes
     assert (TINYLLAMA.mapped_weights, TINYLLAMA.target_weights) == (782 * MB, 612 * MB)
     assert TINYLLAMA.pass_bytes == TARGET.pass_bytes(96, 72)  # the larger one: they take turns
-
-
-def test_the_largest_pass_verifies_the_longest_drafts_of_all_slots() -> None:
     wide = Demand.of(Settings(max_batched_tokens=1024), [TARGET], 2048)
     assert wide.pass_bytes == TARGET.pass_bytes(1024, 72)
     narrow = Demand.of(Settings(max_batched_tokens=16, slots=4), [TARGET], 2048)
@@ -53,7 +53,7 @@ def test_the_largest_pass_verifies_the_longest_drafts_of_all_slots() -> None:
     assert unknown.pass_bytes(1, 0) == 2 * TARGET.pass_bytes(1, 0)
 
 
-def test_what_fills_up_later_counts_as_held() -> None:
+def test_memory_that_fills_up_later_counts_as_held() -> None:
     later = supply(1_000).less(50 * MB)
     assert (later.held, later.free, later.limit) == (150 * MB, 850 * MB, 1_000 * MB)
     assert supply(1_000).less(10_000 * MB).free == 0
@@ -94,46 +94,35 @@ def test_both_models_stay_where_that_leaves_a_comfortable_cache() -> None:
     assert plan_memory(supply(least - 1), TINYLLAMA).kv_tokens > 1024  # the draft's place
 
 
-def test_under_4_gb_phi3_gets_a_cache_beside_its_weights() -> None:
-    plan = plan_memory(supply(4000), PHI3)
-    assert 2048 < plan.kv_tokens < 4096
-    assert plan.context == plan.kv_tokens
-    assert plan.weights_fit
-
-
-def test_where_no_weights_can_stay_one_modest_request_is_planned_and_the_table_says_so() -> None:
+def test_if_no_weights_can_stay_one_modest_request_is_planned_and_the_table_says_so() -> None:
     plan = plan_memory(supply(700), TINYLLAMA)
     assert plan.kv_tokens == plan.context == 1024
     assert plan.left_for_weights < TINYLLAMA.target_weights
     assert any("from disk for every token" in line for line in plan.lines())
 
 
-def test_a_context_that_is_asked_for_is_kept_even_where_weights_must_go() -> None:
+def test_a_requested_context_is_planned_even_if_weights_must_go() -> None:
     plan = plan_memory(supply(820), ALONE, context=2048)
     assert plan.context == plan.kv_tokens == 2048
     assert not plan.weights_fit
     assert plan_memory(supply(820), ALONE).weights_fit
 
 
-def test_what_is_asked_for_and_fits_is_what_is_planned() -> None:
+def test_a_requested_size_that_fits_is_planned() -> None:
     plan = plan_memory(supply(4000), TINYLLAMA, slots=2, context=1000, kv_tokens=1500)
     assert (plan.slots, plan.context, plan.kv_tokens) == (2, 1000, 1536)
     few = plan_memory(supply(4000), TINYLLAMA, kv_tokens=20)
     assert (few.context, few.kv_tokens) == (64, 64)
+    assert plan_memory(supply(4000), TINYLLAMA, context=9999).context == 2048  # the model's
 
 
-def test_more_context_than_the_model_has_is_its_context() -> None:
-    assert plan_memory(supply(4000), TINYLLAMA, context=9999).context == 2048
-
-
-def test_a_context_is_never_more_than_the_cache() -> None:
-    assert plan_memory(supply(4000), TINYLLAMA, kv_tokens=512).context == 512
+def test_a_context_above_the_cache_is_refused() -> None:
     with pytest.raises(MemoryPlanError, match="SPECOPS_CONTEXT=1000 does not fit into") as refused:
         plan_memory(supply(4000), TINYLLAMA, context=1000, kv_tokens=512)
     assert "SPECOPS_KV_TOKENS=512" in str(refused.value)
 
 
-def test_what_does_not_fit_is_refused_with_the_numbers_and_the_way_out() -> None:
+def test_a_cache_that_does_not_fit_is_refused_with_the_numbers_and_a_way_out() -> None:
     with pytest.raises(MemoryPlanError) as refused:
         plan_memory(supply(4000), PHI3, kv_tokens=16_384)
     message = str(refused.value)
@@ -148,9 +137,6 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_the_way_out() -> None
     assert plan_memory(supply(4000), PHI3, kv_tokens=fitting).kv_tokens == fitting
     with pytest.raises(MemoryPlanError):
         plan_memory(supply(4000), PHI3, kv_tokens=fitting + 1)
-
-
-def test_a_cap_below_the_smallest_cache_is_refused() -> None:
     with pytest.raises(MemoryPlanError, match="Not even one short request fits"):
         plan_memory(supply(190), TINYLLAMA)
 
@@ -215,7 +201,7 @@ def test_the_table_adds_up() -> None:
     assert figures["anonymous"] < figures["limit"]
 
 
-def test_loaded_models_are_planned_by_the_settings_and_the_plan_is_logged(
+def test_settings_give_the_plan_of_loaded_models_and_it_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Supply, "read", lambda: supply(2000))
@@ -228,7 +214,7 @@ def test_loaded_models_are_planned_by_the_settings_and_the_plan_is_logged(
     assert [line for line in logged if "KV cache" in line and "4,096 tokens" in line]
 
 
-def test_a_twentieth_part_of_a_large_cap_is_not_spared() -> None:
+def test_a_fiftieth_of_the_cap_stays_free_within_bounds() -> None:
     assert spare_bytes(500 * MB) == 64 << 20
     assert spare_bytes(4000 * MB) == 80 * MB
     assert spare_bytes(64_000 * MB) == 256 << 20

@@ -1,4 +1,4 @@
-"""The runner hands each pass to the graph as it is, and binds no more than what changed."""
+"""The runner gives each pass to the graph as it is, and refuses graphs that do not fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from specops.runtime.batch import Batch
 from specops.runtime.kv_cache import CacheShape, KvCache
 from specops.runtime.model_runner import ModelRunner, cache_shape
-from specops.runtime.session import ModelLoadError, plain_options
+from specops.runtime.session import ModelLoadError, load, plain_options
 
 SLOTS, CONTEXT, MAX_TOKENS = 3, 130, 16
 SEEN = SLOTS * 3 + SLOTS * 3 + 4  # spans, block tables and the cache's descriptor
@@ -28,8 +28,8 @@ def make_session(
     metadata: dict[str, str] | None = None,
     hidden: bool = False,
 ) -> ort.InferenceSession:
-    """A graph that shows what it is given: logits are spans, tables and descriptor, one after the
-    other, plus the wanted token's id, plus 1,000 times its position."""
+    """A graph that outputs its inputs: a row of logits has spans, tables and descriptor, one after
+    the other, plus the wanted token's id, plus 1,000 times its position."""
     flat = ["spans", "block_tables", "cache"]
     nodes = [helper.make_node("Reshape", [name, "flat"], [f"{name}_flat"]) for name in flat]
     nodes += [
@@ -62,7 +62,7 @@ def make_session(
     constants = {"flat": [-1], "last": [2], "thousand": [1000]}
     graph = helper.make_graph(
         nodes,
-        "shows what it is given",
+        "outputs its inputs",
         [
             helper.make_tensor_value_info(name, TensorProto.INT64, shape)
             for name, shape in inputs.items()
@@ -75,9 +75,7 @@ def make_session(
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     helper.set_model_props(model, METADATA if metadata is None else metadata)
-    options = plain_options()
-    options.use_per_session_threads = False  # one pool for all tests of a process
-    return ort.InferenceSession(model.SerializeToString(), options)
+    return load(model.SerializeToString(), plain_options())
 
 
 def make_runner(session: ort.InferenceSession | None = None) -> ModelRunner:
@@ -99,14 +97,14 @@ def batch(*spans: tuple[int, int, list[int], int]) -> Batch:
 
 
 def seen(runner: ModelRunner, spans: list[list[int]]) -> np.ndarray:
-    """What the graph must have been given beside the tokens."""
+    """The inputs that the graph must have had, apart from tokens."""
     padded = spans + [[0, 0, 0]] * (SLOTS - len(spans))
     cache = runner.cache
     flat = [np.ravel(padded), np.ravel(cache.block_tables), cache.descriptor]
     return np.concatenate(flat)
 
 
-def test_a_pass_sees_spans_tables_and_cache_and_gives_the_wanted_logits() -> None:
+def test_a_pass_gets_spans_tables_and_cache_and_returns_the_wanted_logits() -> None:
     runner = make_runner()
     begin(runner, 0, 2)
     assert runner.cache.reserve(2, 130)
@@ -116,7 +114,7 @@ def test_a_pass_sees_spans_tables_and_cache_and_gives_the_wanted_logits() -> Non
     assert logits.dtype == np.float32
 
 
-def test_the_next_pass_sees_nothing_of_the_one_before() -> None:
+def test_a_pass_sees_nothing_of_the_one_before() -> None:
     runner = make_runner()
     begin(runner, 0, 1, 2)
     runner.forward(batch((0, 0, [1] * 4, 4), (1, 0, [1] * 4, 4), (2, 0, [1] * 4, 4)))
@@ -126,7 +124,7 @@ def test_the_next_pass_sees_nothing_of_the_one_before() -> None:
     assert np.array_equal(logits, given[None].astype(np.float32) + 8)
 
 
-def test_positions_are_given_where_the_graph_asks_for_them() -> None:
+def test_positions_are_given_if_the_graph_asks_for_them() -> None:
     runner = make_runner(make_session(positions=True))
     begin(runner, 0, 1)
     for start in (0, 7):
@@ -137,27 +135,20 @@ def test_positions_are_given_where_the_graph_asks_for_them() -> None:
         assert np.array_equal(logits, given.astype(np.float32))
 
 
-def test_a_pass_without_logits_computes_none() -> None:
+def test_a_pass_may_have_no_logits_and_leaves_lengths_as_they_are() -> None:
     runner = make_runner()
     begin(runner, 0)
     assert runner.forward(batch((0, 0, [1, 2], 0))).shape == (0, SEEN)
     assert runner.forward(batch((0, 2, [1], 1))).shape == (1, SEEN)
-
-
-def test_lengths_stay_as_they_are() -> None:
-    """What is final is for the caller to say, once draft tokens are verified."""
-    runner = make_runner()
-    begin(runner, 0)
-    runner.forward(batch((0, 0, [1, 2], 1)))
     assert runner.cache.length(0) == 0
 
 
-def test_hidden_states_are_kept_by_slot_once_they_are_asked_for() -> None:
+def test_hidden_states_are_kept_by_slot_after_give_hidden() -> None:
     runner = make_runner(make_session(hidden=True))
     begin(runner, 0, 2)
     tokens = batch((2, 0, [5, 6, 7], 2), (0, 0, [9], 1))
     expected = runner.forward(tokens).copy()
-    runner.keep_hidden(2, 0, 2, 8)  # nothing is kept before
+    runner.keep_hidden(2, 0, 2, 8)  # keeps nothing yet
     kept = runner.give_hidden()
     assert not kept.has(2, 2)
     assert np.array_equal(runner.forward(tokens), expected)
@@ -173,13 +164,8 @@ def test_hidden_states_are_kept_by_slot_once_they_are_asked_for() -> None:
     assert runner.give_hidden() is kept
 
 
-def test_a_graph_without_hidden_states_says_so() -> None:
-    with pytest.raises(ModelLoadError, match="does not give its last hidden states"):
-        make_runner().give_hidden()
-
-
 @pytest.mark.parametrize("count", [0, MAX_TOKENS + 1])
-def test_an_empty_pass_and_one_that_is_too_large_are_refused(count: int) -> None:
+def test_an_empty_or_too_large_pass_is_refused(count: int) -> None:
     runner = make_runner()
     begin(runner, 0)
     made = batch((0, 0, [1] * count, 0)) if count else Batch()
@@ -187,7 +173,7 @@ def test_an_empty_pass_and_one_that_is_too_large_are_refused(count: int) -> None
         runner.forward(made)
 
 
-def test_positions_that_are_not_the_slots_to_write_are_refused() -> None:
+def test_positions_that_the_slot_may_not_write_are_refused() -> None:
     runner = make_runner()
     begin(runner, 0)
     tokens = range(CONTEXT)
@@ -219,10 +205,11 @@ def test_a_graph_that_was_not_rewritten_is_refused(metadata: dict[str, str]) -> 
     [
         (lambda: make_session(extra="attention_mask"), "attention_mask"),
         (lambda: make_session(vocab="V"), "of a fixed size"),
+        (make_session, "does not give its last hidden states"),
     ],
 )
-def test_a_graph_with_other_inputs_or_an_open_vocabulary_is_refused(
+def test_a_graph_that_does_not_fit_is_refused(
     make: Callable[[], ort.InferenceSession], message: str
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
-        make_runner(make())
+        make_runner(make()).give_hidden()

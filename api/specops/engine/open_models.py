@@ -15,8 +15,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.calibration import FORMAT, calibrate
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import CacheShape, KvCache, PrefixCache
-from specops.runtime.memory_demand import ModelSizes
-from specops.runtime.memory_plan import MemoryPlan, planned
+from specops.runtime.memory_plan import MemoryPlan, ModelSizes, planned
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import available_threads

@@ -23,8 +23,7 @@ from specops.request import (
     SourceStats,
 )
 from specops.runtime.adjusting import Adjuster
-from specops.runtime.kernels import mask
-from specops.runtime.sampling import Floats, logprob, next_token
+from specops.runtime.sampling import Floats, logprob, mask, next_token
 from specops.speculation.acceptance import SpeculationState
 from specops.text.grammar import GrammarError, Grammars, Matcher
 from specops.text.text_stream import TextStream

@@ -1,4 +1,4 @@
-"""The model at work: sessions, passes, KV cache, sampling, the kernels, and what they cost.
+"""Runs models: sessions, forward passes, the KV cache, sampling, the kernels, and what they cost.
 
-It moves tensors and knows slots, not requests. How graphs come about is `specops.models`'.
+This package moves tensors and knows slots, not requests. `specops.models` makes the graphs.
 """

@@ -1,8 +1,8 @@
-"""Logits changed by what came before: penalties, biases, and words that must not come.
+"""Changes logits by the tokens before them: penalties, biases and forbidden words.
 
-In the order of vLLM: what must not come, biases, then the penalties for repetition, frequency and
-presence. A position's logits depend on the tokens before it and on nothing else, so draft tokens
-are verified against the same numbers that plain decoding would choose from.
+The order is vLLM's: forbidden words and end tokens, then biases, then the penalties for repetition,
+frequency and presence. A position's logits depend only on the tokens before it, so draft tokens are
+verified against the same numbers that plain decoding would choose from.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 from specops.request import SamplingParams
 from specops.runtime.sampling import Floats
 
-_ROOM = 64  # different tokens at first
+_FIRST_CAPACITY = 64  # different tokens
 
 
 class Adjuster:
-    """What one answer has said so far, and what that does to its next logits.
+    """Counts the tokens of one answer and adjusts its next logits.
 
     Args:
         params: of the request.
-        prompt: its tokens.
-        end_tokens: that must not come among the first `min_tokens`.
-        min_tokens: of the answer.
+        prompt: tokens of the prompt.
+        end_tokens: tokens that are forbidden among the first `min_tokens`.
+        min_tokens: least length of the answer.
     """
 
     def __init__(
@@ -36,32 +36,33 @@ class Adjuster:
         min_tokens: int,
     ) -> None:
         self._params = params
-        self._ends = np.array(sorted(end_tokens), np.intp)
+        self._end_tokens = np.array(sorted(end_tokens), np.intp)
         self._min_tokens = min_tokens
         self._biased = np.array([token for token, _ in params.logit_bias], np.intp)
         self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
         self._answer: list[int] = []
-        self._places: dict[int, int] = {}  # of a token in the arrays
-        self._tokens = np.zeros(_ROOM, np.intp)
-        self._said = np.zeros(_ROOM, np.float32)  # how often it is in the answer
-        self._held = np.zeros(_ROOM, np.float32)  # and in the prompt, where that counts
+        self._places: dict[int, int] = {}  # each token's index in the three arrays
+        self._tokens = np.zeros(_FIRST_CAPACITY, np.intp)
+        self._counts = np.zeros(_FIRST_CAPACITY, np.float32)  # in the answer
+        self._in_prompt = np.zeros(_FIRST_CAPACITY, np.float32)  # filled if a penalty asks for it
         if params.repetition_penalty != 1:
             for token in dict.fromkeys(prompt):
                 place = self._place(token)
-                self._held[place] = 1
+                self._in_prompt[place] = 1
 
     def take(self, token: int) -> None:
-        """The answer goes on with a token."""
+        """Append a token to the answer."""
         self._answer.append(token)
-        place = self._place(token)  # which may make room
-        self._said[place] += 1
+        place = self._place(token)  # first, since it may replace the arrays
+        self._counts[place] += 1
 
     def adjust(self, logits: Floats, tokens: Sequence[int]) -> None:
         """Change logits in place.
 
         Args:
-            logits: [k + 1, V], of the last k of the tokens and of what is before them.
-            tokens: that may follow the answer so far.
+            logits: [k + 1, V]: row 0 stands before the last k of the tokens, each further row
+                behind one of them.
+            tokens: may follow the answer; they are not appended to it.
         """
         first = len(tokens) + 1 - len(logits)
         for token in tokens[:first]:
@@ -72,7 +73,7 @@ class Adjuster:
             self._adjust(row)
         for token in tokens:
             self._answer.pop()
-            self._said[self._places[token]] -= 1
+            self._counts[self._places[token]] -= 1
 
     def _adjust(self, logits: Floats) -> None:
         params = self._params
@@ -81,29 +82,28 @@ class Adjuster:
             if not before or self._answer[-len(before) :] == before:
                 logits[last] = -np.inf
         if len(self._answer) < self._min_tokens:
-            logits[self._ends] = -np.inf
+            logits[self._end_tokens] = -np.inf
         logits[self._biased] += self._biases
         if not params.penalizes:
             return
-        count = len(self._places)
-        tokens, said = self._tokens[:count], self._said[:count]
+        known = len(self._places)
+        tokens, counts = self._tokens[:known], self._counts[:known]
         values = logits[tokens]
         if params.repetition_penalty != 1:
-            repeated = (said + self._held[:count]) > 0
+            repeated = (counts + self._in_prompt[:known]) > 0
             factor = np.float32(params.repetition_penalty)
             penalized = np.where(values > 0, values / factor, values * factor)
             values = np.where(repeated, penalized, values)
-        values -= np.float32(params.frequency_penalty) * said
-        values -= np.float32(params.presence_penalty) * (said > 0)
+        values -= np.float32(params.frequency_penalty) * counts
+        values -= np.float32(params.presence_penalty) * (counts > 0)
         logits[tokens] = values
 
     def _place(self, token: int) -> int:
-        place = self._places.get(token)
-        if place is None:
-            place = self._places[token] = len(self._places)
-            if place == len(self._tokens):
-                for name in ("_tokens", "_said", "_held"):
-                    array = getattr(self, name)
-                    setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
-            self._tokens[place] = token
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._tokens):
+            self._tokens, self._counts, self._in_prompt = (
+                np.concatenate([array, np.zeros_like(array)])
+                for array in (self._tokens, self._counts, self._in_prompt)
+            )
+        self._tokens[place] = token
         return place

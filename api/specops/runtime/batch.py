@@ -1,7 +1,7 @@
 """What one forward pass computes: the tokens of several requests, span after span.
 
-A span is the next tokens of one slot: a single token that decodes, one with draft tokens behind
-it to be verified, or a chunk of a prompt. A pass takes any mix of them.
+A span is the next tokens of one slot: a single token that decodes, a token with draft tokens behind
+it, or a chunk of a prompt. A pass takes any mix of them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ class Span(NamedTuple):
     """Adjacent tokens of one slot.
 
     Attributes:
-        slot: whose tokens they are.
-        start: position of the first.
+        slot: number of the slot.
+        start: position of the first token.
         tokens: at least one.
-        num_logits: how many of them, counted from the last, need logits.
+        num_logits: number of tokens that need logits; they are the last ones.
     """
 
     slot: int
@@ -30,11 +30,11 @@ class Batch:
     """The spans of one pass, in the order in which they were added.
 
     Attributes:
-        spans: one per slot.
+        spans: at most one for each slot.
         tokens: token ids of all spans, one after the other.
-        logit_rows: indices into `tokens` of those that need logits, in order.
+        logit_rows: indices into `tokens` of the tokens that need logits, in order.
         attention_work: pairs of tokens that attention looks at, sum of n * (start + n / 2).
-        hidden: the last hidden states of `logit_rows` are wanted as well.
+        hidden: whether the last hidden states of `logit_rows` are wanted as well.
     """
 
     __slots__ = ("_slots", "attention_work", "hidden", "logit_rows", "spans", "tokens")
@@ -49,12 +49,12 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the pass."""
+        """Number of tokens in the pass."""
         return len(self.tokens)
 
     @property
     def num_logits(self) -> int:
-        """Tokens of the pass that need logits."""
+        """Number of tokens that need logits."""
         return len(self.logit_rows)
 
     def add(self, slot: int, start: int, tokens: Sequence[int], num_logits: int = 0) -> None:

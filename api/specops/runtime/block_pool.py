@@ -1,7 +1,7 @@
-"""The memory of a KV cache: equal blocks in one stretch of anonymous memory, lazily touched.
+"""The memory of a KV cache: blocks of one size in one stretch of anonymous memory.
 
-The operator finds a block by its number alone, so that requests share blocks by holding the same
-numbers, and copying one is a single memcpy.
+The attention operator finds a block by its number alone, so requests share a block by holding the
+same number, and copying a block is a single memcpy.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class BlockPool:
     """`num_blocks` blocks, each free or taken.
 
     Attributes:
-        memory: [num_blocks, block_bytes], page aligned. A page of it takes memory from the first
-            write on; nothing is ever zeroed.
+        memory: [num_blocks, block_bytes], page aligned. A page takes memory when it is first
+            written; the pool never zeroes a block.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
@@ -28,32 +28,32 @@ class BlockPool:
         # Private: shared anonymous memory would count as files that cannot be dropped.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         mapped = mmap.mmap(-1, num_blocks * block_bytes, flags=flags)
-        # Large pages: 2 to 3 % of a pass of the demo's target, 8 slots behind 900 tokens each.
+        # Large pages save 2 to 3 % of a pass (demo target, 8 slots behind 900 tokens each).
         ask_large_pages(mapped)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(mapped, np.uint8).reshape(
             num_blocks, block_bytes
         )
-        # The last one given back is the first one taken: its pages are there already.
+        # A stack: the block that was given back last has its pages already.
         self._free = list(range(num_blocks - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
-        """Free blocks."""
+        """Number of free blocks."""
         return len(self._free)
 
     @property
     def address(self) -> int:
-        """Where block 0 begins."""
+        """Address of block 0."""
         return int(self.memory.ctypes.data)
 
     def take(self) -> int | None:
-        """Number of a block that was free; None: there is none."""
+        """Take a free block and return its number; None if no block is free."""
         return self._free.pop() if self._free else None
 
     def give(self, block: int) -> None:
-        """Take a block back."""
+        """Give a block back."""
         self._free.append(block)
 
     def copy(self, source: int, destination: int) -> None:
-        """Write a block's contents into another one."""
+        """Copy a block's contents into another block."""
         self.memory[destination] = self.memory[source]

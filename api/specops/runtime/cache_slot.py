@@ -1,4 +1,7 @@
-"""The blocks of one request in the KV cache: the shared ones first, its own behind them."""
+"""The blocks of one request in the KV cache: registered blocks first, the slot's own behind them.
+
+Other slots may hold a registered block as well, so no slot writes to it.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +18,24 @@ _NEVER = 1 << 62  # a length that no slot reaches
 
 
 class CacheSlot:
-    """What a request has in the cache.
+    """One request's blocks.
 
     Args:
-        pool: where blocks come from and go to.
-        table: the slot's row of the block tables, written in place.
-        root: the client's in the trie; None: nothing is shared.
-        tokens: the request's.
+        pool: where the slot gives blocks back.
+        table: the slot's row of the block tables; the slot writes it in place.
+        root: the client's root in the trie; None: the slot shares nothing.
+        tokens: tokens of the request.
 
     Attributes:
         root: see above.
-        tokens: as they were given last; the first `length` are in the cache.
-        length: tokens that are computed and final.
-        blocks: numbers of all its blocks, those of `nodes` first.
-        nodes: its registered blocks: the full ones, and behind a rollback the one it ends in.
-        register_at: length from which on there is a full block to register.
-        seen: version of the trie that was looked through for it.
+        tokens: the request's tokens, as given last; the first `length` are in the cache.
+        length: number of tokens that are computed and final.
+        blocks: numbers of all blocks, those of `nodes` first.
+        nodes: the registered blocks. All are full; after a rollback the slot may end inside the
+            last one.
+        register_at: the length from which on there is another full block to register.
+        seen_version: version of the trie in which the slot last looked for its prefix.
     """
-
-    __slots__ = (
-        "_pool",
-        "_table",
-        "blocks",
-        "length",
-        "nodes",
-        "register_at",
-        "root",
-        "seen",
-        "tokens",
-    )
 
     def __init__(
         self,
@@ -59,77 +51,70 @@ class CacheSlot:
         self.length = 0
         self.blocks: list[int] = []
         self.nodes: list[Node] = []
-        self.register_at = 0
-        self.seen = -1
-        self.expect_full()
+        self.seen_version = -1
+        self._nodes_changed()
 
     @property
     def last(self) -> Node | None:
-        """The last registered block; the root where there is none."""
+        """The last registered block, else the root."""
         return self.nodes[-1] if self.nodes else self.root
 
     @property
     def tail(self) -> int:
-        """Tokens behind the registered blocks; negative: it ends inside of the last of them."""
+        """Tokens behind the registered blocks; negative: the slot ends inside the last of them."""
         return self.length - len(self.nodes) * BLOCK_TOKENS
 
     @property
     def end(self) -> int:
-        """Positions that its blocks have."""
+        """Number of positions in all its blocks."""
         return len(self.blocks) * BLOCK_TOKENS
 
-    def expect_full(self) -> None:
-        """Registered blocks have come or gone: the one behind them is the next to be full."""
-        registered = len(self.nodes)
-        self.register_at = _NEVER if self.root is None else (registered + 1) * BLOCK_TOKENS
-
     def put(self, index: int, block: int) -> None:
-        """Make a block its own at an index; one that it had there is given back."""
+        """Make a block the slot's own at an index; give back the block that was there."""
         if index < len(self.blocks) and self.blocks[index] != block:
             self._pool.give(self.blocks[index])
         self.blocks[index : index + 1] = [block]
         self._table[index] = block
 
-    def append(self, block: int) -> None:
-        """Make a block its own behind all others."""
-        self._table[len(self.blocks)] = block
-        self.blocks.append(block)
-
     def share(self, node: Node) -> None:
-        """Make a registered block, already held, the next one, in place of its own."""
+        """Make a registered block, which the caller holds, the next one."""
         self.put(len(self.nodes), node.block)
         self.nodes.append(node)
-        self.expect_full()
+        self._nodes_changed()
 
     def own_last(self, block: int) -> Node:
-        """Have a block of its own in place of the last registered one.
+        """Replace the last registered block by one of the slot's own.
 
         Args:
-            block: its own from now on; the registered one itself where no other slot has it.
+            block: the new block; the registered one itself if no other slot holds it.
 
         Returns:
-            What was registered.
+            The node of the registered block.
         """
         node = self.nodes.pop()
         self.blocks[len(self.nodes)] = block
         self._table[len(self.nodes)] = block
-        self.expect_full()
+        self._nodes_changed()
         return node
 
     def drop_nodes(self, count: int) -> list[Node]:
-        """Have no more than `count` registered blocks, and nothing behind them.
+        """Keep the first `count` registered blocks and nothing behind them.
 
         Returns:
-            Those that it had, the last first, for the caller to release.
+            The dropped nodes, the last one first, for the caller to release.
         """
         self.give_back(len(self.nodes))
         dropped = self.nodes[: count - 1 if count else None : -1]
         del self.nodes[count:], self.blocks[count:]
-        self.expect_full()
+        self._nodes_changed()
         return dropped
 
     def give_back(self, first: int) -> None:
-        """Give blocks back from an index on, none of them registered."""
+        """Give the blocks from an index on back to the pool; none of them is registered."""
         for block in self.blocks[first:]:
             self._pool.give(block)
         del self.blocks[first:]
+
+    def _nodes_changed(self) -> None:
+        registered = len(self.nodes)
+        self.register_at = _NEVER if self.root is None else (registered + 1) * BLOCK_TOKENS

@@ -1,4 +1,4 @@
-"""Measures what a model's passes cost, at the first start, and keeps it for those to come."""
+"""Measures at the first start what a model's passes cost, and keeps the figures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from glob import escape
 from pathlib import Path
 
@@ -17,29 +18,30 @@ from specops.runtime.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # counts up when figures are measured in another way
-_PAST = 64  # tokens that the passes look back at
-_LONG_PAST = 1024  # and those that tell what looking back costs
-_LOOKING_BACK = 8  # tokens of such a pass
+FORMAT = 2  # goes up when the figures are measured in another way
+_PAST = 64  # tokens before those of a measured pass
+_LONG_PAST = 1024  # tokens before those of the pass that measures attention
+_ATTENTION_TOKENS = 8  # tokens of that pass
 _LEAST_ROUNDS = 3
 _MOST_ROUNDS = 60
-_ENOUGH_SECONDS = 1.0  # of measuring, once the least rounds are done
-# The kernels compute 8 rows at once, so costs step there; behind them they rise evenly.
+_ENOUGH_SECONDS = 1.0  # after the least rounds, measuring ends when this time has passed
+# The kernels compute 8 rows at once, so costs step there; above 8 they rise evenly.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 96)
-_MOST_LOGITS = 64  # a wider pass is a prompt's, which needs one row of logits
+_MOST_LOGITS = 64  # wider passes are prompts, which need one row of logits
 
 
 def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
     """Read the cost model of an earlier start, or measure it.
 
-    Takes half a second to some seconds, by the size of the model. Slot 0 must be free and is left
-    free.
+    Measuring takes half a second to some seconds, depending on the size of the model. It uses slot
+    0, which must be free, and frees it again.
 
     Args:
-        runner: the model.
-        saved: where the figures are kept; None to measure without keeping them.
+        runner: of the model.
+        saved: file for the figures; None: they are not kept.
     """
-    sizes = _sizes(min(runner.max_tokens, runner.cache.context))
+    widest = min(runner.max_tokens, runner.cache.context)
+    sizes = sorted({*(size for size in _SIZES if size < widest), widest})
     if saved is not None and (kept := _read(saved, sizes)) is not None:
         return kept
     model = _measure(runner, sizes)
@@ -48,66 +50,56 @@ def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
     return model
 
 
-def _sizes(widest: int) -> list[int]:
-    return sorted({*(size for size in _SIZES if size < widest), widest})
-
-
 def _measure(runner: ModelRunner, sizes: list[int]) -> CostModel:
-    """Least seconds of each size, taken in turns: whatever else the machine does only adds."""
-    cache, past = runner.cache, _past(runner, sizes[-1])
-    looking = min(_LOOKING_BACK, sizes[-1])
-    far = min(_LONG_PAST, cache.context - looking)
+    cache, widest = runner.cache, sizes[-1]
+    past = max(0, min(_PAST, cache.context - widest))
+    count = min(_ATTENTION_TOKENS, widest)
+    far = min(_LONG_PAST, cache.context - count)
     cache.begin(0, [0] * 2)
-    while not cache.reserve(0, max(far + looking, past + sizes[-1])):
-        far //= 2  # a small cache
-        if far + looking <= past + sizes[-1]:
+    while not cache.reserve(0, max(far + count, past + widest)):
+        far //= 2  # the cache is small
+        if far + count <= past + widest:
             far, past = 0, 0
-    # Untouched memory is a single page of zeros, which is read faster than a cache: write to it.
-    for start in range(0, far, sizes[-1]):
-        runner.forward(_batch(start, min(sizes[-1], far - start), 1))
-    passes: dict[object, Callable[[], object]] = {
-        size: lambda size=size: runner.forward(  # type: ignore[misc]
-            _batch(past, size, size if size <= _MOST_LOGITS else 1)
-        )
-        for size in sizes
-    }
-    passes["near"] = lambda: runner.forward(_batch(0, looking, looking))
-    passes["far"] = lambda: runner.forward(_batch(far, looking, looking))
-    seconds = _in_turns(passes)
+    # Memory that was never written is one page of zeros, which reads faster than a cache.
+    for start in range(0, far, widest):
+        _run(runner, start, min(widest, far - start), 1)
+    passes = [
+        partial(_run, runner, past, size, size if size <= _MOST_LOGITS else 1) for size in sizes
+    ]
+    passes += [partial(_run, runner, start, count, count) for start in (0, far)]
+    *found, near, long = _least_seconds(passes)
     cache.release(0)
-    pair = max(0.0, seconds["far"] - seconds["near"]) / (looking * far) if far else 0.0
+    pair = max(0.0, long - near) / (count * far) if far else 0.0
     costs = [
-        max(seconds[size] - pair * size * (past + size / 2), seconds[size] / 2) for size in sizes
+        max(seconds - pair * size * (past + size / 2), seconds / 2)
+        for size, seconds in zip(sizes, found, strict=True)
     ]
     return CostModel(sizes, costs, pair)
 
 
-def _past(runner: ModelRunner, widest: int) -> int:
-    return max(0, min(_PAST, runner.cache.context - widest))
-
-
-def _batch(start: int, tokens: int, num_logits: int) -> Batch:
+def _run(runner: ModelRunner, start: int, tokens: int, num_logits: int) -> None:
     batch = Batch()
     batch.add(0, start, [1] * tokens, num_logits)
-    return batch
+    runner.forward(batch)
 
 
-def _in_turns(passes: dict[object, Callable[[], object]]) -> dict[object, float]:
-    seen: dict[object, list[float]] = {key: [] for key in passes}
+def _least_seconds(passes: Sequence[Callable[[], None]]) -> list[float]:
+    """Least seconds of each pass. They take turns: other work on the machine only adds time."""
+    least = [float("inf")] * len(passes)
     began = time.perf_counter()
     for number in range(_MOST_ROUNDS + 1):
         if number > _LEAST_ROUNDS and time.perf_counter() - began > _ENOUGH_SECONDS:
             break
-        for key, run in passes.items():
+        for index, run in enumerate(passes):
             start = time.perf_counter()
             run()
-            if number:  # the first round binds and faults in
-                seen[key].append(time.perf_counter() - start)
-    return {key: min(times) for key, times in seen.items()}
+            if number:  # the first round binds tensors and touches pages
+                least[index] = min(least[index], time.perf_counter() - start)
+    return least
 
 
 def _read(path: Path, sizes: list[int]) -> CostModel | None:
-    """The figures kept there; None where there are none of these sizes."""
+    """The kept figures; None if there are none for these sizes."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["sizes"] != sizes:
@@ -121,11 +113,7 @@ def _read(path: Path, sizes: list[int]) -> CostModel | None:
 
 
 def _write(path: Path, model: CostModel) -> None:
-    kept = {
-        "sizes": model.sizes,
-        "seconds": model.seconds,
-        "pair": model.pair_seconds,
-    }
+    kept = {"sizes": model.sizes, "seconds": model.seconds, "pair": model.pair_seconds}
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +121,7 @@ def _write(path: Path, model: CostModel) -> None:
             leftover.unlink(missing_ok=True)
         draft.write_text(json.dumps(kept), encoding="utf-8")
         draft.replace(path)
-    except OSError as error:  # measured again at the next start
+    except OSError as error:  # the next start measures again
         log.warning("%s cannot be written: %s", path, error)
         with suppress(OSError):
             draft.unlink()

@@ -1,9 +1,9 @@
-"""The KV cache: which blocks each slot has, shared where requests begin alike.
+"""The KV cache: gives each slot its blocks, and shares blocks between requests that begin alike.
 
-A slot's keys and values lie in blocks of 64 tokens, found through its row of `block_tables`. Full
-blocks of final tokens are registered in a trie, so that requests with the same beginning hold the
-same blocks. No slot writes to a registered block: a slot that goes on inside of one gets a copy
-first. A rollback is a smaller length: what lies beyond is overwritten by the next pass.
+A slot's keys and values lie in blocks of 64 tokens; the operator finds them through the slot's row
+of `block_tables`. Full blocks of final tokens are registered in a trie, so requests with the same
+beginning hold the same blocks. No slot writes to a registered block: a slot that has to write there
+gets a copy first. A rollback only makes the length smaller: the next pass overwrites the rest.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from specops.runtime.cache_slot import CacheSlot
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.prefix_trie import Node, PrefixTrie, common_prefix
 
-LEAST_COMMON = 8  # tokens of a partly equal block from which on it is worth a copy
+LEAST_COMMON = 8  # fewer common tokens in a block are not worth a copy
 
 
 class PrefixCache(StrEnum):
-    """Whose prompts may begin with what another request has computed."""
+    """Which requests share blocks."""
 
-    OFF = "off"  # of no request
-    CLIENT = "client"  # those of the same client: how fast an answer comes tells no other client
+    OFF = "off"  # none
+    CLIENT = "client"  # those of one client: no client learns from times what another one asked
     ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a model's cache is like; `dtype` is one of `kernels.KV_DTYPES`."""
+    """Sizes of a model's cache; `dtype` is one of `kernels.KV_DTYPES`."""
 
     layers: int
     kv_heads: int
@@ -43,29 +43,29 @@ class CacheShape:
 
     @property
     def block_bytes(self) -> int:
-        """Keys and values of 64 tokens in all layers, in bytes."""
+        """Bytes of a block: keys and values of 64 tokens in all layers."""
         return kernels.block_bytes(self.layers, self.kv_heads, self.head_size, self.dtype)
 
     @property
     def bytes_per_token(self) -> int:
-        """Its share of a block, in bytes."""
+        """A token's share of a block, in bytes."""
         return self.block_bytes // BLOCK_TOKENS
 
 
 class KvCache:
-    """Keys and values of up to `num_slots` requests in a pool of blocks. Used by one thread.
+    """Keys and values of up to `num_slots` requests in a pool of blocks. For one thread.
 
     Args:
-        shape: what the model fixes.
-        num_blocks: blocks of the pool, all requests together.
-        num_slots: requests at the same time.
+        shape: sizes of the model's cache.
+        num_blocks: number of blocks in the pool, for all requests together.
+        num_slots: most requests at the same time.
         context: most tokens of one request.
-        reuse: whose blocks may be shared.
+        reuse: which requests share blocks.
 
     Attributes:
-        block_tables: [num_slots, blocks of a context] int64, written in place.
-        descriptor: [4] int64, the operator's input `cache`: address of the pool, number of
-            blocks, bytes of a block, element type.
+        block_tables: [num_slots, blocks of a context] int64; the cache writes them in place.
+        descriptor: [4] int64, the operator's input `cache`: the pool's address, number of blocks,
+            bytes of a block, element type.
     """
 
     def __init__(
@@ -88,14 +88,12 @@ class KvCache:
         self.block_tables: npt.NDArray[np.int64] = np.zeros(
             (num_slots, _blocks_for(context)), np.int64
         )
-        element = kernels.KV_DTYPES[shape.dtype]
-        self.descriptor: npt.NDArray[np.int64] = np.array(
-            [self._pool.address, num_blocks, shape.block_bytes, element], np.int64
-        )
+        numbers = self._pool.address, num_blocks, shape.block_bytes, kernels.KV_DTYPES[shape.dtype]
+        self.descriptor: npt.NDArray[np.int64] = np.array(numbers, np.int64)
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that `reserve` can still get: free ones and kept ones."""
+        """Blocks that `reserve` can still take: free blocks and kept blocks."""
         return self._pool.num_free + self._trie.kept
 
     @property
@@ -105,12 +103,12 @@ class KvCache:
 
     @property
     def shared_blocks(self) -> int:
-        """Blocks that more than one request holds, each counted once."""
+        """Blocks that several requests hold, each counted once."""
         return self._trie.shared
 
     @property
     def kept_blocks(self) -> int:
-        """Blocks that finished requests have left."""
+        """Blocks that finished requests left and no request holds."""
         return self._trie.kept
 
     @property
@@ -120,39 +118,40 @@ class KvCache:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the slots in use, shared ones counted for each."""
+        """Tokens of all slots; a shared token counts once for each slot."""
         return sum([slot.length for slot in self._slots if slot is not None])
 
     @property
     def nbytes(self) -> int:
-        """Size of the pool in bytes, touched or not."""
+        """Bytes of the pool, written or not."""
         return self.num_blocks * self.shape.block_bytes
 
     def length(self, slot: int) -> int:
-        """Tokens that a slot holds."""
+        """Number of final tokens in a slot."""
         return self._held(slot).length
 
     def writable(self, slot: int) -> tuple[int, int]:
-        """The positions, from the first up to but without the second, that a pass may write."""
+        """Positions that a pass may write: from the first number up to before the second."""
         held = self._held(slot)
         return len(held.nodes) * BLOCK_TOKENS, held.end
 
     def begin(
         self, slot: int, tokens: Sequence[int], client: str = "", *, share: bool = True
     ) -> int:
-        """Take a free slot, with the longest beginning of a request's tokens that is there.
+        """Start a request in a free slot, with the longest cached beginning of its tokens.
 
-        Whole blocks are shared; one that is equal in part is copied, or taken over where it
-        holds nothing else. The last token is always left to be computed.
+        The slot shares whole blocks. It copies a block that agrees in part, or takes the block
+        over if nothing else needs it. The last token is never taken from the cache: a pass has to
+        compute it.
 
         Args:
-            slot: a free one.
-            tokens: the request's prompt, and what it has generated if it was preempted.
-            client: whose it is.
-            share: take what is there, and leave its own to others.
+            slot: number of a free slot.
+            tokens: the prompt, and the generated tokens if the request was preempted.
+            client: name of the client.
+            share: whether the request uses others' blocks and leaves its own to them.
 
         Returns:
-            How many tokens the slot holds.
+            Number of tokens that the slot holds.
 
         Raises:
             ValueError: the slot is in use.
@@ -166,17 +165,17 @@ class KvCache:
         return self.extend_prefix(slot, tokens)
 
     def extend_prefix(self, slot: int, tokens: Sequence[int]) -> int:
-        """Take more of the beginning, which others may have computed meanwhile.
+        """Look again for a longer cached beginning: other requests may have computed it.
 
         Args:
-            slot: one whose tokens are all a beginning of `tokens`.
+            slot: a slot whose tokens are all a beginning of `tokens`.
             tokens: see `begin`.
 
         Returns:
-            How many tokens the slot holds now.
+            Number of tokens that the slot holds now.
         """
         held = self._held(slot)
-        if held.seen == self._trie.version or held.root is None or held.tail < 0:
+        if held.seen_version == self._trie.version or held.root is None or held.tail < 0:
             return held.length
         most = min(len(tokens) - 1, self.context)
         parent = held.last
@@ -190,17 +189,17 @@ class KvCache:
             parent = node
         self._take_part(held, tokens, most)
         held.tokens = tokens
-        held.seen = self._trie.version
+        held.seen_version = self._trie.version
         return held.length
 
     def reserve(self, slot: int, length: int) -> bool:
         """Make the positions from the slot's length up to `length` writable.
 
         Returns:
-            False: there is no block to be had, and nothing has changed.
+            False if there are too few blocks; then nothing has changed.
 
         Raises:
-            ValueError: it is more than the context.
+            ValueError: the length is above the context.
         """
         held = self._held(slot)
         if length <= held.end and held.tail >= 0:
@@ -214,23 +213,23 @@ class KvCache:
         if held.tail < 0:
             self._own_last(held)
         for _ in range(wanted):
-            held.append(self._new_block())
+            held.put(len(held.blocks), self._new_block())
         return True
 
     def commit(self, slot: int, tokens: Sequence[int], length: int) -> None:
-        """Say what a slot holds: the first `length` of `tokens` are computed and final.
+        """Declare the first `length` of `tokens` computed and final.
 
-        Blocks that became full are registered, or exchanged for an equal one that is. A smaller
+        A block that became full is registered, or replaced by an equal registered one. A smaller
         length than before is a rollback.
 
         Args:
-            slot: the slot.
-            tokens: not copied: the first `length` must stay as they are until the next commit or
-                release.
-            length: how many.
+            slot: number of the slot.
+            tokens: not copied: the caller must not change the first `length` of them before the
+                next commit or release.
+            length: number of final tokens.
 
         Raises:
-            ValueError: there are not so many tokens, or their positions were never reserved.
+            ValueError: there are fewer tokens, or their positions were never reserved.
         """
         held = self._held(slot)
         if not 0 <= length <= len(tokens):
@@ -245,7 +244,7 @@ class KvCache:
             self._register(held)
 
     def release(self, slot: int) -> None:
-        """Free a slot. What was committed is kept, unless nothing is shared."""
+        """Free a slot. Its committed blocks are kept for later requests, if it shares blocks."""
         held = self._held(slot)
         if held.root is not None and held.last is not None:
             if held.tail >= LEAST_COMMON:
@@ -265,7 +264,7 @@ class KvCache:
         return held
 
     def _new_block(self) -> int:
-        """A block of the pool; the caller has made sure that there is one."""
+        """Take a block; the caller has checked `available_blocks`."""
         block = self._pool.take()
         if block is None and self._trie.evict():
             block = self._pool.take()
@@ -274,7 +273,7 @@ class KvCache:
         return block
 
     def _own_last(self, held: CacheSlot) -> None:
-        """Make the block that a rolled-back slot ends in its own, so that it can be written."""
+        """After a rollback into a registered block: make it writable, by a copy if needed."""
         node = held.nodes[-1]
         if node.alone:
             self._trie.detach(node)
@@ -293,19 +292,19 @@ class KvCache:
             held.give_back(needed)
 
     def _register(self, held: CacheSlot) -> None:
-        """Make blocks that are full findable."""
+        """Register the blocks that became full."""
         while (end := held.register_at) <= held.length and held.last is not None:
             parent, block = held.last, held.blocks[len(held.nodes)]
             tokens = tuple(held.tokens[end - BLOCK_TOKENS : end])
             node = parent.children.get(tokens)
             if node is None:
                 node = self._trie.insert(parent, tokens, block)
-            else:  # another request has computed the same
+            else:  # another request has computed the same block
                 self._trie.hold(node)
             held.share(node)
 
     def _take_part(self, held: CacheSlot, tokens: Sequence[int], most: int) -> None:
-        """Begin the slot's next block with what another one has in common with it."""
+        """Begin the slot's next block with the tokens that another block shares with it."""
         parent, index = held.last, len(held.nodes)
         start = index * BLOCK_TOKENS
         wanted = tuple(tokens[start : start + BLOCK_TOKENS])
@@ -314,7 +313,7 @@ class KvCache:
             return
         node, common = self._trie.closest(parent, wanted)
         source = -1 if node is None else node.block
-        for other in self._slots:  # what is not full yet is in no trie
+        for other in self._slots:  # the trie does not know running requests' last blocks
             if other is not None and other.last is parent and other.tail > common:
                 same = common_prefix(other.tokens[start : other.length], wanted)
                 if same > common:
@@ -330,13 +329,16 @@ class KvCache:
         held.length = start + common
 
     def _copy(self, held: CacheSlot, node: Node | None, source: int) -> bool:
-        """Copy a block, a node's if it has one, into the slot's own next; False: there is none."""
+        """Copy a block into the slot's next own block; False if no block is available.
+
+        `node` is the source's node, if it is registered or kept.
+        """
         index = len(held.nodes)
         if node is not None:
-            self._trie.hold(node)  # so that it is not what is evicted for its copy
+            self._trie.hold(node)  # or making room for the copy might evict it
         room = index < len(held.blocks) or self.available_blocks > 0
         if index == len(held.blocks) and room:
-            held.append(self._new_block())
+            held.put(index, self._new_block())
         if node is not None:
             self._trie.release(node)
         if room:

@@ -1,34 +1,140 @@
-"""What of the memory cap goes where: decided at the start, before the KV cache is allocated.
+"""Plans the memory below the cap at the start, before the KV cache is allocated.
 
-The kernel kills for anonymous memory, not for the page cache. So what must fit is what cannot be
-dropped: the process as it stands with its models loaded, the KV cache to its last block, and what
-a pass needs while it runs. Mapped weights can be dropped and read again, for every token, at the
-disk's speed: they should fit as well, and where no size was asked for, the tokens of the KV
-cache are chosen so that they do. How many requests run at once follows from these tokens.
+The kernel kills a process for anonymous memory, not for the page cache. So what cannot be dropped
+must fit: the process with its models loaded, the whole KV cache, and what a pass needs while it
+runs. Mapped weights can be dropped and read again, but then every token waits for the disk. So
+they should fit as well: unless the settings ask for a size, the plan chooses the KV cache's tokens
+so that the weights stay in memory. The number of concurrent requests follows from these tokens.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specops.config import ConfigError, Settings
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.memory_demand import DEFAULT_SLOTS, Demand, ModelSizes, Supply
+from specops.system.memory import page_cache_room, read_memory
 
 log = logging.getLogger(__name__)
 
+DEFAULT_SLOTS = 8
+_FLOAT_BYTES = 4
+_UNKNOWN_HIDDEN = 4096  # hidden size of a model whose description does not say
+# Activations of the widest layer, in hidden sizes: gate and up (2.7 each), their product, queries,
+# keys, values and two residuals. ONNX Runtime frees each as soon as nothing needs it.
+_HIDDEN_SIZES = 16
 _MIB = 1 << 20
-_COMFORTABLE_CONTEXT = 1024  # tokens: a draft's weights leave memory before a cache is smaller
-_LEAST_CONTEXT = 128  # tokens: less answers nothing
+_COMFORTABLE_CONTEXT = 1024  # tokens: rather than plan fewer, the plan lets the draft's weights go
+_LEAST_CONTEXT = 128  # tokens: a smaller cache is of no use
 _SPARE_BYTES = 64 * _MIB  # Python's heap while requests come and go, thread stacks
 _SPARE_SHARE = 0.02  # of the cap
 _MOST_SPARE_BYTES = 256 * _MIB
 
 
 class MemoryPlanError(ConfigError):
-    """A KV cache that does not fit; the message has the numbers and what would fit."""
+    """The KV cache does not fit; the message has the numbers and says what would fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """The memory that there is, in bytes.
+
+    Attributes:
+        limit: the cap.
+        free: what can still be allocated below the cap.
+        held: anonymous memory in use: the process, and weights that are not mapped.
+        swap: swap that the process may use; the plan does not count on it.
+        source: where the figures come from, see `memory.MemoryReading`.
+    """
+
+    limit: int
+    free: int
+    held: int
+    swap: int
+    source: str
+
+    @classmethod
+    def read(cls) -> Supply:
+        """Read the figures; the models are loaded already.
+
+        Raises:
+            OSError: procfs is not readable.
+        """
+        reading = read_memory()
+        return cls(
+            limit=reading.limit,
+            free=page_cache_room(),
+            held=reading.anon,
+            swap=reading.swap_limit,
+            source=reading.source,
+        )
+
+    def less(self, count: int) -> Supply:
+        """The supply after `count` more bytes are held, by what fills up as requests come."""
+        return replace(self, free=max(0, self.free - count), held=self.held + count)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What one loaded model takes.
+
+    Attributes:
+        kv_token_bytes: bytes of one token's keys and values.
+        mapped_weights: bytes of weights in the page cache; 0: the weights are copied, and held.
+        hidden_size: width of the layers; 0: unknown.
+        vocab_size: entries of the vocabulary.
+    """
+
+    kv_token_bytes: int
+    mapped_weights: int
+    hidden_size: int
+    vocab_size: int
+
+    def pass_bytes(self, tokens: int, logits: int) -> int:
+        """Bytes of a running pass: activations of all tokens, logits of some."""
+        hidden = self.hidden_size or _UNKNOWN_HIDDEN
+        return (tokens * hidden * _HIDDEN_SIZES + logits * self.vocab_size) * _FLOAT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What target and draft model need together, in bytes.
+
+    Attributes:
+        kv_token_bytes: keys and values of one token.
+        mapped_weights: weights in the page cache.
+        target_weights: the target's part of them, which every token needs.
+        pass_bytes: what the largest pass takes while it runs.
+        context: most tokens of a request, a property of the target.
+    """
+
+    kv_token_bytes: int
+    mapped_weights: int
+    target_weights: int
+    pass_bytes: int
+    context: int
+
+    @classmethod
+    def of(cls, settings: Settings, models: Sequence[ModelSizes], context: int) -> Demand:
+        """The demand of loaded models.
+
+        Args:
+            settings: give tokens of a pass, slots and draft tokens.
+            models: the target first. The draft's cache has as many tokens as the target's.
+            context: of the target.
+        """
+        verified = (settings.slots or DEFAULT_SLOTS) * (settings.max_k_draft + 1)
+        tokens = max(settings.max_batched_tokens, verified)
+        return cls(
+            kv_token_bytes=sum(model.kv_token_bytes for model in models),
+            mapped_weights=sum(model.mapped_weights for model in models),
+            target_weights=models[0].mapped_weights,
+            # One model computes at a time.
+            pass_bytes=max(model.pass_bytes(tokens, verified) for model in models),
+            context=context,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +142,9 @@ class MemoryPlan:
     """A KV cache that fits, and what everything takes. See `plan_memory`.
 
     Attributes:
-        slots: requests that run at the same time at most.
+        slots: most requests at the same time.
         context: most tokens of one request.
-        kv_tokens: of all requests together; a multiple of a block's 64, and room for a context.
+        kv_tokens: tokens of all requests together; a multiple of a block's 64, at least `context`.
     """
 
     supply: Supply
@@ -49,22 +155,22 @@ class MemoryPlan:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of each model's KV cache."""
+        """Number of blocks in each model's KV cache."""
         return self.kv_tokens // BLOCK_TOKENS
 
     @property
     def kv_bytes(self) -> int:
-        """The KV cache, filled to the last token; its memory is taken as it fills."""
+        """Bytes of the full KV cache; it takes memory only as it fills."""
         return self.kv_tokens * self.demand.kv_token_bytes
 
     @property
     def needed(self) -> int:
-        """Bytes that are not held yet and cannot be dropped once they are."""
+        """Bytes that the process does not hold yet and cannot drop later."""
         return self.kv_bytes + self.demand.pass_bytes + spare_bytes(self.supply.limit)
 
     @property
     def most_anonymous(self) -> int:
-        """The most that is ever held and cannot be dropped."""
+        """Most bytes that the process ever holds and cannot drop."""
         return self.supply.held + self.needed
 
     @property
@@ -74,11 +180,11 @@ class MemoryPlan:
 
     @property
     def weights_fit(self) -> bool:
-        """No weight is read from the disk twice."""
+        """Whether all weights stay in memory."""
         return self.left_for_weights >= self.demand.mapped_weights
 
     def lines(self) -> Iterator[str]:
-        """The plan as a table, line by line."""
+        """The lines of the plan's table."""
         supply, demand = self.supply, self.demand
         cache = (
             f"{self.kv_tokens:,} tokens of {demand.kv_token_bytes / 1024:.1f} KB: up to "
@@ -86,11 +192,7 @@ class MemoryPlan:
         )
         rows = [
             ("limit", supply.limit, f"{supply.source}; swap beside it: {_mb(supply.swap)}"),
-            (
-                "held now",
-                supply.held,
-                "the process, unmapped weights, what drafters keep",
-            ),
+            ("held now", supply.held, "the process, unmapped weights, what drafters keep"),
             ("KV cache", self.kv_bytes, cache),
             ("a pass", demand.pass_bytes, "activations, logits"),
             ("spare", spare_bytes(supply.limit), "requests, threads"),
@@ -112,13 +214,13 @@ class MemoryPlan:
 def planned(
     settings: Settings, models: Sequence[ModelSizes], context: int, *, later_bytes: int = 0
 ) -> MemoryPlan:
-    """Plan the KV cache of loaded models; the plan goes to the log.
+    """Plan the KV cache of loaded models and log the plan.
 
     Args:
-        settings: what was asked for.
+        settings: what the user asks for.
         models: the target first.
-        context: most tokens of a request, by the target.
-        later_bytes: what fills up only as requests come, beside the KV cache.
+        context: most tokens of a request, a property of the target.
+        later_bytes: bytes beside the KV cache that fill up only as requests come.
 
     Raises:
         MemoryPlanError: see `plan_memory`.
@@ -144,41 +246,41 @@ def plan_memory(
     context: int = 0,
     kv_tokens: int = 0,
 ) -> MemoryPlan:
-    """Choose the KV cache, or check the one that was asked for.
+    """Choose the size of the KV cache, or check the requested size.
 
     Args:
-        supply: what there is.
-        demand: what the models want.
-        slots: requests at the same time at most; 0: `DEFAULT_SLOTS`.
-        context: tokens of one request asked for; 0: all that the model can, or what fits.
-        kv_tokens: tokens of all requests together; 0: a context for each slot, or what fits.
+        supply: the memory that there is.
+        demand: what the models need.
+        slots: most requests at the same time; 0: `DEFAULT_SLOTS`.
+        context: requested tokens of one request; 0: the model's context, or what fits.
+        kv_tokens: requested tokens of all requests together; 0: a context for each slot, or what
+            fits.
 
     Raises:
-        MemoryPlanError: it does not fit, or not even the smallest cache does.
+        MemoryPlanError: the requested cache does not fit, or not even the smallest one does.
     """
     slots = slots or DEFAULT_SLOTS
     longest = min(context or demand.context, demand.context)
     wanted = _in_blocks(kv_tokens)
     least = longest if context else min(longest, wanted or _LEAST_CONTEXT, _LEAST_CONTEXT)
-
-    def plan(tokens: int) -> MemoryPlan:
-        return MemoryPlan(supply, demand, slots, min(longest, tokens), tokens)
-
     if kv_tokens:
-        found = wanted if wanted <= _tokens_that_fit(supply, demand, 0) else 0
+        tokens = wanted if wanted <= _tokens_that_fit(supply, demand, 0) else 0
     else:
         wanted = _in_blocks(least)
-        found = _chosen(supply, demand, slots * _in_blocks(longest), longest, least)
-    if found >= least:
-        return plan(found)
-    raise MemoryPlanError(_refusal(plan(wanted), least))
+        tokens = _chosen(supply, demand, slots * _in_blocks(longest), longest, least)
+    fits = tokens >= least
+    tokens = tokens if fits else wanted
+    plan = MemoryPlan(supply, demand, slots, min(longest, tokens), tokens)
+    if not fits:
+        raise MemoryPlanError(_refusal(plan, least))
+    return plan
 
 
 def _chosen(supply: Supply, demand: Demand, most: int, longest: int, least: int) -> int:
     """Tokens of a cache that leaves the weights in memory; 0: none fits.
 
-    All the weights, or at least the target's: a draft that has to be read again soon drafts no
-    more. If not even these can stay, no more than one comfortable request.
+    First choice: all weights stay. Second: the target's stay, since a draft model that has to be
+    read again soon drafts no more. Third, if not even these can stay: one comfortable request.
     """
     comfortable = min(longest, _COMFORTABLE_CONTEXT)
     for weights, enough, limit in (
@@ -199,12 +301,12 @@ def _tokens_that_fit(supply: Supply, demand: Demand, weights: int) -> int:
 
 
 def _in_blocks(tokens: int) -> int:
-    """Tokens of the blocks that hold so many."""
+    """Round a number of tokens up to whole blocks."""
     return -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 def spare_bytes(limit: int) -> int:
-    """What stays free below a cap, whatever is planned."""
+    """Bytes below a cap that every plan leaves free."""
     return max(_SPARE_BYTES, min(int(limit * _SPARE_SHARE), _MOST_SPARE_BYTES))
 
 

@@ -1,9 +1,9 @@
-"""The one entry to a model: a batch of tokens in, logits of those that need them out.
+"""Runs a model: a batch of tokens goes in, the logits of the tokens that need them come out.
 
-A draft head, which reads the target's hidden states, is run here likewise.
+`DraftHead` runs a draft head, which reads the target's hidden states, in the same way.
 
-ONNX Runtime runs the graph; its tensors lie in arrays made once. The KV cache is reached through
-its block tables and its address, so that between two passes only those tensors are bound again
+ONNX Runtime runs the graph; its tensors lie in arrays that are made once. The graph reaches the KV
+cache through block tables and an address, so between two passes only the tensors are bound again
 whose size has changed: the token ids and the logits, 0.4 us each.
 """
 
@@ -28,14 +28,14 @@ _SIZES = ("specops.layers", "specops.kv_heads", "specops.head_size")
 
 
 def cache_shape(session: Session, dtype: str) -> CacheShape:
-    """What a rewritten graph's cache is like, by its metadata.
+    """Read the sizes of a rewritten graph's cache from its metadata.
 
     Args:
         session: a loaded graph.
         dtype: of the cache's elements, one of `kernels.KV_DTYPES`.
 
     Raises:
-        ModelLoadError: the metadata are missing, or are no sizes.
+        ModelLoadError: the metadata are missing or are no sizes.
         ValueError: there is no such type.
     """
     if dtype not in KV_DTYPES:
@@ -51,16 +51,16 @@ def cache_shape(session: Session, dtype: str) -> CacheShape:
 
 
 class HiddenStates:
-    """One row per slot, of the last token that its cache holds.
+    """The target's last hidden state of each slot.
 
     Args:
-        num_slots: rows.
-        size: of a hidden state.
+        num_slots: number of slots.
+        size: numbers in a hidden state.
 
     Attributes:
         rows: [num_slots, size].
-        chosen: [num_slots], the tokens that were chosen by them.
-        fresh: the slots whose states are new to the one that reads, who takes them out.
+        chosen: [num_slots] tokens, each chosen from its row's logits.
+        fresh: slots whose row changed since the draft head read it; the head removes them.
     """
 
     def __init__(self, num_slots: int, size: int) -> None:
@@ -70,18 +70,18 @@ class HiddenStates:
         self._lengths = [0] * num_slots
 
     def keep(self, slot: int, state: Floats, length: int, chosen: int) -> None:
-        """Take over the state [size] after the first `length` tokens, and the token behind it."""
+        """Keep the state [size] after `length` tokens, and the token chosen from it."""
         self.rows[slot] = state
         self.chosen[slot] = chosen
         self.fresh.add(slot)
         self._lengths[slot] = length
 
     def has(self, slot: int, length: int) -> bool:
-        """Whether a slot's row is that after the first `length` tokens of its sequence."""
+        """Whether the slot's row is the state after the first `length` tokens of its sequence."""
         return self._lengths[slot] == length
 
     def forget(self, slot: int) -> None:
-        """The slot's sequence has ended."""
+        """Drop a slot's row, when its sequence ends."""
         self._lengths[slot] = 0
         self.fresh.discard(slot)
 
@@ -91,29 +91,29 @@ class ModelRunner:
 
     Args:
         session: a rewritten graph.
-        cache: the model's own.
+        cache: the model's cache.
         max_tokens: most tokens of one pass.
 
     Attributes:
-        vocab_size: entries of the logits.
-        hidden_size: entries of a hidden state; 0 where the graph does not give them.
+        vocab_size: width of the logits.
+        hidden_size: numbers in a hidden state; 0: the graph does not output hidden states.
 
     Raises:
-        ModelLoadError: the graph has other inputs, or does not fix its vocabulary.
+        ModelLoadError: the graph has other inputs or outputs.
     """
 
     def __init__(self, session: Session, cache: KvCache, *, max_tokens: int) -> None:
         self.cache = cache
         self.max_tokens = max_tokens
         self._session = session
-        self._has_positions = _check_inputs(session)
-        self.vocab_size = _vocabulary(session)
+        self._has_positions = _has_positions(session)
+        self.vocab_size, self.hidden_size = _output_sizes(session)
         self._ids = np.zeros(max_tokens, np.int64)
         self._positions = np.zeros(max_tokens, np.int64)
-        # Always all slots: the operator skips spans of no token.
+        # Always as many spans as slots: the operator skips empty spans.
         self._spans = np.zeros((cache.num_slots, 3), np.int64)
         self._logit_rows = np.zeros(max_tokens, np.int64)
-        # As many as there can be: pages that no pass writes take no memory.
+        # Pages that no pass writes take no memory.
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
         self._io = session.io_binding()
         for name, array in (
@@ -122,7 +122,6 @@ class ModelRunner:
             ("cache", cache.descriptor),
         ):
             self._io.bind_ortvalue_input(name, shared_value(array))
-        self.hidden_size = _hidden_size(session)
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
         self._kept: HiddenStates | None = None
         self._by_tokens: dict[int, list[tuple[str, ort.OrtValue]]] = {}
@@ -130,17 +129,17 @@ class ModelRunner:
         self._bound_tokens, self._bound_logits = -1, (-1, False)
 
     def forward(self, batch: Batch) -> Floats:
-        """Compute a batch: its keys and values go into the cache, whose lengths stay as they are.
+        """Run a batch. It writes keys and values into the cache, and leaves the slots' lengths.
 
         Args:
-            batch: spans of different slots; their positions are reserved.
+            batch: spans of different slots, at reserved positions.
 
         Returns:
             [batch.num_logits, vocab_size] logits in the order of the spans, valid until the next
             pass.
 
         Raises:
-            ValueError: there are no tokens or too many, or a position is not the slot's to write.
+            ValueError: there are no tokens or too many, or a slot may not write a position.
         """
         count, wanted = len(batch.tokens), len(batch.logit_rows)
         if not 0 < count <= self.max_tokens:
@@ -156,13 +155,13 @@ class ModelRunner:
         return self._logits[:wanted]
 
     def give_hidden(self) -> HiddenStates:
-        """Have all passes from now on give the last hidden states, too.
+        """Make all later passes output the last hidden states as well.
 
         Returns:
             Where `keep_hidden` keeps them.
 
         Raises:
-            ModelLoadError: the graph does not give them.
+            ModelLoadError: the graph does not output them.
         """
         if not self.hidden_size:
             raise ModelLoadError(
@@ -173,23 +172,26 @@ class ModelRunner:
         return self._kept
 
     def hidden_states(self, row: int, count: int) -> Floats:
-        """[count, hidden_size] of rows of the last pass's logits, where its batch wanted them."""
+        """Hidden states [count, hidden_size] of the last pass, if its batch asked for them.
+
+        `row` is a row of that pass's logits.
+        """
         return self._hidden[row : row + count]
 
     def keep_hidden(self, slot: int, row: int, length: int, chosen: int) -> None:
-        """Keep what the product read that gave a row of the last pass's logits, if that is wanted.
+        """Keep the hidden state of a row of the last pass, if `give_hidden` was called.
 
         Args:
-            slot: whose it is.
-            row: of the logits.
-            length: tokens of the slot's sequence up to the one that the row is of.
-            chosen: the token that was chosen by the row.
+            slot: number of the slot.
+            row: of that pass's logits.
+            length: number of the sequence's tokens up to that row.
+            chosen: the token that was chosen from the row.
         """
         if self._kept is not None:
             self._kept.keep(slot, self._hidden[row], length, chosen)
 
     def _fill(self, batch: Batch) -> None:
-        """Write spans, and positions where the graph asks for them."""
+        """Write spans and, if the graph asks for them, positions."""
         rows: list[int] = []
         positions: list[int] = []
         for span in batch.spans:
@@ -239,21 +241,21 @@ class ModelRunner:
 
 
 class DraftHead:
-    """Runs a head.
+    """Runs a draft head.
 
     Args:
-        session: its laid out graph.
-        num_slots: most guesses of one pass.
-        hidden_size: of the target's states.
-        table_size: tokens that it can guess; one entry more stands for all others.
+        session: the head's graph.
+        num_slots: most rows of one pass.
+        hidden_size: numbers in the target's hidden states.
+        table_size: number of tokens that the head can guess; one more output stands for all others.
 
     Attributes:
-        codes: [num_slots], the last tokens' places in the table; the table's size for all others.
-        states: [num_slots, hidden_size], that they were chosen by.
-        next_states: [num_slots, hidden_size], that the guesses follow from.
+        codes: [num_slots] last tokens, as indices into the table; the table's size for all others.
+        states: [num_slots, hidden_size] from which these tokens were chosen.
+        next_states: [num_slots, hidden_size] of the guesses.
 
     Raises:
-        ModelLoadError: the graph is none of a head for such a target.
+        ModelLoadError: the graph is no head for this target.
     """
 
     def __init__(
@@ -275,12 +277,12 @@ class DraftHead:
         self._bindings: dict[int, ort.IOBinding] = {}
 
     def guess(self, count: int) -> tuple[npt.NDArray[np.int64], Floats]:
-        """Guess what follows the first `count` of `codes` and `states`.
+        """Guess the token after each of the first `count` rows of `codes` and `states`.
 
-        `next_states` then has the guesses' own.
+        It also writes `next_states`.
 
         Returns:
-            [count] places of the likeliest tokens in the table, and their probabilities.
+            [count] indices of the likeliest tokens in the table, and their probabilities.
         """
         binding = self._bindings.get(count)
         if binding is None:
@@ -301,11 +303,11 @@ class DraftHead:
         return binding
 
 
-def _check_inputs(session: Session) -> bool:
-    """Whether the graph asks for positions.
+def _has_positions(session: Session) -> bool:
+    """Whether the graph has an input of positions.
 
     Raises:
-        ModelLoadError: it does not ask for what a runner gives.
+        ModelLoadError: the graph's inputs are not what a runner binds.
     """
     names = {item.name for item in session.get_inputs()}
     if names - {_POSITIONS} != _INPUTS:
@@ -315,21 +317,15 @@ def _check_inputs(session: Session) -> bool:
     return _POSITIONS in names
 
 
-def _vocabulary(session: Session) -> int:
-    """Entries of the graph's logits.
+def _output_sizes(session: Session) -> tuple[int, int]:
+    """Widths of logits and of hidden states; the latter is 0 if the graph has none.
 
     Raises:
-        ModelLoadError: it has other outputs, or leaves their number open.
+        ModelLoadError: the graph has other outputs, or logits without a fixed width.
     """
     outputs = session.get_outputs()
-    names = [item.name for item in outputs]
-    if names not in ([_LOGITS], [_LOGITS, _HIDDEN]) or not isinstance(outputs[0].shape[-1], int):
+    sizes = {item.name: item.shape[-1] for item in outputs}
+    if [*sizes] not in ([_LOGITS], [_LOGITS, _HIDDEN]) or not isinstance(sizes[_LOGITS], int):
         found = ", ".join(f"{item.name} {item.shape}" for item in outputs)
         raise ModelLoadError(f"the graph's output must be logits of a fixed size, not {found}")
-    return int(outputs[0].shape[-1])
-
-
-def _hidden_size(session: Session) -> int:
-    """Entries of the graph's hidden states; 0 where it does not give them."""
-    outputs = session.get_outputs()
-    return next((int(item.shape[-1]) for item in outputs if item.name == _HIDDEN), 0)
+    return sizes[_LOGITS], sizes.get(_HIDDEN, 0)

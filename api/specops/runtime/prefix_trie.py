@@ -1,13 +1,13 @@
-"""Which blocks of the KV cache hold which tokens: a trie, exact, one root per client.
+"""Finds the blocks of the KV cache by their tokens: an exact trie with one root for each client.
 
-A node is a block; its path from the root is the sequence of tokens that its keys and values were
-computed from, so that two requests with equal beginnings hold the same nodes. A node that no
-request holds any more is kept until its block is needed, the least recently used first. A slot
-that holds a node holds its ancestors, and ancestors are let go of after their descendants: hence
-the oldest kept node never has a child, and what is evicted leaves no part of the trie out of reach.
+A node is a block. Its path from the root is the sequence of tokens from which its keys and values
+were computed, so two requests with equal beginnings hold the same nodes. A node that no request
+holds is kept until its block is needed; the least recently used one goes first. A slot that holds a
+node also holds its ancestors, and releases them after the node. So the oldest kept node never has a
+child, and eviction never cuts a part of the trie off.
 
-Published ideas: RadixAttention (SGLang, arXiv 2312.07104) for the tree, PagedAttention (vLLM,
-arXiv 2309.06180) for the blocks.
+Published ideas: RadixAttention (SGLang, arXiv 2312.07104) for the tree, PagedAttention (vLLM, arXiv
+2309.06180) for the blocks.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ Tokens = tuple[int, ...]
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from the first on."""
+    """Number of equal tokens at the beginning of two sequences."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 class Node:
-    """A block of the cache and the tokens in it.
+    """A block of the cache and its tokens.
 
     Attributes:
-        parent: the block before it; None: a root, which is no block.
-        tokens: a full block's, or the beginning of one. A block that is not full is never held.
-        block: its number in the pool.
-        holders: requests that hold it; 0: it is kept.
-        children: the blocks that follow it, by their tokens.
+        parent: node of the block before; None for a root, which has no block.
+        tokens: 64 tokens, or fewer in a kept block that is not full. Requests hold full blocks
+            only.
+        block: number of the block in the pool.
+        holders: number of requests that hold the node; 0: it is kept.
+        children: nodes of the blocks that follow, by their tokens.
         order: the keys of `children`, sorted: the child with the longest common beginning is a
             neighbour of the place where a sequence would be inserted.
     """
@@ -50,24 +51,24 @@ class Node:
 
     @property
     def alone(self) -> bool:
-        """Its one holder can have the block for itself: nothing that is there would miss it."""
+        """Whether one request holds the node and no block follows it."""
         return self.holders == 1 and not self.children
 
     def only_begins(self, tokens: Tokens) -> bool:
-        """It is kept for nothing but what these tokens begin with."""
+        """Whether the node is kept, has no children, and `tokens` begin with its tokens."""
         return not self.holders and not self.children and self.tokens == tokens[: len(self.tokens)]
 
 
 class PrefixTrie:
-    """Blocks by the tokens in them, held by requests or kept after them.
+    """The nodes of all clients.
 
     Args:
-        free: told the block of a node that is gone.
+        free: called with the block of each node that goes.
 
     Attributes:
-        kept_tokens: in nodes that no slot holds.
-        shared: nodes that several requests hold.
-        version: changes when there is something new to be found.
+        kept_tokens: number of tokens in kept nodes.
+        shared: number of nodes that several requests hold.
+        version: changes with each new node.
     """
 
     def __init__(self, free: Callable[[int], None]) -> None:
@@ -81,11 +82,11 @@ class PrefixTrie:
 
     @property
     def kept(self) -> int:
-        """Nodes that no slot holds: blocks that `evict` can free."""
+        """Number of kept nodes: `evict` can free their blocks."""
         return len(self._kept)
 
     def hold_root(self, name: str) -> Node:
-        """The root of that name, made where there is none."""
+        """Hold a client's root; create it if there is none."""
         root = self._roots.get(name)
         if root is None:
             root = self._roots[name] = Node(None, (), -1)
@@ -95,19 +96,19 @@ class PrefixTrie:
         return root
 
     def release_root(self, root: Node) -> None:
-        """A request lets go of its root."""
+        """Release a root that one request held."""
         root.holders -= 1
         self._drop_root(root)
 
     def insert(self, parent: Node, tokens: Tokens, block: int) -> Node:
-        """Add a full block below a node, held by the slot that computed it."""
+        """Add a full block below a node; the slot that computed it holds the new node."""
         self._supersede(parent, tokens)
         return self._link(parent, tokens, block)
 
     def keep(self, parent: Node, tokens: Tokens, block: int) -> None:
-        """Add a block that is not full below a node; no slot holds it.
+        """Keep a block that is not full below a node.
 
-        Where another block begins with the same tokens, that one is used from now on.
+        If another block begins with the same tokens, that block stays and the new one is freed.
         """
         index = bisect_left(parent.order, tokens)
         following = parent.order[index : index + 1]
@@ -121,7 +122,7 @@ class PrefixTrie:
         self._keep(node)
 
     def closest(self, parent: Node, tokens: Tokens) -> tuple[Node | None, int]:
-        """The child that has most tokens in common with a sequence, and how many."""
+        """Find the child with the longest common beginning; return it and the number of tokens."""
         index = bisect_left(parent.order, tokens)
         best, most = None, 0
         for neighbour in parent.order[max(0, index - 1) : index + 1]:
@@ -130,55 +131,49 @@ class PrefixTrie:
         return best, most
 
     def hold(self, node: Node) -> None:
-        """One more request holds a node; it holds the parent already."""
+        """Hold a node for one more request, which holds the parent already."""
         if not node.holders:
-            del self._kept[node]
-            self.kept_tokens -= len(node.tokens)
+            self._take_from_kept(node)
         node.holders += 1
         self.shared += node.holders == 2
 
     def release(self, node: Node) -> None:
-        """A request lets go of a node, before it lets go of the parent."""
+        """Release a node that one request held; the request releases the parent afterwards."""
         self.shared -= node.holders == 2
         node.holders -= 1
         if not node.holders:
             self._keep(node)
 
     def touch(self, node: Node) -> None:
-        """A node was of use, if only to be copied. The caller holds its parent."""
+        """Make a node the most recently used one. The caller holds its parent."""
         if not node.holders:
             self._kept.move_to_end(node)
 
     def detach(self, node: Node) -> None:
-        """Take a node without children out; its block is now the caller's alone.
+        """Take a node without children out of the trie; its block is now the caller's alone.
 
-        The node is kept, or the caller alone holds it.
+        The node is kept, or only the caller holds it.
         """
         if not node.holders:
-            del self._kept[node]
-            self.kept_tokens -= len(node.tokens)
+            self._take_from_kept(node)
         self._unlink(node)
 
     def evict(self) -> bool:
-        """Free the block of the least recently used kept node; False: there is none."""
+        """Free the block of the least recently used kept node; False if no node is kept."""
         if not self._kept:
             return False
-        node, _ = self._kept.popitem(last=False)
-        self.kept_tokens -= len(node.tokens)
-        self._unlink(node)
+        node = next(iter(self._kept))
+        self.detach(node)
         self._free(node.block)
         return True
 
     def _supersede(self, parent: Node, tokens: Tokens) -> None:
-        """Drop a kept block that holds nothing but the beginning of a new one.
+        """Free the kept block that only has the beginning of a new one.
 
-        There is one at most, and it is the new one's neighbour, because nothing begins with it.
+        There is at most one, and it is the new one's neighbour, because no other one begins so.
         """
         index = bisect_left(parent.order, tokens) - 1
-        if index < 0:
-            return
-        before = parent.order[index]
-        if before == tokens[: len(before)]:
+        if index >= 0 and (before := parent.order[index]) == tokens[: len(before)]:
             node = parent.children[before]
             self.detach(node)
             self._free(node.block)
@@ -202,7 +197,11 @@ class PrefixTrie:
         self._kept[node] = None
         self.kept_tokens += len(node.tokens)
 
+    def _take_from_kept(self, node: Node) -> None:
+        del self._kept[node]
+        self.kept_tokens -= len(node.tokens)
+
     def _drop_root(self, root: Node) -> None:
-        """Forget a client without running requests and kept blocks."""
+        """Drop a client's root once the client has no running request and no kept block."""
         if root.parent is None and not root.holders and not root.children:
             del self._roots[self._names.pop(root)]

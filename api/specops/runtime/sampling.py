@@ -1,41 +1,48 @@
-"""From logits to probabilities to a token.
+"""From logits to probabilities to a token; the kernels do the arithmetic (`kernels/sampling.h`).
 
-The same filters apply to the target and to the draft: temperature and top-n-sigma, then in the
-order that the transformers library uses: top-k, top-p, min-p, typical-p. The kernels do the
-arithmetic.
+Target and draft model use the same filters: temperature and top-n-sigma, then in the order of the
+transformers library top-k, top-p, min-p and typical-p.
 """
 
 from __future__ import annotations
+
+import ctypes
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from specops.request import Logprob, SamplingParams
-from specops.runtime import kernels
+from specops.runtime.kernels import Filter, library
 
 Floats = npt.NDArray[np.float32]
 
 _WORD = (1 << 64) - 1
 
 
+def _address(array: npt.NDArray[Any]) -> int:
+    """Address of a contiguous, writable array. (`array.ctypes.data` takes four times as long.)"""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+
+
 def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
-    """The distribution that a token is drawn from.
+    """The distribution from which a token is drawn.
 
     Args:
         logits: [S, V].
-        params: a temperature above 0; greedy decoding draws from no distribution.
+        params: with a temperature above 0; greedy decoding draws from no distribution.
 
     Returns:
-        [S, V] probabilities, each row sums to 1.
+        [S, V] probabilities; each row sums to 1.
+
+    Raises:
+        MemoryError: there is no room for V numbers.
     """
-    probs = kernels.filtered(
-        logits,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        top_n_sigma=params.top_n_sigma,
-    )
+    logits = np.ascontiguousarray(logits, np.float32)
+    probs = np.empty_like(logits)
+    by = Filter(params.temperature, params.top_k, params.top_p, params.min_p, params.top_n_sigma)
+    if library.specops_filter(_address(logits), *logits.shape, by, _address(probs)):
+        raise MemoryError("sampling needs memory for a vocabulary of numbers")
     if params.typical_p < 1:
         for row in probs:
             _keep_typical(row, params.typical_p)
@@ -43,7 +50,7 @@ def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
 
 
 def _keep_typical(probs: Floats, mass: float) -> None:
-    """Keep the tokens whose surprise is nearest to the expected one, until they hold the mass.
+    """Keep the tokens whose surprise is nearest to the expected surprise, up to the mass.
 
     Locally typical sampling (Meister et al. 2023, https://arxiv.org/abs/2202.00666).
     """
@@ -57,41 +64,55 @@ def _keep_typical(probs: Floats, mass: float) -> None:
     probs /= probs.sum(dtype=np.float64)
 
 
+def mask(logits: Floats, masks: npt.NDArray[np.uint32]) -> None:
+    """Set the logits to -inf whose bits are 0.
+
+    Args:
+        logits: [S, V], contiguous.
+        masks: [S, W], contiguous, with W * 32 >= V: token i has bit i % 32 of word i // 32.
+    """
+    library.specops_mask(_address(logits), *logits.shape, _address(masks), masks.shape[1])
+
+
 def draw(weights: Floats, rng: np.random.Generator) -> int:
     """Draw an index with probability proportional to its weight.
 
     Args:
-        weights: [V] not negative, not all zero; need not sum to 1.
-        rng: one uniform number is taken from it.
+        weights: [V], not negative, not all zero; they need not sum to 1.
+        rng: gives one uniform number.
     """
-    return kernels.draw(weights, rng.random())
+    weights = np.ascontiguousarray(weights, np.float32)
+    index: int = library.specops_draw(_address(weights), len(weights), rng.random())
+    return index
 
 
 def draw_seeded(probs: Floats, seed: int, position: int) -> int:
-    """Draw an index by noise that seed, position and index alone determine.
+    """Draw an index by noise that depends on seed, position and index alone.
 
-    An exponential race, which is the Gumbel-max trick: index i arrives after an exponential time
-    with rate `probs[i]`, the first one is drawn, and it is each with its probability. A draft
-    model with a similar distribution at the same position mostly draws the same.
+    This is an exponential race, also known as the Gumbel-max trick: index i arrives after an
+    exponential time with rate `probs[i]`, and the first one wins. A draft model with a similar
+    distribution mostly draws the same token at the same position.
 
     Args:
-        probs: [V] not negative, not all zero; need not sum to 1.
-        seed: at least 0; what is above 64 bits does not count.
+        probs: [V], not negative, not all zero; they need not sum to 1.
+        seed: at least 0; only the lowest 64 bits count.
         position: of the token in its sequence.
     """
-    return kernels.race(probs, seed & _WORD, position)
+    probs = np.ascontiguousarray(probs, np.float32)
+    index: int = library.specops_race(_address(probs), len(probs), seed & _WORD, position)
+    return index
 
 
 def next_token(
     logits: Floats, params: SamplingParams, rng: np.random.Generator, position: int
 ) -> int:
-    """Choose the token after one position's logits [V].
+    """Choose the token after one position.
 
     Args:
-        logits: [V].
-        params: how.
-        rng: the request's random numbers, for sampling without a seed.
-        position: of the token in its sequence, for sampling with one.
+        logits: [V] of the position.
+        params: sampling parameters of the request.
+        rng: the request's random numbers, used without a seed.
+        position: of the token in its sequence, used with a seed.
     """
     if params.temperature == 0:
         return int(logits.argmax())
@@ -102,12 +123,12 @@ def next_token(
 
 
 def logprob(logits: Floats, token: int, top: int) -> Logprob:
-    """How probable the model found a token, whatever it was drawn by.
+    """The model's log probability of a token, before any filter.
 
     Args:
-        logits: [V] that it was chosen from.
-        token: the one that was chosen.
-        top: likeliest tokens to tell beside it, at most V.
+        logits: [V] from which the token was chosen.
+        token: the chosen token.
+        top: number of likeliest tokens to report as well, at most V.
     """
     likeliest = np.argpartition(logits, -top)[-top:] if top else np.empty(0, np.intp)
     likeliest = likeliest[np.lexsort((likeliest, -logits[likeliest]))]

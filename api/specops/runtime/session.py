@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: one pool of threads for all, weights mapped where they can be."""
+"""ONNX Runtime sessions: all share one pool of threads, and weights are mapped where possible."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from specops.runtime import kernels
 VERSION: str = ort.__version__
 Session = ort.InferenceSession
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-_pool: list[int] = []  # the size of the process's thread pool, which is made once
+_pool: list[int] = []  # number of threads of the process's pool, which is created once
 
 
 class ModelLoadError(RuntimeError):
-    """A graph that cannot be loaded or does not keep the contract; the message says why."""
+    """A graph cannot be loaded or lacks what this service needs; the message says why."""
 
 
 def share_threads(threads: int) -> None:
     """Give all sessions of this process one pool of `threads` threads.
 
-    Target and draft never run at the same time; two pools would spin against each other.
+    Target and draft model never run at the same time; two pools would spin against each other.
 
     Raises:
-        ModelLoadError: the process's pool was made before, with another number of threads.
+        ModelLoadError: the process has a pool with another number of threads.
     """
     if not _pool:
         ort.set_global_thread_pool_sizes(intra_op_num_threads=threads, inter_op_num_threads=1)
@@ -37,22 +37,22 @@ def share_threads(threads: int) -> None:
 
 
 def open_session(graph: Path) -> ort.InferenceSession:
-    """Load a graph that `specops.models.graph.prepack` wrote, on the process's threads.
+    """Load a graph that `specops.models.graph.prepack` wrote.
 
     Raises:
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
     options = plain_options()
-    # It is optimized already.
+    # `prepack` has optimized the graph already.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return load(graph, options)
 
 
 def plain_options(weights: Path | None = None) -> ort.SessionOptions:
-    """What every session has in common.
+    """The options that all sessions have.
 
     Args:
-        weights: the folder of a graph's external data, where the graph is no file.
+        weights: folder of the external weights, for a graph that is not loaded from a file.
     """
     options = ort.SessionOptions()
     options.enable_cpu_mem_arena = False  # the arena keeps the largest prefill's memory for good
@@ -68,20 +68,21 @@ def load(graph: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSessi
     Raises:
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
-    options.use_per_session_threads = not _pool  # with a pool for all, ONNX Runtime refuses others
-    kernels.register(options)
+    # With a pool for the process, ONNX Runtime refuses sessions that ask for their own.
+    options.use_per_session_threads = not _pool
+    options.register_custom_ops_library(str(kernels.LIBRARY))
     source = graph if isinstance(graph, bytes) else str(graph)
     try:
         return ort.InferenceSession(
             source, options, providers=["CPUExecutionProvider"], enable_fallback=False
         )
-    except Exception as error:  # ONNX Runtime raises a class per status code, without a base
+    except Exception as error:  # ONNX Runtime has an exception class per status code, but no base
         name = "the graph" if isinstance(graph, bytes) else graph
         raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
 
 
 def shared_value(array: npt.NDArray[np.generic]) -> ort.OrtValue:
-    """A tensor in the array's own memory."""
+    """A tensor that uses the array's memory."""
     value = ort.OrtValue.ortvalue_from_numpy(array)
     if array.size and value.data_ptr() != array.ctypes.data:
         raise RuntimeError("ONNX Runtime has copied an array that passes write to")

@@ -1,6 +1,7 @@
-"""How a text goes on where its last tokens stood before, and how sure that is: counted suffixes.
+"""Predicts how a text goes on, from places where its last tokens stood before.
 
-`kernels/suffixes.h` says how. Beside a pass of a fifth of a millisecond Python would be too slow.
+`kernels/suffixes.h` describes the method. It is in C because a whole pass can take a fifth of a
+millisecond.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ import numpy as np
 
 from specops.runtime.kernels import library
 
-LONGEST_DRAFT = 16  # tokens of one look-up at most
-HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; a request's own text has (2, 1)
+LONGEST_DRAFT = 16  # most tokens of one look-up
+HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
 
 
 class History:
-    """What earlier requests said: tokens and where they stood.
+    """The texts of earlier requests.
 
     Args:
-        capacity: tokens that are remembered, at least 2; at least the latest half of them.
+        capacity: most tokens that it remembers, at least 2; when it is full, it keeps the latest
+            half.
 
     Raises:
-        ValueError: it is too small.
+        ValueError: the capacity is too small.
         MemoryError: there is no room.
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 2:
-            raise ValueError(f"{capacity} tokens: at least 2")
+        _check(capacity)
         self.handle: int | None = library.specops_text_new(capacity, *HISTORY_CONTEXTS)
         if self.handle is None:
             raise MemoryError(f"no room for a history of {capacity} tokens")
@@ -44,7 +45,7 @@ class History:
 
 
 class Estimate:
-    """How likely looked-up tokens are right: learned from those of all requests."""
+    """Learns from all requests how likely a looked-up token is right."""
 
     def __init__(self) -> None:
         self._weights = np.zeros(library.specops_estimate_floats(), np.float32)
@@ -52,23 +53,22 @@ class Estimate:
 
 
 class Lookups:
-    """A request's text, and what it was told of late.
+    """A request's text, and the tokens of its last look-up.
 
     Args:
-        capacity: tokens that are remembered, at least 2; at least the latest half of them.
+        capacity: as for `History`.
         estimate: shared by all requests.
 
     Raises:
-        ValueError: it is too small.
+        ValueError: the capacity is too small.
         MemoryError: there is no room.
 
     Attributes:
-        length: tokens taken in.
+        length: number of tokens in the text.
     """
 
     def __init__(self, capacity: int, estimate: Estimate) -> None:
-        if capacity < 2:
-            raise ValueError(f"{capacity} tokens: at least 2")
+        _check(capacity)
         self.handle: int | None = library.specops_lookups_new(capacity)
         if self.handle is None:
             raise MemoryError(f"no room for a text of {capacity} tokens")
@@ -83,16 +83,17 @@ class Lookups:
     def look_up(
         self, tokens: Sequence[int], history: History | None, most: int, least: float
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Take in what is new and say how the text may go on.
+        """Append new tokens to the text and predict how it goes on.
 
         Args:
             tokens: the whole text; between two calls it only grows.
-            history: is asked as well.
-            most: tokens to propose, up to `LONGEST_DRAFT`.
-            least: they end before the one that is reached with less than this probability.
+            history: a second place to look in.
+            most: most tokens to predict, up to `LONGEST_DRAFT`.
+            least: the prediction ends before the first token that the text reaches with a smaller
+                probability.
 
         Returns:
-            [k] tokens, and the probability that each is right where those before it are.
+            [k] tokens, and for each the probability that it is right if those before it are.
         """
         more = array("i", tokens[self.length :])
         self.length = len(tokens)
@@ -102,3 +103,8 @@ class Lookups:
             address, count, most, least, self._tokens, self._promised,
         )  # fmt: skip
         return tuple(self._tokens[:found]), tuple(self._promised[:found])
+
+
+def _check(capacity: int) -> None:
+    if capacity < 2:
+        raise ValueError(f"{capacity} tokens: at least 2")

@@ -1,35 +1,17 @@
-"""What the tests of attention share: a session of one node, a cache, and attention in float64."""
+"""What the tests of attention share: the operator, a cache, and attention in float64."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
-import onnxruntime as ort
-from onnx import TensorProto, helper
 
 from specops.runtime import kernels
-from specops.runtime.session import share_threads
-from tests.conftest import THREADS as USUAL_THREADS
+from tests.runtime.kernels.operators import operator
 
-THREADS = int(os.environ.get("KERNEL_TEST_THREADS", USUAL_THREADS))  # one pool for a process
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-INPUTS = [
-    "query",
-    "key",
-    "value",
-    "spans",
-    "block_tables",
-    "cache",
-    "cos",
-    "sin",
-    "q_norm",
-    "k_norm",
-]
+INPUTS = ["query", "key", "value", "spans", "block_tables", "cache"]
+INPUTS += ["cos", "sin", "q_norm", "k_norm"]
 
 
 @dataclass(frozen=True)
@@ -64,38 +46,18 @@ class Layer:
         }
 
 
-class Span(NamedTuple):
-    """Tokens of a slot: they lie at positions `start` and on of the slot."""
-
-    slot: int
-    start: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Weights:
+def random_weights(layer: Layer, positions: int = 512) -> dict[str, np.ndarray]:
     """What a layer has besides its tokens."""
-
-    cos: np.ndarray | None
-    sin: np.ndarray | None
-    q_norm: np.ndarray | None
-    k_norm: np.ndarray | None
-
-    @staticmethod
-    def random(layer: Layer, positions: int = 512) -> Weights:
-        random = np.random.default_rng(7)
-        cos = sin = q_norm = k_norm = None
-        if layer.rotated:
-            angles = random.uniform(0, 7, (positions, layer.rotated // 2))
-            cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        if layer.norm:
-            q_norm, k_norm = random.normal(1, 0.2, (2, layer.size)).astype(np.float32)
-        return Weights(cos, sin, q_norm, k_norm)
-
-    @property
-    def inputs(self) -> dict[str, np.ndarray]:
-        values = {"cos": self.cos, "sin": self.sin, "q_norm": self.q_norm, "k_norm": self.k_norm}
-        return {name: value for name, value in values.items() if value is not None}
+    random = np.random.default_rng(7)
+    weights = {}
+    if layer.rotated:
+        angles = random.uniform(0, 7, (positions, layer.rotated // 2))
+        weights |= {"cos": np.cos(angles).astype(np.float32)}
+        weights |= {"sin": np.sin(angles).astype(np.float32)}
+    if layer.norm:
+        norms = random.normal(1, 0.2, (2, layer.size)).astype(np.float32)
+        weights |= {"q_norm": norms[0], "k_norm": norms[1]}
+    return weights
 
 
 class Tokens(NamedTuple):
@@ -137,87 +99,58 @@ class Cache:
 
 
 class Attention:
-    """One node in a session."""
+    """The operator Attention with random weights."""
 
     def __init__(
-        self,
-        layer: Layer,
-        weights: Weights,
-        /,
-        *,
-        without: str = "",
-        **changed: Any,
+        self, layer: Layer, positions: int = 512, /, *, without: str = "", **changed: Any
     ) -> None:
-        self.layer, self.weights = layer, weights
-        there = {*INPUTS[:6], *weights.inputs} - ({"key", "value"} if layer.packed else {without})
+        self.layer, self.weights = layer, random_weights(layer, positions)
+        there = {*INPUTS[:6], *self.weights} - ({"key", "value"} if layer.packed else {without})
         names = [name if name in there else "" for name in INPUTS]
-        attributes = {**layer.attributes, **changed}
-        node = helper.make_node(
-            kernels.ATTENTION, names, ["out"], domain=kernels.DOMAIN, **attributes
-        )
-        self.session = session(node)
+        attributes = layer.attributes | changed
+        self._compute = operator(kernels.ATTENTION, names, ["out"], **attributes)
 
-    def feeds(
-        self, cache: Cache, spans: Sequence[Span], parts: Sequence[Tokens]
-    ) -> dict[str, np.ndarray]:
-        """The inputs of a pass; `parts` has the tokens of each span."""
+    def feeds(self, cache: Cache, *spans: tuple[int, int, Tokens]) -> dict[str, np.ndarray]:
+        """The inputs of a pass; a span has a slot, its first position and its tokens."""
         counts = (self.layer.heads, self.layer.kv_heads, self.layer.kv_heads)
         query, key, value = (
             np.concatenate(tensors).reshape(1, sum(map(len, tensors)), heads * self.layer.size)
-            for tensors, heads in zip(zip(*parts, strict=True), counts, strict=True)
+            for tensors, heads in zip(
+                zip(*(tokens for *_, tokens in spans), strict=True), counts, strict=True
+            )
         )
         feeds = {"query": query, "key": key, "value": value}
         if self.layer.packed:
             feeds = {"query": np.concatenate([query, key, value], axis=-1)}
         return feeds | {
-            "spans": np.array(spans, np.int64).reshape(-1, 3),
+            "spans": np.array(
+                [(slot, start, len(tokens.query)) for slot, start, tokens in spans], np.int64
+            ),
             "block_tables": cache.tables,
             "cache": cache.descriptor,
-            **self.weights.inputs,
+            **self.weights,
         }
 
     def run(self, feeds: dict[str, Any]) -> np.ndarray:
         """[T, heads, size]."""
-        out = self.session.run(["out"], feeds)[0]
-        return out.reshape(-1, self.layer.heads, self.layer.size)
+        return self._compute(**feeds)[0].reshape(-1, self.layer.heads, self.layer.size)
+
+    def step(self, cache: Cache, *spans: tuple[int, int, Tokens]) -> np.ndarray:
+        """The results of a pass; see `feeds`."""
+        return self.run(self.feeds(cache, *spans))
 
     def whole(self, cache: Cache, slot: int, tokens: Tokens) -> np.ndarray:
-        """A sequence from position 0 in one span: [tokens, heads, size]."""
-        span = Span(slot, 0, len(tokens.query))
-        return self.run(self.feeds(cache, [span], [tokens]))
+        """The results of a sequence from position 0 in one span."""
+        return self.step(cache, (slot, 0, tokens))
 
 
-def session(node: Any) -> ort.InferenceSession:
-    """A session of that node alone; its inputs are the graph's, of any shape."""
-    types = {name: INT64 if name in INPUTS[3:6] else FLOAT for name in INPUTS}
-    graph = helper.make_graph(
-        [node],
-        "attention",
-        [helper.make_tensor_value_info(name, types[name], None) for name in node.input if name],
-        [helper.make_tensor_value_info("out", FLOAT, None)],
-    )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(kernels.DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return opened(model)
-
-
-def opened(model: onnx.ModelProto) -> ort.InferenceSession:
-    """A session with the kernels, on the threads that all of this process share."""
-    share_threads(THREADS)
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    options.log_severity_level = 4
-    kernels.register(options)
-    return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-
-
-def expected(layer: Layer, weights: Weights, tokens: Tokens) -> np.ndarray:
+def expected(layer: Layer, weights: dict[str, np.ndarray], tokens: Tokens) -> np.ndarray:
     """Attention of a sequence from position 0 in float64: [tokens, heads, size]."""
     query, key, value = (part.astype(np.float64) for part in tokens)
-    query = rotated(layer, weights, normed(query, weights.q_norm)) * layer.attributes["scale"]
-    key = rotated(layer, weights, normed(key, weights.k_norm))
+    query = (
+        rotated(layer, weights, normed(query, weights.get("q_norm"))) * layer.attributes["scale"]
+    )
+    key = rotated(layer, weights, normed(key, weights.get("k_norm")))
     group = layer.heads // layer.kv_heads
     scores = np.einsum("qhd,khd->hqk", query, np.repeat(key, group, axis=1))
     if layer.softcap:
@@ -237,11 +170,11 @@ def normed(heads: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
     return heads / np.sqrt(np.mean(heads**2, axis=-1, keepdims=True) + 1e-6) * norm
 
 
-def rotated(layer: Layer, weights: Weights, heads: np.ndarray) -> np.ndarray:
-    if weights.cos is None or weights.sin is None:
+def rotated(layer: Layer, weights: dict[str, np.ndarray], heads: np.ndarray) -> np.ndarray:
+    if not layer.rotated:
         return heads
     pairs, count = layer.rotated // 2, len(heads)
-    cos, sin = weights.cos[:count, None].astype(np.float64), weights.sin[:count, None]
+    cos, sin = (weights[name][:count, None].astype(np.float64) for name in ("cos", "sin"))
     if layer.interleaved:
         one, two = heads[..., 0 : 2 * pairs : 2], heads[..., 1 : 2 * pairs : 2]
     else:

@@ -1,20 +1,14 @@
-"""Attention is what float64 says, and a token gets the same bits in whatever pass it is."""
+"""Attention agrees with float64, and a token gets the same bits in any pass."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
 
 from specops.runtime import kernels
-from tests.runtime.kernels.attention import Attention, Cache, Layer, Span, Tokens, Weights, expected
+from tests.runtime.kernels.attention import Attention, Cache, Layer, Tokens, expected
 
 LENGTH = 150  # over three blocks, the last one partly
 DTYPES = list(kernels.KV_DTYPES)
@@ -45,7 +39,7 @@ FEW = ["groups", "everything", "size 96", "window over blocks"]
 
 
 def made(layer: Layer) -> tuple[Attention, Tokens]:
-    return Attention(layer, Weights.random(layer)), Tokens.random(layer, LENGTH)
+    return Attention(layer), Tokens.random(layer, LENGTH)
 
 
 @pytest.fixture(params=FEW)
@@ -53,143 +47,71 @@ def layer(request: pytest.FixtureRequest) -> Layer:
     return SHAPES[request.param]
 
 
-@pytest.fixture
-def _any_kernel() -> Iterator[None]:
-    yield
-    kernels.force(None)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SHAPES)
-def test_it_is_what_float64_says(name: str, dtype: str) -> None:
-    layer = SHAPES[name]
-    attention, tokens = made(layer)
-    exact = expected(layer, attention.weights, tokens)
-    found = attention.whole(Cache(layer, dtype), 1, tokens)
-    assert np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2)) < ERRORS[dtype]
-
-
-@pytest.mark.usefixtures("_any_kernel")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SHAPES)
-def test_processors_agree_to_the_bit(name: str, dtype: str) -> None:
-    layer = SHAPES[name]
-    found = []
+def test_it_agrees_with_float64_on_every_processor(any_kernel: None, name: str, dtype: str) -> None:
+    """All kernels give the same bits, in the cache, too."""
+    layer, found = SHAPES[name], []
     for kernel in kernels.NAMES:
         kernels.force(kernel)
         attention, tokens = made(layer)
         cache = Cache(layer, dtype, fill=0)
         found.append((attention.whole(cache, 1, tokens), cache.pool))
+    exact = expected(layer, attention.weights, tokens)
+    error = np.sqrt(np.mean((found[0][0] - exact) ** 2) / np.mean(exact**2))
+    assert error < ERRORS[dtype]
     for out, pool in found[1:]:
         assert np.array_equal(out, found[0][0])
         assert np.array_equal(pool, found[0][1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_may_be_cut_anywhere(layer: Layer, dtype: str) -> None:
-    attention, tokens = made(layer)
-    whole = attention.whole(Cache(layer, dtype), 1, tokens)
-    random = np.random.default_rng(3)
-    for most in (1, 5, 40, 130):
-        cache = Cache(layer, dtype)
-        start, found = 0, []
-        while start < LENGTH:
-            stop = min(LENGTH, start + int(random.integers(1, most + 1)))
-            feeds = attention.feeds(
-                cache, [Span(2, start, stop - start)], [tokens.part(start, stop)]
-            )
-            found.append(attention.run(feeds))
-            start = stop
-        assert np.array_equal(np.concatenate(found), whole)
-
-
-def outputs() -> str:
-    """A digest of what some layers compute, in one span and token by token."""
-    digest = hashlib.sha256()
-    for name, dtype in product(FEW, DTYPES):
-        attention, tokens = made(SHAPES[name])
-        cache = Cache(SHAPES[name], dtype)
-        digest.update(attention.whole(cache, 0, tokens).tobytes())
-        for place in range(0, LENGTH, 29):
-            span, part = Span(0, place, 1), tokens.part(place, place + 1)
-            digest.update(attention.run(attention.feeds(cache, [span], [part])).tobytes())
-    return digest.hexdigest()
-
-
-def test_the_number_of_threads_changes_nothing() -> None:
-    code = "from tests.runtime.kernels.test_attention import outputs; print(outputs())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "KERNEL_TEST_THREADS": "3"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == outputs()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_others_in_the_pass_change_nothing(layer: Layer, dtype: str) -> None:
+def test_chunks_and_other_requests_change_nothing(layer: Layer, dtype: str) -> None:
+    """Prompts are cut at any tokens; other slots' spans are in the pass, in any order."""
     attention, _ = made(layer)
     lengths = {0: 150, 1: 70, 2: 3}
     tokens = {slot: Tokens.random(layer, length, seed=slot) for slot, length in lengths.items()}
     alone = {slot: attention.whole(Cache(layer, dtype), slot, tokens[slot]) for slot in lengths}
-    cache = Cache(layer, dtype)
-    done = dict.fromkeys(lengths, 0)
-    found: dict[int, list[np.ndarray]] = {slot: [] for slot in lengths}
+    cache, done = Cache(layer, dtype), dict.fromkeys(lengths, 0)
     random = np.random.default_rng(4)
-    while any(done[slot] < lengths[slot] for slot in lengths):
+    while done != lengths:
         spans = []
         for slot in random.permutation(list(lengths)).tolist():
-            size = min(int(random.choice([0, 1, 1, 4, 70])), lengths[slot] - done[slot])
-            spans.append(Span(slot, done[slot], size))
-        parts = [tokens[s.slot].part(s.start, s.start + s.tokens) for s in spans]
-        out = attention.run(attention.feeds(cache, spans, parts))
-        for span in spans:
-            found[span.slot].append(out[: span.tokens])
-            out = out[span.tokens :]
-            done[span.slot] += span.tokens
-    for slot in lengths:
-        assert np.array_equal(np.concatenate(found[slot]), alone[slot])
+            stop = min(done[slot] + int(random.choice([0, 1, 1, 4, 70])), lengths[slot])
+            spans.append((slot, done[slot], tokens[slot].part(done[slot], stop)))
+            done[slot] = stop
+        found = attention.step(cache, *spans)
+        parts = [alone[slot][start : done[slot]] for slot, start, _ in spans]
+        assert np.array_equal(found, np.concatenate(parts))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_rollback_leaves_nothing(layer: Layer, dtype: str) -> None:
+def test_rollbacks_and_shared_blocks_change_nothing(layer: Layer, dtype: str) -> None:
     attention, tokens = made(layer)
     whole = attention.whole(Cache(layer, dtype), 0, tokens)
     cache, wrong = Cache(layer, dtype), Tokens.random(layer, LENGTH, seed=9)
-    attention.run(attention.feeds(cache, [Span(0, 0, 60)], [tokens.part(0, 60)]))
-    attention.run(attention.feeds(cache, [Span(0, 60, 70)], [wrong.part(60, 130)]))
-    rest = attention.run(attention.feeds(cache, [Span(0, 60, 90)], [tokens.part(60, 150)]))
-    assert np.array_equal(rest, whole[60:])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_slots_may_share_blocks(layer: Layer, dtype: str) -> None:
-    attention, tokens = made(layer)
-    cache = Cache(layer, dtype)
-    whole = attention.whole(cache, 0, tokens)
+    attention.step(cache, (0, 0, tokens.part(0, 60)))
+    attention.step(cache, (0, 60, wrong.part(60, 130)))
+    assert np.array_equal(attention.step(cache, (0, 60, tokens.part(60, 150))), whole[60:])
     cache.tables[1, :2] = cache.tables[0, :2]
-    spans = [Span(1, 128, 22), Span(0, 149, 1)]
-    parts = [tokens.part(128, 150), tokens.part(149, 150)]
-    found = attention.run(attention.feeds(cache, spans, parts))
+    found = attention.step(cache, (1, 128, tokens.part(128, 150)), (0, 149, tokens.part(149, 150)))
     assert np.array_equal(found, np.concatenate([whole[128:], whole[149:]]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_blocks_before_the_window_may_be_gone(dtype: str) -> None:
+def test_blocks_before_the_window_may_be_missing(dtype: str) -> None:
     layer = SHAPES["window over blocks"]
     attention, tokens = made(layer)
     cache = Cache(layer, dtype)
     whole = attention.whole(cache, 0, tokens)
     cache.tables[0, 0] = -1
-    last = attention.feeds(cache, [Span(0, 149, 1)], [tokens.part(149, 150)])
-    assert np.array_equal(attention.run(last), whole[149:])
+    found = attention.step(cache, (0, 149, tokens.part(149, 150)))
+    assert np.array_equal(found, whole[149:])
     with pytest.raises(Exception, match="not in the cache"):
-        attention.run(attention.feeds(cache, [Span(0, 132, 1)], [tokens.part(132, 133)]))
+        attention.step(cache, (0, 132, tokens.part(132, 133)))
 
 
-def test_other_layers_are_left_alone() -> None:
+def test_other_layers_keep_their_memory() -> None:
     layer = replace(SHAPES["groups"], layer=1, layers=3)
     attention, tokens = made(layer)
     cache = Cache(layer, "fp16", fill=0xAB)
@@ -201,12 +123,9 @@ def test_other_layers_are_left_alone() -> None:
     }
 
 
-@pytest.mark.usefixtures("_any_kernel")
-@pytest.mark.parametrize("kernel", kernels.NAMES)
 @pytest.mark.parametrize("kind", ["any bits", "small", "halfway"])
-def test_float16_is_rounded_as_ieee_says(kernel: str, kind: str) -> None:
-    """The only token's output is its value, as the cache holds it."""
-    kernels.force(kernel)
+def test_float16_is_rounded_as_ieee_says(each_kernel: str, kind: str) -> None:
+    """The output for a single token is its value, as the cache holds it."""
     layer = Layer(heads=64, kv_heads=64, size=256)
     random = np.random.default_rng(6)
     bits = random.integers(0, 1 << 32, (64, 256), np.uint32)
@@ -216,7 +135,7 @@ def test_float16_is_rounded_as_ieee_says(kernel: str, kind: str) -> None:
     if kind == "halfway":
         value = ((bits & 0x8FFFF000) + 0x38000000).view(np.float32)
     tokens = Tokens.random(layer, 1)._replace(value=value[None])
-    attention = Attention(layer, Weights.random(layer))
+    attention = Attention(layer)
     with np.errstate(over="ignore", invalid="ignore"):
         half = value.astype(np.float16).astype(np.float32)
     found = attention.whole(Cache(layer, "fp16"), 0, tokens)[0]
@@ -228,7 +147,7 @@ def test_int8_has_a_scale_for_each_token_and_head(largest: float) -> None:
     layer = Layer(heads=4, kv_heads=4, size=40)
     tokens = Tokens.random(layer, 1)
     value = tokens.value / np.abs(tokens.value).max(-1, keepdims=True) * np.float32(largest)
-    attention = Attention(layer, Weights.random(layer))
+    attention = Attention(layer)
     found = attention.whole(Cache(layer, "int8"), 0, tokens._replace(value=value))
     scales = np.abs(value).max(-1, keepdims=True).astype(np.float64) / 127
     if largest < 1e-30:
@@ -241,7 +160,7 @@ def test_int8_has_a_scale_for_each_token_and_head(largest: float) -> None:
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 @pytest.mark.parametrize("part", ["query", "key", "value"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_infinite_gets_lost_or_reaches_tokens_before(
+def test_infinite_numbers_reach_later_tokens_and_no_earlier_ones(
     dtype: str, part: str, odd: float
 ) -> None:
     layer = Layer(heads=2, kv_heads=1, size=16)
@@ -260,5 +179,5 @@ def test_nothing_infinite_gets_lost_or_reaches_tokens_before(
 def test_a_pass_without_tokens() -> None:
     layer = Layer()
     attention, tokens = made(layer)
-    feeds = attention.feeds(Cache(layer, "fp32"), [Span(-3, -1, 0)], [tokens.part(0, 0)])
-    assert attention.run(feeds).shape == (0, layer.heads, layer.size)
+    found = attention.step(Cache(layer, "fp32"), (-3, -1, tokens.part(0, 0)))
+    assert found.shape == (0, layer.heads, layer.size)

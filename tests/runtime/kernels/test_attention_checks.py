@@ -1,4 +1,4 @@
-"""Whatever attention is given, it computes or says what is wrong: it never reads beyond memory."""
+"""Attention refuses wrong inputs and says what is wrong, so it never reads beyond memory."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import numpy as np
 import pytest
 
 from specops.runtime import kernels
-from tests.runtime.kernels.attention import INPUTS, Attention, Cache, Layer, Span, Tokens, Weights
+from tests.runtime.kernels.attention import INPUTS, Attention, Cache, Layer, Tokens
 
 LAYER = Layer(heads=4, kv_heads=2, size=16, rotated=16, norm=True)
 MOST = np.iinfo(np.int64).max
+CACHE = Cache(LAYER, "fp16")  # alive throughout: the operator has its address only
 POSITIONS = 300  # of the rotary table; the block tables have 512
 
 
-def good() -> tuple[Attention, dict[str, Any], Cache]:
+def good() -> tuple[Attention, dict[str, Any]]:
     """A pass of two spans, 3 and 2 tokens, that computes."""
-    attention = Attention(LAYER, Weights.random(LAYER, POSITIONS))
-    cache = Cache(LAYER, "fp16")
-    spans = [Span(1, 0, 3), Span(0, 62, 2)]
-    return attention, attention.feeds(cache, spans, [Tokens.random(LAYER, 5)]), cache
+    attention, tokens = Attention(LAYER, POSITIONS), Tokens.random(LAYER, 5)
+    return attention, attention.feeds(CACHE, (1, 0, tokens.part(0, 3)), (0, 62, tokens.part(3, 5)))
 
 
-def test_what_is_right_computes() -> None:
-    attention, feeds, _ = good()
+def test_right_inputs_are_computed() -> None:
+    attention, feeds = good()
     assert np.isfinite(attention.run(feeds)[:3]).all()
 
 
@@ -79,7 +78,7 @@ WRONG: list[tuple[str, np.ndarray, str]] = [
 
 @pytest.mark.parametrize(("name", "value", "message"), WRONG)
 def test_wrong_inputs_are_refused(name: str, value: np.ndarray, message: str) -> None:
-    attention, feeds, _ = good()
+    attention, feeds = good()
     with pytest.raises(Exception, match=message):
         attention.run(feeds | {name: value})
 
@@ -98,9 +97,9 @@ def test_wrong_inputs_are_refused(name: str, value: np.ndarray, message: str) ->
         (3, -1, "type is 0, 1 or 2"),
     ],
 )
-def test_a_cache_that_cannot_be_is_refused(number: int, value: int, message: str) -> None:
-    attention, feeds, cache = good()
-    descriptor = cache.descriptor
+def test_an_impossible_cache_is_refused(number: int, value: int, message: str) -> None:
+    attention, feeds = good()
+    descriptor = CACHE.descriptor
     descriptor[number] = value
     with pytest.raises(Exception, match=message):
         attention.run(feeds | {"cache": descriptor})
@@ -131,9 +130,9 @@ def test_a_cache_that_cannot_be_is_refused(number: int, value: int, message: str
         ({"epsilon": -1.0}, "epsilon"),
     ],
 )
-def test_a_layer_that_cannot_be_is_refused(attributes: dict[str, Any], message: str) -> None:
+def test_an_impossible_layer_is_refused(attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
-        Attention(LAYER, Weights.random(LAYER), **attributes)
+        Attention(LAYER, **attributes)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +144,14 @@ def test_a_layer_that_cannot_be_is_refused(attributes: dict[str, Any], message: 
         ("sin", "cos and sin"),
     ],
 )
-def test_half_of_what_belongs_together_is_refused(missing: str, message: str) -> None:
-    attention = Attention(LAYER, Weights.random(LAYER, POSITIONS), without=missing)
-    _, feeds, _ = good()
+def test_one_of_two_inputs_that_belong_together_is_refused(missing: str, message: str) -> None:
+    attention = Attention(LAYER, POSITIONS, without=missing)
+    _, feeds = good()
     with pytest.raises(Exception, match=message):
         attention.run({name: feeds[name] for name in INPUTS if name != missing})
 
 
-def test_the_size_of_a_block_is_known() -> None:
+def test_bytes_of_a_block() -> None:
     assert kernels.block_bytes(22, 4, 64, "fp32") == 22 * 4 * 2 * 64 * 64 * 4
     assert kernels.block_bytes(22, 4, 64, "fp16") == 22 * 4 * 2 * 64 * 64 * 2
     assert kernels.block_bytes(1, 2, 40, "int8") == 2 * (64 * 40 + 64 * 48 + 2 * 64 * 4)

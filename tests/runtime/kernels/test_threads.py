@@ -1,24 +1,31 @@
-"""Products are cut for as many threads as there are; what is computed does not depend on it.
+"""Products are cut into pieces for the number of threads; results do not depend on it.
 
-The machine that this was written on has two cores: that more of them share a pass evenly is
-shown by the cut alone, that more threads than cores compute the same by running them.
+The cut alone shows that many cores would share a pass evenly. More threads than this machine has
+cores show that the bits stay the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specops.runtime import kernels
+from tests.runtime.kernels.attention import Cache
+from tests.runtime.kernels.test_attention import DTYPES, FEW, LENGTH, SHAPES, made
+from tests.runtime.kernels.test_matmul import CODES, multiply, random_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 TILE = 16  # columns
-SHAPES = {  # columns, depth
+PRODUCTS = {  # columns, depth
     "TinyLlama's attention": (2048, 2048),
     "TinyLlama's MLP": (5632, 2048),
     "a model of 7 billion": (4096, 4096),
@@ -34,7 +41,7 @@ def _as_before() -> Iterator[None]:
 
 
 def makespan(tiles: int, pieces: int, threads: int) -> int:
-    """Tiles of the thread that has most, where each takes the next piece when it is done."""
+    """Tiles of the busiest thread; a thread that is done takes the next piece."""
     loads = [0] * threads
     for piece in range(pieces):
         size = (piece + 1) * tiles // pieces - piece * tiles // pieces
@@ -44,42 +51,48 @@ def makespan(tiles: int, pieces: int, threads: int) -> int:
 
 @pytest.mark.parametrize("rows", [1, 4, 64])
 @pytest.mark.parametrize("threads", [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", PRODUCTS)
 def test_threads_share_a_product_evenly(shape: str, threads: int, rows: int) -> None:
-    columns, depth = SHAPES[shape]
+    columns, depth = PRODUCTS[shape]
     kernels.share(threads)
     pieces = kernels.library.specops_pieces(columns, depth, 64, 4, rows)
-    busy = min(threads, columns * depth * max(rows, 4) // 400_000)  # more would not be worth it
+    busy = min(threads, columns * depth * max(rows, 4) // 400_000)  # each has enough to do
     tiles = columns // TILE
     assert pieces >= busy
-    # A tile more or less is what cannot be shared.
+    # Threads cannot share a tile.
     assert makespan(tiles, pieces, threads) <= tiles / busy + pieces / threads + 1
 
 
-def test_little_work_is_not_cut_for_threads_that_cost_more() -> None:
+def test_little_work_is_not_cut() -> None:
     kernels.share(64)
     assert kernels.library.specops_pieces(256, 256, 64, 4, 1) == 1
 
 
-COMPUTE = """
-import hashlib, sys
-import numpy as np
-from tests.runtime.kernels import attention
-from tests.runtime.kernels.test_matmul import CODES, product, random_weights
-attention.THREADS = int(sys.argv[1])
-weights = random_weights(1000, 1024, 4, 64, zero_points=CODES, bias=True)
-x = np.random.default_rng(5).normal(size=(1, 37, 1024)).astype(np.float32)
-print(hashlib.sha256(product(weights)(x).tobytes()).hexdigest())
-"""
+def digest() -> str:
+    """Of products and of attention, in one span and token by token."""
+    weights = random_weights(1000, 1024, 4, 64, CODES, bias=True)
+    x = np.random.default_rng(5).normal(size=(1, 37, 1024)).astype(np.float32)
+    found = hashlib.sha256(multiply(weights, x).tobytes())
+    for name, dtype in itertools.product(FEW, DTYPES):
+        attention, tokens = made(SHAPES[name])
+        cache = Cache(SHAPES[name], dtype)
+        found.update(attention.whole(cache, 0, tokens).tobytes())
+        for place in range(0, LENGTH, 29):
+            out = attention.step(cache, (0, place, tokens.part(place, place + 1)))
+            found.update(out.tobytes())
+    return found.hexdigest()
 
 
-def test_more_threads_than_cores_compute_the_same_bits() -> None:
-    """Threads are a process's."""
-
-    def digest(threads: int) -> str:
-        command = [sys.executable, "-c", COMPUTE, str(threads)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        return done.stdout
-
-    expected = digest(1)
-    assert [digest(threads) for threads in (2, 16, 64)] == [expected] * 3
+@pytest.mark.parametrize("threads", [2, 16, 64])
+def test_any_number_of_threads_computes_the_same_bits(threads: int) -> None:
+    """In a process of its own: a process has one pool of threads."""
+    code = "from tests.runtime.kernels.test_threads import digest; print(digest())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "KERNEL_TEST_THREADS": str(threads)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == digest()

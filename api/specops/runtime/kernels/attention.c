@@ -1,11 +1,11 @@
-// Cuts a pass into pieces for threads. What a piece computes does not depend on the cut.
+// Cuts a pass of attention into pieces for threads. Results do not depend on the cut.
 
 #include "attention.h"
 
-// A span of no more rows is one piece for each head of the cache: it writes its keys and values
-// and computes right away. Longer ones are written first and computed in tiles.
+// A span of at most so many rows is one piece for each head of the cache: it writes its keys and
+// values and computes at once. Longer spans are written first, then computed in tiles.
 enum { FEW_ROWS = 96 };
-// Multiplications that take about as long as waking a thread.
+// Number of multiplications that take about as long as waking a thread.
 static const int64_t LITTLE = 200000;
 
 typedef struct {
@@ -31,7 +31,7 @@ static void compute_tile(const Job *job, const Span *span, int64_t head, int64_t
     job->kernel->attend(job->pass, span, head, first, left < most ? left : most);
 }
 
-// Piece (span, head): keys and values; and of a short span the rest, too.
+// Piece (span, head): writes keys and values; computes short spans.
 static void begin(void *argument, size_t index) {
     const Job *job = argument;
     const Pass *pass = job->pass;
@@ -43,7 +43,7 @@ static void begin(void *argument, size_t index) {
     for (int64_t tile = 0; tile * most < rows; tile++) compute_tile(job, span, head, tile);
 }
 
-// Piece (span, tile, head) of the long spans, the longest pasts first.
+// Piece (span, tile, head) of the long spans; tiles with the longest past come first.
 static void finish(void *argument, size_t index) {
     const Job *job = argument;
     const Pass *pass = job->pass;
@@ -59,11 +59,6 @@ static void finish(void *argument, size_t index) {
     }
 }
 
-static void run_all(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
-    (void)context;
-    for (size_t i = 0; i < count; i++) work(argument, i);
-}
-
 int64_t specops_block_bytes(int64_t layers, int64_t kv_heads, int64_t size, int type) {
     return block_bytes(&(Layer){.layers = layers, .kv_heads = kv_heads, .size = size}, type);
 }
@@ -77,7 +72,7 @@ void attend(const AttentionKernel *kernel, const Pass *pass, Threads threads) {
         tiles += tiles_of(pass, span);
     }
     work *= (double)(2 * pass->layer.heads * pass->layer.size);
-    if (work < (double)LITTLE) threads.run = run_all;
+    if (work < (double)LITTLE) threads.run = run_in_turn;
     const int64_t heads = pass->layer.kv_heads;
     if (pass->count) threads.run(threads.context, begin, (size_t)(pass->count * heads), &job);
     if (tiles) threads.run(threads.context, finish, (size_t)(tiles * heads), &job);

@@ -1,18 +1,18 @@
 // Attention of a flat batch of tokens over a paged cache of keys and values.
 //
-// A pass consists of spans: tokens of one slot in consecutive positions. Each span's keys and
-// values are rotated and written into the cache's blocks, then each of its tokens attends to all
-// positions of its slot up to its own. Softmax is computed online over blocks of 64 positions, in
-// order from the first that a token sees, so that a token's result depends on no other token of
-// the pass, on no cut of a prompt and on no number of threads.
+// A pass consists of spans: tokens of one slot in consecutive positions. The kernel rotates each span's
+// keys, writes keys and values into the cache's blocks, and then each token attends to all positions of
+// its slot up to its own. Softmax is computed online over blocks of 64 positions, in order from the
+// first that the token sees. So a token's result depends neither on other tokens of the pass, nor on the
+// chunks of a prompt, nor on the number of threads.
 // Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Kwon et al.,
 // "Efficient Memory Management for LLM Serving with PagedAttention" (2023).
 //
 // The cache is [blocks][layers][kv_heads] of parts, each for 64 positions of a head:
-//   keys    [size][64], so that scores are computed 16 at once and lie as they are read
+//   keys    [size][64], so that 16 scores are computed at once and keys are read in order
 //   values  [64][size, filled up to a multiple of 16]
-//   scales  of int8 alone: float32 [64] of keys, [64] of values; the largest magnitude / 127
-// Nothing of it needs to be initialized: what lies behind a slot's positions enters no sum.
+//   scales  only of int8: float32 [64] of keys, [64] of values; the largest magnitude / 127
+// Nothing in it needs to be initialized: what lies behind a slot's positions enters no sum.
 
 #ifndef SPECOPS_ATTENTION_H
 #define SPECOPS_ATTENTION_H
@@ -24,14 +24,14 @@
 enum { BLOCK = 64, MOST_SIZE = 256, MOST_HEADS = 1024, MOST_LAYERS = 1024 };
 enum { FLOAT32, FLOAT16, INT8, TYPES };
 
-// The layer of the model.
+// A layer of the model.
 typedef struct {
     int64_t layer, layers, heads, kv_heads;
     int64_t size;      // of a head
-    int64_t window;    // positions that a token sees, its own included; 0: all up to its own
-    int interleaved;   // pairs to rotate are neighbours, not half a head apart
+    int64_t window;    // number of positions that a token sees, with its own; 0: all up to its own
+    int interleaved;   // whether rotated pairs are neighbours, not half a head apart
     float scale;       // of scores
-    float softcap;     // scores become softcap * tanh(score / softcap); 0: they stay
+    float softcap;     // scores become softcap * tanh(score / softcap); 0: no change
     float epsilon;     // of the norms of queries and keys
 } Layer;
 
@@ -40,29 +40,29 @@ typedef struct {
     int64_t first;  // the first token's row in the pass
 } Span;
 
-// Tensors of a pass.
+// The tensors of a pass.
 typedef struct {
     Layer layer;
     const float *query, *key, *value;
-    int64_t query_stride, key_stride;  // floats from a token to the next; values have the keys'
+    int64_t query_stride, key_stride;  // floats from a token to the next; value as key
     char *cache;
     int type;
     const int64_t *block_tables;  // [slots][max_blocks]
     int64_t max_blocks;
-    const float *cos, *sin;  // [positions][pairs], or NULL: nothing is rotated
-    int64_t pairs;           // of numbers that are rotated, at most half of a head's
+    const float *cos, *sin;  // [positions][pairs], or NULL: no rotation
+    int64_t pairs;           // number of rotated pairs, at most half of a head
     const float *query_norm, *key_norm;  // [size], or NULL: no norm
     float *out;                          // [tokens][heads * size]
     const Span *spans;
     int64_t count;
 } Pass;
 
-// What is computed per kind of processor.
+// The kernel for one kind of processor.
 typedef struct {
     // Writes the keys and values of a span's tokens for a head of the cache.
     void (*write)(const Pass *pass, const Span *span, int64_t head);
-    // Computes `count` rows from `first` on, at most `tile_rows`; rows are a span's tokens times
-    // the query's heads that share the cache's `head`.
+    // Computes `count` rows from `first` on, at most `tile_rows`. A row is a token of the span and one
+    // of the query's heads that share the cache's `head`.
     void (*attend)(const Pass *pass, const Span *span, int64_t head, int64_t first, int64_t count);
 } AttentionKernel;
 
@@ -97,7 +97,7 @@ static inline int64_t block_bytes(const Layer *layer, int type) {
     return layer->layers * layer->kv_heads * part_bytes(layer->size, type);
 }
 
-// Where the keys of a head lie for the 64 positions from 64 * `block` on.
+// The address of a head's keys for the 64 positions from 64 * `block` on.
 static inline char *part_of(const Pass *pass, const Span *span, int64_t head, int64_t block) {
     const Layer *layer = &pass->layer;
     const int64_t number = pass->block_tables[span->slot * pass->max_blocks + block];
@@ -105,7 +105,7 @@ static inline char *part_of(const Pass *pass, const Span *span, int64_t head, in
     return pass->cache + part * part_bytes(layer->size, pass->type);
 }
 
-// Computes a pass whose sizes, slots, positions and blocks have been checked.
+// Computes a pass; the caller has checked sizes, slots, positions and blocks.
 void attend(const AttentionKernel *kernel, const Pass *pass, Threads threads);
 
 #endif

@@ -1,4 +1,4 @@
-// Attention for one kind of processor: this file is compiled once for each, see setup.py.
+// Attention for one kind of processor; setup.py compiles this file once for each.
 
 #include "attention.h"
 #include "products.h"
@@ -6,9 +6,9 @@
 
 #include <math.h>
 
-#define TINY 1e-30f  // below it 127 / x may overflow: such a head is zeros
+#define TINY 1e-30f  // 127 / x may overflow below it, so a head of smaller numbers is zeros
 
-// A row's head of a query or key, filled up to whole vectors with zeros: normed and rotated.
+// Norms and rotates a head of a query or key; fills it up to whole vectors with zeros.
 static void prepare(const Pass *pass, const float *from, const float *norm, int64_t position,
                     float *head) {
     const int64_t size = pass->layer.size, filled = filled_up(size), pairs = pass->pairs;
@@ -32,7 +32,7 @@ static void prepare(const Pass *pass, const float *from, const float *norm, int6
     memcpy(head, turned, 2 * pairs * sizeof(float));
 }
 
-// Codes of 8 bits of a head; returns their scale. What is infinite or NaN makes it NaN.
+// Rounds a head to codes of 8 bits; returns their scale, NaN if a number is infinite or NaN.
 static float to_int8(const float *head, int64_t filled, int8_t *codes) {
     Floats most = {0}, odd = {0};
     for (int64_t i = 0; i < filled; i += LANES) {
@@ -45,7 +45,7 @@ static float to_int8(const float *head, int64_t filled, int8_t *codes) {
     return highest > TINY || highest != highest ? highest / 127.0f : 0.0f;
 }
 
-// A head in the cache's type; returns the scale that it has there.
+// Converts a head to the cache's type; returns its scale.
 static float convert(int type, const float *head, int64_t filled, void *to) {
     if (type == INT8) return to_int8(head, filled, to);
     if (type == FLOAT32) memcpy(to, head, filled * sizeof(float));
@@ -86,19 +86,20 @@ static void write_span(const Pass *pass, const Span *span, int64_t head) {
     }
 }
 
-// What rows of a tile have between blocks: at most 16 rows of more than 128 numbers.
+// A tile has at most 16 rows of more than 128 numbers.
 enum { MOST_FLOATS = MOST_ROWS * 128 };
 
+// The state of a tile's rows from one block to the next.
 typedef struct {
     int64_t rows, filled;
-    int64_t ask;  // bytes of the cache to ask for ahead, by each vector that is multiplied
+    int64_t ask;  // bytes of the cache to prefetch for each multiplied vector
     float queries[MOST_FLOATS];
     float sums[MOST_FLOATS];              // of probabilities times values
-    float scores[MOST_ROWS * BLOCK];      // of a block; then the probabilities
+    float scores[MOST_ROWS * BLOCK];      // of a block, later its probabilities
     Floats weights[MOST_ROWS];            // sums of probabilities, by lane
     float found[MOST_ROWS];               // the highest score of the block
-    float most[MOST_ROWS];                // the highest yet
-    float factors[MOST_ROWS];             // of the sums, when a higher one was found
+    float most[MOST_ROWS];                // the highest so far
+    float factors[MOST_ROWS];             // of the sums, after a higher score
     int64_t from[MOST_ROWS], to[MOST_ROWS];    // positions that a row sees: all, ...
     int64_t first[MOST_ROWS], last[MOST_ROWS]; // ... and those of the block, counted from its first
     float expanded[BLOCK * MOST_SIZE];    // a block's keys or values as float32
@@ -126,7 +127,7 @@ INLINE float complete_scores(const Pass *pass, Rows *rows, int64_t row, const fl
     return largest(highest);
 }
 
-// Makes the block's scores probabilities, relative to the highest score until now.
+// Turns the block's scores into probabilities, relative to the highest score so far.
 static void weigh(const Pass *pass, Rows *rows, int64_t top, int64_t bottom, const float *scales) {
     for (int64_t row = 0; row < MOST_ROWS; row++) rows->found[row] = -INFINITY;
     for (int64_t row = top; row < bottom; row++)
@@ -163,8 +164,8 @@ INLINE void add_values(const Rows *rows, Multiply *multiply, const void *values,
     multiply(&product, count, rows->filled / LANES);
 }
 
-// The same for rows that see different parts of the block: each its own part and no more, in
-// order, and together what all of them see.
+// The same for rows that see different parts of the block, each in the order of positions: first what
+// a row sees before the common part, then the common part for all rows together, then the rest.
 static void add_parts(Rows *rows, Multiply *multiply, const void *values, const void *next,
                       int64_t row, int64_t count) {
     int64_t first = 0, last = BLOCK;
@@ -192,7 +193,7 @@ static void add_parts(Rows *rows, Multiply *multiply, const void *values, const 
     }
 }
 
-// Positions that a row sees in the block from `base` on, counted from there.
+// Sets the positions that each row sees in the block from `base` on, counted from there.
 static void look_at(Rows *rows, int64_t top, int64_t bottom, int64_t base, int64_t *least,
                     int64_t *most) {
     *least = BLOCK, *most = 0;
@@ -205,7 +206,7 @@ static void look_at(Rows *rows, int64_t top, int64_t bottom, int64_t base, int64
     }
 }
 
-// Elements [first, last) as float32, once for many rows.
+// Converts elements [first, last) to float32, once for many rows.
 static const void *expand(int type, const void *elements, int64_t first, int64_t last, float *to) {
     for (int64_t i = first; i < last; i += LANES)
         store(to + i, type == FLOAT16 ? element(FLOAT16, elements, i) : element(INT8, elements, i));
@@ -250,8 +251,8 @@ static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_
     const int64_t group = layer->heads / layer->kv_heads, size = layer->size;
     Rows rows;
     rows.rows = count, rows.filled = filled_up(size), rows.from[0] = 0;
-    // One token behind 1,000 takes 144 us instead of 169 with float16, 127 instead of 165 with int8
-    // (32 heads of 64 over 4, one thread, AMD EPYC); float32 took longer with it.
+    // Prefetching: one token behind 1,000 takes 144 us instead of 169 with float16, 127 instead of 165
+    // with int8 (32 heads of 64 over 4, one thread, AMD EPYC); with float32 it took longer.
     rows.ask = pass->type == FLOAT32 ? 0 : LANES * element_bytes(pass->type);
     for (int64_t row = 0; row < MOST_ROWS; row++) rows.most[row] = -INFINITY;
     for (int64_t row = 0; row < count; row++) {

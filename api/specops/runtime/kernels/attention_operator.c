@@ -1,30 +1,28 @@
-// Makes attention an operator that ONNX Runtime can put into a graph, and checks all that it gets:
+// The operator of attention, for ONNX Runtime's graphs. It checks all its inputs.
 //
 //   specops.Attention(query, key, value, spans, block_tables, cache, cos, sin, q_norm, k_norm,
 //                     long_cos, long_sin) -> float32 [..., T, num_heads * head_size]
-//   query         float32 [..., T, num_heads * head_size]; without `key` and `value` also these,
-//                 behind each other: [..., T, (num_heads + 2 * kv_num_heads) * head_size]
+//   query         float32 [..., T, num_heads * head_size]; without `key` and `value` it has these as
+//                 well, behind each other: [..., T, (num_heads + 2 * kv_num_heads) * head_size]
 //   key, value    float32 [..., T, kv_num_heads * head_size], optional
-//   spans         int64 [S, 3]: slot, first position, tokens; their tokens are the T, in order
+//   spans         int64 [S, 3]: slot, first position, number of tokens; their tokens are the T
 //   block_tables  int64 [slots, max_blocks]: number of the cache's block for each 64 positions
 //   cache         int64 [4]: address, number of blocks, bytes of a block, type of elements
 //   cos, sin      float32 [positions, rotated / 2], optional
 //   q_norm, k_norm  float32 [head_size], optional
-//   long_cos, long_sin  as cos and sin, optional: rotate in their place, at all positions, where
-//                 slots have room for more positions than those have
+//   long_cos, long_sin  as cos and sin, optional: they replace them for all positions if the slots
+//                 have room for more positions than cos and sin have
 //   attributes: layer, layers, num_heads, kv_num_heads, head_size, rotary_interleaved, window;
 //   scale, softcap, epsilon; see attention.h
 //
-// The cache is reached by its address, so that nothing is bound or copied per layer. It has to
-// come from the engine: graphs of strangers must not be loaded with this operator in them.
+// The operator gets the cache's address, so ONNX Runtime binds and copies nothing per layer. The
+// address must come from the engine: do not load a stranger's graph that has this operator.
 
 #include "attention.h"
 #include "operators.h"
 #include "processor.h"
 
 #include <math.h>
-#include <stdlib.h>
-
 enum { QUERY, KEY, VALUE, SPANS, TABLES, CACHE, COS, SIN, QUERY_NORM, KEY_NORM, LONG_COS, LONG_SIN,
        INPUTS };
 enum { MOST_SLOTS = 1024, SPAN_NUMBERS = 3, CACHE_NUMBERS = 4 };
@@ -33,7 +31,7 @@ static const int64_t MOST_POSITIONS = 1 << 30;
 typedef struct {
     const AttentionKernel *kernel;
     Layer layer;
-} Operator;
+} Kernel;
 
 typedef struct {
     Tensor inputs[INPUTS];
@@ -63,31 +61,24 @@ static const char *check_layer(const Layer *layer, int64_t interleaved) {
     return NULL;
 }
 
-static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
-                         void **out) {
+OrtStatus *create_attention(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
+                            void **out) {
     (void)op, (void)given;
-    Layer layer;
+    Kernel self = {.kernel = choose_processor()->attention};
+    Layer *layer = &self.layer;
     int64_t interleaved;
-    const struct { const char *name; int64_t *to; } whole[] = {
-        {"layer", &layer.layer}, {"layers", &layer.layers}, {"num_heads", &layer.heads},
-        {"kv_num_heads", &layer.kv_heads}, {"head_size", &layer.size}, {"window", &layer.window},
-        {"rotary_interleaved", &interleaved}};
-    const struct { const char *name; float *to; } real[] = {
-        {"scale", &layer.scale}, {"softcap", &layer.softcap}, {"epsilon", &layer.epsilon}};
-    OrtStatus *status = NULL;
-    for (size_t i = 0; !status && i < sizeof whole / sizeof *whole; i++)
-        status = api->KernelInfoGetAttribute_int64(info, whole[i].name, whole[i].to);
-    for (size_t i = 0; !status && i < sizeof real / sizeof *real; i++)
-        status = api->KernelInfoGetAttribute_float(info, real[i].name, real[i].to);
+    const AttributeTo attributes[] = {
+        {"layer", &layer->layer, NULL}, {"layers", &layer->layers, NULL},
+        {"num_heads", &layer->heads, NULL}, {"kv_num_heads", &layer->kv_heads, NULL},
+        {"head_size", &layer->size, NULL}, {"window", &layer->window, NULL},
+        {"rotary_interleaved", &interleaved, NULL}, {"scale", NULL, &layer->scale},
+        {"softcap", NULL, &layer->softcap}, {"epsilon", NULL, &layer->epsilon}};
+    OrtStatus *status = read_attributes(info, attributes, sizeof attributes / sizeof *attributes);
     if (status) return status;
-    const char *wrong = check_layer(&layer, interleaved);
+    const char *wrong = check_layer(layer, interleaved);
     if (wrong) return failure(wrong);
-    layer.interleaved = (int)interleaved;
-    Operator *created = malloc(sizeof *created);
-    if (!created) return failure("Attention: out of memory");
-    *created = (Operator){choose_processor()->attention, layer};
-    *out = created;
-    return NULL;
+    layer->interleaved = (int)interleaved;
+    return keep(&self, sizeof self, out);
 }
 
 // Queries, keys and values: three tensors or one.
@@ -124,8 +115,8 @@ static const char *read_projections(Arguments *arguments) {
     return NULL;
 }
 
-// Which tables rotate follows from the room of the slots, not from what they hold: so that a token's
-// key is the same whatever comes after it.
+// The choice depends on the room of the slots, not on their tokens, so a token's key does not depend
+// on later tokens.
 static void choose_tables(Tensor *inputs) {
     const Tensor *blocks = inputs + TABLES, *cos = inputs + COS;
     if (!inputs[LONG_COS].data || blocks->count != 2 || cos->count != 2) return;
@@ -175,7 +166,7 @@ static const char *read_cache(const Arguments *arguments, Pass *pass, int64_t *b
     return NULL;
 }
 
-// The blocks that a span writes or reads; those before its window may be gone.
+// Checks the blocks that a span writes or reads; blocks before its window may be missing.
 static const char *check_blocks(const Pass *pass, const Span *span, int64_t blocks) {
     const int64_t *table = pass->block_tables + span->slot * pass->max_blocks;
     const int64_t window = pass->layer.window;
@@ -222,12 +213,10 @@ static const char *read_spans(Arguments *arguments) {
     return "Attention: spans have another number of tokens than the query";
 }
 
-static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
-    const Operator *self = kernel;
+OrtStatus *compute_attention(void *kernel, OrtKernelContext *context) {
+    const Kernel *self = kernel;
     Arguments arguments;
-    OrtStatus *status = NULL;
-    for (size_t i = 0; !status && i < INPUTS; i++)
-        status = read_input(context, i, arguments.inputs + i);
+    OrtStatus *status = read_inputs(context, INPUTS, arguments.inputs);
     if (status) return status;
     Pass *pass = &arguments.pass;
     *pass = (Pass){.layer = self->layer, .spans = arguments.spans};
@@ -245,16 +234,3 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
     attend(self->kernel, pass, threads_of(&call));
     return call.status;
 }
-
-static const char *name(const OrtCustomOp *op) { return (void)op, "Attention"; }
-static size_t inputs(const OrtCustomOp *op) { return (void)op, INPUTS; }
-static int input(const OrtCustomOp *op, size_t index) {
-    return (void)op, index >= SPANS && index <= CACHE ? ORT_INT64 : ORT_FLOAT;
-}
-static int optional(const OrtCustomOp *op, size_t index) {
-    return (void)op, index == KEY || index == VALUE || index > CACHE;
-}
-static size_t outputs(const OrtCustomOp *op) { return (void)op, 1; }
-static int spare(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, 0; }
-
-const OrtCustomOp ATTENTION_OPERATOR = OPERATOR;

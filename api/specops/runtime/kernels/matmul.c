@@ -4,22 +4,22 @@
 
 #include <stdlib.h>
 
-// Bytes of weights that a thread takes at a time, by as many groups of rows as they are read for:
-// enough to stream. Smaller weights are cut into FEW pieces all the same, so that 2 or 4 threads
-// share them evenly: 8 tokens of the demo pair take 0.89 of the time that whole pieces took (2
-// cores, AMD EPYC), TinyLlama's as long. More threads get a piece each, and all of them as many.
+// Bytes of weights that a thread takes at a time, multiplied by the groups of rows that read them:
+// enough to stream. Smaller weights are still cut into FEW pieces, so that 2 or 4 threads share them
+// evenly: 8 tokens of the demo pair take 0.89 of the time that whole pieces took, and TinyLlama's as
+// long (2 cores, AMD EPYC). If there are more threads, each gets the same number of pieces.
 static const int64_t PIECE = 256 << 10;
 enum { FEW = 4 };
-// Multiplications that are worth a thread; a core does 200 a nanosecond, and while it waits for
-// weights it could do READ_ROWS rows of them.
+// Number of multiplications that are worth a thread. A core does 200 a nanosecond; while it waits for
+// weights, it could compute READ_ROWS rows.
 static const int64_t LITTLE = 400000;
 enum { READ_ROWS = 4 };
-// Numbers that one thread makes or rounds as fast as several would, with their waiting for each other.
+// Up to so many numbers, one thread makes or rounds them as fast as several that wait for each other.
 static const int64_t ROUNDED_ALONE = 8192;
-// Bytes of activations that stay in a core's own cache while weights pass by.
+// Bytes of activations that stay in a core's own cache while it reads weights.
 static const int64_t PANEL = 384 << 10;
 
-static _Atomic int64_t sharing = 2;  // threads
+static _Atomic int64_t sharing = 2;  // number of threads
 
 void specops_share(int64_t threads) { sharing = threads > 1 ? threads : 1; }
 
@@ -31,8 +31,8 @@ typedef struct {
     const Input *input;
     float *y;
     Activations activations;
-    int64_t groups, panel;  // groups of rows: all, and those of a panel
-    int64_t pieces;         // of the weights
+    int64_t groups, panel;  // number of groups of rows: all, and of one panel
+    int64_t pieces;         // into which the weights are cut
 } Job;
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -42,8 +42,9 @@ static inline int rows_of(const Job *job, int64_t group) {
     return group < job->groups - 1 ? width : (int)(job->activations.rows - group * width);
 }
 
-// A whole group of rows: they share lines of memory, for which two threads would wait in turns. 8
-// tokens of TinyLlama's shape took 17.3 ms where threads took rows, and take 13.5 (2 cores, AMD EPYC).
+// Rounds a whole group of rows: its rows share lines of memory, for which two threads would wait in
+// turns. With a row for each thread, 8 tokens of TinyLlama's shape took 17.3 ms instead of 13.5 (2
+// cores, AMD EPYC).
 static void quantize(void *argument, size_t group) {
     Job *job = argument;
     const Activations *out = &job->activations;
@@ -76,7 +77,7 @@ static void compute(void *argument, size_t index) {
         }
 }
 
-// Pieces of the weights that a panel of so many groups, or rows, is multiplied with.
+// Number of pieces into which the weights are cut for a panel of so many groups, or rows.
 static int64_t pieces_of(const Shape *shape, int64_t groups, int64_t rows) {
     const int64_t tiles = tiles_of(shape), weights = tiles * TILE * shape->depth;
     const int64_t large = tiles * tile_bytes(shape) * groups / PIECE;
@@ -87,7 +88,7 @@ static int64_t pieces_of(const Shape *shape, int64_t groups, int64_t rows) {
     return pieces < 1 ? 1 : least(pieces, tiles);
 }
 
-// The pieces that so many rows, one panel of them, are multiplied with. For tests.
+// The same for a panel of so many rows. For tests.
 int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int bits, int64_t rows) {
     const Shape shape = {columns, depth, block, bits, MIDDLE, 0};
     return pieces_of(&shape, (rows + 7) / 8, rows);
@@ -103,10 +104,10 @@ int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weig
     char *memory = rows <= INT64_MAX / bytes ? malloc((size_t)(rows * bytes)) : NULL;
     if (!memory) return -1;
     Job job = {kernel, shape, weights, bias, input, y, .activations.rows = rows};
-    job.activations.codes = (int8_t *)memory;  // first, and so at an address that suits any register
+    job.activations.codes = (int8_t *)memory;  // first, so aligned for any register
     job.activations.scales = (float *)(memory + rows * codes);
     job.activations.sums = (int32_t *)(job.activations.scales + rows * blocks);
-    // A single row that would be left joins the last group.
+    // A single row that is left over joins the last group.
     job.groups = rows > width ? (rows + width - 2) / width : 1;
     if (rows * depth > ROUNDED_ALONE) threads.run(threads.context, quantize, job.groups, &job);
     else for (int64_t group = 0; group < job.groups; group++) quantize(&job, group);

@@ -1,29 +1,29 @@
-// Products of activations and blockwise quantized weights: what a model spends its time with.
+// Products of activations and blockwise quantized weights: a model spends most of its time here.
 //
 // y[m, n] = sum over k of x[m, k] * scale[n, k / block] * (code[n, k] - zero_point[n, k / block])
 //
 // Activations are rounded to 8 bits, with one scale per row and block, as MatMulNBits does with
-// accuracy_level 4. Products within a block are exact integers and blocks are added in order, so
-// that a row's result depends neither on the rows beside it nor on the processor: float products
-// are rounded before they are added, as every processor can do it.
+// accuracy_level 4. Products within a block are exact integers and blocks are added in order. Float
+// products are rounded before they are added, which every processor can do. So a row's result depends
+// neither on the rows beside it nor on the processor.
 //
-// Weights lie in tiles of 16 columns, a processor's vector of floats, one tile after another.
-// A tile, for each block of K in order:
+// Weights lie in tiles of 16 columns, which is a vector of floats, one tile after another. A tile has,
+// for each block of K in order:
 //   codes   lines of 64 bytes, 4 for each column: four codes of 8 bits, k to k + 3; or eight of
 //           4 bits, k to k + 3 in the low halves and k + 4 to k + 7 in the high ones
 //   scales  16 float32
-//   zero points, where they are fractions: 16 float32
-// or, where float16 has all of a product's numbers exactly, a line behind
-//   each block, where zero points are fractions: 16 scales and 16 offsets in float16
-//   every other block: 16 scales of that block and 16 of the next, in float16
-// and behind the last block, where zero points are codes, those of all: 16 uint8 a block, filled
-// up to whole lines. Columns and K that fill the last tile and the last block are zeros.
+//   zero points, if they are fractions: 16 float32
+// If float16 holds all these numbers of a product exactly, the tile has instead one line behind
+//   each block, if zero points are fractions: 16 scales and 16 offsets in float16
+//   every second block, if not: 16 scales of that block and 16 of the next, in float16
+// Behind the last block come, if zero points are codes, the codes of all blocks: 16 uint8 a block,
+// filled up to whole lines. Columns and K beyond the matrix are zeros.
 //
 // Fractions come from formats that store scale * code + offset: zero point -offset / scale. With
-// them a block's product is (dot - zero_point * sum) * (scale[n] * scale[m]), each step rounded to
-// float32; dot and sum, of products and of activations' codes, are integers that float32 holds.
-// From an offset in float16 a kernel makes the zero point, by the one division that float32 rounds
-// alike everywhere; where a scale is 0 the zero point is 0, too.
+// fractions a block's product is (dot - zero_point * sum) * (scale[n] * scale[m]), each step rounded to
+// float32. `dot` is the sum of products and `sum` the sum of the activations' codes; float32 holds
+// both integers. From an offset in float16 a kernel computes the zero point by one division, which
+// float32 rounds alike everywhere; if a scale is 0, the zero point is 0, too.
 
 #ifndef SPECOPS_MATMUL_H
 #define SPECOPS_MATMUL_H
@@ -34,10 +34,10 @@
 #include "threads.h"
 
 enum { TILE = 16, LINE = 64, AHEAD = 16384, MOST_BLOCK = 256, MOST_SIDE = 1 << 24 };
-enum { FEWEST_WIDE = 16 };  // rows that fill a tile of AMX
+enum { FEWEST_WIDE = 16 };  // rows that fill a matrix of AMX
 enum { MIDDLE = 0, CODES = 1, FRACTIONS = 2 };  // zero points: the middle of the range, or stored
-enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE };  // what is made of an input
-#define TINY 1e-30f  // below it 127 / x overflows: such a block is zeros
+enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE };  // kinds of inputs
+#define TINY 1e-30f  // 127 / x overflows below it, so a block of smaller numbers is zeros
 
 typedef struct {
     int64_t columns, depth;  // N and K
@@ -47,16 +47,16 @@ typedef struct {
     int half_scales;         // whether scales, and offsets instead of fractions, are float16
 } Shape;
 
-// What is multiplied, or a norm's input. Of `made` and `sum`, which may be NULL, a row has K numbers.
+// The input of a product or a norm. `made` and `sum` have K numbers a row and may be NULL.
 //   AS_IT_IS   x [rows, K]
-//   NORM       s / sqrt(mean of s^2 + epsilon) * weight[k], where s is x, plus `residual` [rows, K]
+//   NORM       s / sqrt(mean of s^2 + epsilon) * weight[k], with s = x, plus `residual` [rows, K]
 //              unless that is NULL; `sum` gets s
-//   LAYER_NORM d / sqrt(mean of d^2 + epsilon) * weight[k] + shift[k], where d is s less the mean of s;
+//   LAYER_NORM d / sqrt(mean of d^2 + epsilon) * weight[k] + shift[k], with d = s - mean of s;
 //              `shift` may be NULL
 //   GELU       GELU of x, by its approximation with tanh
 //   SILU_GATE  x[0, K) * sigmoid(x[0, K)) * x[K, 2 K), of x [rows, 2 K]
 //   GELU_GATE  likewise, with GELU by its approximation with tanh
-// `made` gets what is multiplied, but for AS_IT_IS.
+// `made` gets the numbers to multiply, except for AS_IT_IS.
 typedef struct {
     int kind;
     const float *x, *residual, *weight, *shift;
@@ -64,11 +64,12 @@ typedef struct {
     float *sum, *made;
 } Input;
 
-// `rows` rows of activations in 8 bits, K filled up to whole blocks with zeros. Rows come in
-// groups of the kernel's width, the last one narrower or wider by one; of a group of n rows that
-// starts at `first`
-//   codes   [K / 4][n][4] at first * K: what a kernel reads next lies next; see `by_row`, `bytes`
-//   scales  [blocks][n] at first * blocks
+// Rows of activations in 8 bits; K is filled up to whole blocks with zeros. Rows come in groups of the
+// kernel's width; the last group may be narrower, or wider by one. A group of n rows from row `first`
+// on has
+//   codes   [K / 4][n][4] from first * K on, in the order in which a kernel reads them; see `by_row`
+//           and `bytes`
+//   scales  [blocks][n] from first * blocks on
 //   sums    likewise: the sum of a block's codes, for the zero points
 typedef struct {
     int8_t *codes;
@@ -77,24 +78,24 @@ typedef struct {
     int64_t rows;
 } Activations;
 
-// What there is for one kind of processor.
+// The kernel for one kind of processor.
 typedef struct MatmulKernel {
-    int width;   // rows of a group; the last one may have one more
+    int width;   // rows of a group
     int by_row;  // whether activations' codes lie row by row instead, [n][K]
-    int bytes;   // that a code of activations takes: 1, or what the kernel makes of it
-    // Make a row of the input, which has K numbers and a `made`, of any kind but AS_IT_IS.
+    int bytes;   // of a code of activations: 1, or more if the kernel stores it in another form
+    // Makes a row of the input and writes it to `made`; not for AS_IT_IS.
     void (*make)(const Input *input, int64_t row, int64_t depth);
-    // Make a row of the input and round it to codes, four of them every `stride` bytes. Of a block
-    // the scale, and the sum of the codes, are put into every `step`th place.
+    // Makes a row of the input and rounds it to codes, four of them every `stride` bytes. The scale of
+    // each block, and the sum of its codes, go into every `step`th place.
     void (*quantize)(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
                      int64_t stride, float *scales, int32_t *sums, int64_t step);
-    // Compute a tile for a group of rows; `y` [rows, N] begins at the group and the tile, so does
-    // `bias`, which may be NULL. Of its 16 columns the first `columns` are there. Lines before
-    // `end` are asked for ahead.
+    // Computes a tile for a group of `count` rows. `y` [rows, N] begins at the group and the tile; so
+    // does `bias`, which may be NULL. The matrix has the tile's first `columns` columns. Prefetches
+    // end at `end`.
     void (*tile)(const Shape *shape, const uint8_t *weights, const uint8_t *end,
                  const Activations *x, int64_t first, int count, const float *bias, float *y,
                  int columns);
-    const struct MatmulKernel *narrow;  // for fewer rows than FEWEST_WIDE; NULL: this one
+    const struct MatmulKernel *narrow;  // for fewer rows than FEWEST_WIDE; NULL: this kernel
 } MatmulKernel;
 
 static inline int64_t blocks_of(const Shape *shape) {
@@ -105,7 +106,7 @@ static inline int64_t code_bytes(const Shape *shape) {
     return shape->block * shape->bits / 8 * TILE;
 }
 
-// Of a tile's blocks, with their scales.
+// Bytes of a tile's blocks with their scales.
 static inline int64_t bytes_of_blocks(const Shape *shape) {
     const int64_t blocks = blocks_of(shape), fractions = shape->zero_points == FRACTIONS;
     int64_t lines = fractions ? 2 * blocks : blocks;
@@ -120,14 +121,12 @@ static inline int64_t tile_bytes(const Shape *shape) {
 
 static inline int64_t tiles_of(const Shape *shape) { return (shape->columns + TILE - 1) / TILE; }
 
-// Codes of a block that is next to nothing, or that has a number that is infinite or none: its
-// scale tells that.
+// Codes of a block of tiny numbers, or of one with an infinite number or a NaN; its scale is 0 or NaN.
 static inline void no_codes(int8_t *codes, int64_t block, int64_t stride) {
     for (int64_t k = 0; k < block; k += 4) memset(codes + k / 4 * stride, 0, 4);
 }
 
-// What a tile's kernel reads of activations and of zero points that are codes, from the first
-// block on.
+// What a tile's kernel reads of activations, and of zero points that are codes, from the first block on.
 typedef struct {
     const int8_t *codes;
     const float *scales;
@@ -135,10 +134,11 @@ typedef struct {
     const uint8_t *zero_points;
 } Operands;
 
+// The operands of the group from row `first` on; `bytes` as in the kernel.
 static inline Operands operands_of(const Shape *shape, const uint8_t *weights,
-                                   const Activations *x, int64_t first) {
+                                   const Activations *x, int64_t first, int64_t bytes) {
     const int64_t blocks = blocks_of(shape);
-    return (Operands){x->codes + first * blocks * shape->block, x->scales + first * blocks,
+    return (Operands){x->codes + first * blocks * shape->block * bytes, x->scales + first * blocks,
                       x->sums + first * blocks, weights + bytes_of_blocks(shape)};
 }
 
@@ -146,11 +146,11 @@ extern const MatmulKernel MATMUL_PLAIN, MATMUL_AVX2, MATMUL_AVX512, MATMUL_VNNI2
 extern const MatmulKernel MATMUL_AMX, MATMUL_DOTPROD, MATMUL_I8MM;
 
 // y [rows, N] = input [rows, K] times the weights, plus `bias` [N] unless it is NULL. Returns 0, or -1
-// where memory ran out.
+// if there is no memory.
 int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weights,
              const float *bias, const Input *input, int64_t rows, float *y, Threads threads);
 
-// Make `rows` rows of an input, of K numbers each, without a product behind it.
+// Makes `rows` rows of an input, of K numbers each, without a product.
 void make_rows(const MatmulKernel *kernel, const Input *input, int64_t rows, int64_t depth,
                Threads threads);
 

@@ -1,17 +1,17 @@
-// Kernel for passes of many rows on processors with AMX: products of matrices of 8 bits, 16 rows by 16
-// columns by 64 of K in one instruction. Fewer rows are AVX512-VNNI's. A line of weights with 8 bits is
-// a row of such a matrix as it stands; codes of 4 bits are unpacked once for all rows of a group.
+// Kernel for passes of many rows on processors with AMX, whose instruction multiplies matrices of 8
+// bits: 16 rows by 16 columns by 64 of K. AVX512-VNNI computes passes of fewer rows. A line of weights
+// with 8 bits is a row of such a matrix; codes of 4 bits are unpacked once for all rows of a group.
 //
-// With EMULATED, for tests, plain C stands for the instructions: hardly a processor here has them.
+// With EMULATED, for tests, plain C replaces the instructions, since few processors have them.
 
 #include "matmul_kernel.h"
 
-// A matrix has 16 ROWS at most; a group of rows is PARTS of them.
+// A matrix has 16 ROWS at most; a group of rows takes up to PARTS matrices.
 enum { ROWS = 16, PARTS = 3, WIDTH = 32, MOST_STEP = 64 };
-enum { FIRST_PALETTE = 1, MATRICES = 8 };  // sums are 0 to 2, activations 3 to 5, weights:
+enum { FIRST_PALETTE = 1, MATRICES = 8 };  // 0 to 2 are sums, 3 to 5 activations, and 6
 #define WEIGHTS 6
 
-// What the processor is told of its matrices: rows, and bytes of one.
+// The processor's configuration: rows of each matrix, and bytes of a row.
 typedef struct {
     uint8_t palette, start, unused[14];
     uint16_t bytes[16];
@@ -36,7 +36,7 @@ static void put(int of, void *to, int64_t stride) {
     for (int row = 0; row < config.rows[of]; row++)
         memcpy((char *)to + row * stride, matrices[of][row], config.bytes[of]);
 }
-// Of `a` numbers have a sign, of `b` they have none.
+// The numbers of `a` are signed, those of `b` are not.
 static void add_product(int out, int a, int b) {
     for (int row = 0; row < config.rows[out]; row++)
         for (int k = 0; k < config.bytes[a] / 4; k++)
@@ -80,7 +80,7 @@ static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
                  int columns) {
     const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
     const int step = shape->block % MOST_STEP ? MOST_STEP / 2 : MOST_STEP;
-    Operands at = operands_of(shape, weights, x, first);
+    Operands at = operands_of(shape, weights, x, first, 1);
     Floats totals[WIDTH + 1];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     configure_for(count, step);

@@ -1,12 +1,12 @@
-// Kernel for processors that multiply four bytes by four and add the products to a sum of 32 bits:
-// VNNI of 512 and of 256 bits, NEON's dot products and its products of matrices (i8mm). This file is
-// compiled once for each, see setup.py.
+// Kernel for processors with an instruction that multiplies four bytes by four and adds the products to
+// a sum of 32 bits: VNNI of 512 and of 256 bits, NEON's dot products and its products of matrices
+// (i8mm). setup.py compiles this file once for each.
 
 #include "matmul_kernel.h"
 
-// A register has 4, 8 or 16 columns, and a tile's 16 are PARTS of them. A sum waits for the one
-// before it: few rows have several CHAINS each, so that there are enough. WIDTH + 1 rows' sums fit
-// into the registers; with 512 bits a verification of 8 draft tokens has 9 rows.
+// A register has 4, 8 or 16 columns, so a tile's 16 columns take PARTS registers. Each addition waits
+// for the one before it, so few rows have several CHAINS of sums each. The sums of WIDTH + 1 rows fit
+// into the registers; with 512 bits these are 9 rows, as verifying 8 draft tokens needs.
 #if defined(__aarch64__)
 #include <arm_neon.h>
 enum { PARTS = 4, WIDTH = 4 };
@@ -25,7 +25,7 @@ typedef int32_t Sums __attribute__((vector_size(REGISTER)));
 typedef uint8_t Codes8 __attribute__((vector_size(REGISTER)));
 typedef uint8_t CodesOf8At __attribute__((vector_size(REGISTER), aligned(1), may_alias));
 
-// Adds to each column's sum its four codes times the four of `word`.
+// Adds to each column's sum its four codes times the four codes of `word`.
 INLINE Sums dot(Sums sum, Codes8 weights, int32_t word) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
     return vusdotq_s32(sum, weights, vreinterpretq_s8_s32(vdupq_n_s32(word)));
@@ -40,16 +40,16 @@ INLINE Sums dot(Sums sum, Codes8 weights, int32_t word) {
 #endif
 }
 
-// NEON without i8mm has only products of numbers with a sign: codes of 8 bits are lowered by 128,
-// and the sums are put right by that of the activations.
+// NEON without i8mm multiplies signed numbers only. So codes of 8 bits are LOWERED by 128, and the sums
+// are corrected by the sum of the activations.
 #if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
 enum { LOWERED = 128 };
 #else
 enum { LOWERED = 0 };
 #endif
 
-// Eight of K for two rows, as products of matrices: two columns by two rows a register. A row's part
-// holds the first, or the last two columns, of both rows, until `untangle`.
+// Eight numbers of K for two rows, as products of matrices: two columns by two rows a register. Until
+// `untangle`, `one` has the first two columns of both rows and `other` the last two.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 enum { PAIRED = 1 };
 INLINE void two_rows(Sums *one, Sums *other, Codes8 before, Codes8 after, const int8_t *codes,
@@ -84,7 +84,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                   float *y, int columns) {
     const int64_t blocks = blocks_of(shape);
     const int chains = CHAINS(count), paired = PAIRED ? count / 2 * 2 : 0;
-    Operands at = operands_of(shape, weights, x, first);
+    Operands at = operands_of(shape, weights, x, first, 1);
     Floats totals[WIDTH + 1];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     for (int64_t block = 0; block < blocks; block++) {
@@ -110,7 +110,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                     for (int part = 0; part < PARTS; part++)
                         two_rows(&sums[row][one][part], &sums[row + 1][one][part], before[part],
                                  after[part], at.codes + row * 4, count * 4);
-                // One after another of a row's two products would wait for the first.
+                // All first products, then all second ones: a row's second waits for its first.
                 for (int row = paired; row < count; row++)
                     for (int part = 0; part < PARTS; part++)
                         sums[row][one][part] = dot(sums[row][one][part], before[part],

@@ -1,5 +1,5 @@
-// A tile for each number of rows, so that a compiler knows it. The last thing that a kernel includes:
-// `group`, which computes a tile for `count` rows, is its own, and WIDTH says how many there may be.
+// Defines `tile`, which calls a kernel's `group` with a constant number of rows, so that the compiler
+// unrolls the loops over them. A kernel includes this file behind its `group` and WIDTH.
 
 #ifndef SPECOPS_MATMUL_GROUPS_H
 #define SPECOPS_MATMUL_GROUPS_H

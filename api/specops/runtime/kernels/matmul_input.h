@@ -1,9 +1,9 @@
-// What a product multiplies with: its input as it is, normalized, activated or opened by a gate, rounded
-// to codes of 8 bits. Norms and gates stand in front of a product in every decoder. Here they take no
-// memory, and no operator of their own, whose call costs a small model more than its arithmetic. Where
-// no product reads a norm it has an operator (norm_operator.c), which computes this and no more.
+// The input of a product: as it is, normalized, activated or gated, then rounded to codes of 8 bits. In
+// every decoder norms and gates stand in front of a product. Computed here, they need no memory and no
+// operator of their own, whose call costs a small model more than its arithmetic. A norm that no product
+// reads is an operator (norm_operator.c), which uses this file, too.
 //
-// A row is its own: sums run over lanes of 16 numbers, in order.
+// Each row is computed by itself: sums run over lanes of 16 numbers, in order.
 
 #ifndef SPECOPS_MATMUL_INPUT_H
 #define SPECOPS_MATMUL_INPUT_H
@@ -24,12 +24,12 @@ INLINE Floats summed(const Input *input, int64_t place, int64_t count) {
     return input->residual ? x + some(input->residual + place, count) : x;
 }
 
-// What a row that is normalized is moved by, then multiplied with.
+// A norm subtracts the mean from a row and multiplies it by the scale.
 typedef struct {
     float mean, scale;
 } Moments;
 
-// The first `count` numbers of some that are here; the others are 0.
+// The first `count` numbers of a vector; the others become 0.
 INLINE Floats first_of(Floats values, int64_t count) {
     if (count >= LANES) return values;
     float held[LANES];
@@ -37,7 +37,7 @@ INLINE Floats first_of(Floats values, int64_t count) {
     return load_first(held, (int)count);
 }
 
-// Of a row that is normalized; writes its sum.
+// The moments of a row; writes the sum of x and residual.
 INLINE Moments moments_of(const int kind, const Input *input, int64_t row, int64_t depth) {
     Floats sums = {0}, squares = {0};
     float mean = 0;
@@ -65,7 +65,7 @@ static Moments moments(const Input *input, int64_t row, int64_t depth) {
     return (Moments){0, 1};
 }
 
-// Up to 16 of a row's numbers, from number k on.
+// Up to 16 numbers of a row, from number k on.
 INLINE Floats made_of(const int kind, const Input *input, int64_t row, int64_t depth, int64_t k,
                       int64_t count, Moments by) {
     if (kind == NORM)
@@ -91,7 +91,7 @@ INLINE void make_of(const int kind, const Input *input, int64_t row, int64_t dep
                     made_of(kind, input, row, depth, start + k, size - k, by));
 }
 
-// Numbers `start` to `start + size` of a row, of any kind but AS_IT_IS.
+// Makes numbers `start` to `start + size` of a row; not for AS_IT_IS.
 static void make(const Input *input, int64_t row, int64_t depth, int64_t start, int64_t size,
                  Moments by, float *made) {
     switch (input->kind) {
@@ -103,13 +103,13 @@ static void make(const Input *input, int64_t row, int64_t depth, int64_t start, 
     }
 }
 
-// Make a row; see MatmulKernel.
+// See MatmulKernel.
 static void make_row(const Input *input, int64_t row, int64_t depth) {
     make(input, row, depth, 0, depth, moments(input, row, depth), input->made + row * depth);
 }
 
-// Round a block's numbers, of which the first `size` are there, to codes, four of them every
-// `stride` bytes. Returns the scale; `sum` gets that of the codes.
+// Rounds a block of `size` numbers, filled up with zeros, to codes, four of them every `stride` bytes.
+// Returns the scale; `sum` gets the sum of the codes.
 INLINE float round_block(const float *x, int64_t size, int64_t block, int8_t *codes,
                          int64_t stride, int32_t *sum) {
     float filled[MOST_BLOCK];
@@ -121,7 +121,7 @@ INLINE float round_block(const float *x, int64_t size, int64_t block, int8_t *co
     Floats most = {0}, odd = {0};
     for (int64_t k = 0; k < block; k += LANES) {
         most = larger(magnitude(load(x + k)), most);
-        // 0, or NaN from the first infinity or NaN on: no such thing may get lost.
+        // 0, or NaN if a number is infinite or NaN: that must reach the result.
         odd += load(x + k) * 0.0f;
     }
     const float highest = largest(most) + total(odd);
@@ -138,7 +138,7 @@ INLINE float round_block(const float *x, int64_t size, int64_t block, int8_t *co
     return highest / 127;
 }
 
-// Make and round a row; see MatmulKernel.
+// See MatmulKernel.
 static void quantize_row(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
                          int64_t stride, float *scales, int32_t *sums, int64_t step) {
     const int64_t depth = shape->depth, block = shape->block;

@@ -1,5 +1,5 @@
-// What all kernels of products have in common: activations, and adding a block's products to a row's
-// totals. Written with the compiler's vectors, so that each rounding is the same by construction.
+// What all kernels of products share: adding a block's products to the totals of rows. It is written
+// with the compiler's vectors, so each rounding is the same by construction.
 
 #ifndef SPECOPS_MATMUL_KERNEL_H
 #define SPECOPS_MATMUL_KERNEL_H
@@ -8,18 +8,18 @@
 
 typedef uint8_t PointsAt __attribute__((vector_size(16), aligned(1), may_alias));
 
-// Adds a block: `dots` are the products' sums of each row, with the tile's columns in lanes; `lines`
-// what stands behind the block's codes. Returns what follows.
+// Adds a block to the totals. `dots` are each row's sums of products, with the tile's columns in lanes.
+// `lines` begin behind the block's codes. Returns the address of the next block.
 INLINE const uint8_t *add_block(const Shape *shape, const int count, int64_t block,
                                 const Ints *dots, const uint8_t *lines, Operands *at,
                                 Floats *totals) {
     const int fractions = shape->zero_points == FRACTIONS, half = shape->half_scales;
-    // Without offsets two blocks share a line, which stands before the second one's codes.
+    // Without offsets two blocks share a line, which stands before the second block's codes.
     const int shared = half && !fractions && block % 2;
     const uint8_t *line = shared ? lines - code_bytes(shape) - LINE / 2 : lines;
     const Floats scale = half ? from_halves((const uint16_t *)line) : load((const float *)line);
-    // Two loops: in one the compiler keeps the sums of 8 rows in memory, and 8 tokens of the demo
-    // pair take 1.6 times as long.
+    // Two loops: in a single one the compiler keeps the sums of 8 rows in memory, and 8 tokens of the
+    // demo pair take 1.6 times as long.
     if (fractions) {
         Floats zero;
         if (half) {
@@ -49,7 +49,7 @@ INLINE const uint8_t *add_block(const Shape *shape, const int count, int64_t blo
     return shared ? lines : lines + LINE;
 }
 
-// Rows of a tile, of whose columns the first `columns` are there, with their bias if there is one.
+// Stores the rows of a tile, up to `columns` columns, plus the bias if there is one.
 INLINE void put_rows(const Shape *shape, const int count, const Floats *totals, const float *bias,
                      float *y, int columns) {
     const Floats added = bias ? load_first(bias, columns) : (Floats){0};
@@ -57,9 +57,10 @@ INLINE void put_rows(const Shape *shape, const int count, const Floats *totals, 
         store_first(y + row * shape->columns, columns, bias ? totals[row] + added : totals[row]);
 }
 
-// A processor reads ahead by itself within a page only, and tiles are short. What is AHEAD is in the
-// first cache when it is needed, and not yet driven out by activations: TinyLlama's shape takes 0.84
-// of the time for 4 tokens, and 0.93 for 16, that it took with a quarter of it (2 cores, AMD EPYC).
+// Prefetches weights: a processor by itself reads ahead within a page only, and tiles are short. At the
+// distance AHEAD, lines are in the first cache when they are needed, and activations have not yet
+// evicted them. TinyLlama's shape takes 0.84 of the time for 4 tokens, and 0.93 for 16, of what it took
+// with a quarter of the distance (2 cores, AMD EPYC).
 INLINE void ask_ahead(const uint8_t *weights, const uint8_t *end) {
     const uint8_t *ahead = weights + AHEAD;
     __builtin_prefetch(ahead < end ? ahead : weights);

@@ -1,12 +1,12 @@
-// Makes the product an operator that ONNX Runtime can put into a graph.
+// The operator of products, for ONNX Runtime's graphs.
 //
 //   specops.QuantizedMatMul(x, weights, bias, norm, residual, shift) -> y [, sum, made]
-//   x         float32 [..., K], of gates [..., 2 K]
+//   x         float32 [..., K], or [..., 2 K] for a gate
 //   weights   uint8 [bytes]
 //   bias      float32 [N], optional
-//   norm, residual, shift  float32 [K], as x and [K], the last two optional: of a norm
+//   norm, residual, shift  inputs of a norm: float32 [K], as x, [K]; the last two are optional
 //   y         float32 [..., N]
-//   sum, made  float32 [..., K], optional: x and residual added; what is multiplied
+//   sum, made  float32 [..., K], optional: the sum of x and residual; what is multiplied
 //   attributes: N, K, bits, block_size, zero_points (0 to 2), half_scales and bias (0 or 1), input (0
 //   to 5), epsilon; see matmul.h
 
@@ -14,17 +14,15 @@
 #include "operators.h"
 #include "processor.h"
 
-#include <stdlib.h>
-
 enum { X, WEIGHTS, BIAS, WEIGHT_OF_NORM, RESIDUAL, SHIFT, INPUTS };
-enum { Y, SUM, MADE, OUTPUTS };
+enum { Y, SUM, MADE };
 
 typedef struct {
     const MatmulKernel *kernel;
     Shape shape;
     int64_t bias, input;
     float epsilon;
-} Operator;
+} Kernel;
 
 static const char *check_shape(const Shape *shape, int64_t bits, int64_t zero_points,
                                int64_t half_scales) {
@@ -40,26 +38,25 @@ static const char *check_shape(const Shape *shape, int64_t bits, int64_t zero_po
     return NULL;
 }
 
-static const char *check_input(const Operator *self) {
+static const char *check_input(const Kernel *self) {
     if (self->bias >> 1) return "QuantizedMatMul: bias is 0 or 1";
     if (self->input < AS_IT_IS || self->input > GELU_GATE)
         return "QuantizedMatMul: input is 0 to 5";
     return check_epsilon(self->epsilon);
 }
 
-static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
+OrtStatus *create_matmul(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
                          void **out) {
     (void)op, (void)given;
     int64_t bits, zero_points, half_scales;
-    Operator self = {.kernel = choose_processor()->matmul};
+    Kernel self = {.kernel = choose_processor()->matmul};
     Shape *shape = &self.shape;
-    const struct { const char *name; int64_t *to; } whole[] = {
-        {"N", &shape->columns}, {"K", &shape->depth}, {"block_size", &shape->block},
-        {"bits", &bits}, {"zero_points", &zero_points}, {"half_scales", &half_scales},
-        {"bias", &self.bias}, {"input", &self.input}};
-    OrtStatus *status = api->KernelInfoGetAttribute_float(info, "epsilon", &self.epsilon);
-    for (size_t i = 0; !status && i < sizeof whole / sizeof *whole; i++)
-        status = api->KernelInfoGetAttribute_int64(info, whole[i].name, whole[i].to);
+    const AttributeTo attributes[] = {
+        {"N", &shape->columns, NULL}, {"K", &shape->depth, NULL},
+        {"block_size", &shape->block, NULL}, {"bits", &bits, NULL},
+        {"zero_points", &zero_points, NULL}, {"half_scales", &half_scales, NULL},
+        {"bias", &self.bias, NULL}, {"input", &self.input, NULL}, {"epsilon", NULL, &self.epsilon}};
+    OrtStatus *status = read_attributes(info, attributes, sizeof attributes / sizeof *attributes);
     if (status) return status;
     const char *wrong = check_shape(shape, bits, zero_points, half_scales);
     if (!wrong) wrong = check_input(&self);
@@ -67,14 +64,10 @@ static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKe
     shape->bits = (int)bits;
     shape->zero_points = (int)zero_points;
     shape->half_scales = (int)half_scales;
-    Operator *created = malloc(sizeof *created);
-    if (!created) return failure("QuantizedMatMul: out of memory");
-    *created = self;
-    *out = created;
-    return NULL;
+    return keep(&self, sizeof self, out);
 }
 
-static const char *check_inputs(const Operator *self, const Tensor *inputs) {
+static const char *check_inputs(const Kernel *self, const Tensor *inputs) {
     const Shape *shape = &self->shape;
     const int64_t bytes = tiles_of(shape) * tile_bytes(shape), depth = shape->depth;
     const Tensor *x = inputs + X;
@@ -92,12 +85,11 @@ static const char *check_inputs(const Operator *self, const Tensor *inputs) {
     return NULL;
 }
 
-static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
-    const Operator *self = kernel;
+OrtStatus *compute_matmul(void *kernel, OrtKernelContext *context) {
+    const Kernel *self = kernel;
     const Shape *shape = &self->shape;
     Tensor tensors[INPUTS];
-    OrtStatus *status = NULL;
-    for (size_t i = 0; !status && i < INPUTS; i++) status = read_input(context, i, tensors + i);
+    OrtStatus *status = read_inputs(context, INPUTS, tensors);
     if (status) return status;
     const char *wrong = check_inputs(self, tensors);
     if (wrong) return failure(wrong);
@@ -120,14 +112,3 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
         return failure("QuantizedMatMul: out of memory");
     return call.status;
 }
-
-static const char *name(const OrtCustomOp *op) { return (void)op, "QuantizedMatMul"; }
-static size_t inputs(const OrtCustomOp *op) { return (void)op, INPUTS; }
-static int input(const OrtCustomOp *op, size_t index) {
-    return (void)op, index == WEIGHTS ? ORT_UINT8 : ORT_FLOAT;
-}
-static int optional(const OrtCustomOp *op, size_t index) { return (void)op, index >= BIAS; }
-static size_t outputs(const OrtCustomOp *op) { return (void)op, OUTPUTS; }
-static int spare(const OrtCustomOp *op, size_t index) { return (void)op, index != Y; }
-
-const OrtCustomOp MATMUL_OPERATOR = OPERATOR;

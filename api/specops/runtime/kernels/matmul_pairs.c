@@ -1,10 +1,10 @@
-// Kernel for processors that multiply pairs of bytes and add them in 16 bits: AVX2, and AVX-512
-// without VNNI. Products of 4 bits are added in 16 bits before they are in 32; codes of 8 bits are
-// multiplied as two of 4. This file is compiled once for each, see setup.py.
+// Kernel for processors with an instruction that multiplies pairs of bytes and adds them in 16 bits:
+// AVX2, and AVX-512 without VNNI. Several products of 4-bit codes are added in 16 bits, then in 32.
+// Codes of 8 bits are multiplied as two of 4. setup.py compiles this file once for each.
 
 #include "matmul_kernel.h"
 
-// A tile's 16 columns are PARTS registers. 16-bit sums hold LINES lines of codes of 4 bits: a line
+// A tile's 16 columns take PARTS registers. A sum of 16 bits holds LINES lines of 4-bit codes: a line
 // adds at most 4 products of 15 and 127.
 #if defined(__AVX512BW__)
 enum { PARTS = 1, WIDTH = 8 };
@@ -18,7 +18,7 @@ typedef int32_t Sums __attribute__((vector_size(REGISTER)));
 typedef uint8_t Bytes __attribute__((vector_size(REGISTER)));
 typedef Bytes BytesAt __attribute__((aligned(1), may_alias));
 
-// Adds four codes of 4 bits, a byte each, times the four of `word` to a column's two sums.
+// Adds to each column's two sums its four codes of 4 bits, a byte each, times the four of `word`.
 INLINE Shorts add_products(Shorts sums, Bytes codes, int32_t word) {
 #if defined(__AVX512BW__)
     return sums + (Shorts)_mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(word));
@@ -27,7 +27,7 @@ INLINE Shorts add_products(Shorts sums, Bytes codes, int32_t word) {
 #endif
 }
 
-// Each number times `factor`, those of two neighbours added.
+// Multiplies each number by `factor` and adds neighbours.
 INLINE Sums add_neighbours(Shorts numbers, int16_t factor) {
 #if defined(__AVX512BW__)
     return (Sums)_mm512_madd_epi16((__m512i)numbers, _mm512_set1_epi16(factor));
@@ -40,7 +40,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                   const uint8_t *end, const Activations *x, int64_t first, const float *bias,
                   float *y, int columns) {
     const int64_t blocks = blocks_of(shape), bytes = code_bytes(shape);
-    Operands at = operands_of(shape, weights, x, first);
+    Operands at = operands_of(shape, weights, x, first, 1);
     Floats totals[WIDTH + 1];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     for (int64_t block = 0; block < blocks; block++) {
@@ -58,7 +58,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                     const Bytes both = *(const BytesAt *)(weights + part * REGISTER);
                     for (int row = 0; row < count; row++) {
                         const int32_t one = word_at(at.codes + row * 4);
-                        // Halves of a byte are two weights of 4 bits, or parts of one of 8.
+                        // The halves of a byte are two weights of 4 bits, or one of 8.
                         const int32_t other =
                             bits == 4 ? word_at(at.codes + (count + row) * 4) : one;
                         Shorts *low = &lows[row][part];

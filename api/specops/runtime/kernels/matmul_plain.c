@@ -1,5 +1,5 @@
-// Kernel for any processor, the reference of all others: plain C, with the two instructions that
-// every x86-64 and every arm64 has for products of 16 bits that are added up in 32.
+// Kernel for any processor, and the reference for all others. It is plain C, with one instruction for
+// x86-64 and two for arm64, which all these processors have: products of 16 bits added in 32.
 
 #include "matmul_kernel.h"
 
@@ -7,8 +7,8 @@
 #include <arm_neon.h>
 #endif
 
-// A register has a tile's next COLUMNS columns, four bytes each: as numbers of 16 bits two pairs. One
-// row is computed for a whole tile at once, which shares its activations; several share the weights.
+// A register has COLUMNS columns of a tile, four bytes each: two pairs of numbers of 16 bits. A single
+// row computes a whole tile at once, to share the activations; several rows share the weights.
 enum { WIDTH = 4, COLUMNS = 4, PARTS = TILE / COLUMNS, REGISTER = 4 * COLUMNS };
 #define TOGETHER(COUNT) ((COUNT) == 1 ? PARTS : 1)
 
@@ -18,8 +18,8 @@ typedef uint16_t LinesAt __attribute__((vector_size(REGISTER), aligned(1), may_a
 typedef int32_t Four __attribute__((vector_size(REGISTER)));
 typedef uint32_t FourWords __attribute__((vector_size(REGISTER)));
 
-// Sums of a register's columns. On arm64 the two products of a pair have a lane each, those of two
-// columns in `first` and of two in `last`, until they are `added`.
+// Sums of a register's columns. On arm64 the two products of a pair have a lane each until `added`: two
+// columns in `first` and two in `last`.
 #if defined(__aarch64__)
 typedef struct { int32x4_t first, last; } Sums;
 #else
@@ -48,12 +48,14 @@ INLINE Four added(Sums sums) {
 #endif
 }
 
-// Four codes of activations, k to k + 3, as a register is multiplied with them: k and k + 2 for each
-// of its columns, and k + 1 and k + 3. They wait in this form: made for every tile anew, they took
-// a quarter of the time.
+// Four codes of activations, k to k + 3, in the form in which registers are multiplied: k and k + 2 for
+// each column, then k + 1 and k + 3. They are stored in this form: making it for each tile again took a
+// quarter of the time.
 typedef struct {
     Pairs even, odd;
 } Word;
+
+enum { BYTES = sizeof(Word) / 4 };
 
 static void quantize_words(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
                            int64_t stride, float *scales, int32_t *sums, int64_t step) {
@@ -62,8 +64,8 @@ static void quantize_words(const Input *input, int64_t row, const Shape *shape, 
         const Lines four = (Lines)((Four){0} + word_at(codes));
         Word *word = (Word *)codes;
         word->even = (Pairs)(four << 8) >> 8, word->odd = (Pairs)four >> 8;
-        // Of a byte b with two weights the lower one is not taken out where products are those of
-        // `odd`: b * x + (b >> 4) * (y - 16 * x) is (b & 15) * x + (b >> 4) * y.
+        // The products of `odd` use a byte b with two weights as it is, without masking the low one:
+        // b * x + (b >> 4) * (y - 16 * x) is (b & 15) * x + (b >> 4) * y.
         if (shape->bits == 4 && k % 8) word->odd -= ((const Word *)(codes - stride))->odd * 16;
     }
 }
@@ -73,8 +75,8 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                   float *y, int columns) {
     const int64_t blocks = blocks_of(shape);
     const int together = TOGETHER(count);
-    Operands at = operands_of(shape, weights, x, first);
-    const Word *words = (const Word *)x->codes + first * blocks * shape->block / 4;
+    Operands at = operands_of(shape, weights, x, first, BYTES);
+    const Word *words = (const Word *)at.codes;
     Floats totals[WIDTH + 1];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     for (int64_t block = 0; block < blocks; block++, words += count * shape->block / 4) {
@@ -92,7 +94,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                 for (int part = 0; part < together; part++) {
                     const Lines codes = *(const LinesAt *)(from + part * REGISTER);
                     if (bits == 4) {
-                        // The upper half of an even byte stays where it is, 16 times as much.
+                        // The upper half of an even byte is not shifted: it counts 16 times.
                         const Lines low = codes & 15, sixteen = codes & 240;
                         const Lines both = codes >> 8, high = codes >> 12;
                         for (int row = 0; row < count; row++) {
@@ -133,4 +135,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {WIDTH, 0, sizeof(Word) / 4, make_row, quantize_words, tile, NULL};
+const MatmulKernel MATMUL = {WIDTH, 0, BYTES, make_row, quantize_words, tile, NULL};

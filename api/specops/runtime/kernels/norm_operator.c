@@ -1,50 +1,42 @@
-// Makes a norm that no product reads an operator: what parts of a layer give, before it is added to the
-// residual (Gemma 3, OLMo 2), and all queries or keys of a token together (OLMo 2).
+// The operator of norms that no product reads: norms of a part's output before the residual is added
+// (Gemma 3, OLMo 2), and norms over all queries or keys of a token (OLMo 2).
 //
 //   specops.Norm(x, norm, residual, shift) -> made [, sum]
 //   x         float32 [..., K]
 //   norm      float32 [K]
-//   residual, shift  float32 as x and [K], optional, the latter of a layer norm
-//   made, sum  float32 [..., K], the latter optional: x and residual added
+//   residual, shift  float32 as x and [K], optional; `shift` is a layer norm's
+//   made, sum  float32 [..., K]; `sum` is optional: the sum of x and residual
 //   attributes: input (1 or 2), epsilon; see matmul.h
 
 #include "matmul.h"
 #include "operators.h"
 #include "processor.h"
 
-#include <stdlib.h>
-
 enum { X, WEIGHT, RESIDUAL, SHIFT, INPUTS };
-enum { MADE, SUM, OUTPUTS };
+enum { MADE, SUM };
 
 typedef struct {
     const MatmulKernel *kernel;
     int64_t input;
     float epsilon;
-} Operator;
+} Kernel;
 
-static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
-                         void **out) {
+OrtStatus *create_norm(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
+                       void **out) {
     (void)op, (void)given;
-    Operator self = {.kernel = choose_processor()->matmul};
-    OrtStatus *status = api->KernelInfoGetAttribute_int64(info, "input", &self.input);
-    if (!status) status = api->KernelInfoGetAttribute_float(info, "epsilon", &self.epsilon);
+    Kernel self = {.kernel = choose_processor()->matmul};
+    const AttributeTo attributes[] = {{"input", &self.input, NULL}, {"epsilon", NULL, &self.epsilon}};
+    OrtStatus *status = read_attributes(info, attributes, 2);
     if (status) return status;
     const char *wrong = check_epsilon(self.epsilon);
     if (self.input != NORM && self.input != LAYER_NORM) wrong = "Norm: input is 1 or 2";
-    if (wrong) return failure(wrong);
-    Operator *created = malloc(sizeof *created);
-    if (!created) return failure("Norm: out of memory");
-    *created = self;
-    *out = created;
-    return NULL;
+    return wrong ? failure(wrong) : keep(&self, sizeof self, out);
 }
 
-static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
-    const Operator *self = kernel;
+OrtStatus *compute_norm(void *kernel, OrtKernelContext *context) {
+    const Kernel *self = kernel;
     Tensor tensors[INPUTS];
-    OrtStatus *status = NULL;
-    for (size_t i = 0; !status && i < INPUTS; i++) status = read_input(context, i, tensors + i);
+    OrtStatus *status = read_inputs(context, INPUTS, tensors);
     if (status) return status;
     const Tensor *x = tensors + X;
     const int64_t depth = x->data ? x->dimensions[x->count - 1] : 0;
@@ -61,12 +53,3 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
     make_rows(self->kernel, &input, rows_of_tensor(x), depth, threads_of(&call));
     return call.status;
 }
-
-static const char *name(const OrtCustomOp *op) { return (void)op, "Norm"; }
-static size_t inputs(const OrtCustomOp *op) { return (void)op, INPUTS; }
-static int input(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_FLOAT; }
-static int optional(const OrtCustomOp *op, size_t index) { return (void)op, index >= RESIDUAL; }
-static size_t outputs(const OrtCustomOp *op) { return (void)op, OUTPUTS; }
-static int spare(const OrtCustomOp *op, size_t index) { return (void)op, index == SUM; }
-
-const OrtCustomOp NORM_OPERATOR = OPERATOR;

@@ -1,6 +1,6 @@
-// What a custom operator needs of ONNX Runtime's C interface, which Python's package has no header
-// of. Both structs are tables of functions that each version only appends to; the places are those
-// of version 21 (onnxruntime 1.21), the least that is asked for.
+// The part of ONNX Runtime's C interface that custom operators need; the Python package has no header.
+// Both structs are tables of functions. New versions only append to them; the places here are those of
+// version 21 (onnxruntime 1.21), the oldest that is supported.
 // https://onnxruntime.ai/docs/reference/operators/add-custom-op.html
 
 #ifndef SPECOPS_ONNXRUNTIME_H
@@ -57,7 +57,7 @@ struct OrtApi {
 #undef UNUSED
 
 typedef struct {
-    const OrtApi *(*GetApi)(uint32_t version);  // NULL: older than that
+    const OrtApi *(*GetApi)(uint32_t version);  // NULL: ONNX Runtime is older
     const char *(*GetVersionString)(void);
 } OrtApiBase;
 

@@ -4,10 +4,12 @@
 #include "operators.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 const OrtApi *api;
 
-OrtStatus *read_input(const OrtKernelContext *context, size_t index, Tensor *tensor) {
+static OrtStatus *read_input(const OrtKernelContext *context, size_t index, Tensor *tensor) {
     const OrtValue *value;
     OrtShape *shape;
     tensor->data = NULL;
@@ -23,12 +25,33 @@ OrtStatus *read_input(const OrtKernelContext *context, size_t index, Tensor *ten
     if (!status) status = api->GetDimensions(shape, tensor->dimensions, tensor->count);
     api->ReleaseTensorTypeAndShapeInfo(shape);
     static char nothing;
-    if (!tensor->data) tensor->data = &nothing;  // a tensor without elements is there nonetheless
+    if (!tensor->data) tensor->data = &nothing;  // a tensor without elements is not a missing one
     return status;
 }
 
+OrtStatus *read_inputs(const OrtKernelContext *context, size_t count, Tensor *tensors) {
+    OrtStatus *status = NULL;
+    for (size_t i = 0; !status && i < count; i++) status = read_input(context, i, tensors + i);
+    return status;
+}
+
+OrtStatus *read_attributes(const OrtKernelInfo *info, const AttributeTo *attributes, size_t count) {
+    OrtStatus *status = NULL;
+    for (const AttributeTo *one = attributes; !status && one < attributes + count; one++)
+        status = one->whole ? api->KernelInfoGetAttribute_int64(info, one->name, one->whole)
+                            : api->KernelInfoGetAttribute_float(info, one->name, one->real);
+    return status;
+}
+
+OrtStatus *keep(const void *state, size_t size, void **out) {
+    *out = malloc(size);
+    if (!*out) return failure("out of memory");
+    memcpy(*out, state, size);
+    return NULL;
+}
+
 int64_t rows_of_tensor(const Tensor *tensor) {
-    uint64_t rows = 1;  // of a tensor without elements there may be more than that: they wrap
+    uint64_t rows = 1;  // unsigned: dimensions of a tensor without elements may overflow
     for (size_t i = 0; i + 1 < tensor->count; i++) rows *= (uint64_t)tensor->dimensions[i];
     return (int64_t)rows;
 }
@@ -63,29 +86,63 @@ const char *check_epsilon(float epsilon) {
 
 static void run(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
     Call *call = context;
-    if (!call->status)  // as many batches as there is work: a thread that is done takes the next
+    if (!call->status)  // a batch for each piece: a thread that is done takes the next one
         call->status = api->KernelContext_ParallelFor(call->context, work, count, count, argument);
 }
 
 Threads threads_of(Call *call) { return (Threads){run, call}; }
 
-const char *cpu_provider(const OrtCustomOp *op) { return (void)op, "CPUExecutionProvider"; }
-int float_output(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_FLOAT; }
-int on_cpu(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, 0; }
-int first_version(const OrtCustomOp *op) { return (void)op, 1; }
-int last_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
+static const Operator *of(const OrtCustomOp *op) { return (const Operator *)op; }
+static int type_of(char letter) {
+    return strchr("fF", letter) ? ORT_FLOAT : letter == 'b' ? ORT_UINT8 : ORT_INT64;
+}
 
-// Called for each session's options. The domain is made once and lives as long as the process.
+static const char *name(const OrtCustomOp *op) { return of(op)->name; }
+static const char *provider(const OrtCustomOp *op) { return (void)op, "CPUExecutionProvider"; }
+static int input(const OrtCustomOp *op, size_t i) { return type_of(of(op)->inputs[i]); }
+static size_t inputs(const OrtCustomOp *op) { return strlen(of(op)->inputs); }
+static int output(const OrtCustomOp *op, size_t i) { return type_of(of(op)->outputs[i]); }
+static size_t outputs(const OrtCustomOp *op) { return strlen(of(op)->outputs); }
+static int optional(const OrtCustomOp *op, size_t i) { return of(op)->inputs[i] < 'a'; }
+static int spare(const OrtCustomOp *op, size_t i) { return of(op)->outputs[i] < 'a'; }
+static int on_cpu(const OrtCustomOp *op, size_t i) { return (void)op, (void)i, 0; }
+static int first_version(const OrtCustomOp *op) { return (void)op, 1; }
+static int last_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
+
+#define TABLE(CREATE, COMPUTE)                                                            \
+    {.version = ORT_VERSION,                                                              \
+     .GetName = name,                                                                     \
+     .GetExecutionProviderType = provider,                                                \
+     .GetInputType = input,                                                               \
+     .GetInputTypeCount = inputs,                                                         \
+     .GetOutputType = output,                                                             \
+     .GetOutputTypeCount = outputs,                                                       \
+     .KernelDestroy = free,                                                               \
+     .GetInputCharacteristic = optional,                                                  \
+     .GetOutputCharacteristic = spare,                                                    \
+     .GetInputMemoryType = on_cpu,                                                        \
+     .CreateKernelV2 = CREATE,                                                            \
+     .KernelComputeV2 = COMPUTE,                                                          \
+     .GetStartVersion = first_version,                                                    \
+     .GetEndVersion = last_version}
+
+const Operator MATMUL_OPERATOR = {TABLE(create_matmul, compute_matmul), "QuantizedMatMul", "fbFFFF",
+                                  "fFF"};
+const Operator NORM_OPERATOR = {TABLE(create_norm, compute_norm), "Norm", "ffFF", "fF"};
+const Operator ATTENTION_OPERATOR = {TABLE(create_attention, compute_attention), "Attention",
+                                     "fFFiiiFFFFFF", "f"};
+
+// ONNX Runtime calls it for each session's options. The domain lives as long as the process.
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
     static OrtDomain *domain;
     api = base->GetApi(ORT_VERSION);
-    if (!api) return NULL;  // older than that: graphs with the operators will not load
+    if (!api) return NULL;  // an older ONNX Runtime, which will not load graphs with the operators
     if (!domain) {
         OrtDomain *made;
         OrtStatus *status = api->CreateCustomOpDomain("specops", &made);
-        if (!status) status = api->CustomOpDomain_Add(made, &MATMUL_OPERATOR);
-        if (!status) status = api->CustomOpDomain_Add(made, &NORM_OPERATOR);
-        if (!status) status = api->CustomOpDomain_Add(made, &ATTENTION_OPERATOR);
+        if (!status) status = api->CustomOpDomain_Add(made, &MATMUL_OPERATOR.op);
+        if (!status) status = api->CustomOpDomain_Add(made, &NORM_OPERATOR.op);
+        if (!status) status = api->CustomOpDomain_Add(made, &ATTENTION_OPERATOR.op);
         if (status) return status;
         domain = made;
     }

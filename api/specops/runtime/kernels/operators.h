@@ -1,4 +1,4 @@
-// What the operators need of ONNX Runtime: tensors, and its threads.
+// What the operators share: reading inputs and attributes, ONNX Runtime's threads, their tables.
 
 #ifndef SPECOPS_OPERATORS_H
 #define SPECOPS_OPERATORS_H
@@ -9,10 +9,9 @@
 enum { MOST_DIMENSIONS = 8 };
 
 extern const OrtApi *api;
-extern const OrtCustomOp MATMUL_OPERATOR, NORM_OPERATOR, ATTENTION_OPERATOR;
 
 typedef struct {
-    void *data;  // NULL: an optional input that is not there
+    void *data;  // NULL: a missing optional input
     int64_t dimensions[MOST_DIMENSIONS];
     size_t count;
 } Tensor;
@@ -21,10 +20,21 @@ static inline OrtStatus *failure(const char *message) {
     return api->CreateStatus(ORT_FAIL, message);
 }
 
-// The input of that number. An optional one may be missing.
-OrtStatus *read_input(const OrtKernelContext *context, size_t index, Tensor *tensor);
+OrtStatus *read_inputs(const OrtKernelContext *context, size_t count, Tensor *tensors);
 
-// All but the last dimension, multiplied.
+// Attributes to read, `whole` or `real` numbers.
+typedef struct {
+    const char *name;
+    int64_t *whole;
+    float *real;
+} AttributeTo;
+
+OrtStatus *read_attributes(const OrtKernelInfo *info, const AttributeTo *attributes, size_t count);
+
+// Copies what a kernel keeps of its node, `size` bytes, for ONNX Runtime to hold.
+OrtStatus *keep(const void *state, size_t size, void **out);
+
+// The product of all dimensions but the last.
 int64_t rows_of_tensor(const Tensor *tensor);
 
 static inline int has_shape(const Tensor *tensor, size_t count, int64_t first, int64_t last) {
@@ -32,17 +42,17 @@ static inline int has_shape(const Tensor *tensor, size_t count, int64_t first, i
            tensor->dimensions[count - 1] == last;
 }
 
-// An output as `x` with another last dimension; NULL where the graph does not have it.
+// An output with the dimensions of `x`, but another last one; NULL if the graph does not use it.
 OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, int64_t last,
                      float **out);
 
-// Why there can be no such norm of the last dimension of `x`; NULL: there can. `residual` and `shift`
-// may be missing.
+// What is wrong with a norm of the last dimension of `x`; NULL: nothing. `residual` and `shift` may be
+// missing.
 const char *check_norm(const Tensor *x, const Tensor *weight, const Tensor *residual,
                        const Tensor *shift);
 const char *check_epsilon(float epsilon);
 
-// ONNX Runtime's threads, during a call; the first error is kept.
+// ONNX Runtime's threads during a call; the struct keeps the first error.
 typedef struct {
     const OrtKernelContext *context;
     OrtStatus *status;
@@ -50,29 +60,19 @@ typedef struct {
 
 Threads threads_of(Call *call);
 
-// What all operators say of themselves.
-const char *cpu_provider(const OrtCustomOp *op);
-int float_output(const OrtCustomOp *op, size_t index);
-int on_cpu(const OrtCustomOp *op, size_t index);
-int first_version(const OrtCustomOp *op);
-int last_version(const OrtCustomOp *op);
+// An operator: its function table, and what the functions of all operators read of it. Inputs and
+// outputs have a letter each: float32 (f), uint8 (b), int64 (i); a graph may leave out capitals.
+typedef struct {
+    OrtCustomOp op;
+    const char *name, *inputs, *outputs;
+} Operator;
 
-// An operator's table: the above, and what each file of an operator calls by these names.
-#define OPERATOR                                                                          \
-    {.version = ORT_VERSION,                                                              \
-     .GetName = name,                                                                     \
-     .GetExecutionProviderType = cpu_provider,                                            \
-     .GetInputType = input,                                                               \
-     .GetInputTypeCount = inputs,                                                         \
-     .GetOutputType = float_output,                                                       \
-     .GetOutputTypeCount = outputs,                                                       \
-     .KernelDestroy = free,                                                               \
-     .GetInputCharacteristic = optional,                                                  \
-     .GetOutputCharacteristic = spare,                                                    \
-     .GetInputMemoryType = on_cpu,                                                        \
-     .CreateKernelV2 = create,                                                            \
-     .KernelComputeV2 = compute,                                                          \
-     .GetStartVersion = first_version,                                                    \
-     .GetEndVersion = last_version}
+extern const Operator MATMUL_OPERATOR, NORM_OPERATOR, ATTENTION_OPERATOR;
+
+// What each operator's file defines: making a kernel of a node, and running it.
+typedef OrtStatus *Create(const OrtCustomOp *, const OrtApi *, const OrtKernelInfo *, void **out);
+typedef OrtStatus *Compute(void *kernel, OrtKernelContext *context);
+Create create_matmul, create_norm, create_attention;
+Compute compute_matmul, compute_norm, compute_attention;
 
 #endif

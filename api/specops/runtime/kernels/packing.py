@@ -1,4 +1,4 @@
-"""Weights in the order in which the kernels read them; `matmul.h` describes it."""
+"""Puts weights into the order in which the kernels read them; `matmul.h` describes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TILE, _LINE = 16, 64
-_WORD = 4  # codes of a column that are multiplied at once
+_WORD = 4  # codes of a column that the kernels multiply at once
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -16,18 +16,18 @@ Halves = NDArray[np.float16]
 
 
 class HalfScales(NamedTuple):
-    """Scales in float16 [N, blocks], and likewise offsets, if zero points are fractions."""
+    """Scales in float16 [N, blocks]; if zero points are fractions, likewise offsets."""
 
     scales: Halves
     offsets: Halves | None
 
 
 def as_halves(scales: Floats, zero_points: Bytes | Floats | None) -> HalfScales | None:
-    """The same scales and fractions in float16; None unless every single one is exactly the same.
+    """Scales and fractions in float16; None unless float16 holds each of them exactly.
 
     Args:
         scales: [N, blocks].
-        zero_points: as `pack` takes them; codes do not matter here.
+        zero_points: as `pack` takes them; this function ignores zero points that are codes.
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         halves = scales.astype(np.float16)
@@ -35,7 +35,7 @@ def as_halves(scales: Floats, zero_points: Bytes | Floats | None) -> HalfScales 
             return None
         if zero_points is None or zero_points.dtype != np.float32:
             return HalfScales(halves, None)
-        # Next to an offset that has 11 digits: rounded, it is that one or there is none.
+        # If a float16 offset gives this fraction at all, it is the one that the product rounds to.
         offsets = (-zero_points * scales).astype(np.float16)
     if not np.isfinite(offsets).all() or not _same(zero_points_of(halves, offsets), zero_points):
         return None
@@ -43,7 +43,7 @@ def as_halves(scales: Floats, zero_points: Bytes | Floats | None) -> HalfScales 
 
 
 def zero_points_of(scales: Halves, offsets: Halves) -> Floats:
-    """The fractions that kernels make of scales and offsets."""
+    """The fractions that the kernels compute from scales and offsets."""
     flat = scales == 0
     divisors = np.where(flat, np.float32(1), scales.astype(np.float32))
     points: Floats = np.where(flat, np.float32(0), -offsets.astype(np.float32) / divisors)
@@ -51,7 +51,7 @@ def zero_points_of(scales: Halves, offsets: Halves) -> Floats:
 
 
 def _same(one: Floats, other: NDArray[Any]) -> bool:
-    """Bit by bit."""
+    """Whether two arrays have the same bits."""
     return bool(np.array_equal(one.view(np.uint32), other.view(np.uint32)))
 
 
@@ -63,16 +63,16 @@ def pack(
     bits: int,
     block: int,
 ) -> Bytes:
-    """Put weights as MatMulNBits has them into tiles.
+    """Put the weights of a MatMulNBits into tiles.
 
     Args:
         codes: [N, blocks, block * bits / 8].
-        scales: [N, blocks], float32, or float16 as `as_halves` has them.
-        zero_points: as bytes of two 4-bit ones, [N, blocks / 2 rounded up], or of one of 8,
-            [N, blocks]; as fractions, float32 [N, blocks]; beside scales in float16 instead of
-            fractions the offsets, float16; None if all are the middle of the range.
+        scales: [N, blocks], float32, or float16 from `as_halves`.
+        zero_points: None if all are the middle of the range. Else codes, two 4-bit ones a byte
+            [N, blocks / 2 rounded up] or one of 8 bits a byte [N, blocks]; or fractions, float32
+            [N, blocks], in whose place float16 scales have float16 offsets.
         bits: of a code, 4 or 8.
-        block: weights with one scale.
+        block: number of weights with one scale.
 
     Returns:
         [bytes].
@@ -102,7 +102,7 @@ def pack(
 
 
 def _in_pairs(codes: Bytes, scales: Bytes) -> Bytes:
-    """[tiles, blocks, …] as [tiles, bytes]: behind every other block the scales of two."""
+    """[tiles, blocks, …] as [tiles, bytes]: behind every second block the scales of two blocks."""
     tiles, blocks, size = codes.shape
     odd = ((0, 0), (0, blocks % 2), (0, 0))
     pairs = np.pad(codes, odd).reshape(tiles, -1, 2, size)
@@ -112,7 +112,7 @@ def _in_pairs(codes: Bytes, scales: Bytes) -> Bytes:
 
 
 def unpacked(packed: Bytes, bits: int) -> Bytes:
-    """[..., bytes] as [..., codes], a byte each; of two 4-bit ones the low half comes first."""
+    """[..., bytes] as [..., codes], a byte each; of two 4-bit codes the low half comes first."""
     if bits == 8:
         return packed
     return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(
@@ -121,13 +121,13 @@ def unpacked(packed: Bytes, bits: int) -> Bytes:
 
 
 def _lines_of(values: NDArray[Any], tiles: int) -> Bytes:
-    """[N, blocks] as the bytes of 16 numbers for each tile and block: [tiles, blocks, bytes]."""
+    """[N, blocks] as [tiles, blocks, bytes]: the bytes of a tile's 16 numbers for each block."""
     blocks = values.shape[1]
     filled = _filled(values, tiles).reshape(tiles, TILE, blocks)
     return np.ascontiguousarray(filled.transpose(0, 2, 1)).view(np.uint8)
 
 
 def _filled(array: NDArray[Any], tiles: int) -> NDArray[Any]:
-    """[N, …] with zeros behind, up to whole tiles."""
+    """[N, …] with zeros appended up to whole tiles."""
     missing = tiles * TILE - len(array)
     return np.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1))) if missing else array

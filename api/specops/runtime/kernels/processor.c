@@ -1,4 +1,4 @@
-// Chooses the kernels for the processor that this runs on. All compute the same bits.
+// Chooses the kernels for this processor. All kernels compute the same bits.
 
 #define _GNU_SOURCE  // syscall
 
@@ -11,7 +11,7 @@
 #error "tiles of weights are little-endian"
 #endif
 
-// The fastest first. What an entry lacks of its own kernels it takes from one that needs less.
+// The fastest first. An entry without kernels of its own uses those of an entry that needs less.
 static const Processor ALL[] = {
 #if defined(__x86_64__)
     {"AMX-INT8", HAS_AVX512 | HAS_VNNI512 | HAS_AMX, &MATMUL_AMX, &ATTENTION_AVX512,
@@ -28,8 +28,8 @@ static const Processor ALL[] = {
 };
 enum { COUNT = sizeof ALL / sizeof *ALL };
 
-// Why AMX does not compute, by what was found; NULL: nothing speaks against it, "": the processor does
-// not name it.
+// The reason against AMX; NULL: none; "": the processor does not name AMX. `kept`: the system saves its
+// registers; `agrees`: it passed the test.
 const char *specops_amx_refusal(int named, int vnni, int kept, int permitted, int agrees) {
     if (!named) return "";
     if (!vnni) return "there is no AVX512-VNNI for passes of few tokens";
@@ -39,7 +39,7 @@ const char *specops_amx_refusal(int named, int vnni, int kept, int permitted, in
     return NULL;
 }
 
-static const char *_Atomic refusal = "";  // of AMX here
+static const char *_Atomic refusal = "";  // the reason against AMX here
 
 #if defined(__x86_64__)
 
@@ -57,13 +57,8 @@ static inline unsigned has(unsigned bits, int bit) { return bits >> bit & 1; }
 
 enum { AMX_STATE = 0x60000, REQUEST_PERMISSION = 0x1023, MATRIX_DATA = 18 };
 
-static void in_turn(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
-    (void)context;
-    for (size_t i = 0; i < count; i++) work(argument, i);
-}
-
-// Whether both kernels compute the same bits of a small product, with as many rows as a group may have
-// and some: what a processor says of itself a hypervisor may have made up.
+// Whether both kernels compute the same bits of small products, with up to more rows than a group has. A
+// hypervisor may report features that the processor does not have.
 int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int bits, int64_t block) {
     enum { COLUMNS = 40, DEPTH = 300, LEAST = FEWEST_WIDE, MOST = 67 };
     const Shape shape = {COLUMNS, DEPTH, block, bits, MIDDLE, 0};
@@ -86,7 +81,7 @@ int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int bits, 
     const Input input = {.kind = AS_IT_IS, .x = x};
     int same = 1;
     for (int rows = LEAST; same && rows <= MOST; rows += 17) {
-        const Threads alone = {in_turn, NULL};
+        const Threads alone = {run_in_turn, NULL};
         same = !multiply(one, &shape, weights, NULL, &input, rows, y[0], alone) &&
                !multiply(other, &shape, weights, NULL, &input, rows, y[1], alone) &&
                !memcmp(y[0], y[1], (size_t)rows * COLUMNS * sizeof(float));
@@ -95,7 +90,7 @@ int specops_agree(const MatmulKernel *one, const MatmulKernel *other, int bits, 
     return same;
 }
 
-// Whether AMX computes here; looked at once. Each thing that is found allows to look at the next.
+// HAS_AMX or 0; found out once. Each step needs the one before it.
 static unsigned has_amx(unsigned saved, unsigned d, int vnni) {
     enum { UNKNOWN, NO, YES };
     static _Atomic int known = UNKNOWN;
@@ -119,7 +114,7 @@ static unsigned has_amx(unsigned saved, unsigned d, int vnni) {
 
 #endif
 
-// By hand: not every compiler comes with what __builtin_cpu_supports needs.
+// By hand: some compilers lack the library that __builtin_cpu_supports needs.
 static unsigned features(void) {
     unsigned a, b, c, d, saved, high, next_a = 0, most;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
@@ -168,10 +163,10 @@ static unsigned features(void) { return 0; }
 
 #endif
 
-static const Processor *_Atomic chosen;  // by force, else once it has been asked for
+static const Processor *_Atomic chosen;  // NULL before the first choice
 
-// The fastest kernels from number `index` on for a processor with those features; NULL: none. The
-// last ones need none.
+// The first kernels from number `index` on that a processor with these features can run; NULL: none.
+// The last kernels need no features.
 static const Processor *from(int index, unsigned has) {
     for (; index < COUNT; index++)
         if (!(ALL[index].needs & ~has)) return ALL + index;
@@ -187,29 +182,29 @@ void use_processor(const Processor *processor) {
     chosen = processor ? processor : from(0, features());
 }
 
-// The name of what new sessions compute with.
+// The name of the kernels for new sessions.
 const char *specops_kernel(void) { return choose_processor()->name; }
 
-// The name of the kernels of that number, the fastest first, among those that a processor with those
-// features can compute with; NULL where there are no more.
+// The names of the kernels that a processor with these features can run, by number, the fastest first;
+// NULL: there are no more.
 const char *specops_kernel_of(unsigned has, int number) {
     const Processor *found = from(0, has);
     while (found && number-- > 0) found = from((int)(found - ALL) + 1, has);
     return found ? found->name : NULL;
 }
 
-// What this processor has.
+// Features of this processor.
 unsigned specops_features(void) { return features(); }
 
-// Why AMX, which this processor names, does not compute; empty where it does not name it, or it computes.
+// The reason against AMX; empty if the processor does not name AMX, or AMX is used.
 const char *specops_no_amx(void) {
     features();
     const char *why = refusal;
     return why ? why : "";
 }
 
-// Has new sessions compute with the kernels of that name; NULL: with the best again. Returns 0 and
-// changes nothing where there are none or this processor lacks what they need. For tests.
+// Makes new sessions use the kernels of that name; NULL: the fastest again. Returns 0 and changes
+// nothing if this processor cannot run such kernels. For tests.
 int specops_force_kernel(const char *name) {
     for (const Processor *p = from(0, features()); p; p = from((int)(p - ALL) + 1, features()))
         if (!name || !strcmp(p->name, name)) return use_processor(p), 1;

@@ -1,4 +1,4 @@
-// What there is for one kind of processor, and the choice among them.
+// The kernels of each kind of processor, and the choice among them.
 
 #ifndef SPECOPS_PROCESSOR_H
 #define SPECOPS_PROCESSOR_H
@@ -7,7 +7,7 @@
 #include "matmul.h"
 #include "sampling.h"
 
-// What a processor has and its system allows, as far as kernels need it.
+// Features that kernels need: the processor has them and the system allows them.
 enum {
     HAS_AVX2 = 1,       // with F16C
     HAS_AVX512 = 2,     // F, BW, DQ and VL
@@ -15,7 +15,7 @@ enum {
     HAS_VNNI256 = 8,    // AVX-VNNI
     HAS_DOTPROD = 16,   // NEON's dot products, Armv8.2
     HAS_I8MM = 32,      // NEON's products of matrices of 8 bits, Armv8.6
-    HAS_AMX = 64,       // AMX's matrices of 8 bits, which have computed right once
+    HAS_AMX = 64,       // AMX's matrices of 8 bits; they have passed a test
 };
 
 typedef struct {
@@ -26,10 +26,10 @@ typedef struct {
     const SamplingKernel *sampling;
 } Processor;
 
-// What new sessions compute with: the best for this processor, or what was chosen. Never NULL.
+// The kernels for new sessions: the fastest for this processor, or the forced ones. Never NULL.
 const Processor *choose_processor(void);
 
-// Has new sessions compute with that; NULL: with the best again. For tests.
+// Makes new sessions use these kernels; NULL: the fastest again. For tests.
 void use_processor(const Processor *processor);
 
 #endif

@@ -1,10 +1,10 @@
-// The one product that attention is made of, for scores and for values alike:
+// The product that attention uses for scores and for values:
 //
 //   out[row][lane] = out[row][lane] * factor[row] + sum over i of a[row][i] * b[i][lane]
 //
-// Each lane is a sum of its own, in the order of i, whatever the tile: no sums across lanes. Tiles
-// are as large as a processor's registers hold; a single row has wider ones, so that memory is read
-// line after line.
+// Each lane has its own sum, in the order of i, for any size of tile: no sum goes across lanes. Tiles are
+// as large as the processor's registers allow. A single row has wider tiles, so that memory is read line
+// after line.
 
 #ifndef SPECOPS_PRODUCTS_H
 #define SPECOPS_PRODUCTS_H
@@ -27,10 +27,10 @@ INLINE Floats element(const int type, const void *from, int64_t index) {
     return from_codes((const int8_t *)from + index);
 }
 
-// The number at `x` times a vector. With 512 bits each product reads it anew, where compilers would
-// keep it in a register: 50 to 55 G instead of 43 G multiplications with additions a second on a
-// core (AMD EPYC, Zen 4; 57 G if they were fused). A chunk of 96 behind 1,000 takes 11 ms instead
-// of 13.7 (32 heads of 64 over 4, float32, one thread).
+// The number at `x` times a vector. With 512 bits each product reads the number from memory, where
+// compilers would keep it in a register: 50 to 55 G instead of 43 G multiplications with additions a
+// second on a core (AMD EPYC, Zen 4; 57 G if they were fused). A chunk of 96 behind 1,000 takes 11 ms
+// instead of 13.7 (32 heads of 64 over 4, float32, one thread).
 INLINE Floats times(const float *x, Floats values) {
 #if defined(__AVX512F__)
     Floats product;
@@ -41,9 +41,9 @@ INLINE Floats times(const float *x, Floats values) {
 #endif
 }
 
-// `out` and `a` have a stride of floats from row to row; b[i] begins at element i * step. Without
-// factors `out` is written anew. Meanwhile the memory from `ahead` on is asked for, `ask` bytes for
-// each vector of `b`.
+// `out` and `a` have strides in floats from row to row; b[i] begins at element i * step. Without factors
+// the old `out` does not count. The product prefetches `ask` bytes from `ahead` on for each vector of
+// `b`.
 typedef struct {
     float *out;
     const float *factors, *a;
@@ -62,7 +62,7 @@ INLINE void tile(const int rows, const int vectors, const int type, const int an
         for (int v = 0; v < vectors; v++)
             sums[r][v] = anew ? (Floats){0}
                               : load(out + r * p->out_stride + v * LANES) * p->factors[row + r];
-    const int64_t pair = row ? 0 : 2 * p->ask;  // the first rows ask for all
+    const int64_t pair = row ? 0 : 2 * p->ask;  // the first rows prefetch for all
     const int pairs = vectors > 1 ? vectors / 2 : 1;
     const char *ahead = p->ahead + vector * p->ask * (p->last - p->first);
     for (int64_t i = p->first; i < p->last; i++, ahead += pair * pairs) {
@@ -101,7 +101,7 @@ INLINE void product_of(const int type, const int anew, const Product *p, int64_t
     }
 }
 
-// A function for each type: that many tiles, and no more, are worth their code.
+// A function for each type; more variants would not be worth their code.
 #define PRODUCT(NAME, TYPE, ANEW)                                                         \
     static __attribute__((noinline)) void NAME(const Product *p, int64_t rows, int64_t vectors) { \
         product_of(TYPE, ANEW, p, rows, vectors);                                         \

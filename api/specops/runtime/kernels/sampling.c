@@ -1,4 +1,4 @@
-// What Python calls: sampling by the kernels of the processor that this runs on.
+// The functions that Python calls; they use the chosen kernels.
 
 #include "sampling.h"
 #include "processor.h"

@@ -1,7 +1,7 @@
-// Sampling for one kind of processor: this file is compiled once for each, see setup.py.
+// Sampling for one kind of processor; setup.py compiles this file once for each.
 //
-// Nothing is sorted: the k-th largest weight, or the least of a nucleus, is found by halving the range
-// that it is in.
+// Nothing is sorted: bisection over the range of weights finds the k-th largest, or the smallest of a
+// nucleus.
 
 #include "sampling.h"
 #include "vectors.h"
@@ -9,11 +9,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { RUN = 64 * LANES };  // weights that are summed in float32; such sums in float64
+enum { RUN = 64 * LANES };  // number of weights that are summed in float32; these sums in float64
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Up to sixteen numbers; behind the last one `filling`.
+// Up to sixteen numbers, filled up with `filling`.
 INLINE Floats some(const float *from, int64_t left, float filling) {
     if (left >= LANES) return load(from);
     float lanes[LANES];
@@ -61,7 +61,7 @@ static inline float of_bits(uint32_t bits) {
     return weight;
 }
 
-// The sum of weights from `low` up to below `high`. Each counts as 1 or as what it weighs.
+// The sum, or with `counted` the number, of weights from `low` up to below `high`.
 static double sum_between(const float *weights, int64_t count, float low, float high, int counted) {
     double all = 0;
     for (int64_t start = 0; start < count; start += RUN) {
@@ -77,8 +77,8 @@ static double sum_between(const float *weights, int64_t count, float low, float 
     return all;
 }
 
-// Weights from `low` up to below `high`, one after another. Returns their number; `kept` may be where
-// they are.
+// Copies the weights from `low` up to below `high` to `kept`, which may be `weights` itself. Returns their
+// number.
 static int64_t gather(const float *weights, int64_t count, float low, float high, float *kept) {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i += LANES) {
@@ -89,12 +89,12 @@ static int64_t gather(const float *weights, int64_t count, float low, float high
     return found;
 }
 
-// Of the largest weights that together reach `wanted` the least one; `above` gets what those above
-// it reach. Weights are 0 to 1, so that they are in the order of their bits. Most that matter are
-// near the top, so the first half is cut off there; what is left is soon few numbers.
+// The smallest of the largest weights that together reach `wanted`; `above` gets the sum of the larger
+// ones. Weights are from 0 to 1, so they are in the order of their bits. Those that matter are mostly
+// near the top: the first cut is there, and soon few numbers are left.
 static float reaching(const float *weights, int64_t count, double wanted, int counted,
                       float *space, double *above) {
-    enum { STEPS = 4 };  // from one time to the next that what is out of the range is left behind
+    enum { STEPS = 4 };  // after so many, weights outside of the range are dropped
     uint32_t low = 0, high = bits_of(1) + 1, middle = bits_of(0x1p-9f);
     *above = 0;
     for (int step = 1; high - low > 1; step++) {
@@ -118,7 +118,7 @@ static void drop_below(float *weights, int64_t count, float edge) {
     }
 }
 
-// The smallest set of the largest weights that holds `share` of all; of equal ones the first stay.
+// Keeps the smallest set of largest weights with `share` of the sum; of equal ones the first stay.
 static void keep_nucleus(float *weights, int64_t count, double share, float *space) {
     const double wanted = share * sum(weights, count);
     double held;
@@ -135,8 +135,8 @@ static void keep_nucleus(float *weights, int64_t count, double share, float *spa
     }
 }
 
-// Keeps logits within `sigmas` standard deviations of the largest; those that are -INFINITY do not
-// count. (Tang et al. 2024, https://arxiv.org/abs/2411.07641)
+// Keeps logits within `sigmas` standard deviations of the largest; logits of -INFINITY do not count.
+// (Tang et al. 2024, https://arxiv.org/abs/2411.07641)
 static void keep_near_top(const float *logits, int64_t count, double sigmas, float *weights) {
     double all = 0, squares = 0;
     int64_t finite = 0;
@@ -198,20 +198,20 @@ static int64_t draw(const float *weights, int64_t count, double uniform) {
         if (left < weights[i]) return i;
         left -= weights[i];
     }
-    while (i > 0 && !(weights[--i] > 0)) {}  // rounding left a little behind the last one
+    while (i > 0 && !(weights[--i] > 0)) {}  // rounding: a little was left behind the last weight
     return i;
 }
 
 // Spreads every bit over the whole word (SplitMix64: Steele, Lea and Flood 2014,
-// https://doi.org/10.1145/2660193.2660195). Its n-th number takes no knowledge of those before.
+// https://doi.org/10.1145/2660193.2660195). Its n-th number does not need the numbers before it.
 static inline uint64_t mixed(uint64_t word) {
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9u;
     word = (word ^ word >> 27) * 0x94D049BB133111EBu;
     return word ^ word >> 31;
 }
 
-// The natural logarithm of a normal number above 0, with an error below one unit in the last place: the
-// same bits everywhere, as a system's need not be. Method and coefficients: fdlibm, e_log.c (Sun).
+// The natural logarithm of a normal number above 0, with an error below one unit in the last place and
+// the same bits everywhere; a system's function may differ. Method and coefficients: fdlibm, e_log.c (Sun).
 static inline double logarithm(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);

@@ -6,23 +6,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-// 64 places instead of 16 brought nothing on 208 answers of the demo target and of SmolLM2.
+// 64 visits instead of 16 gained nothing on 208 answers of the demo target and of SmolLM2.
 enum { ORDERS = 2, VISITS = 16, LONGEST_MATCH = 32, NO_TOKEN = -1 };
 enum { MATCHES = 11, VOTES = 5, POSITIONS = 16, SHARES = 5, DISTANCES = 16 };
 enum { FEATURES = 5, OF_RIVALS = 0, OF_VOTES = OF_RIVALS + MATCHES * MATCHES,
        OF_POSITIONS = OF_VOTES + VOTES * VOTES, OF_SHARES = OF_POSITIONS + POSITIONS * MATCHES,
        OF_DISTANCES = OF_SHARES + SHARES * MATCHES, WEIGHTS = OF_DISTANCES + DISTANCES };
 
-static const float RATE = 0.35f;       // of a weight's first step; it slows as errors add up,
-static const float MOST_ERRORS = 400;  // up to here: a service goes on learning
-static const float OWN_RATE = 0.1f;    // of what is a request's own
-static const float LEAST_REACH = 0.02f;  // tokens that come less often are not even learned from
+static const float RATE = 0.35f;       // of a weight's first step; later steps shrink with its errors
+static const float MOST_ERRORS = 400;  // steps shrink no further: learning never ends
+static const float OWN_RATE = 0.1f;    // of a request's own bias and share
+static const float LEAST_REACH = 0.02f;  // the regression does not learn from rarer tokens
 
 struct Text {
     int64_t capacity, length, contexts[ORDERS];
     uint32_t mask;
     int32_t *tokens;             // [capacity]
-    int32_t *previous[ORDERS];   // [capacity] the place before with the same context, -1: none
+    int32_t *previous[ORDERS];   // [capacity] the previous place with the same context, -1: none
     int32_t *heads[ORDERS];      // [mask + 1] the last place whose context has this hash, -1: none
 };
 
@@ -31,12 +31,12 @@ typedef struct {
     int32_t tokens[SUFFIX_LONGEST_DRAFT];
     float promised[SUFFIX_LONGEST_DRAFT];
     int16_t features[SUFFIX_LONGEST_DRAFT][FEATURES];
-    float bias, share;  // of the request: log odds, and how often the first token was right of late
-} Told;
+    float bias, share;  // of the request: log odds, and the recent share of right first tokens
+} Prediction;
 
 struct Lookups {
     Text *text;
-    Told own, past;
+    Prediction own, past;
 };
 
 typedef struct {
@@ -88,7 +88,7 @@ static void append(Text *text, int32_t token) {
     if (text->length == text->capacity) {
         const int64_t kept = text->capacity / 2, from = text->length - kept;
         forget_places(text);
-        // Each token moves to where an earlier one was: what is still to be read stays.
+        // Each token moves to an earlier place, so the tokens to read next are still there.
         for (int64_t i = 0; i < kept; i++) append(text, text->tokens[from + i]);
     }
     const int64_t place = text->length++;
@@ -108,7 +108,7 @@ void specops_teach(Text *history, const Lookups *lookups) {
     for (int64_t i = 0; i < lookups->text->length; i++) append(history, lookups->text->tokens[i]);
 }
 
-// The latest places of `where` that follow what `text` ends with.
+// The latest places in `where` that follow the last tokens of `text`.
 static int find(const Text *where, const Text *text, Found *found) {
     const int32_t *end = text->tokens + text->length;
     for (int order = 0; order < ORDERS; order++) {
@@ -142,8 +142,8 @@ static int bucket(int64_t match) {
     return match <= 8 ? 7 : match <= 16 ? 8 : match < LONGEST_MATCH ? 9 : 10;
 }
 
-// Vote on the next token among places that agree so far; leaves the winner's features in `into`.
-// `next` [count] are the tokens that follow. Returns the winner's index.
+// Vote on the next token among the places that agree so far. `next` [count] are the tokens that follow;
+// `into` gets the winner's features. Returns the winner's index.
 static int vote(const Found *found, const int32_t *next, int count, int64_t length, int64_t position,
                 float share, int16_t *into) {
     int winner = 0;
@@ -173,59 +173,59 @@ static int vote(const Found *found, const int32_t *next, int count, int64_t leng
     return winner;
 }
 
-// What is told: tokens as long as the next one is reached with a probability of at least LEAST_REACH;
-// the first that is not is told, too, to learn from it. Returns how many tokens to expect of it.
-static float tell(const Text *where, const Text *text, const float *weights, int64_t most,
-                  Told *told) {
+// Predict tokens while the next one is reached with a probability of at least LEAST_REACH, and one more
+// to learn from. Returns the expected number of right tokens.
+static float predict(const Text *where, const Text *text, const float *weights, int64_t most,
+                     Prediction *guess) {
     Found found[VISITS];
     int32_t next[VISITS];
     int count = find(where, text, found);
     float reach = 1, expected = 0;
-    told->count = 0;
-    while (count && told->count < most && reach >= LEAST_REACH) {
-        const int64_t position = told->count;
+    guess->count = 0;
+    while (count && guess->count < most && reach >= LEAST_REACH) {
+        const int64_t position = guess->count;
         int known = 0;
         for (int i = 0; i < count; i++) {
             const int64_t place = found[i].place + position, beyond = place - where->length;
-            if (beyond >= 0 && where != text) continue;  // a history ends there
+            if (beyond >= 0 && where != text) continue;  // the history ends there
             found[known] = found[i];
             // A match that overlaps the end repeats with its period.
-            next[known++] = beyond < 0 ? where->tokens[place] : told->tokens[beyond];
+            next[known++] = beyond < 0 ? where->tokens[place] : guess->tokens[beyond];
         }
         if (!known) break;
-        int16_t *features = told->features[position];
-        const int winner = vote(found, next, known, where->length, position, told->share, features);
+        int16_t *features = guess->features[position];
+        const int winner = vote(found, next, known, where->length, position, guess->share, features);
         if (where != text && next[winner] == NO_TOKEN) break;
-        float odds = told->bias;
+        float odds = guess->bias;
         for (int i = 0; i < FEATURES; i++) odds += weights[features[i]];
-        told->tokens[position] = next[winner];
-        told->promised[position] = 1 / (1 + expf(-odds));
-        reach *= told->promised[position];
+        guess->tokens[position] = next[winner];
+        guess->promised[position] = 1 / (1 + expf(-odds));
+        reach *= guess->promised[position];
         if (reach >= LEAST_REACH) expected += reach;
-        told->count++;
+        guess->count++;
         count = 0;
         for (int i = 0; i < known; i++)
-            if (next[i] == told->tokens[position]) found[count++] = found[i];
+            if (next[i] == guess->tokens[position]) found[count++] = found[i];
     }
     return expected;
 }
 
-// Judge what was told by what came, up to the first token that was wrong.
-static void learn(Told *told, float *weights, const int32_t *came, int64_t count) {
+// Learn from the tokens that came, up to the first wrong prediction.
+static void learn(Prediction *guess, float *weights, const int32_t *came, int64_t count) {
     float *errors = weights + WEIGHTS;
-    for (int64_t i = 0; i < told->count && i < count; i++) {
-        const int right = told->tokens[i] == came[i];
-        const float error = (float)right - told->promised[i];
+    for (int64_t i = 0; i < guess->count && i < count; i++) {
+        const int right = guess->tokens[i] == came[i];
+        const float error = (float)right - guess->promised[i];
         for (int j = 0; j < FEATURES; j++) {
-            const int16_t feature = told->features[i][j];
+            const int16_t feature = guess->features[i][j];
             errors[feature] = fminf(errors[feature] + error * error, MOST_ERRORS);
             weights[feature] += RATE * error / sqrtf(1 + errors[feature]);
         }
-        told->bias += OWN_RATE * error;
-        if (!i) told->share += OWN_RATE * ((float)right - told->share);
+        guess->bias += OWN_RATE * error;
+        if (!i) guess->share += OWN_RATE * ((float)right - guess->share);
         if (!right) break;
     }
-    told->count = 0;
+    guess->count = 0;
 }
 
 // -- requests --------------------------------------------------------------------------------------
@@ -249,15 +249,15 @@ int64_t specops_estimate_floats(void) { return 2 * 2 * WEIGHTS; }
 int64_t specops_look_up(Lookups *lookups, const Text *history, float *estimate,
                         const int32_t *more, int64_t count, int64_t most, float line,
                         int32_t *tokens, float *promised) {
-    Told *own = &lookups->own, *past = &lookups->past;
+    Prediction *own = &lookups->own, *past = &lookups->past;
     float *of_own = estimate, *of_past = estimate + 2 * WEIGHTS;
     learn(own, of_own, more, count);
     learn(past, of_past, more, count);
     for (int64_t i = 0; i < count; i++) append(lookups->text, more[i]);
     if (most > SUFFIX_LONGEST_DRAFT) most = SUFFIX_LONGEST_DRAFT;
-    const float here = tell(lookups->text, lookups->text, of_own, most, own);
-    const float there = history ? tell(history, lookups->text, of_past, most, past) : 0;
-    const Told *best = there > here ? past : own;
+    const float here = predict(lookups->text, lookups->text, of_own, most, own);
+    const float there = history ? predict(history, lookups->text, of_past, most, past) : 0;
+    const Prediction *best = there > here ? past : own;
     int64_t length = 0;
     for (float reach = 1; length < best->count; length++) {
         reach *= best->promised[length];

@@ -1,10 +1,10 @@
-// Counted suffixes: how a text goes on where its last tokens stood before, and how sure that is.
+// Suffix lookup: how a text goes on where its last tokens stood before, and how sure that is.
 //
-// A text is its tokens and, for two lengths of context, chains from each place to the one before it
-// with the same context: appending takes O(1), and a look-up visits the latest VISITS places. They
-// vote, the longest match counting most. How likely a token is the target's own is a logistic
-// regression over the votes, learned while it runs: every look-up is judged by the tokens that came,
-// whether they were verified or not. Tokens are any numbers; none is ever used as an index.
+// A text is its tokens and, for two lengths of context, chains from each place to the previous place
+// with the same context. Appending takes O(1), and a look-up visits the latest VISITS places. They vote;
+// a longer match counts more. A logistic regression over the votes predicts how likely a token is the
+// target's own. It learns while it runs: every look-up is compared with the tokens that came, verified
+// or not. Tokens may be any numbers: none is used as an index.
 
 #ifndef SPECOPS_SUFFIXES_H
 #define SPECOPS_SUFFIXES_H
@@ -13,35 +13,36 @@
 
 enum { SUFFIX_LONGEST_DRAFT = 16 };
 
-typedef struct Text Text;        // tokens and where they stood
-typedef struct Lookups Lookups;  // a request: its text, and what it was last told
+typedef struct Text Text;        // tokens and the chains
+typedef struct Lookups Lookups;  // a request: its text and its last look-up
 
-// An empty text that remembers up to `capacity` tokens, at least 2: the latest half of them where
-// that is not enough. Contexts of `longer` tokens are tried first, then of `shorter`, at least 1.
-// NULL where memory ran out.
+// An empty text that remembers up to `capacity` tokens, at least 2; when it is full, it keeps the latest
+// half. Look-ups try contexts of `longer` tokens first, then of `shorter`, at least 1. NULL if there is no
+// memory.
 Text *specops_text_new(int64_t capacity, int64_t longer, int64_t shorter);
 void specops_text_free(Text *text);
 
 Lookups *specops_lookups_new(int64_t capacity);
 void specops_lookups_free(Lookups *lookups);
 
-// How many floats the estimates of all requests take; all 0 at first.
+// Number of floats of the estimate that all requests share; they are 0 at first.
 int64_t specops_estimate_floats(void);
 
-// Let a request's text grow by [count] tokens and look up how it goes on: in itself and in `history`
-// (NULL: there is none), whichever promises more.
+// Append [count] tokens to a request's text and predict how it goes on, from the text itself and from
+// `history` (may be NULL), whichever promises more tokens.
 //
-//   estimate: learns what became of what the request was told before.
-//   most:     tokens to propose, up to SUFFIX_LONGEST_DRAFT.
-//   line:     they end before the one that is reached with less than this probability.
-//   tokens, promised: [most] what is proposed, and the probability of each, given those before it.
+//   estimate: learns from the tokens that came after the last look-up.
+//   most:     most tokens to predict, up to SUFFIX_LONGEST_DRAFT.
+//   line:     the prediction ends before the first token that is reached with a smaller probability.
+//   tokens, promised: [most] the predicted tokens, and for each the probability that it is right if
+//             those before it are.
 //
-// Returns how many are proposed.
+// Returns the number of predicted tokens.
 int64_t specops_look_up(Lookups *lookups, const Text *history, float *estimate,
                         const int32_t *more, int64_t count, int64_t most, float line,
                         int32_t *tokens, float *promised);
 
-// Append a request's text to a history, after a mark that no token equals.
+// Append a request's text to a history, behind a mark that equals no token.
 void specops_teach(Text *history, const Lookups *lookups);
 
 #endif

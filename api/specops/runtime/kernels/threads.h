@@ -1,14 +1,21 @@
-// How computations are handed to ONNX Runtime's threads without knowing of ONNX Runtime.
+// Hands work to ONNX Runtime's threads; the kernels themselves do not know ONNX Runtime.
 
 #ifndef SPECOPS_THREADS_H
 #define SPECOPS_THREADS_H
 
 #include <stddef.h>
 
-// Runs work(argument, 0) to work(argument, count - 1), in any order and side by side.
+// `run` calls work(argument, 0) to work(argument, count - 1), in any order and in parallel.
 typedef struct {
     void (*run)(void *context, void (*work)(void *, size_t), size_t count, void *argument);
     void *context;
 } Threads;
+
+// A `run` on the calling thread alone.
+static inline void run_in_turn(void *context, void (*work)(void *, size_t), size_t count,
+                               void *argument) {
+    (void)context;
+    for (size_t i = 0; i < count; i++) work(argument, i);
+}
 
 #endif
