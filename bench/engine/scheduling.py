@@ -17,10 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.memory.page_cache import evict
-from bench.models import TINYLLAMA_VOCAB, BenchModel, Progress
+from bench.models import TINYLLAMA_VOCAB, BenchModel
 from bench.tools.quiet import watched
-from bench.tools.report import Outcome, Table, Wanted, spread
-from bench.tools.stats import Summary, ratios
+from bench.tools.report import Outcome, Summary, Table, Wanted, progress, ratios
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, StepResult
 
@@ -163,7 +162,7 @@ class Bench:
         return first, second
 
 
-def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
+def run(model: BenchModel, plan: Plan) -> Outcome:
     """Measure on an engine whose weights came from the disk."""
     evict(model.settings.cache_dir)  # how weights lie in memory moves every figure
     settings = replace(model.settings, slots=SLOTS, context=CONTEXT, prefix_cache="client")
@@ -197,7 +196,7 @@ def outcome(
         others = max(reading.others for reading in found)
         rows.append(
             (
-                str(running), spread(Summary.of(seconds)), spread(times) if running else "",
+                str(running), Summary.of(seconds).spread(), times.spread() if running else "",
                 f"{within:.3f}" if pauses else "", f"{max(pauses):.3f}" if pauses else "",
                 str(found[-1].passes), f"{others:.0%}",
             )

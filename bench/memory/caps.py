@@ -1,24 +1,24 @@
 """The service under memory caps, in cgroups made by hand (root).
 
-TinyLlama's shape with a draft of 160 M parameters under caps from 4 GB down, published shapes under
-4 GB; without swap and, where the machine has some, with it. A new run of a case replaces it in the
-results. A soak is ten minutes of load with a time series; `at-once` has four clients send prompts
-of 200 tokens for answers of 64 and fails where fewer than four requests run at the same time or the
-kernel kills one.
+TinyLlama's shape with a draft model of 160 M parameters under caps from 4 GB down, published shapes
+under 4 GB; without swap and, if the machine has some, with it. A new run of a case replaces it in
+the results. A soak is ten minutes of load with a time series. `at-once` has four clients send
+prompts of 200 tokens for answers of 64; it fails if fewer than four requests run at the same time
+or if the kernel kills the service.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bench.memory.capped import GB, SWAP_BYTES, Case, Load, measure
-from bench.models import Progress
-from bench.tools.report import Chart, Outcome, Series, Table
+from bench.tools.report import Chart, Outcome, Series, Table, progress
 from specops.config import ConfigError
 
 CAPS_GB = {
@@ -48,27 +48,28 @@ Entry = dict[str, Any]
 
 
 def cases() -> Iterator[Case]:
-    """All of them, the roomy ones first."""
+    """All cases, those with large caps first."""
     for (model, quant), caps in CAPS_GB.items():
         for cap in caps:
             for swap in (False, True):
                 yield Case(model, quant, cap, swap)
 
 
-def run(
-    kind: str, load: Load, only: str, *, cache: Path, results: Path, progress: Progress
-) -> Outcome:
-    """Measure the cases whose names contain `only`, under a load of `LOADS`."""
+def run(options: argparse.Namespace, seconds: float | None) -> Outcome:
+    """Measure the chosen cases, each for `seconds` unless the options or the load say otherwise."""
+    kind = "soak" if options.soak else "at-once" if options.at_once else ""
+    load = LOADS[kind]
+    load = replace(load, seconds=options.seconds or seconds or load.seconds)
     name = f"caps-{kind}" if kind else "caps"
-    file = results / f"{name}.json"
+    file = options.results / f"{name}.json"
     swap = len(_SWAPS.read_text().splitlines()) > 1
     if not swap:
         progress("cases with swap are left out: this machine has none (swap-setup.sh)")
-    chosen = [case for case in cases() if only in case.name and (swap or not case.swap)]
+    chosen = [case for case in cases() if options.only in case.name and (swap or not case.swap)]
     if not chosen:
-        raise ConfigError(f"no case has {only!r} in its name")
+        raise ConfigError(f"no case has {options.only!r} in its name")
     for case in chosen:
-        record = measure(case, load, cache, progress)
+        record = measure(case, load, options.cache)
         progress(f"{case.name}: {record.ending}, {record.tokens_per_second:.1f} tokens/s")
         keep(file, {"name": case.name, **asdict(case), **asdict(record)})
     names = {case.name for case in chosen}
@@ -76,7 +77,7 @@ def run(
 
 
 def keep(file: Path, entry: Entry) -> None:
-    """Put a case into the results, in place of an earlier measurement of it."""
+    """Put a case into the results; it replaces an earlier measurement of it."""
     kept = {old["name"]: old for old in read(file)} | {entry["name"]: entry}
     entries = [kept[case.name] for case in cases() if case.name in kept]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,14 +86,11 @@ def keep(file: Path, entry: Entry) -> None:
 
 def read(file: Path) -> list[Entry]:
     """The cases in the results; none before the first run."""
-    if not file.is_file():
-        return []
-    entries: list[Entry] = json.loads(file.read_text(encoding="utf-8"))["cases"]
-    return entries
+    return json.loads(file.read_text(encoding="utf-8"))["cases"] if file.is_file() else []
 
 
 def outcome(name: str, entries: Sequence[Entry], load: Load, judged: set[str]) -> Outcome:
-    """The table and the charts; of the `judged` cases enough requests must have run at once."""
+    """The table and the charts. In the `judged` cases enough requests must have run at once."""
     charts = table_charts(entries) if name == "caps" else soak_charts(entries)
     sound = all(
         entry["ending"] == "served" and entry["most_running"] >= AT_ONCE

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.speculation.equality_worker import run as run_together
 from bench.speculation.ways import PLAIN, Config, Runner
-from bench.tools.report import Outcome, Table, yes
+from bench.tools.report import Outcome, Table, progress, yes
 from bench.tools.worker import Worker
 from specops.config import Settings
 from specops.runtime import kernels
@@ -106,7 +106,7 @@ class Count:
 Counts = dict[str, dict[str, Count]]  # by what tells requests apart, and by its value
 
 
-def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> Outcome:
+def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
     """Compare all processes' answers."""
     settings = replace(model.settings, slots=max(plan.loads))
     runner = Runner.load(replace(model, settings=settings))

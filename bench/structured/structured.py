@@ -1,10 +1,10 @@
 """What a grammar costs, what it saves, and whether every answer fits it.
 
 Masks cost time: a free text is compared with the same text under a grammar that allows all texts.
-What a grammar forces saves passes: forms are answered by plain constrained decoding and as they
-are served, in turns. Then every schema is answered greedily and with a seed, plainly and by every
-drafter, alone and among others: each answer that was not cut must parse and validate, and all ways
-must come to the same tokens.
+Forced tokens save passes: forms are answered by plain constrained decoding and as the service
+does it, in turns. Then every schema is answered greedily and with a seed, plainly and by every
+drafter, alone and among others. Each complete answer must parse and validate, and all ways must
+give the same tokens.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from bench.engine.together import Answer, run_together
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel
 from bench.structured.schemas import FORMS, SCHEMAS
-from bench.tools.report import Outcome, Table, Wanted, spread
-from bench.tools.stats import Summary, ratios
+from bench.tools.report import Outcome, Summary, Table, Wanted, progress, ratios
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import (
     GRAMMAR,
@@ -51,12 +50,12 @@ FULL = Plan(rounds=3)
 QUICK = Plan(rounds=1, schemas=3, form_tokens=40, schema_tokens=24)
 
 
-def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
+def run(model: BenchModel, plan: Plan) -> Outcome:
     """Measure masks and forms, then check the schemas."""
     engine = Engine.load(model.settings)
-    masks = _masks(engine, plan, progress)
-    forms = {name: _form(engine, name, schema, plan, progress) for name, schema in FORMS.items()}
-    checked = _check(engine, plan, progress)
+    masks = _masks(engine, plan)
+    forms = {name: _form(engine, name, schema, plan) for name, schema in FORMS.items()}
+    checked = _check(engine, plan)
     speed = [ratio.median for ratio in (Summary.of(form["speedups"]) for form in forms.values())]
     wanted = [
         Wanted("any text under a grammar: of its speed without", _LEAST_SHARE, masks.median),
@@ -100,7 +99,7 @@ def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
     return Outcome(result, tables, wanted=wanted, sound=sound)
 
 
-def _masks(engine: Engine, plan: Plan, progress: Progress) -> Summary:
+def _masks(engine: Engine, plan: Plan) -> Summary:
     """The speed of a text under a grammar that allows all, as a share of its speed without."""
     prompt = _prompt(engine, "Tell a long story about a lighthouse.")
     rates: dict[str, list[float]] = {"free": [], "masked": []}
@@ -113,9 +112,7 @@ def _masks(engine: Engine, plan: Plan, progress: Progress) -> Summary:
     return Summary.of(ratios(rates["masked"], rates["free"]))
 
 
-def _form(
-    engine: Engine, name: str, schema: dict[str, Any], plan: Plan, progress: Progress
-) -> dict[str, Any]:
+def _form(engine: Engine, name: str, schema: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """One form's speeds: decoded plainly, and as it is served."""
     prompt = _prompt(engine, f"Write the data of a {name} as JSON.")
     ways = {"plain": NO_DRAFTER, "served": engine.info.default_drafter}
@@ -146,13 +143,13 @@ def _row(name: str, form: dict[str, Any]) -> tuple[str, ...]:
         str(form["tokens"]),
         f"{plain:.1f}",
         f"{served:.1f}",
-        spread(Summary.of(form["speedups"])),
+        Summary.of(form["speedups"]).spread(),
         f"{form['tokens_per_jump']:.2f}",
         f"{form['origins'].get(GRAMMAR, 0) / form['tokens']:.0%}",
     )
 
 
-def _check(engine: Engine, plan: Plan, progress: Progress) -> dict[str, Any]:
+def _check(engine: Engine, plan: Plan) -> dict[str, Any]:
     """Answer every schema in all ways."""
     names = list(SCHEMAS)[: plan.schemas]
     asked: dict[str, GenerationRequest] = {}

@@ -78,14 +78,14 @@ def small_case(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Case
     except CgroupError as error:
         pytest.skip(str(error))
     settings = replace(tiny_settings, threads=0)
-    monkeypatch.setattr(capped, "prepared", lambda case, cache, progress: settings)
+    monkeypatch.setattr(capped, "prepared", lambda case, cache: settings)
     return Case("tinyllama", "int4", 0.7, swap=False)
 
 
 @pytest.mark.e2e
 def test_a_service_is_measured_under_a_real_cap(small_case: Case, tmp_path: Path) -> None:
     # Long enough for a sample to meet a running request on a busy machine, too.
-    outcome = measure(small_case, replace(SHORT, seconds=5.0, sample_every=0.2), tmp_path, str)
+    outcome = measure(small_case, replace(SHORT, seconds=5.0, sample_every=0.2), tmp_path)
     assert outcome.ending == "served"
     assert outcome.oom_kills == 0
     assert outcome.tokens > 0
@@ -104,8 +104,8 @@ def test_a_full_queue_is_counted_and_no_failure(
     small_case: Case, tiny_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = replace(tiny_settings, threads=0, slots=1, queue_size=0)
-    monkeypatch.setattr(capped, "prepared", lambda case, cache, progress: settings)
-    outcome = measure(small_case, replace(SHORT, clients=4), tmp_path, str)
+    monkeypatch.setattr(capped, "prepared", lambda case, cache: settings)
+    outcome = measure(small_case, replace(SHORT, clients=4), tmp_path)
     assert outcome.shed > 0
     assert outcome.failed_requests == 0
     assert outcome.ending == "served"
@@ -113,6 +113,6 @@ def test_a_full_queue_is_counted_and_no_failure(
 
 @pytest.mark.e2e
 def test_a_cap_that_nothing_fits_is_told_as_what_it_is(small_case: Case, tmp_path: Path) -> None:
-    outcome = measure(replace(small_case, cap_gb=0.12), SHORT, tmp_path, str)
+    outcome = measure(replace(small_case, cap_gb=0.12), SHORT, tmp_path)
     assert outcome.tokens == 0
     assert outcome.ending in {"killed", "refused by the plan"}

@@ -58,9 +58,8 @@ def test_the_logits_do_not_depend_on_the_pass_in_which_they_are_computed(tiny: B
 
 
 def test_every_kind_of_cache_is_measured(tiny: BenchModel, tiny_pair: Path) -> None:
-    other = kv.folder_model(tiny_pair / "target" / "onnx" / "fp32", tiny)
     plan = kv.Plan(documents=2, tokens=80)
-    outcome = kv.run([tiny, other], plan, str)
+    outcome = kv.run(tiny, [tiny_pair / "target" / "onnx" / "fp32"], plan)
     found = json.loads(json.dumps(outcome.result))["models"]
     assert set(found) == {"Tiny model", "fp32"}
     for kinds in found.values():

@@ -14,15 +14,14 @@ import pytest
 
 from bench.models import BenchModel
 from bench.peers import environment
-from bench.peers.compare import OURS
+from bench.peers.compare import OURS, SideProcess
 from bench.peers.models import LLAMA_CPP, OPENVINO, peer_models
 from bench.serving import at_once
-from bench.serving.at_once import Measured, Plan
-from bench.serving.clients import HttpSide
+from bench.serving.at_once import HttpSide, Measured, Plan
 from bench.serving.server import Client, ServerError
 from bench.tools.quiet import Turns
 from bench.tools.worker import WorkerError
-from tests.bench.peers.test_compare import THREADS, VOCAB, model, write_checkpoint
+from tests.bench.peers.test_compare import VOCAB, model, needs_peers, write_checkpoint
 from tests.loopback import Handler, listening
 
 __all__ = ["model"]  # a fixture
@@ -72,22 +71,17 @@ def test_clients_ask_for_plain_decoding_all_at_once() -> None:
 
 
 def test_an_answer_that_is_too_short_is_no_measurement() -> None:
-    with (
-        answering(ANSWER, []) as side,
-        pytest.raises(ServerError, match="1 tokens came, not 2"),
-    ):
+    with answering(ANSWER, []) as side, pytest.raises(ServerError, match="1 tokens came, not 2"):
         side.complete([[1]], 2)
     with answering((), []) as side, pytest.raises(ServerError, match="ended early"):
         side.complete([[1]], 2)
-    with answering((), []) as side, pytest.raises(ValueError, match="4 prompts for 3 clients"):
-        side.complete([[1]] * 4, 2)
 
 
 def made_up() -> Measured:
-    measured = Measured(Plan(starts=1, rounds=3, clients=(1, 8)), threads=2)
+    measured = Measured(Plan(starts=1, rounds=3, clients=(1, 8)))
     measured.runs_on = {OURS: "a", LLAMA_CPP: "b", OPENVINO: "c"}
     measured.agreement = {LLAMA_CPP: 0.5, OPENVINO: 0.75}
-    measured.ms = {
+    measured.turns.ms = {
         "1": {OURS: [2e3, 2e3, 4e3], LLAMA_CPP: [3.4e3, 3.4e3, 6.8e3], OPENVINO: [3.5e3] * 3},
         "8": {OURS: [8e3] * 3, LLAMA_CPP: [2e4] * 3, OPENVINO: [6.4e3] * 3},
     }
@@ -114,7 +108,7 @@ def test_a_side_that_computes_something_else_is_found_out() -> None:
         def complete(self, prompts: Any, output: int) -> tuple[float, list[Any]]:
             return 1.0, [self.first] * len(prompts)
 
-    measured = Measured(at_once.QUICK, threads=2)
+    measured = Measured(at_once.QUICK)
     at_once._agree({OURS: Fixed(["a", "c"]), OPENVINO: Fixed(0)}, measured, VOCAB, "ab".__getitem__)
     assert measured.agreement == {OPENVINO: 1.0}
     with pytest.raises(WorkerError, match=f"{OPENVINO} computes something else"):
@@ -124,21 +118,19 @@ def test_a_side_that_computes_something_else_is_found_out() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(
-    not environment.installed(), reason="no peers here: `python -m bench peers` installs them"
-)
+@needs_peers
 def test_the_real_peers_answer_beside_the_real_service(model: BenchModel, tmp_path: Path) -> None:
-    files = peer_models(
-        environment.python(), str, write_checkpoint=write_checkpoint, cache=tmp_path
-    )
-    processes = at_once.peers(environment.python(), files)
+    python = environment.python()
+    files = peer_models(python, write_checkpoint, tmp_path)
+    modules = {LLAMA_CPP: "llama_worker", OPENVINO: "genai_worker"}
+    processes = {
+        name: SideProcess.peer(python, module, files[name]) for name, module in modules.items()
+    }
     plan = Plan(starts=1, rounds=2, clients=(1, 3), output=4)
-    turns = Turns(strangers=math.inf)  # other tests compute meanwhile
-    measured = at_once.measure(
-        model, processes, plan, threads=THREADS, vocab=VOCAB, progress=str, turns=turns
-    )
+    turns = Turns(allowed=math.inf)  # other tests compute meanwhile
+    measured = at_once.measure(model, processes, plan, VOCAB, turns)
     assert set(measured.runs_on) == {OURS, LLAMA_CPP, OPENVINO}
     for clients in plan.clients:
-        assert {name: len(found) for name, found in measured.ms[str(clients)].items()} == (
+        assert {name: len(found) for name, found in measured.turns.ms[str(clients)].items()} == (
             dict.fromkeys(measured.runs_on, 2)
         )

@@ -10,7 +10,7 @@ import pytest
 
 from bench.models import BenchModel
 from bench.prompts import CODE, CREATIVE, Prompt
-from bench.speculation import compare, concurrency, drafted, simulated
+from bench.speculation import compare, concurrency, simulated
 from bench.speculation.ways import PLAIN, Measured, Sizes
 from bench.tools.report import Outcome
 from specops.config import Settings
@@ -22,10 +22,6 @@ PROMPTS = [
     Prompt(CREATIVE, "Once"),
 ]
 SIZES = Sizes(new_tokens=8)
-
-
-def quiet(text: str) -> None:
-    """Progress that nobody reads."""
 
 
 @pytest.fixture
@@ -43,8 +39,8 @@ def fits_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def test_drafted_says_from_which_acceptance_on_a_draft_model_pays(tiny: BenchModel) -> None:
-    plan = drafted.Plan(2, Sizes(12), levels=(1.0, 0.0), lengths=(2,), own=3)
-    outcome = drafted.run({"int8-128": tiny}, {"fp32": tiny}, PROMPTS, plan, quiet)
+    plan = simulated.DraftedPlan(2, Sizes(12), levels=(1.0, 0.0), lengths=(2,), own=3)
+    outcome = simulated.run_drafted({"int8-128": tiny}, {"fp32": tiny}, PROMPTS, plan)
     found = fits_json(outcome)
     levels = found["levels"]
     for acceptance, (plain, fixed, adaptive) in zip(plan.levels, levels.values(), strict=True):
@@ -59,7 +55,7 @@ def test_drafted_says_from_which_acceptance_on_a_draft_model_pays(tiny: BenchMod
 
 
 def test_compare_runs_each_drafter_fixed_and_adaptively(tiny: BenchModel) -> None:
-    found = fits_json(compare.run(tiny, PROMPTS, compare.Plan(2, SIZES), quiet))
+    found = fits_json(compare.run(tiny, PROMPTS, compare.Plan(2, SIZES)))
     ways = [(row["drafter"], row["adaptive"]) for row in found["categories"][CODE]]
     assert ways[0] == ("none", False)
     names = ("draft", "suffix", "cascade")
@@ -83,7 +79,7 @@ def test_an_answer_that_is_not_plain_decodings_is_not_sound() -> None:
 
 def test_requests_run_at_once_and_all_to_their_end(tiny: BenchModel) -> None:
     plan = concurrency.Plan(2, Sizes(24), loads=(2,))
-    (rows,) = fits_json(concurrency.run(tiny, PROMPTS[:2], plan, quiet))["loads"].values()
+    (rows,) = fits_json(concurrency.run(tiny, PROMPTS[:2], plan))["loads"].values()
     assert all(row["tokens_per_second"] > 0 for row in rows)
     assert all(row["equal"] == row["greedy"] == 2 * 4 for row in rows)  # each prompt four times
     assert rows[0]["tokens_per_jump"] == pytest.approx(1.0)  # plain: a token a step and request
@@ -122,7 +118,7 @@ LEVELS = simulated.Plan(2, 24, rounds={1: 1, 2: 2}, levels=(1.0, 0.0), lengths=(
 
 
 def test_every_length_is_measured_at_the_acceptance_asked_for(tiny: BenchModel) -> None:
-    outcome = simulated.run(tiny, PROMPTS[:2], LEVELS, quiet)
+    outcome = simulated.run(tiny, PROMPTS[:2], LEVELS)
     levels = fits_json(outcome)["levels"]
     assert list(levels) == [f"{n} at once, acceptance {level}" for n in (1, 2) for level in (1, 0)]
     for name, rows in levels.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -88,14 +88,10 @@ def test_a_drafter_that_never_drafted_has_no_acceptance() -> None:
     assert (found.acceptance, found.mean_acceptance_length, found.misses) == (0.0, 0.0, 0.0)
 
 
-def test_cells_stand_below_their_columns_whatever_the_way() -> None:
-    for config in (PLAIN, SUFFIX, ADAPTIVE):
-        assert len(row(config).cells) == len(ways.COLUMNS)
-
-
-def test_labels_tell_configurations_apart() -> None:
+def test_ways_have_labels_of_their_own_and_a_cell_in_every_column() -> None:
     configs = (PLAIN, SUFFIX, ADAPTIVE, Config("suffix", 8))
     assert len({config.label for config in configs}) == 4
+    assert {len(row(config).cells) for config in configs} == {len(ways.COLUMNS)}
 
 
 def test_a_category_has_its_own_prompts_and_runs() -> None:
@@ -116,7 +112,7 @@ def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: 
         Prompt(CREATIVE, "return a + b\n", SamplingParams(temperature=0.8, seed=1)),
     ]
     configs = [Config("draft", 1), Config("draft", 3), Config("suffix", 3, adaptive=True)]
-    found = ways.measure(runner, configs, prompts, Sizes(12, rounds=2), lambda text: None)
+    found = ways.measure(runner, configs, prompts, Sizes(12, rounds=2))
     assert list(found.runs) == [PLAIN, *configs]
     assert found.batches == [[prompt] for prompt in prompts] * 2
     assert all(len(runs) == 4 for runs in found.runs.values())
@@ -143,20 +139,9 @@ def test_a_way_learns_from_its_own_requests_alone(tiny_settings: Settings) -> No
     assert acceptance(Runner(runner.engine, tiny_settings.max_k_draft), first) == begun
 
 
-def test_passes_in_which_all_decode_are_what_is_timed(
-    tiny_settings: Settings,
-) -> None:
-    runner = Runner.load(BenchModel("tiny", "tiny", replace(tiny_settings, slots=2)))
-    prompts = [Prompt("code", "def add(a, b):\n"), Prompt("code", "return a + b\n")]
-    found = runner.run(prompts, PLAIN, 24, at_once=2)
-    assert 0 < found.decode_seconds < found.seconds
-    assert 40 <= found.tokens <= 46  # both came in one pass, or the second one later
-    assert found.tokens == found.steps
-    with pytest.raises(RuntimeError, match="ask for more new tokens"):
-        ways.measure(runner, [], prompts[:1], Sizes(1), lambda text: None)
-
-
-def test_too_few_prompts_for_a_batch_are_refused(tiny_settings: Settings) -> None:
+def test_too_few_prompts_or_tokens_are_refused(tiny_settings: Settings) -> None:
     runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings))
+    with pytest.raises(RuntimeError, match="ask for more new tokens"):
+        ways.measure(runner, [], [Prompt("code", "def add(a, b):\n")], Sizes(1))
     with pytest.raises(ValueError, match="0 prompts are too few"):
-        ways.measure(runner, [], [], Sizes(4), lambda text: None)
+        ways.measure(runner, [], [], Sizes(4))

@@ -23,7 +23,7 @@ def test_there_are_200_schemas_and_all_compile() -> None:
 
 
 def test_answers_are_compared_and_checked(tiny_settings: Settings) -> None:
-    outcome = structured.run(BenchModel("tiny", "Tiny", tiny_settings), structured.QUICK, str)
+    outcome = structured.run(BenchModel("tiny", "Tiny", tiny_settings), structured.QUICK)
     assert outcome.sound
     result = json.loads(json.dumps(outcome.result, allow_nan=False))
     assert result["schemas"]["schemas"] == structured.QUICK.schemas
