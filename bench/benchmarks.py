@@ -148,7 +148,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="kv: a model's folder, beside the configured model; may be given several times",
     )  # fmt: skip
     parser.add_argument("--only", default="", help="caps: cases whose names contain this")
-    flag("--soak", "caps: ten minutes of load, with a time series")
+    flag("--soak", "caps: ten minutes of load of six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -73,7 +73,6 @@ class Load:
     clients: int = 2
     prompt_words: tuple[int, int] = (60, 60)
     new_tokens: tuple[int, int] = (32, 32)
-    sample_every: float = float("inf")  # seconds between two entries of the time series
 
     def body(self, rng: random.Random) -> dict[str, Any]:
         """A request with a prompt that begins like no other."""
@@ -105,7 +104,6 @@ class Record:
     major_faults: int = 0  # during the load
     oom_kills: int = 0
     strangers: float = 0.0  # mean number of cores that other processes took during the load
-    samples: list[dict[str, float]] = field(default_factory=list)  # over time, since the load began
 
     @property
     def tokens_per_second(self) -> float:
@@ -136,18 +134,15 @@ def measure(case: Case, load: Load, cache: Path) -> Record:
                         users = _play(load, client, group, record)
                     record.strangers = seen.others
             except (ServerError, OSError, HTTPException) as error:
-                record.ending = _told(error)
+                refused = " not fit: " in str(error)
+                told = f"{type(error).__name__}: {error}"
+                record.ending = "refused by the plan" if refused else told
             for user in users:
                 user.join()
         record.oom_kills = group.oom_kills()
         if record.oom_kills:
             record.ending = "killed"
     return record
-
-
-def _told(error: Exception) -> str:
-    text = str(error)
-    return "refused by the plan" if " not fit: " in text else f"{type(error).__name__}: {text}"
 
 
 def prepared(case: Case, cache: Path) -> Settings:
@@ -208,20 +203,13 @@ def _play(load: Load, client: Client, group: Cgroup, record: Record) -> list[thr
     users = [threading.Thread(target=ask, args=(seed,)) for seed in range(load.clients)]
     faults, tokens = group.counters()["pgmajfault"], client.metric(_GENERATED)
     preempted = client.metric("specops_preemptions_total")
-    begin = next_sample = time.monotonic()
+    begin = time.monotonic()
     for user in users:
         user.start()
     try:
-        while (passed := time.monotonic() - begin) < load.seconds and not record.failed_requests:
+        while time.monotonic() - begin < load.seconds and not record.failed_requests:
             running = int(client.metric("specops_requests_running"))
             record.most_running = max(record.most_running, running)
-            if time.monotonic() >= next_sample and load.sample_every < load.seconds:
-                counters = group.counters()
-                sample = {"seconds": passed, "tokens": client.metric(_GENERATED) - tokens}
-                sample |= {"anonymous": counters["anon"], "file": counters["file"]}
-                sample |= {"swap": group.swap_bytes()}
-                record.samples.append(sample)
-                next_sample += load.sample_every
             time.sleep(_WATCH_SECONDS)
         record.tokens = client.metric(_GENERATED) - tokens
         record.seconds = time.monotonic() - begin

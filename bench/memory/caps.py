@@ -2,7 +2,7 @@
 
 TinyLlama's shape with a draft model of 160 M parameters under caps from 4 GB down, published shapes
 under 4 GB; without swap and, if the machine has some, with it. A new run of a case replaces it in
-the results. A soak is ten minutes of load with a time series. `at-once` has four clients send
+the results. A soak is ten minutes of load. `at-once` has four clients send
 prompts of 200 tokens for answers of 64; it fails if fewer than four requests run at the same time
 or if the kernel kills the service.
 """
@@ -13,12 +13,11 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bench.memory.capped import GB, SWAP_BYTES, Case, Load, measure
-from bench.tools.report import Chart, Outcome, Series, Table, progress
+from bench.tools.report import Outcome, Table, progress
 from specops.config import ConfigError
 
 CAPS_GB = {
@@ -36,14 +35,13 @@ TITLES = {
 }
 AT_ONCE = 4  # requests that are to run at the same time
 QUICK_SECONDS = 5.0
-_LONG = {"seconds": 600.0, "sample_every": 5.0}
+_LONG = 600.0  # seconds
 LOADS = {
     "": Load(seconds=25.0),
-    "soak": Load(clients=6, prompt_words=(20, 200), new_tokens=(16, 128), **_LONG),
-    "at-once": Load(clients=AT_ONCE, prompt_words=(200, 200), new_tokens=(64, 64), **_LONG),
+    "soak": Load(_LONG, clients=6, prompt_words=(20, 200), new_tokens=(16, 128)),
+    "at-once": Load(_LONG, clients=AT_ONCE, prompt_words=(200, 200), new_tokens=(64, 64)),
 }
 _SWAPS = Path("/proc/swaps")
-_LABELS = 24  # samples between two minutes that the axis names
 Entry = dict[str, Any]
 
 
@@ -90,14 +88,13 @@ def read(file: Path) -> list[Entry]:
 
 
 def outcome(name: str, entries: Sequence[Entry], load: Load, judged: set[str]) -> Outcome:
-    """The table and the charts. In the `judged` cases enough requests must have run at once."""
-    charts = table_charts(entries) if name == "caps" else soak_charts(entries)
+    """The table. In the `judged` cases enough requests must have run at once."""
     sound = all(
         entry["ending"] == "served" and entry["most_running"] >= AT_ONCE
         for entry in entries
         if entry["name"] in judged
     )
-    return Outcome({"cases": entries}, [table(entries, load)], charts, sound=sound, name=name)
+    return Outcome({"cases": entries}, [table(entries, load)], sound=sound, name=name)
 
 
 def table(entries: Sequence[Entry], load: Load) -> Table:
@@ -135,66 +132,14 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     cells += [f"{entry[what]:,}" if entry["slots"] else "" for what in planned]
     cells.append(f"{entry['start_seconds']:.1f}" if entry["slots"] else "")
     counts = ("most_running", "preempted", "answered", "shed", "late", "failed_requests")
-    rate, served = _rate(entry), entry["seconds"] > 0
-    loaded = (
-        f"{entry['first_seconds']:.1f}",
-        f"{entry['seconds']:.0f}",
-        "" if rate is None else f"{rate:.1f}",
-        *(str(entry[what]) for what in counts),
-    )
-    cells += loaded if served else [""] * len(loaded)
+    served = entry["seconds"] > 0
+    if served:
+        rate = entry["tokens"] / entry["seconds"]
+        cells += [f"{entry['first_seconds']:.1f}", f"{entry['seconds']:.0f}"]
+        cells.append(f"{rate:.1f}" if entry["ending"] == "served" else "")
+        cells += [str(entry[what]) for what in counts]
+    else:
+        cells += [""] * (3 + len(counts))
     cells += [f"{entry[peak] / 1e6:.0f}" for peak in ("peak_anonymous", "peak_swap")]
     cells.append(f"{entry['major_faults'] / entry['seconds']:.0f}" if served else "")
     return (*cells, str(entry["oom_kills"]), f"{entry['strangers']:.2f}" if served else "")
-
-
-def _rate(entry: Entry) -> float | None:
-    return entry["tokens"] / entry["seconds"] if entry["ending"] == "served" else None
-
-
-def table_charts(entries: Sequence[Entry]) -> list[Chart]:
-    """Tokens per second by cap, a chart per model and kind of weights with several caps."""
-    charts = []
-    for (model, quant), caps in CAPS_GB.items():
-        rates = {
-            (entry["cap_gb"], entry["swap"]): _rate(entry)
-            for entry in entries
-            if (entry["model"], entry["quant"]) == (model, quant)
-        }
-        if not rates or len(caps) == 1:
-            continue
-        across = "memory cap (no bar: it was killed or refused)"
-        bars = [
-            Series(title, [rates.get((cap, swap)) for cap in caps])
-            for title, swap in (("no swap", False), ("swap", True))
-        ]
-        places = [f"{cap:g} GB" for cap in caps]
-        title, up = f"{TITLES[model]}, {quant}", "tokens per second, 2 clients"
-        charts.append(Chart(title, "bars", across, up, places, bars))
-    return charts
-
-
-def soak_charts(entries: Sequence[Entry]) -> list[Chart]:
-    """Memory and tokens over time, two charts per case."""
-    charts = []
-    for entry in entries:
-        samples = entry["samples"]
-        title = f"{entry['model']} {entry['quant']}, {entry['cap_gb']:g} GB"
-        places = [
-            f"{sample['seconds'] / 60:.0f}" if number % _LABELS == 0 else ""
-            for number, sample in enumerate(samples)
-        ]
-        rates = [
-            (after["tokens"] - before["tokens"]) / (after["seconds"] - before["seconds"])
-            for before, after in pairwise(samples)
-        ]
-        memory = [
-            Series(name, [sample[kind] / 1e6 for sample in samples])
-            for name, kind in (("anonymous", "anonymous"), ("page cache", "file"), ("swap", "swap"))
-        ]
-        charts += [
-            Chart(title, "lines", "minutes", "MB", places, memory, level=entry["cap_gb"] * 1000),
-            Chart(title, "lines", "minutes", "tokens per second", places[1:],
-                  [Series("all", rates)]),
-        ]  # fmt: skip
-    return charts

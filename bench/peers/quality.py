@@ -255,5 +255,5 @@ def outcome(title: str, found: Mapping[str, Quality], measured: Measured) -> Out
         Series(name, [figures.kl], across=[Summary.of(times[_DECODE][name]).median])
         for name, figures in found.items()
     ]
-    chart = Chart(table.title, "points", "ms per token", "mean KL to fp32", (), series)
+    chart = Chart(table.title, "ms per token", "mean KL to fp32", series)
     return Outcome({"threads": THREADS, "kinds": kinds}, [table], [chart])

@@ -19,7 +19,7 @@ from bench.models import BenchModel
 from bench.scale.envoy import Maglev
 from bench.scale.model import Simulation, Told
 from bench.scale.traffic import PREAMBLES, talks
-from bench.tools.report import Chart, Outcome, Series, Table, progress, yes
+from bench.tools.report import Outcome, Table, progress, yes
 from specops.config import ConfigError
 from specops.text.tokenizer import Tokenizer
 
@@ -57,7 +57,7 @@ def run(model: BenchModel, results: Path, plan: Plan) -> Outcome:
         return Outcome({"agreed": False}, [check], sound=False)
     cases = list(_cases(measured, plan, tokens))
     result = {"agreed": True, "cases": [asdict(case) for case in cases]}
-    return Outcome(result, [check, _table(cases, plan)], _charts(cases))
+    return Outcome(result, [check, _table(cases, plan)])
 
 
 def _check(measured: Mapping[str, Any], tokens: Callable[[str], int]) -> tuple[bool, Table]:
@@ -132,16 +132,3 @@ def _table(cases: Sequence[Case], plan: Plan) -> Table:
         "over the time that it takes on an idle replica",
     )
     return Table("More replicas, simulated", columns, rows, notes)
-
-
-def _charts(cases: Sequence[Case]) -> list[Chart]:
-    few = [case for case in cases if case.preambles == PREAMBLES]
-    sizes = [str(case.replicas) for case in few]
-    kept = Series("the gateway", [case.told.cached / case.told.possible for case in few])
-    spread = Series("the gateway", [case.told.busiest for case in few])
-    return [
-        Chart(
-            "Prompt tokens from caches", "lines", "replicas", "of one cache's", sizes, [kept], 0.9
-        ),
-        Chart("Spread", "lines", "replicas", "busiest over mean", sizes, [spread], 1.5),
-    ]

@@ -9,7 +9,7 @@ from bench.models import BenchModel
 from bench.prompts import CODE, Prompt
 from bench.speculation import ways
 from bench.speculation.ways import FIXED, Config, Measured, Runner, Sizes
-from bench.tools.report import Outcome, Wanted, yes
+from bench.tools.report import Chart, Outcome, Series, Wanted, yes
 
 # Targets of adaptive speculation with the service's default drafter.
 _WANTED_ON_CODE, _WANTED_JUMP, _WANTED_ANYWHERE = 1.5, 2.2, 0.97
@@ -48,8 +48,10 @@ def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) ->
         f"{counted} prompts, {sizes.new_tokens} new tokens each, {sizes.rounds} rounds, one stream",
         f"every greedy output that of plain decoding: {yes(sound)}",
     )
-    title = f"Speed over plain decoding: {model.title}"
-    chart = ways.speedups(title, "bars", "kind of text", found)
+    drafting = [way for way in measured.runs if way.k]
+    bars = [Series.of(way.label, [item.over(way) for item in found.values()]) for way in drafting]
+    title, up = f"Speed over plain decoding: {model.title}", "times plain decoding"
+    chart = Chart(title, "kind of text", up, bars, list(found), level=1.0)
     wanted = [
         Wanted(f"{text}: {own.label} over plain", _WANTED_ON_CODE if text == CODE
                else _WANTED_ANYWHERE, item.over(own).median)

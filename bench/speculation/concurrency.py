@@ -50,16 +50,13 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
 
 
 def outcome(model: BenchModel, found: Loads, plan: Plan, own: Config) -> Outcome:
-    """The table, and charts of the default drafter."""
-    parts, wanted, charts = {}, [], []
+    """The table and the targets."""
+    parts, wanted = {}, []
     for text, loads in found.items():
         for load, measured in loads.items():
             parts[where := f"{text}, {load} at once"] = measured
             of_plain = _OF_PLAIN.get((text, load), _NO_LOSS)
             wanted += ways.judged(where, measured, own, of_plain=of_plain, of_best=_NO_LOSS)
-        places = {str(load): measured for load, measured in loads.items()}
-        title = f"{text}: speed over plain decoding"
-        charts.append(ways.speedups(title, "lines", "requests at once", places, own.drafter))
     table = ways.rows_table(
         f"Requests at once: {model.title}",
         "text",
@@ -68,4 +65,4 @@ def outcome(model: BenchModel, found: Loads, plan: Plan, own: Config) -> Outcome
         f"each, {plan.sizes.rounds} rounds, all of a batch sent at once",
     )
     result = {"model": model.key, **asdict(plan.sizes), "loads": ways.record(parts)}
-    return Outcome(result, [table], charts, wanted)
+    return Outcome(result, [table], wanted=wanted)

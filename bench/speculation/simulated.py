@@ -22,7 +22,7 @@ from bench.prompts import Prompt
 from bench.speculation import ways
 from bench.speculation.simulated_drafter import ScriptedRunner, SimulatedDrafter, continuations
 from bench.speculation.ways import Config, Measured, Runner, Sizes
-from bench.tools.report import Chart, Outcome, Series, Table, progress
+from bench.tools.report import Outcome, Table, progress
 
 _SIMULATED = (
     "simulated acceptance: each draft token is the target's own next one with this probability "
@@ -114,17 +114,14 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
 
 
 def outcome(model: BenchModel, found: Mapping[int, Levels], plan: Plan) -> Outcome:
-    """The table, and a chart for each load."""
-    parts, wanted, charts = {}, [], []
+    """The table and the targets."""
+    parts, wanted = {}, []
     own = Config(SimulatedDrafter.name, plan.longest, adaptive=True)
     for load, levels in found.items():
         for level, measured in levels.items():
             parts[where := f"{load} at once, acceptance {level:g}"] = measured
             of_plain = _OF_PLAIN.get((load, level), _NO_LOSS)
             wanted += ways.judged(where, measured, own, of_plain=of_plain, of_best=_OF_BEST)
-        places = {f"{level:g}": measured for level, measured in levels.items()}
-        title = f"{load} at once"
-        charts.append(ways.speedups(title, "lines", "simulated acceptance", places))
     table = ways.rows_table(
         f"Draft lengths at simulated acceptance: {model.title}",
         "requests",
@@ -134,7 +131,7 @@ def outcome(model: BenchModel, found: Mapping[int, Levels], plan: Plan) -> Outco
         _SIMULATED,
     )
     result = {"model": model.key, "simulated_acceptance": True, "plan": asdict(plan)}
-    return Outcome(result | {"levels": ways.record(parts)}, [table], charts, wanted)
+    return Outcome(result | {"levels": ways.record(parts)}, [table], wanted=wanted)
 
 
 def run_drafted(
@@ -178,13 +175,12 @@ def run_drafted(
 def _drafted_outcome(
     model: BenchModel, found: Mapping[str, Levels], real: Mapping[str, Measured], plan: DraftedPlan
 ) -> Outcome:
-    parts, pays, lines = {}, [], []
+    parts, pays = {}, []
     for name, levels in found.items():
         *_, adaptive = next(iter(levels.values())).runs
         speeds = {level: measured.over(adaptive) for level, measured in levels.items()}
         paying = [level for level, speed in speeds.items() if speed.median >= _PAYS]
         pays.append((name, f"{min(paying):g}" if paying else "at none of them"))
-        lines.append(Series.of(name, list(speeds.values())))
         parts |= {f"{name}, {level:g}": measured for level, measured in levels.items()}
     each = f"{plan.sizes.new_tokens} tokens each, one at a time"
     tables = [
@@ -210,9 +206,6 @@ def _drafted_outcome(
             f"{plan.own} prompts, {each}, greedy",
         ),
     ]  # fmt: skip
-    places = [f"{level:g}" for level in plan.levels]
-    across, up = "simulated acceptance", "times plain decoding"
-    chart = Chart("A draft model", "lines", across, up, places, lines, level=1.0)
     result = {"model": model.key, "simulated_acceptance": True, "plan": asdict(plan)}
     rows = {"levels": ways.record(parts), "pairs": ways.record(real)}
-    return Outcome(result | rows, tables, [chart])
+    return Outcome(result | rows, tables)

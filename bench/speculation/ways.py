@@ -15,7 +15,7 @@ from bench.engine.together import Answer, Batch, run_together
 from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.tools.quiet import settle
-from bench.tools.report import Chart, Series, Summary, Table, Wanted, progress, ratios, rotated
+from bench.tools.report import Summary, Table, Wanted, progress, ratios, rotated
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, GenerationStats, SourceStats
 from specops.speculation.controller import Controller
@@ -332,11 +332,3 @@ def judged(
         over = measured.over(own, best).median
         lines.append(Wanted(f"{part}: {own.label} over {best.label}", of_best, over))
     return lines
-
-
-def speedups(title: str, kind: str, across: str, places: Found, own: str | None = None) -> Chart:
-    """Speed over plain decoding at each place, of all drafters or only of the drafter `own`."""
-    ways = [way for way in next(iter(places.values())).runs if way.k]
-    shown = [way for way in ways if own in (None, way.drafter)]
-    drawn = [Series.of(way.label, [item.over(way) for item in places.values()]) for way in shown]
-    return Chart(title, kind, across, "times plain decoding", list(places), drawn, level=1.0)

@@ -98,14 +98,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values over the places of a chart. None stands for a missing value.
-
-    `low` and `high` are the quartiles, or empty. `across` has the points' places in a chart of
-    points.
-    """
+    """Values of a chart: bars with quartiles `low` and `high`, or points at places `across`."""
 
     name: str
-    values: Sequence[float | None]
+    values: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     across: Sequence[float] = ()
@@ -122,19 +118,18 @@ class Chart:
     """A picture as data.
 
     Attributes:
-        kind: `lines`, `bars` or `points`.
         across: label of the horizontal axis.
         up: label of the vertical axis.
-        places: names of the places on the horizontal axis, in order.
+        series: what is drawn.
+        places: names of the groups of bars; empty for a chart of points.
         level: a value to compare with; it is drawn as a horizontal line.
     """
 
     title: str
-    kind: str
     across: str
     up: str
-    places: Sequence[str]
     series: Sequence[Series]
+    places: Sequence[str] = ()
     level: float | None = None
 
 
