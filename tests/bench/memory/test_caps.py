@@ -23,12 +23,6 @@ KILLED = Record(ending="killed", oom_kills=1, peak_anonymous=7 * 10**8)
 SHORT = Load(seconds=1.0, prompt_words=(8, 8))  # one word may take many tokens of a tiny model
 
 
-def test_every_case_has_a_name_of_its_own() -> None:
-    names = [case.name for case in cases()]
-    assert len(set(names)) == len(names)
-    assert "tinyllama-int4-1.0GB-noswap" in names
-
-
 def entry(case: Case, record: Record) -> dict[str, Any]:
     return {"name": case.name, **asdict(case), **asdict(record)}
 

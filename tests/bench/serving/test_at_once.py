@@ -20,7 +20,6 @@ from bench.serving import at_once
 from bench.serving.at_once import HttpSide, Measured, Plan
 from bench.serving.server import Client, ServerError
 from bench.tools.quiet import Turns
-from bench.tools.worker import WorkerError
 from tests.bench.peers.test_compare import VOCAB, model, needs_peers, write_checkpoint
 from tests.loopback import Handler, listening
 
@@ -96,25 +95,6 @@ def test_we_are_held_against_the_faster_peer() -> None:
     assert first["tokens_per_second"][OURS]["median"] == 32
     assert [line.measured for line in outcome.wanted] == pytest.approx([1.7, 0.8])
     assert [line.met for line in outcome.wanted] == [True, False]
-
-
-def test_a_side_that_computes_something_else_is_found_out() -> None:
-    class Fixed:
-        pid = 0
-
-        def __init__(self, first: Any) -> None:
-            self.first = first
-
-        def complete(self, prompts: Any, output: int) -> tuple[float, list[Any]]:
-            return 1.0, [self.first] * len(prompts)
-
-    measured = Measured(at_once.QUICK)
-    at_once._agree({OURS: Fixed(["a", "c"]), OPENVINO: Fixed(0)}, measured, VOCAB, "ab".__getitem__)
-    assert measured.agreement == {OPENVINO: 1.0}
-    with pytest.raises(WorkerError, match=f"{OPENVINO} computes something else"):
-        at_once._agree(
-            {OURS: Fixed(["a", "c"]), OPENVINO: Fixed(1)}, measured, VOCAB, "ab".__getitem__
-        )
 
 
 @pytest.mark.e2e

@@ -105,15 +105,6 @@ def test_adaptive_is_held_against_plain_decoding_and_whichever_of_on_and_off_is_
     assert line.measured == pytest.approx(1.6)
 
 
-def test_text_that_does_not_repeat_itself_may_lose_nothing_under_any_load() -> None:
-    data = of_seconds(plain=1.0, fixed=2.0, adaptive=1.02)
-    plan = concurrency.Plan(2, SIZES)
-    found = {CREATIVE: dict.fromkeys(plan.loads, data)}
-    wanted = concurrency.outcome(MODEL, found, plan, ADAPTIVE).wanted
-    assert [line.line for line in wanted] == [0.97] * 3
-    assert [line.measured for line in wanted] == pytest.approx([1 / 1.02] * 3)
-
-
 LEVELS = simulated.Plan(2, 24, rounds={1: 1, 2: 2}, levels=(1.0, 0.0), lengths=(1, 3))
 
 
@@ -131,16 +122,3 @@ def test_every_length_is_measured_at_the_acceptance_asked_for(tiny: BenchModel) 
         else:
             assert found["simulated, k=3"]["tokens_per_jump"] > 2
     assert "simulated acceptance" in outcome.tables[0].title
-
-
-def test_at_a_simulated_acceptance_adaptive_is_held_against_the_best_length() -> None:
-    data = measured({CODE: [1.0, 1.0]}, at_once=4)
-    best = simulated.Config("simulated", 3)
-    own = simulated.Config("simulated", LEVELS.longest, adaptive=True)
-    data.runs[best] = [run("aa", seconds, requests=4) for seconds in (0.5, 0.5)]
-    data.runs[own] = [run("aa", seconds, requests=4) for seconds in (0.5, 0.625)]
-    plain, of_best = simulated.outcome(MODEL, {4: {0.7: data}}, LEVELS).wanted
-    assert of_best.measured == pytest.approx((1 + 0.8) / 2)
-    assert plain.measured == pytest.approx((2 + 1.6) / 2)
-    assert (plain.line, of_best.line) == (1.15, 0.95)
-    assert "simulated, k=3" in of_best.what

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 import pytest
 
 from bench.models import BenchModel
 from bench.prompts import CREATIVE, Prompt
 from bench.speculation import ways
-from bench.speculation.chat import sources_table
 from bench.speculation.ways import PLAIN, Config, Measured, Row, Runner, Sizes
 from specops.config import Settings
 from specops.request import SamplingParams, SourceStats
 from tests.bench.speculation.runs import ADAPTIVE, SUFFIX, run
 
 BASES = [run("aa", 2.0), run("bb", 6.0)]
+MANY = {"suffix": SourceStats((4, 4, 4), (2, 1, 0)), "head": SourceStats((4,), (2,))}
+FEW = {"suffix": SourceStats((1, 1, 1, 1), (1, 1, 1, 1)), "head": SourceStats((1,), (1,))}
 DRAFTED = [
-    run(
-        "aa",
-        1.0,
-        steps=5,
-        drafts=4,
-        draft_misses=1,
-        sources={"suffix": SourceStats((4, 4, 4), (2, 1, 0)), "head": SourceStats((4,), (2,))},
-    ),
-    run(
-        "bc",
-        2.0,
-        steps=5,
-        drafts=1,
-        draft_misses=4,
-        sources={
-            "suffix": SourceStats((1, 1, 1, 1), (1, 1, 1, 1)),
-            "head": SourceStats((1,), (1,)),
-        },
-    ),
+    run("aa", 1.0, steps=5, drafts=4, draft_misses=1, sources=MANY),
+    run("bc", 2.0, steps=5, drafts=1, draft_misses=4, sources=FEW),
 ]
 BOTH = [[Prompt("code", "a")], [Prompt(CREATIVE, "b")]]
 
@@ -53,20 +34,6 @@ def test_acceptance_jumps_and_misses_are_sums_over_all_prompts() -> None:
     assert found.tokens_per_jump == pytest.approx(20 / 10)
     assert found.mean_acceptance_length == pytest.approx(1 + 10 / 5)
     assert found.tokens_per_second == pytest.approx(20 / 3)
-
-
-def test_sources_are_told_apart_position_by_position() -> None:
-    found = row()
-    assert found.sources == {
-        "suffix": SourceStats((5, 5, 5, 1), (3, 2, 1, 1)),
-        "head": SourceStats((5,), (3,)),
-    }
-    table = sources_table(found)
-    assert table.columns == ("source", "draft tokens", "1", "2", "3", "4")
-    assert table.rows == [
-        ("suffix", "16", "60%", "40%", "20%", "100%"),
-        ("head", "5", "60%", "", "", ""),
-    ]
 
 
 def test_speedup_is_plain_time_over_this_per_batch_and_of_the_sums() -> None:
@@ -92,17 +59,6 @@ def test_ways_have_labels_of_their_own_and_a_cell_in_every_column() -> None:
     configs = (PLAIN, SUFFIX, ADAPTIVE, Config("suffix", 8))
     assert len({config.label for config in configs}) == 4
     assert {len(row(config).cells) for config in configs} == {len(ways.COLUMNS)}
-
-
-def test_a_category_has_its_own_prompts_and_runs() -> None:
-    both = Measured(BOTH, {PLAIN: BASES, SUFFIX: DRAFTED})
-    assert both.categories == ["code", CREATIVE]
-    part = both.of(CREATIVE)
-    assert part.batches == BOTH[1:]
-    assert part.runs == {PLAIN: BASES[1:], SUFFIX: DRAFTED[1:]}
-    result = json.loads(json.dumps([asdict(item) for item in part.rows()]))
-    assert [item["k"] for item in result] == [0, 4]
-    assert [list(item["sources"]) for item in result] == [[], ["suffix", "head"]]
 
 
 def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: Settings) -> None:
