@@ -88,13 +88,8 @@ def run(model: BenchModel, plan: Plan) -> Outcome:
             tuple(f"differing: {name}" for name in checked["differing"]),
         ),
     ]  # fmt: skip
-    result = {
-        "model": model.key,
-        "plan": asdict(plan),
-        "any_text": asdict(masks),
-        "forms": forms,
-        "schemas": checked,
-    }
+    result = {"model": model.key, "plan": asdict(plan), "any_text": asdict(masks)}
+    result |= {"forms": forms, "schemas": checked}
     sound = not checked["invalid"] and not checked["differing"]
     return Outcome(result, tables, wanted=wanted, sound=sound)
 
@@ -113,7 +108,7 @@ def _masks(engine: Engine, plan: Plan) -> Summary:
 
 
 def _form(engine: Engine, name: str, schema: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """One form's speeds: decoded plainly, and as it is served."""
+    """Speeds of one form: with plain constrained decoding, and as the service decodes."""
     prompt = _prompt(engine, f"Write the data of a {name} as JSON.")
     ways = {"plain": NO_DRAFTER, "served": engine.info.default_drafter}
     answers: dict[str, list[Answer]] = {way: [] for way in ways}
@@ -138,19 +133,14 @@ def _form(engine: Engine, name: str, schema: dict[str, Any], plan: Plan) -> dict
 
 def _row(name: str, form: dict[str, Any]) -> tuple[str, ...]:
     plain, served = (Summary.of(form["rates"][way]).median for way in ("plain", "served"))
-    return (
-        name,
-        str(form["tokens"]),
-        f"{plain:.1f}",
-        f"{served:.1f}",
-        Summary.of(form["speedups"]).spread(),
-        f"{form['tokens_per_jump']:.2f}",
-        f"{form['origins'].get(GRAMMAR, 0) / form['tokens']:.0%}",
-    )
+    forced = form["origins"].get(GRAMMAR, 0) / form["tokens"]
+    rates = (str(form["tokens"]), f"{plain:.1f}", f"{served:.1f}")
+    speedup = Summary.of(form["speedups"]).spread()
+    return (name, *rates, speedup, f"{form['tokens_per_jump']:.2f}", f"{forced:.0%}")
 
 
 def _check(engine: Engine, plan: Plan) -> dict[str, Any]:
-    """Answer every schema in all ways."""
+    """Answer every schema in all ways and compare the answers."""
     names = list(SCHEMAS)[: plan.schemas]
     asked: dict[str, GenerationRequest] = {}
     for index, name in enumerate(names):
@@ -196,9 +186,8 @@ def fits(text: str, schema: dict[str, Any]) -> bool:
         content = json.loads(text)
     except json.JSONDecodeError:
         return False
-    return Draft202012Validator(
-        schema, format_checker=Draft202012Validator.FORMAT_CHECKER
-    ).is_valid(content)
+    checker = Draft202012Validator.FORMAT_CHECKER
+    return Draft202012Validator(schema, format_checker=checker).is_valid(content)
 
 
 def _grammar(schema: dict[str, Any]) -> Grammar:
