@@ -13,14 +13,7 @@ from bench.models import BenchModel
 from bench.runtime import kv
 from bench.runtime.forward import Divergence, divergence, log_softmax, passes
 from bench.runtime.kv import Kind
-from specops.config import Settings
-from specops.engine.engine import NO_DRAFTER, Engine
-
-
-@pytest.fixture
-def tiny(tiny_settings: Settings) -> BenchModel:
-    settings = replace(tiny_settings, draft=NO_DRAFTER)
-    return BenchModel("tiny", "Tiny model", settings)
+from specops.engine.engine import Engine
 
 
 def test_divergence_is_that_of_the_two_distributions_and_zero_of_a_distribution_itself() -> None:

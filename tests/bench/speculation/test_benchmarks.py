@@ -13,7 +13,6 @@ from bench.prompts import CODE, CREATIVE, Prompt
 from bench.speculation import compare, concurrency, simulated
 from bench.speculation.ways import PLAIN, Measured, Sizes
 from bench.tools.report import Outcome
-from specops.config import Settings
 from tests.bench.speculation.runs import ADAPTIVE, MODEL, SUFFIX, measured, run
 
 PROMPTS = [
@@ -24,17 +23,10 @@ PROMPTS = [
 SIZES = Sizes(new_tokens=8)
 
 
-@pytest.fixture
-def tiny(tiny_settings: Settings) -> BenchModel:
-    return BenchModel("tiny", "Tiny model", tiny_settings)
-
-
 def fits_json(outcome: Outcome) -> dict[str, Any]:
     """The result, sure to survive a file."""
-    text = json.dumps(
-        {**outcome.result, "charts": list(map(asdict, outcome.charts))}, allow_nan=False
-    )
-    result: dict[str, Any] = json.loads(text)
+    whole = {**outcome.result, "charts": list(map(asdict, outcome.charts))}
+    result: dict[str, Any] = json.loads(json.dumps(whole, allow_nan=False))
     return result
 
 

@@ -22,11 +22,6 @@ ALONE = [[7, -1.0, [[7, -1.0]]], [8, -2.0, [[8, -2.0]]], [9, -3.0, [[9, -3.0]]]]
 
 
 @pytest.fixture
-def tiny(tiny_settings: Settings) -> BenchModel:
-    return BenchModel("tiny", "Tiny model", tiny_settings)
-
-
-@pytest.fixture
 def engine(tiny_settings: Settings) -> Engine:
     return Engine.load(replace(tiny_settings, slots=4))
 

@@ -8,7 +8,6 @@ from bench.models import BenchModel
 from bench.prompts import CREATIVE, Prompt
 from bench.speculation import ways
 from bench.speculation.ways import PLAIN, Config, Measured, Row, Runner, Sizes
-from specops.config import Settings
 from specops.request import SamplingParams, SourceStats
 from tests.bench.speculation.runs import ADAPTIVE, SUFFIX, run
 
@@ -61,8 +60,8 @@ def test_ways_have_labels_of_their_own_and_a_cell_in_every_column() -> None:
     assert {len(row(config).cells) for config in configs} == {len(ways.COLUMNS)}
 
 
-def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: Settings) -> None:
-    runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings))
+def test_every_configuration_runs_on_every_prompt_in_every_round(tiny: BenchModel) -> None:
+    runner = Runner.load(tiny)
     prompts = [
         Prompt("code", "def add(a, b):\n"),
         Prompt(CREATIVE, "return a + b\n", SamplingParams(temperature=0.8, seed=1)),
@@ -80,9 +79,9 @@ def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: 
     assert [row.greedy for row in found.rows()] == [2] * 4
 
 
-def test_a_way_learns_from_its_own_requests_alone(tiny_settings: Settings) -> None:
+def test_a_way_learns_from_its_own_requests_alone(tiny: BenchModel) -> None:
     """Its drafts' acceptance is told with every answer; another one's begins where all begin."""
-    runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings))
+    runner = Runner.load(tiny)
     first, second = Config("draft", 3), Config("draft", 2)
 
     def acceptance(runner: Runner, config: Config) -> float:
@@ -92,11 +91,11 @@ def test_a_way_learns_from_its_own_requests_alone(tiny_settings: Settings) -> No
     begun = acceptance(runner, first)
     assert acceptance(runner, first) != begun
     acceptance(runner, second)
-    assert acceptance(Runner(runner.engine, tiny_settings.max_k_draft), first) == begun
+    assert acceptance(Runner(runner.engine, tiny.settings.max_k_draft), first) == begun
 
 
-def test_too_few_prompts_or_tokens_are_refused(tiny_settings: Settings) -> None:
-    runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings))
+def test_too_few_prompts_or_tokens_are_refused(tiny: BenchModel) -> None:
+    runner = Runner.load(tiny)
     with pytest.raises(RuntimeError, match="ask for more new tokens"):
         ways.measure(runner, [], [Prompt("code", "def add(a, b):\n")], Sizes(1))
     with pytest.raises(ValueError, match="0 prompts are too few"):
