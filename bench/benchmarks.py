@@ -21,6 +21,7 @@ from bench.serving import at_once
 from bench.speculation import chat, compare, concurrency, equality, simulated
 from bench.structured import structured
 from bench.tools.report import Outcome
+from specops.config import ConfigError
 from specops.presets import CHAT
 
 _DRAFT_WEIGHTS = ("int8-128", "int4-128-rtn")  # for random weights, without calibration
@@ -47,6 +48,8 @@ def _drafted(options: argparse.Namespace, plan: simulated.DraftedPlan) -> Outcom
 
 
 def _before(options: argparse.Namespace, plan: before.Plan) -> Outcome:
+    if options.other is None:
+        raise ConfigError("before compares with another checkout: --other FOLDER")
     models = [] if options.skip_tinyllama else [tinyllama()]
     return before.run([*models, configured()], options.other, plan)
 

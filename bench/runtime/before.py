@@ -59,10 +59,8 @@ FULL = Plan(loads=2, rounds=9, steps=12, mixed_seconds=10.0)
 QUICK = Plan(loads=1, rounds=1, steps=2, mixed_seconds=0.5)
 
 
-def run(models: Sequence[BenchModel], other: Path | None, plan: Plan) -> Outcome:
+def run(models: Sequence[BenchModel], other: Path, plan: Plan) -> Outcome:
     """Measure both checkouts with every model."""
-    if other is None:
-        raise ConfigError("before compares with another checkout: --other FOLDER")
     interpreter = other / ".venv" / "bin" / "python"
     if not interpreter.is_file():
         raise ConfigError(f"{other} has no .venv/bin/python: run `make test` there once")
