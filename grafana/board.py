@@ -1,4 +1,4 @@
-"""What the five dashboards share: links to each other, variables, annotations, refresh."""
+"""The shared parts of the five dashboards: links, variables, annotations, refresh."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The dashboard "How is the load spread?": replicas beside each other, and the gateway before them.
+"""The dashboard "How is the load spread?": all replicas side by side, and their gateway.
 
-With one replica and no gateway it shows that one's share of everything, and 0 for the gateway.
+With one replica and no gateway it shows this replica's figures, and 0 for the gateway.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _seconds(histogram: str, labels: str, q: float) -> str:
 
 
 def _mean(histogram: str, labels: str) -> str:
-    """The mean of one of them, in seconds."""
+    """The mean of one of the gateway's histograms, in seconds."""
     total, number = (
         f"sum(rate({histogram}_{part}{{{labels}}}[{QUANTILE_WINDOW}])) or vector(0)"
         for part in ("sum", "count")
