@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 
 from bench.benchmarks import ALL, BENCHMARKS, add_options
 from bench.tools.machine import Machine, describe
-from bench.tools.report import Outcome, write
+from bench.tools.report import Outcome, progress, write
 from specops.config import ConfigError
 
 RESULTS = Path(__file__).resolve().parent / "results" / "local"
@@ -24,39 +23,35 @@ _UNSOUND, _FAILED = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for.
+    """Run the named benchmarks.
 
     Returns:
-        0; 1 where what must hold did not; 2 where a benchmark could not run.
+        0; 1 if a required property failed; 2 if a benchmark could not run.
     """
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _leave)
+    # Ends through every `finally`, so that a measured server does not stay behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     machine = describe()
     sound = True
     try:
         if options.benchmark == "report":
             from bench.tools.page import write_page  # noqa: PLC0415 - drawing takes time to import
 
-            _progress(f"wrote {write_page(options.results)}")
+            progress(f"wrote {write_page(options.results)}")
             return 0
         for name in ALL if options.benchmark == "all" else (options.benchmark,):
-            measure, _ = BENCHMARKS[name]
-            outcome = measure(options, _progress)
+            benchmark = BENCHMARKS[name]
+            outcome = benchmark.run(options, benchmark.quick if options.quick else benchmark.full)
             _publish(options, machine, outcome.name or name, outcome)
             sound &= outcome.sound
-    except (ConfigError, RuntimeError, OSError) as error:  # no model, no server, no prompts
-        _progress(str(error))
+    except (ConfigError, RuntimeError, OSError) as error:  # no model, no server, no results
+        progress(str(error))
         return _FAILED
     return 0 if sound else _UNSOUND
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End through every `finally`: the server that is being measured must not stay behind."""
-    sys.exit(128 + number)
-
-
 def _parser() -> argparse.ArgumentParser:
-    listed = "; ".join(f"{name}: {text}" for name, (_, text) in BENCHMARKS.items())
+    listed = "; ".join(f"{name}: {benchmark.text}" for name, benchmark in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measure what speculation gains, where time and memory go, and other engines.",
@@ -91,11 +86,7 @@ def _publish(options: argparse.Namespace, machine: Machine, name: str, outcome: 
 
         written.append(save(options.results / name, outcome.charts))
     for path in written:
-        _progress(f"wrote {path}")
-
-
-def _progress(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)
+        progress(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The models that the benchmarks run: the service's own, and one of a size that people really use.
+"""The models of the benchmarks: the service's own, and random ones of a size that people use.
 
-No 1.1 B-parameter weights are within reach of a machine without a network, and none are needed:
-how long a pass takes depends on the shapes, not on what the weights say.
+Weights of 1.1 billion parameters are out of reach without a network, and they are not needed: how
+long a pass takes depends on the shapes, not on the values of the weights.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import ByteLevelBPETokenizer
 
+from bench.tools.report import progress
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER
 from specops.models import convert as export
@@ -31,19 +31,17 @@ from training.corpus import load_corpus
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
 TINYLLAMA_VOCAB = 32_000
 TINYLLAMA, LLAMA_160M = "tinyllama", "llama-160m"
-_INT4 = "int4-128-rtn"  # random weights have nothing to look at
-_CONTEXT = 512  # of the random model: enough for a benchmark, and a small KV cache
-
-Progress = Callable[[str], None]
+_INT4 = "int4-128-rtn"  # plain rounding: calibration finds nothing in random weights
+_CONTEXT = 512  # of the random model: enough for a benchmark, with a small KV cache
 
 
 class BuildError(RuntimeError):
-    """The random model could not be exported."""
+    """A random model could not be exported."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A model to measure: what tables call it, and the settings that load it."""
+    """A model to measure: its names in results and in tables, and the settings that load it."""
 
     key: str
     title: str
@@ -57,7 +55,7 @@ class BenchModel:
 
 
 def _settings(default: str = DEMO) -> Settings:
-    """The environment's, by default the demo pair; every prompt is computed however often asked."""
+    """The environment's settings without a prefix cache: every prompt is always computed."""
     named = {"SPECOPS_MODEL": os.environ.get("SPECOPS_MODEL") or default}
     return replace(Settings.from_env({**os.environ, **named}), prefix_cache="off")
 
@@ -69,10 +67,10 @@ def configured(default: str = DEMO) -> BenchModel:
     return BenchModel(name, f"{name} model", settings)
 
 
-def tinyllama(progress: Progress, cache: Path = CACHE, draft_quant: str = "") -> BenchModel:
-    """TinyLlama-1.1B's architecture in int4; with `draft_quant` drafted by Llama 160M's in that."""
-    target = shape(TINYLLAMA, _INT4, progress, cache)
-    draft = shape(LLAMA_160M, draft_quant, progress, cache) if draft_quant else NO_DRAFTER
+def tinyllama(cache: Path = CACHE, draft_quant: str = "") -> BenchModel:
+    """TinyLlama-1.1B's architecture in int4. `draft_quant` adds Llama 160M's as its draft model."""
+    target = shape(TINYLLAMA, _INT4, cache)
+    draft = shape(LLAMA_160M, draft_quant, cache) if draft_quant else NO_DRAFTER
     own = {"target": str(target), "draft": str(draft), "quant": "", "draft_quant": ""}
     settings = replace(_settings(), **own, context=_CONTEXT, cache_dir=target.parent)
     key, title = "tinyllama-shape", "TinyLlama-1.1B shape, random weights"
@@ -81,14 +79,17 @@ def tinyllama(progress: Progress, cache: Path = CACHE, draft_quant: str = "") ->
     return BenchModel(key, title, settings)
 
 
-def shape(name: str, quant: str, progress: Progress, cache: Path = CACHE) -> Path:
+def shape(name: str, quant: str, cache: Path = CACHE) -> Path:
     """An architecture with random weights: TINYLLAMA, LLAMA_160M or a published repository.
 
-    Returns the folder of the export in `quant`, which is kept in `cache` until the exporter
+    Returns the folder of the export in `quant`. It stays in `cache` until the exporter's code
     changes. The first call takes about a minute and 3 GB of disk for TinyLlama, two minutes and
-    12 GB for Phi-3 Mini.
+    12 GB for Phi-3 Mini. The export runs in a process of its own, which frees its memory.
     """
-    home = cache / f"shapes-{_exporter_digest()}"
+    digest = hashlib.sha256(weights_digest().encode())
+    for path in sorted(Path(export.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    home = cache / f"shapes-{digest.hexdigest()[:12]}"
     folder = home / f"{name.rpartition('/')[2]}-{quant}"
     if folder.is_dir():
         return folder
@@ -97,14 +98,11 @@ def shape(name: str, quant: str, progress: Progress, cache: Path = CACHE) -> Pat
     checkpoint = folder.with_name(f"{folder.name}-checkpoint")
     try:
         progress(f"writing a random checkpoint to {checkpoint} and exporting it to {folder}")
-        if name == TINYLLAMA:
-            tinyllama_checkpoint(checkpoint)
-        elif name == LLAMA_160M:
-            llama_160m_checkpoint(checkpoint)
+        if name in _WRITERS:
+            _WRITERS[name](checkpoint)
+            shutil.copy(_tokenizer(home), checkpoint / "tokenizer.json")
         else:
             REPOSITORIES[name].write(checkpoint, None)
-        if name in (TINYLLAMA, LLAMA_160M):
-            shutil.copy(_tokenizer(home, progress), checkpoint / "tokenizer.json")
         command = [sys.executable, "-m", "specops.models.convert", str(checkpoint), str(folder)]
         command += ["--quant", quant]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -115,16 +113,8 @@ def shape(name: str, quant: str, progress: Progress, cache: Path = CACHE) -> Pat
     return folder
 
 
-def _exporter_digest() -> str:
-    """Changes with the exporter's code, which may draw another graph, and with the weights."""
-    digest = hashlib.sha256(weights_digest().encode())
-    for path in sorted(Path(export.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def weights_digest() -> str:
-    """Changes with the code that draws the random checkpoints."""
+    """A digest of the code that draws the random checkpoints."""
     digest = hashlib.sha256()
     for module in (checkpoints, random_weights):
         digest.update(Path(module.__file__).read_bytes())
@@ -139,27 +129,28 @@ def tinyllama_checkpoint(path: Path, dtype: str = "bfloat16") -> None:
     )  # fmt: skip
 
 
-def llama_160m_checkpoint(path: Path) -> None:
-    """Write Llama 160M's architecture with random weights."""
+def _llama_160m_checkpoint(path: Path) -> None:
     make_llama_checkpoint(
         path, hidden=768, layers=12, heads=12, kv_heads=12, ffn=3072, vocab=TINYLLAMA_VOCAB,
         context=2048, seed=1, dtype="bfloat16",
     )  # fmt: skip
 
 
-def _tokenizer(home: Path, progress: Progress) -> Path:
+_WRITERS = {TINYLLAMA: tinyllama_checkpoint, LLAMA_160M: _llama_160m_checkpoint}
+
+
+def _tokenizer(home: Path) -> Path:
     """A full-sized vocabulary, so that turning tokens into text costs what it really does."""
     path = home / "tokenizer.json"
-    if path.is_file():
-        return path
-    progress(f"training a tokenizer of {TINYLLAMA_VOCAB} entries")
-    home.mkdir(parents=True, exist_ok=True)
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(
-        (document.text for document in load_corpus().library),
-        vocab_size=TINYLLAMA_VOCAB,
-        special_tokens=["<|endoftext|>"],
-        show_progress=False,
-    )
-    tokenizer.save(str(path))
+    if not path.is_file():
+        progress(f"training a tokenizer of {TINYLLAMA_VOCAB} entries")
+        home.mkdir(parents=True, exist_ok=True)
+        tokenizer = ByteLevelBPETokenizer()
+        tokenizer.train_from_iterator(
+            (document.text for document in load_corpus().library),
+            vocab_size=TINYLLAMA_VOCAB,
+            special_tokens=["<|endoftext|>"],
+            show_progress=False,
+        )
+        tokenizer.save(str(path))
     return path

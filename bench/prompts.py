@@ -1,7 +1,8 @@
-"""Prompts of four kinds, made from the demo pair's held-out text: how much repeats itself differs.
+"""Prompts of four kinds, made from the demo pair's held-out text. The kinds differ in how much of a
+text repeats itself.
 
-Neither model was trained on any of this text. How each kind is made is said beside its function;
-the same seed gives the same prompts on every Python version.
+Neither model was trained on this text. The docstring of each function says how it makes its kind.
+The same seed gives the same prompts on every Python version.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ GREEDY = SamplingParams()
 CODE, STRUCTURED, EXTRACTIVE, CREATIVE = "code", "structured", "extractive", "creative"
 CATEGORIES = (CODE, STRUCTURED, EXTRACTIVE, CREATIVE)
 OWN = "own"
-# Greedy prose of so small a model soon goes in circles, which lookups would win from.
+# Greedy prose of so small a model soon repeats itself, which would favour lookup drafters.
 _CREATIVE_TEMPERATURE = 0.8
 
 _RECORDS = 10  # in a structured prompt
@@ -33,7 +34,7 @@ _LEAST_PROSE, _MOST_PROSE = 30, 120  # words of a paragraph
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to continue, and how tokens are drawn."""
+    """A text to continue, and how its tokens are sampled."""
 
     category: str
     text: str
@@ -50,12 +51,12 @@ def by_category(each: int, categories: tuple[str, ...] = CATEGORIES) -> list[Pro
 
 
 def code(count: int) -> list[Prompt]:
-    """So many prompts of held-out code, the first lines of a function or a class."""
+    """Prompts of held-out code: the first lines of a function or a class."""
     return [Prompt(CODE, text) for text in _code(count)]
 
 
 def from_file(path: Path) -> list[Prompt]:
-    """Prompts from a file of JSON lines, each with the field `prompt`, maybe with `category`."""
+    """Read prompts from JSON lines with the field `prompt` and, optionally, `category`."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
     return [Prompt(row.get("category", OWN), row["prompt"]) for row in rows]
 
@@ -67,13 +68,13 @@ def _sampling(category: str, seed: int) -> SamplingParams:
 
 
 def _code(count: int) -> list[str]:
-    """The first 8, 16 or 32 lines of a function or a class: those shipped, or more of the kind."""
+    """The first 8, 16 or 32 lines of a function or a class: the shipped prompts, or more."""
     shipped = shipped_prompts()
     return shipped[:count] if count <= len(shipped) else heldout_prompts(count)
 
 
 def _structured(count: int) -> list[str]:
-    """JSON records of a module's functions, one a line; more of them are to come."""
+    """JSON records of a module's functions, one a line. The model continues the list."""
     prompts = []
     for document in read_held_out():
         functions = _functions(document)
@@ -94,7 +95,7 @@ def _functions(document: Document) -> list[dict[str, object]]:
 
 
 def _extractive(count: int) -> list[str]:
-    """16 lines of a function, then its first 2 lines again: the rest is to be repeated."""
+    """16 lines of a function, then its first 2 lines again. The model repeats the rest."""
     prompts = []
     for document in read_held_out():
         lines = document.text.splitlines()
@@ -108,15 +109,15 @@ def _extractive(count: int) -> list[str]:
 
 
 def _creative(count: int) -> list[str]:
-    """Half of a docstring's paragraph of 30 to 120 words, prose for the most part; sampled."""
+    """Half of a docstring's paragraph of 30 to 120 words, mostly prose. Its answer is sampled."""
     prompts = []
     for document in read_held_out():
         for node in ast.walk(ast.parse(document.text)):
             if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                 continue
             for paragraph in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
-                words = paragraph.split(" ")
                 if _is_prose(paragraph):
+                    words = paragraph.split(" ")
                     prompts.append('"""' + " ".join(words[: len(words) // 2]))
     return _some(prompts, count, CREATIVE)
 

@@ -1,14 +1,16 @@
-"""What the five dashboards share: links to each other, variables, annotations, refresh."""
+"""The shared parts of the five dashboards: links, variables, annotations, refresh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from grafana_foundation_sdk.builders.dashboard import (
     AnnotationQuery,
     Dashboard,
     DashboardLink,
     QueryVariable,
+    Row,
 )
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
@@ -21,11 +23,13 @@ from grafana_foundation_sdk.models.dashboard import (
 from panels import DATASOURCE
 
 TAG = "specops"
-Section = Callable[[Dashboard], None]
+Panels = Iterator[Any]  # builders of rows and panels, in order
 
 
-def board(uid: str, title: str, description: str, sections: Iterable[Section]) -> Dashboard:
-    """One dashboard; `title` is the question that it answers."""
+def board(
+    uid: str, title: str, description: str, sections: Iterable[Callable[[], Panels]]
+) -> Dashboard:
+    """Build one dashboard; `title` is the question that it answers."""
     made = (
         Dashboard(title)
         .uid(f"specops-{uid}")
@@ -43,7 +47,8 @@ def board(uid: str, title: str, description: str, sections: Iterable[Section]) -
     for annotation in _annotations():
         made.annotation(annotation)
     for section in sections:
-        section(made)
+        for item in section():
+            made = made.with_row(item) if isinstance(item, Row) else made.with_panel(item)
     return made
 
 

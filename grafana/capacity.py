@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from board import board
+from board import Panels, board
 from panels import PER_SECOND, big_number, curves
 from promql import now, now_by, part, rate, rate_by, ratio, series
 
@@ -16,232 +16,197 @@ CPU_USE = (
 )
 
 
-def _glance(made: Dashboard) -> None:
-    made.with_panel(
-        big_number(
-            "Anonymous memory of the cap",
-            "The part that cannot be dropped, as a share of the limit. Above 90 % the kernel "
-            "swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8) or "
-            "smaller weights (SPECOPS_QUANT).",
-            "percentunit",
-            part(MEMORY, 'kind="anon"', 'kind="limit"'),
-            warn=0.75,
-            alarm=0.9,
-        )
+def _glance() -> Panels:
+    yield big_number(
+        "Anonymous memory of the cap",
+        "The part that cannot be dropped, as a share of the limit. Above 90 % the kernel "
+        "swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8) or "
+        "smaller weights (SPECOPS_QUANT).",
+        "percentunit",
+        part(MEMORY, 'kind="anon"', 'kind="limit"'),
+        warn=0.75,
+        alarm=0.9,
     )
-    made.with_panel(
-        big_number(
-            "Swap in use",
-            "Memory that was moved to disk. A little that does not move is no problem; growing "
-            "swap, together with pressure, makes every token slow.",
-            "bytes",
-            now(MEMORY, 'kind="swap"'),
-            warn=64 << 20,
-            alarm=1 << 30,
-        )
+    yield big_number(
+        "Swap in use",
+        "Memory that was moved to disk. A little that does not move is no problem; growing "
+        "swap, together with pressure, makes every token slow.",
+        "bytes",
+        now(MEMORY, 'kind="swap"'),
+        warn=64 << 20,
+        alarm=1 << 30,
     )
-    made.with_panel(
-        big_number(
-            "Time lost for memory",
-            "Share of the time in which some task stood still because memory had to be freed "
-            "first. Above a few percent it crawls: lower SPECOPS_KV_TOKENS. 0 as well "
-            "where the kernel keeps no such figures.",
-            "percentunit",
-            rate("specops_memory_pressure_seconds_total", 'kind="some"'),
-            warn=0.02,
-            alarm=0.1,
-        )
+    yield big_number(
+        "Time lost for memory",
+        "Share of the time in which some task stood still because memory had to be freed "
+        "first. Above a few percent it crawls: lower SPECOPS_KV_TOKENS. 0 as well "
+        "where the kernel keeps no such figures.",
+        "percentunit",
+        rate("specops_memory_pressure_seconds_total", 'kind="some"'),
+        warn=0.02,
+        alarm=0.1,
     )
-    made.with_panel(
-        big_number(
-            "Processors used",
-            "Share of the processor time that affinity and quota leave the service. Near 100 % "
-            "while it answers is right: inference uses what it gets. High when nobody asks: look "
-            "at the API's log.",
-            "percentunit",
-            CPU_USE,
-        )
+    yield big_number(
+        "Processors used",
+        "Share of the processor time that affinity and quota leave the service. Near 100 % "
+        "while it answers is right: inference uses what it gets. High when nobody asks: look "
+        "at the API's log.",
+        "percentunit",
+        CPU_USE,
     )
-    made.with_panel(
-        big_number(
-            "Throttled",
-            "Share of the accounting periods in which the processor quota stopped the service. "
-            "Above a few percent it runs more threads than it may: set SPECOPS_THREADS to the "
-            "quota. 0 without a quota.",
-            "percentunit",
-            ratio("specops_cpu_throttled_periods_total", "specops_cpu_periods_total"),
-            warn=0.05,
-            alarm=0.25,
-        )
+    yield big_number(
+        "Throttled",
+        "Share of the accounting periods in which the processor quota stopped the service. "
+        "Above a few percent it runs more threads than it may: set SPECOPS_THREADS to the "
+        "quota. 0 without a quota.",
+        "percentunit",
+        ratio("specops_cpu_throttled_periods_total", "specops_cpu_periods_total"),
+        warn=0.05,
+        alarm=0.25,
     )
-    made.with_panel(
-        big_number(
-            "Disk in use",
-            "Of the volume that models are kept on (SPECOPS_CACHE_DIR). Near 100 % a download or "
-            "a conversion fails: remove models that are not used any more from that folder.",
-            "percentunit",
-            f"1 - sum({series(DISK, FREE)}) / (sum({series(DISK, TOTAL)}) > 0) or vector(0)",
-            warn=0.85,
-            alarm=0.95,
-        )
+    yield big_number(
+        "Disk in use",
+        "Of the volume that models are kept on (SPECOPS_CACHE_DIR). Near 100 % a download or "
+        "a conversion fails: remove models that are not used any more from that folder.",
+        "percentunit",
+        f"1 - sum({series(DISK, FREE)}) / (sum({series(DISK, TOTAL)}) > 0) or vector(0)",
+        warn=0.85,
+        alarm=0.95,
     )
 
 
-def _memory(made: Dashboard) -> None:
-    made.with_row(Row("Does it fit into memory?"))
-    made.with_panel(
-        curves(
-            "Memory against the cap",
-            "`anon` cannot be dropped and must stay below the limit; `file` is page cache, weights "
-            "among it, and is dropped when needed, at the price of reading them again. A total "
-            "near the limit is no problem by itself.",
-            "bytes",
-            {
-                "{{kind}}": now_by("kind", MEMORY, 'kind=~"anon|file"'),
-                "limit": now(MEMORY, 'kind="limit"'),
-            },
-            limits=("limit",),
-            stacked=True,
-        )
+def _memory() -> Panels:
+    yield Row("Does it fit into memory?")
+    yield curves(
+        "Memory against the cap",
+        "`anon` cannot be dropped and must stay below the limit; `file` is page cache, weights "
+        "among it, and is dropped when needed, at the price of reading them again. A total "
+        "near the limit is no problem by itself.",
+        "bytes",
+        {
+            "{{kind}}": now_by("kind", MEMORY, 'kind=~"anon|file"'),
+            "limit": now(MEMORY, 'kind="limit"'),
+        },
+        limits=("limit",),
+        stacked=True,
     )
-    made.with_panel(
-        curves(
-            "Swap",
-            "Swap in use against what there is. A limit of 0 means that there is none; "
-            "swap-setup.sh makes some where the host allows it. Growing: too much for this "
-            "machine.",
-            "bytes",
-            {"used": now(MEMORY, 'kind="swap"'), "limit": now(MEMORY, 'kind="swap_limit"')},
-            limits=("limit",),
-        )
+    yield curves(
+        "Swap",
+        "Swap in use against what there is. A limit of 0 means that there is none; "
+        "swap-setup.sh makes some where the host allows it. Growing: too much for this "
+        "machine.",
+        "bytes",
+        {"used": now(MEMORY, 'kind="swap"'), "limit": now(MEMORY, 'kind="swap_limit"')},
+        limits=("limit",),
     )
-    made.with_panel(
-        curves(
-            "Time lost for lack of memory",
-            "Share of the time in which some, or all, of the service's tasks stood still because "
-            "memory had to be freed first. `full` above 0 for minutes: it is about to be killed "
-            "or useless; lower SPECOPS_KV_TOKENS now.",
-            "percentunit",
-            {"{{kind}}": rate_by("kind", "specops_memory_pressure_seconds_total")},
-            warn=0.02,
-            alarm=0.1,
-        )
+    yield curves(
+        "Time lost for lack of memory",
+        "Share of the time in which some, or all, of the service's tasks stood still because "
+        "memory had to be freed first. `full` above 0 for minutes: it is about to be killed "
+        "or useless; lower SPECOPS_KV_TOKENS now.",
+        "percentunit",
+        {"{{kind}}": rate_by("kind", "specops_memory_pressure_seconds_total")},
+        warn=0.02,
+        alarm=0.1,
     )
-    made.with_panel(
-        curves(
-            "Page faults per second",
-            "`major`: a page was read from disk. Some of them while it generates: the weights do "
-            "not stay in the page cache, so the cap is too tight for them; smaller weights "
-            "(SPECOPS_QUANT) help. `minor` (on the right): a page was given or found in memory, "
-            "harmless.",
-            PER_SECOND,
-            {"{{kind}}": rate_by("kind", "specops_page_faults_total")},
-            right={"minor": PER_SECOND},
-            colours={"major": "red"},
-            width=12,
-        )
+    yield curves(
+        "Page faults per second",
+        "`major`: a page was read from disk. Some of them while it generates: the weights do "
+        "not stay in the page cache, so the cap is too tight for them; smaller weights "
+        "(SPECOPS_QUANT) help. `minor` (on the right): a page was given or found in memory, "
+        "harmless.",
+        PER_SECOND,
+        {"{{kind}}": rate_by("kind", "specops_page_faults_total")},
+        right={"minor": PER_SECOND},
+        colours={"major": "red"},
+        width=12,
     )
-    made.with_panel(
-        curves(
-            "Killed for memory, and restarts",
-            "Processes that the kernel killed in the service's cgroup, and restarts in the last "
-            "hour. Any of them: lower SPECOPS_KV_TOKENS or the weights' size until the memory "
-            "panel above stays below its limit.",
-            "short",
-            {
-                "killed": now("specops_oom_kills_total"),
-                "restarts": f"sum(changes({series('process_start_time_seconds')}[1h])) "
-                "or vector(0)",
-            },
-            alarm=1,
-            width=12,
-        )
+    yield curves(
+        "Killed for memory, and restarts",
+        "Processes that the kernel killed in the service's cgroup, and restarts in the last "
+        "hour. Any of them: lower SPECOPS_KV_TOKENS or the weights' size until the memory "
+        "panel above stays below its limit.",
+        "short",
+        {
+            "killed": now("specops_oom_kills_total"),
+            "restarts": f"sum(changes({series('process_start_time_seconds')}[1h])) or vector(0)",
+        },
+        alarm=1,
+        width=12,
     )
 
 
-def _cache(made: Dashboard) -> None:
-    made.with_row(Row("Does the KV cache suffice?"))
-    made.with_panel(
-        curves(
-            "Tokens in the KV cache",
-            "Tokens of running requests, and those that finished ones left for prompts that begin "
-            "alike, against the room for them. Running ones at capacity with requests waiting: "
-            "more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, shorter requests, or a larger memory "
-            "limit.",
-            "short",
-            {
-                "running": now("specops_kv_tokens"),
-                "kept": now("specops_kv_kept_tokens"),
-                "capacity": now("specops_kv_capacity_tokens"),
-            },
-            limits=("capacity",),
-        )
+def _cache() -> Panels:
+    yield Row("Does the KV cache suffice?")
+    yield curves(
+        "Tokens in the KV cache",
+        "Tokens of running requests, and those that finished ones left for prompts that begin "
+        "alike, against the room for them. Running ones at capacity with requests waiting: "
+        "more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, shorter requests, or a larger memory "
+        "limit.",
+        "short",
+        {
+            "running": now("specops_kv_tokens"),
+            "kept": now("specops_kv_kept_tokens"),
+            "capacity": now("specops_kv_capacity_tokens"),
+        },
+        limits=("capacity",),
     )
-    made.with_panel(
-        curves(
-            "KV blocks",
-            "Blocks of 64 tokens: `used` by running requests, of them `shared` by more than one; "
-            "`kept` from finished ones until somebody needs the room; `free`. No `free` is fine as "
-            "long as some are `kept`. Neither: requests give their blocks up to each other, see "
-            "beside. No `shared` although prompts begin alike: SPECOPS_PREFIX_CACHE.",
-            "short",
-            {"{{state}}": now_by("state", "specops_kv_blocks")},
-        )
+    yield curves(
+        "KV blocks",
+        "Blocks of 64 tokens: `used` by running requests, of them `shared` by more than one; "
+        "`kept` from finished ones until somebody needs the room; `free`. No `free` is fine as "
+        "long as some are `kept`. Neither: requests give their blocks up to each other, see "
+        "beside. No `shared` although prompts begin alike: SPECOPS_PREFIX_CACHE.",
+        "short",
+        {"{{state}}": now_by("state", "specops_kv_blocks")},
     )
-    made.with_panel(
-        curves(
-            "Preemptions",
-            "Requests per second that gave their KV blocks up to others and are computed again "
-            "later. 0 is how it should be. Above it for long: the cache is too small for what "
-            "runs; more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, or fewer SPECOPS_SLOTS.",
-            PER_SECOND,
-            {"preemptions": rate("specops_preemptions_total")},
-            warn=0.1,
-            alarm=1,
-        )
+    yield curves(
+        "Preemptions",
+        "Requests per second that gave their KV blocks up to others and are computed again "
+        "later. 0 is how it should be. Above it for long: the cache is too small for what "
+        "runs; more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, or fewer SPECOPS_SLOTS.",
+        PER_SECOND,
+        {"preemptions": rate("specops_preemptions_total")},
+        warn=0.1,
+        alarm=1,
     )
 
 
-def _rest(made: Dashboard) -> None:
-    made.with_row(Row("Is there enough of the rest?"))
-    made.with_panel(
-        curves(
-            "Processors",
-            "Processors in use, against those that affinity and quota leave. At the limit while "
-            "requests wait: the machine is the bottleneck. Far below it while requests wait: "
-            "memory or disk is.",
-            "short",
-            {
-                "used": rate("process_cpu_seconds_total"),
-                "granted": now("specops_cpus"),
-            },
-            limits=("granted",),
-        )
+def _rest() -> Panels:
+    yield Row("Is there enough of the rest?")
+    yield curves(
+        "Processors",
+        "Processors in use, against those that affinity and quota leave. At the limit while "
+        "requests wait: the machine is the bottleneck. Far below it while requests wait: "
+        "memory or disk is.",
+        "short",
+        {
+            "used": rate("process_cpu_seconds_total"),
+            "granted": now("specops_cpus"),
+        },
+        limits=("granted",),
     )
-    made.with_panel(
-        curves(
-            "Stopped by the processor quota",
-            "Seconds of each second for which the quota stopped the service. Above 0.05: more "
-            "threads than the quota can feed; set SPECOPS_THREADS, or raise the quota.",
-            "s",
-            {"stopped": rate("specops_cpu_throttled_seconds_total")},
-            warn=0.05,
-            alarm=0.25,
-        )
+    yield curves(
+        "Stopped by the processor quota",
+        "Seconds of each second for which the quota stopped the service. Above 0.05: more "
+        "threads than the quota can feed; set SPECOPS_THREADS, or raise the quota.",
+        "s",
+        {"stopped": rate("specops_cpu_throttled_seconds_total")},
+        warn=0.05,
+        alarm=0.25,
     )
-    made.with_panel(
-        curves(
-            "Disk of the models",
-            "The volume of SPECOPS_CACHE_DIR: free, and in all. A first start needs room for the "
-            "download, its conversion and the weights as the processor wants them, about three "
-            "times the model.",
-            "bytes",
-            {
-                "free": now(DISK, FREE),
-                "total": now(DISK, TOTAL),
-            },
-            limits=("total",),
-        )
+    yield curves(
+        "Disk of the models",
+        "The volume of SPECOPS_CACHE_DIR: free, and in all. A first start needs room for the "
+        "download, its conversion and the weights as the processor wants them, about three "
+        "times the model.",
+        "bytes",
+        {
+            "free": now(DISK, FREE),
+            "total": now(DISK, TOTAL),
+        },
+        limits=("total",),
     )
 
 

@@ -1,7 +1,7 @@
 """Writes the dashboards that Grafana is provisioned with: `python grafana/generate.py [--check]`.
 
-They are written in Python (grafana/panels.py has the building blocks) and committed as JSON, so
-that a running stack needs no generator. `--check` writes nothing and fails if they disagree.
+The dashboards are written in Python (grafana/panels.py has the building blocks) and committed as
+JSON, so that a running stack needs no generator. `--check` writes nothing and fails if both differ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def render(name: str) -> str:
 
 
 def _clean(board: dict[str, Any]) -> None:
-    """Put right what Grafana's published types do not know (tests hold the JSON against them)."""
+    """Correct what the SDK writes differently from Grafana's types, which tests compare with."""
     board.pop("style", None)  # of an older Grafana
     for variable in board["templating"]["list"]:
         for name in ("auto", "auto_count", "auto_min", "id"):  # of other kinds of variables
@@ -61,10 +61,10 @@ def main() -> int:
     ]
     strangers = [path for path in FOLDER.glob("*.json") if path.name not in DASHBOARDS]
     for path in strangers:
-        print(f"{path} is made by no generator", file=sys.stderr)
+        print(f"{path} has no generator", file=sys.stderr)
     for name in stale:
         if check:
-            print(f"{FOLDER / name} is not what the generator makes", file=sys.stderr)
+            print(f"{FOLDER / name} differs from the generator's output", file=sys.stderr)
         else:
             (FOLDER / name).write_text(render(name))
     return 1 if strangers or (check and stale) else 0

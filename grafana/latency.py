@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from board import board
+from board import Panels, board
 from panels import PER_SECOND, TOKENS_PER_SECOND, big_number, curves, heat
 from promql import WINDOW, buckets, mean, quantile, rate, rate_by, ratio, ratio_by, series
 
@@ -26,115 +26,99 @@ def _difference(longer: str, shorter: str) -> str:
     return f"clamp_min({whole} - ({start}), 0) or vector(0)"
 
 
-def _glance(made: Dashboard) -> None:
-    made.with_panel(
-        big_number(
-            "Queue wait, p95",
-            "95 of 100 requests got a slot faster. It grows when more comes than the machine can "
-            "answer: lower SPECOPS_QUEUE_SIZE to refuse sooner, or add machines.",
-            "s",
-            quantile(0.95, "specops_queue_wait_seconds"),
-            warn=5,
-            alarm=20,
-        )
+def _glance() -> Panels:
+    yield big_number(
+        "Queue wait, p95",
+        "95 of 100 requests got a slot faster. It grows when more comes than the machine can "
+        "answer: lower SPECOPS_QUEUE_SIZE to refuse sooner, or add machines.",
+        "s",
+        quantile(0.95, "specops_queue_wait_seconds"),
+        warn=5,
+        alarm=20,
     )
-    made.with_panel(
-        big_number(
-            "First token, p95",
-            "95 of 100 requests had their first token sooner, waiting included. High without a "
-            "queue: long prompts; see `Prompt tokens, offered and used`.",
-            "s",
-            quantile(0.95, "specops_time_to_first_token_seconds"),
-            warn=5,
-            alarm=20,
-        )
+    yield big_number(
+        "First token, p95",
+        "95 of 100 requests had their first token sooner, waiting included. High without a "
+        "queue: long prompts; see `Prompt tokens, offered and used`.",
+        "s",
+        quantile(0.95, "specops_time_to_first_token_seconds"),
+        warn=5,
+        alarm=20,
     )
-    made.with_panel(
-        big_number(
-            "Between tokens, p95",
-            "95 of 100 tokens came sooner after the one before. People read about five words per "
-            "second: above 0.2 s they wait for the text. Fewer SPECOPS_SLOTS make each faster.",
-            "s",
-            quantile(0.95, "specops_inter_token_latency_seconds"),
-            warn=0.2,
-            alarm=1,
-        )
+    yield big_number(
+        "Between tokens, p95",
+        "95 of 100 tokens came sooner after the one before. People read about five words per "
+        "second: above 0.2 s they wait for the text. Fewer SPECOPS_SLOTS make each faster.",
+        "s",
+        quantile(0.95, "specops_inter_token_latency_seconds"),
+        warn=0.2,
+        alarm=1,
     )
-    made.with_panel(
-        big_number(
-            "Latency, p95",
-            "95 of 100 requests were answered sooner, waiting included; the objective is 30 s. "
-            "The panels below say which part of it is too long.",
-            "s",
-            quantile(0.95, "specops_latency_seconds"),
-            warn=15,
-            alarm=30,
-        )
+    yield big_number(
+        "Latency, p95",
+        "95 of 100 requests were answered sooner, waiting included; the objective is 30 s. "
+        "The panels below say which part of it is too long.",
+        "s",
+        quantile(0.95, "specops_latency_seconds"),
+        warn=15,
+        alarm=30,
     )
-    made.with_panel(
-        big_number(
-            "Tokens per pass",
-            "Tokens that one pass of the target computes: decoded, verified and of prompts. Near 1 "
-            "with several running: they wait for KV blocks, see `Will it fit?`. At "
-            "SPECOPS_MAX_BATCHED_TOKENS for long: prompts fill every pass.",
-            "short",
-            ratio("specops_pass_tokens_total", "specops_target_steps_total"),
-            decimals=1,
-        )
+    yield big_number(
+        "Tokens per pass",
+        "Tokens that one pass of the target computes: decoded, verified and of prompts. Near 1 "
+        "with several running: they wait for KV blocks, see `Will it fit?`. At "
+        "SPECOPS_MAX_BATCHED_TOKENS for long: prompts fill every pass.",
+        "short",
+        ratio("specops_pass_tokens_total", "specops_target_steps_total"),
+        decimals=1,
     )
-    made.with_panel(
-        big_number(
-            "Prompt budget used",
-            "Share of the prompt tokens that passes had room for while a prompt waited. Near 1 "
-            "with late first tokens: they wait for room, so raise "
-            "SPECOPS_MAX_INTER_TOKEN_LATENCY or SPECOPS_MAX_BATCHED_TOKENS. Low: prompts are "
-            "short. 0: none came.",
-            "percentunit",
-            ratio("specops_pass_tokens_total", OFFERED, PROMPT),
-        )
+    yield big_number(
+        "Prompt budget used",
+        "Share of the prompt tokens that passes had room for while a prompt waited. Near 1 "
+        "with late first tokens: they wait for room, so raise "
+        "SPECOPS_MAX_INTER_TOKEN_LATENCY or SPECOPS_MAX_BATCHED_TOKENS. Low: prompts are "
+        "short. 0: none came.",
+        "percentunit",
+        ratio("specops_pass_tokens_total", OFFERED, PROMPT),
     )
 
 
-def _parts(made: Dashboard) -> None:
-    made.with_row(Row("What does a request wait for?"))
+def _parts() -> Panels:
+    yield Row("What does a request wait for?")
     ttft, latency = "specops_time_to_first_token_seconds", "specops_latency_seconds"
     wait = "specops_queue_wait_seconds"
-    made.with_panel(
-        curves(
-            "A mean request",
-            "Its time in the queue, computing its prompt, and generating. The largest part is the "
-            "one to work on: queue, fewer requests or more slots; prompt, shorter prompts; "
-            "generating, see the passes below.",
-            "s",
-            {
-                "queue": mean(wait),
-                "prompt": _difference(ttft, wait),
-                "generating": _difference(latency, ttft),
-            },
-            stacked=True,
-            width=12,
-        )
+    yield curves(
+        "A mean request",
+        "Its time in the queue, computing its prompt, and generating. The largest part is the "
+        "one to work on: queue, fewer requests or more slots; prompt, shorter prompts; "
+        "generating, see the passes below.",
+        "s",
+        {
+            "queue": mean(wait),
+            "prompt": _difference(ttft, wait),
+            "generating": _difference(latency, ttft),
+        },
+        stacked=True,
+        width=12,
     )
-    made.with_panel(
-        curves(
-            "A second of the engine",
-            "Parts of each second that go into passes with prompts alone (`prefill`), with prompts "
-            "beside requests that decode (`mixed`), into plain ones, verifying and drafting. Near "
-            "1 the engine is fully used and more load makes it slower; a lot of `prefill` and "
-            "`mixed` means long prompts or many new requests.",
-            "s",
-            {
-                "{{kind}}": rate_by("kind", f"{STEPS}_sum"),
-                "draft": rate("specops_draft_seconds_total"),
-            },
-            stacked=True,
-            width=12,
-        )
+    yield curves(
+        "A second of the engine",
+        "Parts of each second that go into passes with prompts alone (`prefill`), with prompts "
+        "beside requests that decode (`mixed`), into plain ones, verifying and drafting. Near "
+        "1 the engine is fully used and more load makes it slower; a lot of `prefill` and "
+        "`mixed` means long prompts or many new requests.",
+        "s",
+        {
+            "{{kind}}": rate_by("kind", f"{STEPS}_sum"),
+            "draft": rate("specops_draft_seconds_total"),
+        },
+        stacked=True,
+        width=12,
     )
 
 
-def _heatmaps(made: Dashboard) -> None:
-    made.with_row(Row("How long does it take, request by request?"))
+def _heatmaps() -> Panels:
+    yield Row("How long does it take, request by request?")
     heatmaps = {
         "Queue wait": (
             "specops_queue_wait_seconds",
@@ -158,113 +142,99 @@ def _heatmaps(made: Dashboard) -> None:
         ),
     }
     for title, (histogram, text) in heatmaps.items():
-        made.with_panel(heat(title, text, "s", buckets(histogram)))
+        yield heat(title, text, "s", buckets(histogram))
 
 
-def _steps(made: Dashboard) -> None:
-    made.with_row(Row("How long does a pass take?"))
-    made.with_panel(
-        curves(
-            "Time per pass, by kind",
-            "Mean time of one forward pass of the target: `prefill` has prompts alone, `mixed` "
-            "prompts beside requests that decode, `verify` draft tokens, `decode` a token of each "
-            "running request. All slower at once: another process takes the CPU, or memory is "
-            "short.",
-            "s",
-            {"{{kind}}": ratio_by("kind", f"{STEPS}_sum", f"{STEPS}_count")},
-        )
+def _steps() -> Panels:
+    yield Row("How long does a pass take?")
+    yield curves(
+        "Time per pass, by kind",
+        "Mean time of one forward pass of the target: `prefill` has prompts alone, `mixed` "
+        "prompts beside requests that decode, `verify` draft tokens, `decode` a token of each "
+        "running request. All slower at once: another process takes the CPU, or memory is "
+        "short.",
+        "s",
+        {"{{kind}}": ratio_by("kind", f"{STEPS}_sum", f"{STEPS}_count")},
     )
-    made.with_panel(
-        curves(
-            "Time per pass, p95",
-            "95 of 100 passes were faster. Far above the mean: something takes the processor now "
-            "and then, or weights are read from disk again; see major page faults on `Will it "
-            "fit?`.",
-            "s",
-            {kind: quantile(0.95, STEPS, f'kind="{kind}"') for kind in _KINDS},
-        )
+    yield curves(
+        "Time per pass, p95",
+        "95 of 100 passes were faster. Far above the mean: something takes the processor now "
+        "and then, or weights are read from disk again; see major page faults on `Will it "
+        "fit?`.",
+        "s",
+        {kind: quantile(0.95, STEPS, f'kind="{kind}"') for kind in _KINDS},
     )
-    made.with_panel(
-        curves(
-            "Passes and requests per pass",
-            "Passes per second by kind, and (on the right) requests that decode in one. Every "
-            "running request is in every pass: fewer in it than run are still at their prompts, or "
-            "wait for KV blocks.",
-            PER_SECOND,
-            {
-                "{{kind}}": rate_by("kind", "specops_target_steps_total"),
-                "requests per pass": REQUESTS_PER_PASS,
-            },
-            right={"requests per pass": "suffix:requests"},
-        )
+    yield curves(
+        "Passes and requests per pass",
+        "Passes per second by kind, and (on the right) requests that decode in one. Every "
+        "running request is in every pass: fewer in it than run are still at their prompts, or "
+        "wait for KV blocks.",
+        PER_SECOND,
+        {
+            "{{kind}}": rate_by("kind", "specops_target_steps_total"),
+            "requests per pass": REQUESTS_PER_PASS,
+        },
+        right={"requests per pass": "suffix:requests"},
     )
 
 
-def _contents(made: Dashboard) -> None:
-    made.with_row(Row("What is in a pass?"))
+def _contents() -> Panels:
+    yield Row("What is in a pass?")
     tokens, passes = "specops_pass_tokens_total", "specops_target_steps_total"
-    made.with_panel(
-        curves(
-            "Tokens per pass, by use",
-            "What a mean pass computes: `decoded`, one token per request; `verified`, draft "
-            "tokens; `prompt`, tokens of prompts. Mostly `prompt` while streams stutter: lower "
-            "SPECOPS_MAX_INTER_TOKEN_LATENCY. Much `verified` with few tokens per jump: see `Does "
-            "speculation pay?`.",
-            "short",
-            {
-                "{{use}}": f"sum by (use) (rate({series(tokens)}[{WINDOW}])) "
-                f"/ on () group_left () ({_sum_rate(passes)} > 0) "
-                f"or 0 * sum by (use) ({series(tokens)})"
-            },
-            stacked=True,
-            width=12,
-        )
+    yield curves(
+        "Tokens per pass, by use",
+        "What a mean pass computes: `decoded`, one token per request; `verified`, draft "
+        "tokens; `prompt`, tokens of prompts. Mostly `prompt` while streams stutter: lower "
+        "SPECOPS_MAX_INTER_TOKEN_LATENCY. Much `verified` with few tokens per jump: see `Does "
+        "speculation pay?`.",
+        "short",
+        {
+            "{{use}}": f"sum by (use) (rate({series(tokens)}[{WINDOW}])) "
+            f"/ on () group_left () ({_sum_rate(passes)} > 0) "
+            f"or 0 * sum by (use) ({series(tokens)})"
+        },
+        stacked=True,
+        width=12,
     )
-    made.with_panel(
-        curves(
-            "Prompt tokens, offered and used",
-            "Tokens of prompts per second that passes had room for while a prompt waited, and what "
-            "they computed. On each other: the room decides when first tokens come; "
-            "SPECOPS_MAX_INTER_TOKEN_LATENCY and SPECOPS_MAX_BATCHED_TOKENS make more of it. Far "
-            "apart: prompts are short, or KV blocks are missing.",
-            TOKENS_PER_SECOND,
-            {
-                "offered": rate(OFFERED),
-                "used": rate(tokens, PROMPT),
-            },
-            width=12,
-        )
+    yield curves(
+        "Prompt tokens, offered and used",
+        "Tokens of prompts per second that passes had room for while a prompt waited, and what "
+        "they computed. On each other: the room decides when first tokens come; "
+        "SPECOPS_MAX_INTER_TOKEN_LATENCY and SPECOPS_MAX_BATCHED_TOKENS make more of it. Far "
+        "apart: prompts are short, or KV blocks are missing.",
+        TOKENS_PER_SECOND,
+        {
+            "offered": rate(OFFERED),
+            "used": rate(tokens, PROMPT),
+        },
+        width=12,
     )
 
 
-def _saved(made: Dashboard) -> None:
-    made.with_row(Row("What need not be computed again?"))
-    made.with_panel(
-        curves(
-            "Prompt tokens, computed and known",
-            "Tokens of prompts per second that a pass had to compute, and those that the KV cache "
-            "held from requests that began alike (chats, shared instructions). None known although "
-            "prompts begin alike: what was kept has been overwritten; more SPECOPS_KV_TOKENS keep "
-            "more.",
-            TOKENS_PER_SECOND,
-            {
-                "computed": rate("specops_prompt_tokens_total"),
-                "known": rate("specops_cached_prompt_tokens_total"),
-            },
-            stacked=True,
-            width=12,
-        )
+def _saved() -> Panels:
+    yield Row("What need not be computed again?")
+    yield curves(
+        "Prompt tokens, computed and known",
+        "Tokens of prompts per second that a pass had to compute, and those that the KV cache "
+        "held from requests that began alike (chats, shared instructions). None known although "
+        "prompts begin alike: what was kept has been overwritten; more SPECOPS_KV_TOKENS keep "
+        "more.",
+        TOKENS_PER_SECOND,
+        {
+            "computed": rate("specops_prompt_tokens_total"),
+            "known": rate("specops_cached_prompt_tokens_total"),
+        },
+        stacked=True,
+        width=12,
     )
-    made.with_panel(
-        curves(
-            "Requests with a known beginning",
-            "Share of the requests whose prompt began with tokens that the KV cache held. Low with "
-            "chats: their turns come too late, or too many of them share the KV cache; put what "
-            "all prompts share at their beginning.",
-            "percentunit",
-            {"of all requests": ratio("specops_prefix_hits_total", "specops_requests_total")},
-            width=12,
-        )
+    yield curves(
+        "Requests with a known beginning",
+        "Share of the requests whose prompt began with tokens that the KV cache held. Low with "
+        "chats: their turns come too late, or too many of them share the KV cache; put what "
+        "all prompts share at their beginning.",
+        "percentunit",
+        {"of all requests": ratio("specops_prefix_hits_total", "specops_requests_total")},
+        width=12,
     )
 
 

@@ -1,7 +1,7 @@
 """Building blocks of the dashboards: panels that cannot be made without a unit and an explanation.
 
-Every panel has thresholds (its values are green where no other colour is asked for) and words for
-the case that there is nothing to show.
+Every panel has thresholds (its values are green if no other colour is given) and a text for the
+case that there is no value.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from promql import Queries
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="prometheus")
 NO_VALUE = "no traffic yet"
-# Rates of what has no unit of its own; Grafana writes the rest behind the figure.
+# Units that Grafana does not know; it writes the text after `suffix:` behind the figure.
 TOKENS_PER_SECOND, TIMES, PER_SECOND = "suffix:tok/s", "suffix:x", "suffix:/s"
 TALL = 8  # rows of Grafana's grid
-# Nothing is red while nothing happens: a low figure is judged only where it is above this.
+# Nothing is red while nothing happens: low figures are judged only above this value.
 IDLE = 0.001
 
 
@@ -58,7 +58,7 @@ AnyPanel = TypeVar("AnyPanel", stat.Panel, timeseries.Panel, bargauge.Panel, hea
 
 
 def _begun(panel: AnyPanel, title: str, description: str, unit: str, place: GridPos) -> AnyPanel:
-    """The panel with what every panel has; green until it gets thresholds of its own."""
+    """The panel with the shared parts of all panels; it is green until it gets thresholds."""
     return (
         panel.title(title)
         .description(description)
@@ -73,7 +73,7 @@ def _begun(panel: AnyPanel, title: str, description: str, unit: str, place: Grid
 def thresholds(
     warn: float | None, alarm: float | None, *, low_is_bad: bool = False
 ) -> dashboard.ThresholdsConfig:
-    """Green, yellow from `warn`, red from `alarm`; the other way round where low is bad."""
+    """Green, yellow from `warn`, red from `alarm`; the other way round if low is bad."""
     steps = [Threshold(value=None, color="green")]
     if low_is_bad:
         if alarm is not None:
@@ -106,7 +106,7 @@ def big_number(
     low_is_bad: bool = False,
     decimals: int | None = None,
 ) -> stat.Panel:
-    """A number that answers at a glance."""
+    """A large number with its curve."""
     panel = (
         _stat(title, description, unit)
         .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
@@ -120,7 +120,7 @@ def big_number(
 def label_now(
     title: str, description: str, queries: Queries, *, warn: float, alarm: float
 ) -> stat.Panel:
-    """The legend of the series that there is now, in large letters; its value is its colour."""
+    """The legend of the current series in large letters; its value decides the colour."""
     return (
         _stat(title, description, "none")
         .thresholds(thresholds(warn, alarm))
@@ -155,10 +155,10 @@ def curves(
     alarm: float | None = None,
     low_is_bad: bool = False,
 ) -> timeseries.Panel:
-    """Lines over time; thresholds, and the series named in `limits`, are dashed.
+    """Lines over time; thresholds and the series named in `limits` are dashed.
 
-    Series named in `right` are of another size: they have an axis there, in the unit beside the
-    name. `colours` are for series whose name means good or bad.
+    `right` names series of another size, with their units: they have an axis on the right.
+    `colours` names series that mean something good or bad.
     """
     style = GraphTresholdsStyleMode.DASHED
     if warn is None and alarm is None:
@@ -167,7 +167,7 @@ def curves(
         _begun(timeseries.Panel(), title, description, unit, GridPos(h=TALL, w=width))
         .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
         .min(0)
-        # A stack has no lines: those of series at 0 would lie on its top, and look like them.
+        # A stack has no lines: the line of a series at 0 would look like the series below it.
         .line_width(0 if stacked else 1)
         .fill_opacity(60 if stacked else 8)
         .thresholds_style(common.GraphThresholdsStyleConfig().mode(style))
@@ -197,7 +197,7 @@ def curves(
 def bars(
     title: str, description: str, unit: str, queries: Queries, *, width: int = 8
 ) -> bargauge.Panel:
-    """A bar for each series, as long as its value is now; for shares, so they end at 1."""
+    """A bar for the current value of each series; the values are shares, so bars end at 1."""
     return (
         _begun(bargauge.Panel(), title, description, unit, GridPos(h=TALL, w=width))
         .min(0)
@@ -210,7 +210,7 @@ def bars(
 
 
 def heat(title: str, description: str, unit: str, expr: str, *, width: int = 12) -> heatmaps.Panel:
-    """How many observations fell into each bucket, over time."""
+    """Number of observations in each bucket, over time."""
     target = (
         prometheus.Dataquery()
         .ref_id("A")

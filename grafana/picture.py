@@ -1,9 +1,9 @@
-"""Draws a dashboard as a picture from a real Prometheus: for the README, and where Grafana is not.
+"""Draws a dashboard as a picture from a real Prometheus, for the README and without Grafana.
 
     python grafana/picture.py [--dashboard healthy] [--prometheus URL] [--minutes 10] [--output PNG]
 
-The panels, their places, queries and units are those of the generated JSON; only the drawing is
-matplotlib's, and the picture says so.
+The panels, their places, queries and units come from the generated JSON. Only matplotlib draws
+them, and the picture says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from matplotlib.ticker import FuncFormatter
 
 FOLDER = Path(__file__).parent
 STEP = 5  # seconds, as often as Prometheus scrapes
-# What Grafana fills in: at this step, for all models and instances.
+# Grafana's variables: at this step, for all models and instances.
 VARIABLES = {"$__rate_interval": f"{4 * STEP}s", "$instance": ".*", "$model": ".*"}
 COLUMNS, INCHES_PER_COLUMN, INCHES_PER_ROW = 24, 0.68, 0.42
 BACKGROUND, PANEL, TEXT, FAINT = "#111217", "#181b1f", "#ccccdc", "#2c3235"
@@ -69,7 +69,7 @@ def query(
 
 
 def show(unit: str) -> Callable[[float], str]:
-    """How Grafana writes values of a unit."""
+    """A function that writes values of a unit as Grafana does."""
 
     def seconds(value: float) -> str:
         return f"{value:.3g} s" if value >= 1 or value == 0 else f"{value * 1000:.3g} ms"
@@ -114,7 +114,7 @@ def draw_number(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
 
 
 def overrides(panel: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """By the name of a series, what is different about it."""
+    """The special properties of each series, by its name."""
     return {
         override["matcher"]["options"]: {
             item["id"]: item["value"] for item in override["properties"]
@@ -124,10 +124,11 @@ def overrides(panel: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def stacked_up(found: list[Series]) -> list[Area]:
-    """Each series on those before it, at every step from the first value to the last.
+    """Stack each series on those before it, at every step from the first value to the last.
 
-    As Grafana stacks: where a series has no value and another has one, it adds nothing; where none
-    has one, there is a gap (`preparePlotData2` in packages/grafana-ui/src/components/uPlot).
+    This is Grafana's way: a series without a value adds nothing if another series has one. If no
+    series has a value, there is a gap (`preparePlotData2` in
+    packages/grafana-ui/src/components/uPlot).
     """
     start = min((times[0] for _, times, _ in found), default=0.0)
     by_step = [
@@ -145,7 +146,7 @@ def stacked_up(found: list[Series]) -> list[Area]:
 
 
 def draw_curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
-    """Lines over time, stacked where the panel says so, limits dashed, some on the right."""
+    """Lines over time: some are stacked, limits are dashed, some have an axis on the right."""
     defaults, special = panel["fieldConfig"]["defaults"], overrides(panel)
     stacked = "stacking" in defaults["custom"]
     ordinary = [series for series in found if not ASIDE & special.get(series[0], {}).keys()]
@@ -168,7 +169,7 @@ def draw_curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
             right.plot(times, values, color=colour, linewidth=1.2)
             axes.plot([], [], color=colour, label=f"{name} (right)")
             finish_axis(right, own["unit"], None)
-            right.tick_params(pad=-4)  # inside: beyond the edge is the next panel
+            right.tick_params(pad=-4)  # inside, because the next panel is beyond the edge
             plt.setp(right.get_yticklabels(), ha="right")
             continue
         along, floor, top = next(areas)
@@ -192,7 +193,7 @@ def draw_curves(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
 
 
 def finish_axis(axes: Axes, unit: str, top: float | None) -> None:
-    """From 0 up, in the unit."""
+    """An axis from 0 up, in the unit."""
     axes.set_ylim(bottom=0, top=top)
     if axes.get_ylim()[1] < 1e-6:
         axes.set_ylim(0, 1)
@@ -204,7 +205,7 @@ def finish_axis(axes: Axes, unit: str, top: float | None) -> None:
 
 
 def draw_bars(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
-    """A bar for each series, as long as its last value."""
+    """A bar for the last value of each series."""
     names = [name for name, _, _ in found]
     values = [series[2][-1] for series in found]
     axes.barh(names, values, color=COLOURS[0], height=0.7)
@@ -218,7 +219,7 @@ def draw_bars(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
 
 
 def draw_heat(axes: Axes, panel: dict[str, Any], found: list[Series]) -> None:
-    """Observations per bucket over time; the series are cumulative, as Prometheus keeps them."""
+    """Observations per bucket over time, from Prometheus' cumulative series."""
     ordered = sorted(found, key=lambda series: float(series[0]))
     below = [0.0] * len(ordered[0][2]) if ordered else []
     rows = []
@@ -250,7 +251,7 @@ DRAWERS = {
 def draw(
     board: dict[str, Any], prometheus: str, minutes: float, until: float | None = None
 ) -> Figure:
-    """The whole dashboard, with a line at the bottom that says who drew it."""
+    """The whole dashboard, with a line at the bottom about this program."""
     height = 1 + max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     figure = plt.figure(
         figsize=(COLUMNS * INCHES_PER_COLUMN, height * INCHES_PER_ROW), facecolor=BACKGROUND

@@ -1,7 +1,7 @@
-"""PromQL that is never NaN and never empty: what the panels ask.
+"""The panels' queries in PromQL, which are never NaN and never empty.
 
-Ratios leave out divisions by zero and fill in 0, quantiles drop NaN, and everything is read from
-the chosen instances alone. So each query has a value from the first scrape on.
+Ratios leave out divisions by zero and fill in 0, and quantiles drop NaN. Everything is read from
+the chosen instances only. So each query has a value from the first scrape on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def series(name: str, labels: str = "") -> str:
 
 
 def now(gauge: str, labels: str = "", *, of: str = "sum") -> str:
-    """A gauge over all instances; 0 where it is not there."""
+    """A gauge over all instances; 0 if it is missing."""
     return f"{of}({series(gauge, labels)}) or vector(0)"
 
 
@@ -47,7 +47,7 @@ def rate_by(label: str, counter: str, labels: str = "") -> str:
 
 
 def ratio(numerator: str, denominator: str, top: str = "", bottom: str = "") -> str:
-    """What one counter gains for each step of another; 0 while the other stands still."""
+    """Increase of one counter per step of another; 0 while the other does not change."""
     return f"sum({_rate(numerator, top)}) / (sum({_rate(denominator, bottom)}) > 0) or vector(0)"
 
 
@@ -61,7 +61,7 @@ def ratio_by(label: str, numerator: str, denominator: str, labels: str = "") -> 
 
 
 def part(gauge: str, labels: str, whole: str) -> str:
-    """What share of the gauge's value under `whole` that under `labels` is; 0 without one."""
+    """The gauge's value with `labels` as a share of that with `whole`; 0 without a value."""
     return f"sum({series(gauge, labels)}) / (sum({series(gauge, whole)}) > 0) or vector(0)"
 
 
@@ -77,11 +77,11 @@ def quantiles(histogram: str) -> Queries:
 
 
 def mean(histogram: str) -> str:
-    """The mean of what a histogram observed; 0 without observations."""
+    """The mean of a histogram's observations; 0 without observations."""
     return ratio(f"{histogram}_sum", f"{histogram}_count")
 
 
 def buckets(histogram: str) -> str:
-    """Observations per bucket and step, as a heatmap draws them."""
+    """Observations per bucket and step, for a heatmap."""
     counts = series(f"{histogram}_bucket")
     return f"sum by (le) (increase({counts}[{WINDOW}])) or 0 * sum by (le) ({counts})"

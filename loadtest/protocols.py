@@ -1,6 +1,6 @@
-"""The ways to ask: the service's own `/generate`, and OpenAI's completions and chats.
+"""The protocols of the load test: the service's own `/generate`, OpenAI's completions and chats.
 
-Each knows the body of a request and what the pieces of its answer mean, and nothing of Locust.
+Each makes the body of a request and reads the events of its answer. They do not know Locust.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ SYSTEM = "You are a helpful assistant."
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one event of a stream brought: new tokens, or the whole count at the end."""
+    """The content of one event of a stream: new tokens, or the whole count at the end."""
 
-    tokens: int = 0  # tokens in this event; where the protocol does not say, 1 for any text
+    tokens: int = 0  # tokens in this event; 1 for any text if the protocol does not say
     generated: int | None = None  # all tokens of the answer, from its last event
     speed: float = 0.0  # tokens after the first, per second, by the server's clock; 0: not told
     error: str | None = None
@@ -25,19 +25,19 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is asked: a text to continue, or, in the category `chat`, a question."""
+    """A text to continue, or, in the category `chat`, a question."""
 
     category: str
     text: str
 
     @property
     def is_question(self) -> bool:
-        """It is to be answered, not continued."""
+        """Whether the text is a question, which is answered and not continued."""
         return self.category == CHAT
 
 
 class ApiProtocol(Protocol):
-    """One way to ask."""
+    """A protocol."""
 
     path: str
 
@@ -50,7 +50,7 @@ class ApiProtocol(Protocol):
         """Tokens of a whole answer."""
 
     def read(self, event: Mapping[str, Any]) -> Progress:
-        """What an event of a stream says."""
+        """Read an event of a stream."""
 
 
 class Generate:
@@ -74,7 +74,7 @@ class Generate:
         return int(answer["generated_tokens"])
 
     def read(self, event: Mapping[str, Any]) -> Progress:
-        """What an event of a stream says."""
+        """Read an event of a stream."""
         if "error" in event:
             return Progress(error=str(event["error"].get("code")))
         if "finish_reason" in event:
@@ -103,7 +103,7 @@ class Completions:
         return {"prompt": prompt.text}
 
     def text(self, choice: Mapping[str, Any]) -> str:
-        """What a choice in a stream adds to its answer; empty where it says something else."""
+        """The text that a choice in a stream adds to its answer; it may be empty."""
         return str(choice.get("text") or "")
 
     def generated(self, answer: Mapping[str, Any]) -> int:
@@ -111,7 +111,7 @@ class Completions:
         return int(answer["usage"]["completion_tokens"])
 
     def read(self, event: Mapping[str, Any]) -> Progress:
-        """What an event of a stream says."""
+        """Read an event of a stream."""
         if "error" in event:
             return Progress(error=str(event["error"].get("code")))
         usage = event.get("usage")
@@ -134,7 +134,7 @@ class Chats(Completions):
         return {"messages": [*told, {"role": "user", "content": prompt.text}]}
 
     def text(self, choice: Mapping[str, Any]) -> str:
-        """What a choice in a stream adds to its answer; empty where it says something else."""
+        """The text that a choice in a stream adds to its answer; it may be empty."""
         return str(choice.get("delta", {}).get("content") or "")
 
 

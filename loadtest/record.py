@@ -1,7 +1,7 @@
-"""What happened, stage by stage: Locust's own statistics know only the whole run.
+"""The results of a run, stage by stage: Locust's own statistics have only the whole run.
 
-Every request counts in the stage in which it was sent. With `--processes` each worker records for
-itself and sends what is new to the master, which adds it up.
+Every request counts in the stage in which it was sent. With `--processes` each worker records its
+own results and sends new ones to the master, which adds them up.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 @dataclass
 class Tally:
-    """What was seen in one stage; times in seconds, `itl` once for each token.
+    """The results of one stage; times in seconds, `itl` once for each token.
 
-    `last` is when the last answer was whole, as `time.time()` has it.
+    `last` is the time, by `time.time()`, at which the last answer was complete.
     """
 
     answered: int = 0
@@ -38,7 +38,7 @@ class Tally:
     last: float = 0.0
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Take over what another process saw in this stage."""
+        """Add another process's results of this stage."""
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + other[name])
         for name in TIMES:
@@ -61,18 +61,18 @@ class Recorder:
         return self.tallies[-1 if place is None else place]
 
     def take(self) -> list[dict[str, Any]]:
-        """Hand everything over, as plain data, and begin anew."""
+        """Return all results as plain data, and begin again without them."""
         taken = [asdict(tally) for tally in self.tallies]
         self.tallies = [Tally() for _ in self.stages]
         return taken
 
     def add(self, taken: Sequence[Mapping[str, Any]]) -> None:
-        """Add what another process has handed over."""
+        """Add the results that another process returned from `take`."""
         for tally, other in zip(self.tallies, taken, strict=True):
             tally.add(other)
 
     def rows(self, rate_scale: float) -> list[dict[str, float]]:
-        """Figures of every stage, with how many users or arrivals a second it asked for."""
+        """Figures of every stage, with its number of users or of arrivals per second."""
         found = []
         for stage, tally in zip(self.stages, self.tallies, strict=True):
             seconds = stage.seconds * self.time_scale

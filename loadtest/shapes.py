@@ -2,7 +2,7 @@
 
 Closed-loop users wait for an answer before they ask again, so they slow down together with an
 overloaded server and hide how bad it is. Open-loop users stand for one arrival a second each, at
-random times, whether or not earlier requests have been answered, as it is with people.
+random times, whether or not earlier requests have been answered, like people.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`users` for `seconds`; where `open_loop`, each user stands for one arrival a second."""
+    """`users` for `seconds`; if `open_loop`, each user stands for one arrival a second."""
 
     seconds: float
     users: int
@@ -28,7 +28,7 @@ SHAPES: dict[str, tuple[Stage, ...]] = {
     "spike": (Stage(30, 2), Stage(30, 60), Stage(60, 2)),
     # Does anything grow that should not?
     "soak": (Stage(900, 4),),
-    # What do people see who do not wait for each other? The same rate all the time.
+    # What do people see if they do not wait for each other? The same rate all the time.
     "arrivals": (Stage(120, 4, open_loop=True),),
 }
 

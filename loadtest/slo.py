@@ -1,7 +1,7 @@
-"""What a run is held against: gates for its exit status, objectives that define the knee.
+"""The limits of a run: gates for its exit status, and objectives that define the knee.
 
 A name is a figure of `record.summary`; its limit is the largest value that is still good. Gates
-judge the whole run: shed load is none of them, because under overload it is right. The knee is the
+judge the whole run. Shed load is no gate, because under overload it is right. The knee is the
 highest rate of arrivals at which a stage of the run still meets every objective.
 """
 

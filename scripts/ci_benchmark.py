@@ -31,7 +31,7 @@ from bench.prompts import CATEGORIES, CODE, by_category
 from bench.speculation import ways
 from bench.speculation.ways import COLUMNS, PLAIN, Measured, Row, Runner, Sizes
 from bench.tools.machine import describe
-from bench.tools.report import Table, spread, yes
+from bench.tools.report import Table, yes
 
 ROUNDS = 4  # before the first look
 _PROMPTS, _NEW_TOKENS = 6, 96  # of each kind of text
@@ -106,7 +106,7 @@ def rounds_of(part: Part, runner: Runner) -> Measured:
         by_category(part.prompts, (part.category,)),
         Sizes(_NEW_TOKENS, ROUNDS, part.at_once),
     )
-    return ways.measure(runner, [runner.own], prompts, sizes, _progress)
+    return ways.measure(runner, [runner.own], prompts, sizes)
 
 
 def decide(part: Part, measure: Callable[[], Measured], most_rounds: int) -> Verdict:
@@ -131,7 +131,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
         (item.part.name, *item.row.cells, str(item.rounds), yes(not item.complaints))
         for item in verdicts
     ]
-    exactly = ", ".join(f"{item.part.name} {spread(item.row.speedup, 3)}" for item in verdicts)
+    exactly = ", ".join(f"{item.part.name} {item.row.speedup.spread(3)}" for item in verdicts)
     lines = [
         f"{item.part.name} {item.part.tokens_per_jump:.2f} and {item.part.speed:.2f}"
         for item in verdicts
@@ -162,10 +162,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, help="file for the figures")
     return parser
-
-
-def _progress(text: str) -> None:
-    print(f"gate: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

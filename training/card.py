@@ -1,12 +1,11 @@
-"""Renders the model card from the measured JSON beside the models; no figure is typed by hand."""
+"""Renders the model card from the measured figures in the JSON files beside the models."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 from training.corpus import DEMO_DIR, HELD_OUT
-from training.files import CARD, EVALUATION, LICENCE, RECORD, REFERENCE
+from training.files import CARD, EVALUATION, LICENCE, RECORD, REFERENCE, options
 
 TEMPLATE = """\
 ---
@@ -154,9 +153,7 @@ def render(folder: Path = DEMO_DIR) -> str:
 
 def main() -> None:
     """Read the command line and write the card."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=DEMO_DIR)
-    folder = parser.parse_args().folder
+    folder = options(__doc__, folder=DEMO_DIR).folder
     (folder / CARD).write_text(render(folder), encoding="utf-8")
 
 

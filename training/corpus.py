@@ -55,7 +55,7 @@ def is_test(path: str) -> bool:
 def held_out_name(path: str) -> str | None:
     """The held-out module that a path belongs to (as its code or as its test), or None.
 
-    Tests are matched by prefix, which leaves out rather too much than too little.
+    Tests are matched by prefix, which may leave out too much but not too little.
 
     >>> held_out_name("json/decoder.py"), held_out_name("test/test_json/test_scanner.py")
     ('json', 'json')
@@ -71,7 +71,7 @@ def held_out_name(path: str) -> str | None:
 
 
 def _is_generated(path: str, text: str) -> bool:
-    """Tables written by programs, and files that describe one machine's build, teach nothing."""
+    """Whether a file is a table written by a program, or describes one machine's build."""
     name = path.rsplit("/", 1)[-1]
     return (
         name.startswith("_sysconfigdata")
@@ -81,7 +81,7 @@ def _is_generated(path: str, text: str) -> bool:
 
 
 def _passages(text: str) -> set[tuple[str, ...]]:
-    """All runs of 20 lines, empty ones aside; two files that share one are copies in part."""
+    """All runs of 20 lines without empty ones; two files that share a run are partial copies."""
     lines = [line for line in text.splitlines() if line.strip()]
     return {tuple(lines[i : i + COPIED_LINES]) for i in range(len(lines) - COPIED_LINES + 1)}
 
@@ -124,7 +124,7 @@ def load_corpus(root: Path | None = None) -> Corpus:
 def write_held_out(documents: list[Document], folder: Path = DEMO_DIR) -> None:
     """Ship the held-out text: `heldout.txt.xz` (all of it, `xz -9e`) and `heldout.json` (sizes).
 
-    The size of the first file is at the same time the figure that the target has to beat.
+    The size of the first file is also the figure that the target has to beat.
     """
     data = "".join(document.text for document in documents).encode("utf-8")
     folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def heldout_prompts(n: int, seed: int = 0, folder: Path = DEMO_DIR) -> list[str]
     """`n` prompts of held-out code, the same ones for the same seed on every Python version.
 
     Each starts at a `def` or `class` line, has 8, 16 or 32 whole lines in turn, and ends with a
-    newline, as an editor would ask. No two start at the same line.
+    newline, like a request of an editor. No two start at the same line.
 
     Raises:
         ValueError: if there are not so many.

@@ -1,4 +1,4 @@
-"""Turns the corpus into token arrays and deals windows of them, each once per epoch.
+"""Turns the corpus into token arrays and draws windows of them, each once per epoch.
 
 Documents are joined with the end-of-text mark before each. Windows are drawn without
 replacement, from an offset that changes every epoch, in an order that depends on the seed alone.
@@ -37,7 +37,7 @@ def token_arrays(tokenizer: Tokenizer, corpus: Corpus, cache: Path) -> dict[str,
 
 
 class Sampler:
-    """Deals batches of windows; its whole state is one counter per (source, length)."""
+    """Draws batches of windows; its whole state is one counter per (source, length)."""
 
     def __init__(self, arrays: dict[str, Tokens], seed: int) -> None:
         self.arrays = arrays
@@ -46,7 +46,7 @@ class Sampler:
         self._order: dict[tuple[str, int], tuple[int, NDArray[np.int64]]] = {}
 
     def batch(self, counts: dict[str, int], length: int) -> NDArray[np.int64]:
-        """`[sum(counts), length + 1]` tokens: so many windows from each source."""
+        """`[sum(counts), length + 1]` tokens: `counts` windows from each source."""
         rows = [self._window(name, length) for name, n in counts.items() for _ in range(n)]
         return np.stack(rows).astype(np.int64)
 
@@ -67,7 +67,7 @@ class Sampler:
 def rows_of_tests(progress: float, batch: int) -> int:
     """How many rows of a batch come from the library's tests at `progress` in [0, 1].
 
-    Tests outweigh the library two to one, and are not what the model is for: their share falls
-    linearly from 60 % to nothing at 90 %, so the last passes see the library alone.
+    There are twice as many tests as library text, but the model is not for tests. So their share
+    falls linearly from 60 % to nothing at 90 %, and the last passes see only the library.
     """
     return round(batch * 0.6 * max(0.0, 1 - progress / 0.9))

@@ -1,11 +1,11 @@
 """Distils the draft from the target: it learns the target's whole distribution, not the text.
 
 The loss is the Kullback-Leibler divergence of the draft's next-token distribution from the
-target's (Hinton et al., 2015). A third of the rows are the target's own continuations, since that
-is what the draft will be asked to guess (DistillSpec, Zhou et al., 2023).
+target's (Hinton et al., 2015). A third of the rows are the target's own continuations, because the
+draft will have to guess those (DistillSpec, Zhou et al., 2023). `--target` names the target's
+folder; by default it is RUNS/target.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from training.checkpoint import load_model, set_up, trained_tokenizer
 from training.data import Sampler
+from training.files import RUNS, options
 from training.loop import Training
 from training.model import Llama
 from training.presets import PRESETS, Preset
@@ -89,23 +90,18 @@ def distill(
 
 def main() -> None:
     """Read the command line and distil."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", choices=PRESETS, default=device().type)
-    parser.add_argument("--runs", type=Path, default=Path(__file__).parent / "runs")
-    parser.add_argument("--target", type=Path, help="model folder (default: RUNS/target)")
-    parser.add_argument("--minutes", type=float)
-    parser.add_argument("--sample-tokens", type=int, default=500_000)
-    parser.add_argument("--seed", type=int, default=21)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
+    given = options(
+        __doc__, preset=device().type, runs=RUNS, target=Path, minutes=float,
+        sample_tokens=500_000, seed=21, threads=torch.get_num_threads(),
+    )  # fmt: skip
     folder = distill(
-        PRESETS[options.preset],
-        options.runs,
-        target_folder=options.target or options.runs / "target",
-        minutes=options.minutes,
-        sample_tokens=options.sample_tokens,
-        seed=options.seed,
-        threads=options.threads,
+        PRESETS[given.preset],
+        given.runs,
+        target_folder=given.target or given.runs / "target",
+        minutes=given.minutes,
+        sample_tokens=given.sample_tokens,
+        seed=given.seed,
+        threads=given.threads,
     )
     print(f"draft written to {folder}")
 

@@ -1,10 +1,9 @@
-"""Measures the shipped pair, and writes the figures that the model card is made of.
+"""Measures the shipped pair and writes the figures of the model card.
 
-Everything is measured on the exported ONNX graphs with onnxruntime, torch-free, on the held-out
-text that lies beside the models: anybody can run this again.
+Everything is measured on the exported ONNX graphs with onnxruntime, without torch, on the held-out
+text beside the models. So anybody can run this again.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer
 
 from specops.models.convert import Quantization, export_checkpoint
 from training.corpus import DEMO_DIR, Document, load_corpus, read_held_out, read_prompts
-from training.files import EVALUATION
+from training.files import EVALUATION, options
 from training.onnx_model import OnnxModel
 from training.tokenizer import END_OF_TEXT
 
@@ -32,12 +31,12 @@ Forward = Callable[[Sequence[int]], NDArray[np.float32]]
 
 
 def document_bits(forward: Forward, tokens: Sequence[int]) -> float:
-    """Bits that a model needs for `tokens[1:]`, every token with 512 to 1,024 before it.
+    """Bits that a model needs for `tokens[1:]`. Each token has 512 to 1,024 tokens before it.
 
-    Windows of 1,024 tokens advance by 512; of all but the first only the second half counts.
+    Windows of 1,024 tokens advance by 512; only the second half counts, except in the first one.
 
     Args:
-        forward: from at most 1,024 tokens [S], starting anew, to their logits [S, V].
+        forward: returns the logits [S, V] of at most 1,024 tokens [S] of a new sequence.
         tokens: the document, after its start mark.
     """
     bits = 0.0
@@ -54,7 +53,7 @@ def document_bits(forward: Forward, tokens: Sequence[int]) -> float:
 
 
 def end_mark(tokenizer: Tokenizer) -> int:
-    """The number of the token that stands before and after every document."""
+    """The id of the token before and after every document."""
     return int(tokenizer.get_vocab()[END_OF_TEXT])
 
 
@@ -83,7 +82,7 @@ def greedy(target: OnnxModel, prompt: Sequence[int], tokens: int, end: int) -> l
 
 
 def matched_lengths(draft: OnnxModel, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """For every position after the first: how many of the draft's next 8 guesses are right.
+    """For every position after the first: number of right draft tokens among the next 8.
 
     Greedy speculative decoding returns exactly the target's greedy answer, so comparing with
     that answer is the verification.
@@ -105,7 +104,7 @@ def matched_lengths(draft: OnnxModel, prompt: Sequence[int], answer: Sequence[in
 
 
 def jumps(matched: Sequence[int], draft_length: int) -> tuple[int, int, int]:
-    """(target passes, tokens drafted, tokens accepted) when each pass verifies `draft_length`."""
+    """Numbers of target passes, draft tokens and accepted tokens with one draft length."""
     position, passes, drafted, accepted = 0, 0, 0, 0
     while position < len(matched):
         length = min(draft_length, len(matched) - position)
@@ -118,7 +117,7 @@ def jumps(matched: Sequence[int], draft_length: int) -> tuple[int, int, int]:
 def acceptance(
     target: OnnxModel, draft: OnnxModel, tokenizer: Tokenizer, prompts: Sequence[str]
 ) -> dict[str, Any]:
-    """How many of the draft's guesses the target accepts, for draft lengths 1 to 8."""
+    """The share of draft tokens that the target accepts, for draft lengths 1 to 8."""
     end = end_mark(tokenizer)
     runs = []
     for prompt in prompts:
@@ -152,7 +151,7 @@ def verbatim_share(held_out: Sequence[Document], trained: Sequence[Document]) ->
 
 
 def evaluate(folder: Path, scratch: Path, threads: int) -> dict[str, Any]:
-    """All figures of the pair in `folder`; graphs that are not shipped are made in `scratch`."""
+    """All figures of the pair in `folder`; other quantizations are made in `scratch`."""
     tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
     documents = read_held_out(folder)
     figures: dict[str, dict[str, Any]] = {"target": {}, "draft": {}}
@@ -189,13 +188,10 @@ def evaluate(folder: Path, scratch: Path, threads: int) -> dict[str, Any]:
 
 def main() -> None:
     """Read the command line, measure, write evaluation.json."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=DEMO_DIR)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
+    given = options(__doc__, folder=DEMO_DIR, threads=2)
     with TemporaryDirectory() as scratch:
-        figures = evaluate(options.folder, Path(scratch), options.threads)
-    file = options.folder / EVALUATION
+        figures = evaluate(given.folder, Path(scratch), given.threads)
+    file = given.folder / EVALUATION
     file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(f"figures written to {file}")
 

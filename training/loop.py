@@ -31,11 +31,11 @@ class Training(ABC):
 
     Args:
         preset: lengths and rows of a step.
-        model: to be trained.
-        sampler: deals the batches.
-        budget: how long.
-        file: the checkpoint.
-        vector_lr: the learning rate of all but the matrices.
+        model: the model to train.
+        sampler: draws the batches.
+        budget: how long to train.
+        file: the checkpoint's file.
+        vector_lr: the learning rate of all parameters but the matrices.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Training(ABC):
 
     @abstractmethod
     def batch(self, length: int, rows: int) -> NDArray[np.int64]:
-        """The next step's tokens, [rows, length + 1]; maybe of fewer rows than the preset has."""
+        """The next step's tokens, [rows, length + 1]. It may have fewer rows than the preset."""
 
     @abstractmethod
     def losses(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """What is to become small, in nats per token, and other figures to look at."""
+        """The loss in nats per token, and other figures for the progress line."""
 
     def train_step(self) -> Figures:
-        """Learn from one batch; its `losses`."""
+        """Learn from one batch; returns its `losses`."""
         progress = self.budget.progress
         batch = self.batch(*(self.preset.long if progress >= LONG_FROM else self.preset.short))
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -91,7 +91,7 @@ class Training(ABC):
         )
 
     def resume(self) -> None:
-        """Go on from the checkpoint if there is one."""
+        """Continue from the checkpoint if there is one."""
         state = load_checkpoint(self.file)
         if state is None:
             return
@@ -106,10 +106,10 @@ class Training(ABC):
         """Train until the budget is spent, with a line per step.
 
         Args:
-            told: puts a step's `losses`, and their means over some 20 steps, into words.
+            told: turns a step's `losses` and their means over some 20 steps into text.
 
         Raises:
-            SystemExit: told to stop; the checkpoint is written.
+            SystemExit: the process got a stop signal; the checkpoint is written.
         """
         self.resume()
         print(f"{self.model.parameter_count():,} parameters", flush=True)
@@ -137,13 +137,13 @@ class Training(ABC):
         self.save()
 
     def write(self, tokenizer: Tokenizer, folder: Path, threads: int, **tokens: int) -> None:
-        """Write the model, and beside its folder a record of how it came about.
+        """Write the model, and beside its folder a record of the training.
 
         Args:
-            tokenizer: goes with the model.
-            folder: for the model.
-            threads: that it was trained with.
-            tokens: what it was trained on, by names for the record.
+            tokenizer: the model's tokenizer.
+            folder: the model's folder.
+            threads: number of threads of the training.
+            tokens: numbers of training tokens, by their names in the record.
         """
         save_model(self.model, tokenizer, folder)
         record = {

@@ -1,6 +1,6 @@
 """The plainest way to run an exported graph: one sequence, one cache, straight onnxruntime.
 
-The figures of the model card should not depend on the engine that they are used to judge.
+The figures of the model card are used to judge the engine, so they must not depend on it.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class OnnxModel:
         self.length = 0
 
     def __call__(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append `tokens` [S] to the sequence; their logits [S, V]."""
+        """Append `tokens` [S] to the sequence; returns their logits [S, V]."""
         ids = np.array([tokens], np.int64)
         mask = np.ones((1, self.length + len(tokens)), np.int64)
         logits: NDArray[np.float32] = np.empty((1, len(tokens), self._vocab), np.float32)
@@ -45,10 +45,9 @@ class OnnxModel:
         binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         self._session.run_with_iobinding(binding)
         self.length += len(tokens)
-        answer: NDArray[np.float32] = logits[0]
-        return answer
+        return logits[0]  # type: ignore[no-any-return]
 
     def afresh(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Begin a new sequence with `tokens` [S]; their logits [S, V]."""
+        """Begin a new sequence with `tokens` [S]; returns their logits [S, V]."""
         self.length = 0
         return self(tokens)

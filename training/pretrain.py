@@ -1,10 +1,9 @@
-"""Trains the target on the next token, resumable, with a line of progress per step.
+"""Trains the target on the next token, with a line of progress per step; it can be resumed.
 
-`python -m training.pretrain --minutes 80` plans the learning rate for 80 minutes of training
-time and ends when they are over; without it the preset's tokens are the plan.
+`python -m training.pretrain --minutes 80` plans the learning rate for 80 minutes of training time
+and ends after them. Without `--minutes` it trains on the preset's number of tokens.
 """
 
-import argparse
 import math
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from training.checkpoint import set_up
 from training.corpus import load_corpus
 from training.data import Sampler, rows_of_tests, token_arrays
+from training.files import RUNS, options
 from training.loop import Training
 from training.model import Llama
 from training.presets import PRESETS, Preset
@@ -51,7 +51,7 @@ class Target(Training):
         super().__init__(preset, Llama(preset.target), sampler, budget, file, vector_lr=VECTOR_LR)
 
     def batch(self, length: int, rows: int) -> NDArray[np.int64]:
-        """Of the tests less and less; see `rows_of_tests`."""
+        """A batch with a falling share of tests; see `rows_of_tests`."""
         has_tests = len(self.sampler.arrays["tests"])
         tests = rows_of_tests(self.budget.progress, rows) if has_tests else 0
         return self.sampler.batch({"tests": tests, "library": rows - tests}, length)
@@ -81,20 +81,12 @@ def train(preset: Preset, runs: Path, *, minutes: float | None, seed: int, threa
 
 def main() -> None:
     """Read the command line and train."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", choices=PRESETS, default=device().type)
-    parser.add_argument("--runs", type=Path, default=Path(__file__).parent / "runs")
-    parser.add_argument("--minutes", type=float)
-    parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
-    folder = train(
-        PRESETS[options.preset],
-        options.runs,
-        minutes=options.minutes,
-        seed=options.seed,
-        threads=options.threads,
+    threads = torch.get_num_threads()
+    given = options(
+        __doc__, preset=device().type, runs=RUNS, minutes=float, seed=20, threads=threads
     )
+    plan = {"minutes": given.minutes, "seed": given.seed, "threads": given.threads}
+    folder = train(PRESETS[given.preset], given.runs, **plan)
     print(f"target written to {folder}")
 
 

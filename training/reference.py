@@ -4,7 +4,6 @@ Writes `reference.json` for the model card: bits per byte of a few held-out modu
 weights of the training's checkpoint and by transformers on the shipped float16 folder.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from training.checkpoint import load_model, trained_tokenizer
 from training.corpus import DEMO_DIR, Document, read_held_out
 from training.evaluate import Forward, bits_per_byte
-from training.files import REFERENCE
+from training.files import REFERENCE, RUNS, options
 from training.runtime import load_checkpoint
 
 MODULES = ("bisect.py", "queue.py", "shlex.py", "textwrap.py")
@@ -55,14 +54,11 @@ def unrounded_forward(folder: Path, checkpoint: Path) -> Forward:
 
 def main() -> None:
     """Read the command line, compare, write reference.json."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=DEMO_DIR)
-    parser.add_argument("--runs", type=Path, default=Path(__file__).parent / "runs")
-    options = parser.parse_args()
-    target, documents = options.folder / "target", sample(options.folder)
+    given = options(__doc__, folder=DEMO_DIR, runs=RUNS)
+    target, documents = given.folder / "target", sample(given.folder)
     tokenizer = trained_tokenizer(target)
     forwards = {
-        "checkpoint_float32": unrounded_forward(target, options.runs / "target.pt"),
+        "checkpoint_float32": unrounded_forward(target, given.runs / "target.pt"),
         "transformers_float16_weights": transformers_forward(target),
     }
     figures = {
@@ -71,7 +67,7 @@ def main() -> None:
     }
     print(figures)
     content = json.dumps({"modules": MODULES, **figures}, indent=1) + "\n"
-    (options.folder / REFERENCE).write_text(content, encoding="utf-8")
+    (given.folder / REFERENCE).write_text(content, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the training loops share: the budget, the progress line, checkpoints, precision, malloc.
+"""Shared by the training loops: the budget, checkpoints, the stop signal, malloc settings.
 
 Measured on two Zen 4 cores with the demo target, 16 x 512 tokens per step: float32 2,050 tokens/s
 (compiled), bfloat16 autocast 2,730 (eager), the same with glibc keeping freed pages and using huge
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-# Without these glibc maps and unmaps every large activation anew, and the kernel zeroes it again;
-# and a thread that waits for another, which somebody else's process has displaced, spins.
+# Without these settings glibc maps and unmaps every large activation again, and the kernel zeroes
+# it again. Also, a thread that waits for a displaced thread would spin.
 PROCESS_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -47,7 +47,7 @@ class Budget:
     _last: float = field(default_factory=time.monotonic)
 
     def start(self) -> None:
-        """Begin to count time; what went before (compiling, loading) is free."""
+        """Begin to count time; compiling and loading before do not count."""
         self._last = time.monotonic()
 
     def spend(self, tokens: int) -> None:
@@ -98,7 +98,7 @@ def stop_signal() -> threading.Event:
 
 
 def machine(threads: int) -> dict[str, object]:
-    """What a run was made on, for the model card."""
+    """The machine of a run, for the model card."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if not torch.cuda.is_available() and cpuinfo.exists():

@@ -1,4 +1,4 @@
-"""The target's own continuations of library text: what the draft will be asked to guess."""
+"""The target's own continuations of library text, which the draft has to guess."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from training.data import Tokens
 from training.runtime import device
 
 PROMPT, CONTINUATION = 64, 192  # tokens
-_BATCH = 256  # a step costs much the same for 64
+_BATCH = 256  # a step with 64 takes nearly as long
 
 
 def sample_target(folder: Path, library: Tokens, tokens: int, *, file: Path, seed: int) -> Tokens:

@@ -1,6 +1,5 @@
-"""Puts the finished pair where the service finds it: checkpoints, graphs, held-out text."""
+"""Copies the finished pair into the service's folder: checkpoints, graphs, held-out text."""
 
-import argparse
 import json
 import shutil
 import sysconfig
@@ -9,7 +8,7 @@ from pathlib import Path
 from specops.models.convert import Quantization, export_checkpoint
 from training.corpus import DEMO_DIR, load_corpus, write_held_out, write_prompts
 from training.evaluate import SHIPPED
-from training.files import LICENCE, RECORD
+from training.files import LICENCE, RECORD, RUNS, options
 
 
 def ship(runs: Path, folder: Path = DEMO_DIR) -> None:
@@ -25,7 +24,7 @@ def ship(runs: Path, folder: Path = DEMO_DIR) -> None:
     write_held_out(load_corpus().held_out, folder)
     write_prompts(folder)
     licence = Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"
-    if licence.exists():  # the text of the held-out modules is shipped, so its licence is too
+    if licence.exists():  # of the shipped text of the held-out modules
         shutil.copyfile(licence, folder / LICENCE)
     record = {role: json.loads((runs / f"{role}.json").read_text()) for role in ("target", "draft")}
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -33,11 +32,8 @@ def ship(runs: Path, folder: Path = DEMO_DIR) -> None:
 
 def main() -> None:
     """Read the command line and ship."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, default=Path(__file__).parent / "runs")
-    parser.add_argument("--folder", type=Path, default=DEMO_DIR)
-    options = parser.parse_args()
-    ship(options.runs, options.folder)
+    given = options(__doc__, runs=RUNS, folder=DEMO_DIR)
+    ship(given.runs, given.folder)
 
 
 if __name__ == "__main__":

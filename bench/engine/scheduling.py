@@ -1,4 +1,4 @@
-"""What requests cost each other: batches, pauses while a prompt is computed, the next turn's start.
+"""What requests cost each other: batches, pauses while a prompt is computed, a chat's next turn.
 
 The engine without HTTP on TinyLlama's shape: plain decoding of 8 requests against one, a prompt of
 1,500 tokens alone and beside running streams in turn, the streams' inter-token latency meanwhile,
@@ -17,22 +17,20 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.memory.page_cache import evict
-from bench.models import TINYLLAMA_VOCAB, BenchModel, Progress
+from bench.models import TINYLLAMA_VOCAB, BenchModel
 from bench.tools.quiet import watched
-from bench.tools.report import Outcome, Table, Wanted, spread
-from bench.tools.stats import Summary, ratios
+from bench.tools.report import Outcome, Summary, Table, Wanted, progress, ratios
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, StepResult
 
 SLOTS = 8
 CONTEXT = 1792
 LONG, CHAT, SHORT = 1500, 1000, 200  # tokens of prompts
-_SPOKEN = 64  # tokens of the chat's first answer
+_ANSWER = 64  # tokens of the chat's first answer
 _ROUNDS = 48  # of decoding, per measurement
 _WARM_STEPS = 8
-_SLOWED = 1.12  # times its time alone that a prompt may take beside the most streams
-_WITHIN = 0.99  # of the pauses are to be within the bound
-_ids = count()
+_SLOWED = 1.12  # most of its time alone that a prompt may take beside the most streams
+_WITHIN = 0.99  # share of the pauses that should be within the bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +39,14 @@ class Plan:
 
     streams: tuple[int, ...] = (1, 2, 4, SLOTS)
     beside: tuple[int, ...] = (0, 1, 4)
-    readings: int = 5  # of the long prompt beside as many streams
+    readings: int = 5  # of the long prompt beside each number of streams
 
 
 FULL = Plan()
 QUICK = Plan(streams=(1, 2), beside=(0, 1), readings=1)
 
 
-def request(prompt: tuple[int, ...], output: int) -> GenerationRequest:
-    """A plain request that does not end by itself."""
-    return GenerationRequest(
-        request_id=str(next(_ids)), prompt_tokens=prompt, max_new_tokens=output, ignore_eos=True
-    )
-
-
-def prompt(tokens: int, seed: int) -> tuple[int, ...]:
+def _prompt(tokens: int, seed: int) -> tuple[int, ...]:
     """Random tokens: prompts of different seeds share no beginning."""
     return tuple(np.random.default_rng(seed).integers(1, TINYLLAMA_VOCAB, tokens).tolist())
 
@@ -67,7 +58,7 @@ class Reading:
     seconds: float
     pauses: list[float]
     passes: int  # that computed a part of it
-    others: float  # share of a core that other processes had meanwhile
+    others: float  # share of a core that other processes took meanwhile
 
 
 class Decoding(NamedTuple):
@@ -78,78 +69,80 @@ class Decoding(NamedTuple):
 
 
 class Bench:
-    """Runs an engine step by step, its prefix cache on; what must be computed is always new."""
+    """Runs an engine step by step, with its prefix cache; measured prompts are always new."""
 
     def __init__(self, engine: Engine) -> None:
         self._scheduler = engine.scheduler
-        self._seeds = count(10)
+        self._numbers = count(10)
 
-    def steps(self) -> Iterator[tuple[float, StepResult]]:
-        """Steps until nothing is left to do, each with the time of its end."""
+    def _add(self, prompt: tuple[int, ...], output: int) -> str:
+        name = str(next(self._numbers))
+        request = GenerationRequest(
+            request_id=name, prompt_tokens=prompt, max_new_tokens=output, ignore_eos=True
+        )
+        self._scheduler.add(request)
+        return name
+
+    def _steps(self) -> Iterator[tuple[float, StepResult]]:
+        """Run until nothing is left to do; yields the end of each step and its result."""
         while self._scheduler.busy:
             result = self._scheduler.step()
             yield time.perf_counter(), result
 
-    def fill(self, streams: int, output: int) -> None:
-        """Start streams, up to where all of them decode; their prompts are alike."""
+    def _fill(self, streams: int, output: int) -> None:
+        """Start streams with the same prompt and run until all of them decode."""
         for _ in range(streams):
-            self._scheduler.add(request(prompt(SHORT, 1), output))
+            self._add(_prompt(SHORT, 1), output)
         first_tokens = 0
-        if not streams:
-            return
-        for _, result in self.steps():
-            first_tokens += result.stats.first_tokens if result.stats else 0
-            if first_tokens == streams:
-                return
+        while first_tokens < streams:
+            stats = self._scheduler.step().stats
+            first_tokens += stats.first_tokens if stats else 0
 
-    def clear(self) -> None:
-        """End everything."""
+    def _clear(self) -> None:
         self._scheduler.cancel_all()
-        for _ in self.steps():
+        for _ in self._steps():
             pass
 
     def decoding(self, streams: int) -> Decoding:
-        """Plain decoding of so many streams, every time with the same tokens behind them."""
-        self.fill(streams, _ROUNDS + _WARM_STEPS)
+        """Plain decoding of so many streams, always behind the same tokens."""
+        self._fill(streams, _ROUNDS + _WARM_STEPS)
         begun, tokens, passes = time.perf_counter(), 0, 0.0
-        for _, result in self.steps():
+        for _, result in self._steps():
             if result.stats is not None:
                 tokens += result.stats.emitted_tokens
                 passes += result.stats.seconds
             if tokens >= _ROUNDS * streams:
                 break
         seconds = time.perf_counter() - begun
-        self.clear()
+        self._clear()
         return Decoding(tokens / seconds, passes / seconds)
 
     def reading(self, running: int) -> Reading:
         """A long prompt, up to its first token, beside running streams."""
-        self.fill(running, CONTEXT - SHORT)
-        for index, _ in enumerate(self.steps()):
-            if index == _WARM_STEPS:
-                break
-        item = request(prompt(LONG, next(self._seeds)), 1)
-        self._scheduler.add(item)
+        self._fill(running, CONTEXT - SHORT)
+        for _ in range(_WARM_STEPS if running else 0):
+            self._scheduler.step()
+        name = self._add(_prompt(LONG, next(self._numbers)), 1)
         last: dict[str, float] = {}
         pauses: list[float] = []
         passes = 0
         with watched(os.getpid()) as seen:
-            for now, result in self.steps():
+            for now, result in self._steps():
                 passes += bool(result.stats and result.stats.prompt_tokens)
-                said = {output.request_id for output in result.outputs}
-                if item.request_id in said:
+                heard = {output.request_id for output in result.outputs}
+                if name in heard:
                     break
-                pauses += [now - last[name] for name in said & last.keys()]
-                last |= dict.fromkeys(said, now)
-        self.clear()
+                pauses += [now - last[stream] for stream in heard & last.keys()]
+                last |= dict.fromkeys(heard, now)
+        self._clear()
         return Reading(seen.seconds, pauses, passes, seen.others)
 
-    def first_token(self, item: GenerationRequest) -> tuple[float, tuple[int, ...]]:
+    def _first_token(self, prompt: tuple[int, ...], output: int) -> tuple[float, tuple[int, ...]]:
         """Seconds until a request's first token, and all of its tokens."""
-        self._scheduler.add(item)
+        self._add(prompt, output)
         begun, first = time.perf_counter(), 0.0
         tokens: list[int] = []
-        for now, result in self.steps():
+        for now, result in self._steps():
             tokens += [piece.token for output in result.outputs for piece in output.pieces]
             if not first and result.stats and result.stats.first_tokens:
                 first = now - begun
@@ -157,15 +150,15 @@ class Bench:
 
     def chat(self) -> tuple[float, float]:
         """Seconds until the first token of the first and of the second turn."""
-        text = prompt(CHAT, next(self._seeds))
-        first, answer = self.first_token(request(text, _SPOKEN))
-        second, _ = self.first_token(request(text + answer + prompt(20, 4), 8))
+        text = _prompt(CHAT, next(self._numbers))
+        first, answer = self._first_token(text, _ANSWER)
+        second, _ = self._first_token(text + answer + _prompt(20, 4), 8)
         return first, second
 
 
-def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
+def run(model: BenchModel, plan: Plan) -> Outcome:
     """Measure on an engine whose weights came from the disk."""
-    evict(model.settings.cache_dir)  # how weights lie in memory moves every figure
+    evict(model.settings.cache_dir)  # the place of weights in memory changes every figure
     settings = replace(model.settings, slots=SLOTS, context=CONTEXT, prefix_cache="client")
     bench = Bench(Engine.load(settings))
     decoding = {streams: bench.decoding(streams) for streams in plan.streams}
@@ -186,7 +179,7 @@ def outcome(
     chat: tuple[float, float],
     bound: float,
 ) -> Outcome:
-    """The tables, and what is wanted beside the most streams; ratios are within a turn."""
+    """The tables, and the targets beside the most streams. Ratios are taken within a turn."""
     alone = [reading.seconds for reading in readings[0]]
     rows, wanted = [], []
     for running, found in readings.items():
@@ -197,7 +190,7 @@ def outcome(
         others = max(reading.others for reading in found)
         rows.append(
             (
-                str(running), spread(Summary.of(seconds)), spread(times) if running else "",
+                str(running), Summary.of(seconds).spread(), times.spread() if running else "",
                 f"{within:.3f}" if pauses else "", f"{max(pauses):.3f}" if pauses else "",
                 str(found[-1].passes), f"{others:.0%}",
             )

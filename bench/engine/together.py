@@ -1,10 +1,10 @@
-"""Requests that an engine answers at once: what comes of each, and how fast they decode.
+"""Requests that an engine answers at once: the answer of each, and how fast they decode.
 
-There are as many clients all the time: where one has its answer the next one asks. A pass may hold
+The number of clients stays the same: when one has its answer, the next one asks. A pass may hold
 chunks of prompts beside requests that decode, so the time of prompts cannot be taken out pass by
-pass. What counts as decoding is therefore the passes in which all decode and no prompt is read. At
-the end there are fewer and fewer, which is not what so many at once are like: drafts would be
-blamed for it, since they let some answers end early, while plain ones of one length end together.
+pass. Only passes in which all clients' requests decode and no prompt is read count as decoding.
+This leaves out the end, when fewer and fewer requests run. The end would count against speculation,
+which lets some answers end early, while plain answers of one length end together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specops.request import FinishReason, GenerationRequest, GenerationStats, Ou
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one request."""
+    """The answer to one request."""
 
     pieces: tuple[Piece, ...]
     finish: FinishReason
@@ -28,24 +28,24 @@ class Answer:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Its tokens."""
+        """All tokens of the answer."""
         return tuple(piece.token for piece in self.pieces)
 
     @property
     def text(self) -> str:
-        """The text of all of it."""
+        """The whole text."""
         return "".join(piece.text for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Requests that were answered, so many at once."""
+    """Answered requests."""
 
     answers: tuple[Answer, ...]
     seconds: float  # from the sending to the last token
-    decode_seconds: float  # of them, those of passes in which all decoded and no prompt was read
-    tokens: int  # decoded in these, all requests together
-    steps: int  # sequence steps in these, one per request and pass
+    decode_seconds: float  # the part in which all decoded and no prompt was read
+    tokens: int  # decoded in this part by all requests together
+    steps: int  # sequence steps in this part, one per request and pass
 
     @property
     def rate(self) -> float:
@@ -59,12 +59,12 @@ def run_together(
     """Run requests to their ends, in their order.
 
     Args:
-        engine: that runs them.
-        requests: their names are of no account.
-        at_once: how many are in flight, as long as there are so many; None: all.
+        engine: the engine that runs the requests.
+        requests: the requests; they get new ids.
+        at_once: number of requests in flight, as long as there are so many; None: all.
 
     Raises:
-        RuntimeError: one of them failed.
+        RuntimeError: a request failed.
     """
     scheduler, clients = engine.scheduler, at_once or len(requests)
     outputs: dict[str, list[Output]] = {f"bench-{number}": [] for number in range(len(requests))}

@@ -1,9 +1,9 @@
-"""One service under a memory cap: started in a cgroup made by hand, loaded and watched.
+"""One service under a memory cap: started in a cgroup, loaded and watched.
 
-The models are TinyLlama's shape with a draft of 160 M parameters and published shapes, with random
-weights: what memory does depends on sizes, not on what the weights say. Everything that is
-made once per machine (graphs, their tiles, the costs of passes) is made before, without a cap: it
-lies in a volume that outlives containers.
+The models are TinyLlama's shape with a draft model of 160 M parameters and published shapes, with
+random weights: memory depends on sizes, not on the values of weights. Everything that is made once
+per machine (graphs, their tiles, the costs of passes) is made before, without a cap: it lies in a
+volume that outlives containers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -23,9 +23,10 @@ from typing import Any
 
 from bench.memory.cgroup import Cgroup, cgroup
 from bench.memory.page_cache import evict
-from bench.models import LLAMA_160M, TINYLLAMA, Progress, shape
+from bench.models import LLAMA_160M, TINYLLAMA, shape
 from bench.serving.server import Client, RefusedError, ServerError, serving
 from bench.tools.quiet import watched
+from bench.tools.report import progress
 from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER
 
@@ -38,7 +39,7 @@ _GENERATED = "specops_generated_tokens_total"
 _TOLD: dict[int, str] = {HTTPStatus.TOO_MANY_REQUESTS: "shed", HTTPStatus.GATEWAY_TIMEOUT: "late"}
 _WORDS = ("class", "def", "return", "import", "value", "self", "raise", "yield", "while", "path")
 
-# Random weights: rounding has nothing to look at.
+# Without calibration, which finds nothing in random weights.
 _WEIGHTS = {"int4": "int4-128-rtn", "int8": "int8-128"}
 
 PUBLISHED = {
@@ -50,7 +51,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is served, and under what."""
+    """What is served, and under which cap."""
 
     model: str  # tinyllama, with its draft, or one of PUBLISHED
     quant: str  # int4 or int8, blocks of 128
@@ -66,16 +67,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Clients that ask one request after the other; pairs are the least and the most of a size."""
+    """Clients that send one request after the other; pairs are the least and the largest size."""
 
     seconds: float
     clients: int = 2
     prompt_words: tuple[int, int] = (60, 60)
     new_tokens: tuple[int, int] = (32, 32)
-    sample_every: float = float("inf")  # seconds between two entries of the time series
 
     def body(self, rng: random.Random) -> dict[str, Any]:
-        """A request that no other one begins like."""
+        """A request with a prompt that begins like no other."""
         prompt = " ".join(rng.choice(_WORDS) for _ in range(rng.randint(*self.prompt_words)))
         tokens = rng.randint(*self.new_tokens)
         return {"prompt": prompt, "max_new_tokens": tokens, "ignore_eos": True}
@@ -83,40 +83,39 @@ class Load:
 
 @dataclass(slots=True)
 class Record:
-    """What became of a case. Bytes; counts are of the group, from its first process on."""
+    """The results of a case. Sizes in bytes; counts are of the group, from its first process on."""
 
-    ending: str = "served"  # or `refused by the plan`, `killed`, or what went wrong
+    ending: str = "served"  # or `refused by the plan`, `killed`, or an error
     slots: int = 0
     context: int = 0
     kv_tokens: int = 0  # of the target's cache
     start_seconds: float = 0.0
-    first_seconds: float = 0.0  # of a first answer, which brings back what loading pushed out
+    first_seconds: float = 0.0  # of a first answer, which reads back what loading pushed out
     seconds: float = 0.0  # of the load
     tokens: float = 0.0
     answered: int = 0
     shed: int = 0  # answered with 429
-    late: int = 0  # answered with 504: no slot, or no end of the text, in time
+    late: int = 0  # answered with 504: no slot, or no complete answer, in time
     failed_requests: int = 0
     most_running: int = 0  # requests that held a slot at the same time
-    preempted: int = 0  # requests that gave their blocks up and were computed again
+    preempted: int = 0  # requests that gave up their KV blocks and were computed again
     peak_anonymous: int = 0
     peak_swap: int = 0
     major_faults: int = 0  # during the load
     oom_kills: int = 0
-    strangers: float = 0.0  # cores that others took during the load, as a mean
-    samples: list[dict[str, float]] = field(default_factory=list)  # over time, since the load began
+    strangers: float = 0.0  # mean number of cores that other processes took during the load
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all clients together."""
+        """Tokens per second of all clients together."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-def measure(case: Case, load: Load, cache: Path, progress: Progress) -> Record:
-    """Start the service under the cap, load it, and say what happened."""
-    settings = prepared(case, cache, progress)
+def measure(case: Case, load: Load, cache: Path) -> Record:
+    """Start the service under the cap and load it."""
+    settings = prepared(case, cache)
     for folder in (settings.cache_dir, Path(settings.target).parent):
-        evict(folder)  # pages that others have read would not be charged to the group
+        evict(folder)  # pages that other processes have read would not be charged to the group
     record = Record()
     swap = SWAP_BYTES if case.swap else 0
     with cgroup(f"specops-caps-{os.getpid()}", memory=int(case.cap_gb * GB), swap=swap) as group:
@@ -135,7 +134,9 @@ def measure(case: Case, load: Load, cache: Path, progress: Progress) -> Record:
                         users = _play(load, client, group, record)
                     record.strangers = seen.others
             except (ServerError, OSError, HTTPException) as error:
-                record.ending = _told(error)
+                refused = " not fit: " in str(error)
+                told = f"{type(error).__name__}: {error}"
+                record.ending = "refused by the plan" if refused else told
             for user in users:
                 user.join()
         record.oom_kills = group.oom_kills()
@@ -144,18 +145,13 @@ def measure(case: Case, load: Load, cache: Path, progress: Progress) -> Record:
     return record
 
 
-def _told(error: Exception) -> str:
-    text = str(error)
-    return "refused by the plan" if " not fit: " in text else f"{type(error).__name__}: {text}"
-
-
-def prepared(case: Case, cache: Path, progress: Progress) -> Settings:
-    """The case's settings, with all made that is made once per machine."""
+def prepared(case: Case, cache: Path) -> Settings:
+    """The case's settings, after everything that is made once per machine was made."""
     name, quant = PUBLISHED.get(case.model, case.model), _WEIGHTS[case.quant]
     drafted = case.model == TINYLLAMA
     settings = Settings(
-        target=str(shape(name, quant, progress, cache)),
-        draft=str(shape(LLAMA_160M, "int8-128", progress, cache)) if drafted else NO_DRAFTER,
+        target=str(shape(name, quant, cache)),
+        draft=str(shape(LLAMA_160M, "int8-128", cache)) if drafted else NO_DRAFTER,
         cache_dir=cache / "caps",
         drain_timeout=0,  # the load ends with the server
     )
@@ -167,7 +163,7 @@ def prepared(case: Case, cache: Path, progress: Progress) -> Settings:
 
 @contextmanager
 def _watched(group: Cgroup, record: Record) -> Iterator[None]:
-    """Keep the largest figures of the group as long as the context lasts."""
+    """Record the group's peaks while the context lasts."""
     done = threading.Event()
 
     def watch() -> None:
@@ -185,7 +181,7 @@ def _watched(group: Cgroup, record: Record) -> Iterator[None]:
 
 
 def _play(load: Load, client: Client, group: Cgroup, record: Record) -> list[threading.Thread]:
-    """Let the clients ask for a while and count what was generated; returns the clients.
+    """Let the clients send requests for a while and count the tokens; returns their threads.
 
     Their last answers end with the server: under the tightest caps they would take minutes.
     """
@@ -207,20 +203,13 @@ def _play(load: Load, client: Client, group: Cgroup, record: Record) -> list[thr
     users = [threading.Thread(target=ask, args=(seed,)) for seed in range(load.clients)]
     faults, tokens = group.counters()["pgmajfault"], client.metric(_GENERATED)
     preempted = client.metric("specops_preemptions_total")
-    begin = next_sample = time.monotonic()
+    begin = time.monotonic()
     for user in users:
         user.start()
     try:
-        while (passed := time.monotonic() - begin) < load.seconds and not record.failed_requests:
+        while time.monotonic() - begin < load.seconds and not record.failed_requests:
             running = int(client.metric("specops_requests_running"))
             record.most_running = max(record.most_running, running)
-            if time.monotonic() >= next_sample and load.sample_every < load.seconds:
-                counters = group.counters()
-                sample = {"seconds": passed, "tokens": client.metric(_GENERATED) - tokens}
-                sample |= {"anonymous": counters["anon"], "file": counters["file"]}
-                sample |= {"swap": group.swap_bytes()}
-                record.samples.append(sample)
-                next_sample += load.sample_every
             time.sleep(_WATCH_SECONDS)
         record.tokens = client.metric(_GENERATED) - tokens
         record.seconds = time.monotonic() - begin
@@ -232,7 +221,7 @@ def _play(load: Load, client: Client, group: Cgroup, record: Record) -> list[thr
 
 
 def _ask(user: Client, body: dict[str, Any]) -> str:
-    """What became of a request: the field of `Record` that counts it."""
+    """Send a request; returns the name of the field of `Record` that counts it."""
     try:
         user.generate(body)
     except RefusedError as refused:
@@ -243,7 +232,7 @@ def _ask(user: Client, body: dict[str, Any]) -> str:
 
 
 def _shape(client: Client) -> tuple[int, int]:
-    """Slots and context that were planned."""
+    """The planned slots and context."""
     (labels,) = re.findall(r"^specops_model_info\{(.*)\}", client.get("/metrics"), re.MULTILINE)
     found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
     return int(found["slots"]), int(found["context"])

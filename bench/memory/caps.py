@@ -1,24 +1,23 @@
 """The service under memory caps, in cgroups made by hand (root).
 
-TinyLlama's shape with a draft of 160 M parameters under caps from 4 GB down, published shapes under
-4 GB; without swap and, where the machine has some, with it. A new run of a case replaces it in the
-results. A soak is ten minutes of load with a time series; `at-once` has four clients send prompts
-of 200 tokens for answers of 64 and fails where fewer than four requests run at the same time or the
-kernel kills one.
+TinyLlama's shape with a draft model of 160 M parameters under caps from 4 GB down, published shapes
+under 4 GB; without swap and, if the machine has some, with it. A new run of a case replaces it in
+the results. A soak is ten minutes of load. `at-once` has four clients send
+prompts of 200 tokens for answers of 64; it fails if fewer than four requests run at the same time
+or if the kernel kills the service.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from itertools import pairwise
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from bench.memory.capped import GB, SWAP_BYTES, Case, Load, measure
-from bench.models import Progress
-from bench.tools.report import Chart, Outcome, Series, Table
+from bench.tools.report import Outcome, Table, progress
 from specops.config import ConfigError
 
 CAPS_GB = {
@@ -36,39 +35,39 @@ TITLES = {
 }
 AT_ONCE = 4  # requests that are to run at the same time
 QUICK_SECONDS = 5.0
-_LONG = {"seconds": 600.0, "sample_every": 5.0}
+_LONG = 600.0  # seconds
 LOADS = {
     "": Load(seconds=25.0),
-    "soak": Load(clients=6, prompt_words=(20, 200), new_tokens=(16, 128), **_LONG),
-    "at-once": Load(clients=AT_ONCE, prompt_words=(200, 200), new_tokens=(64, 64), **_LONG),
+    "soak": Load(_LONG, clients=6, prompt_words=(20, 200), new_tokens=(16, 128)),
+    "at-once": Load(_LONG, clients=AT_ONCE, prompt_words=(200, 200), new_tokens=(64, 64)),
 }
 _SWAPS = Path("/proc/swaps")
-_LABELS = 24  # samples between two minutes that the axis names
 Entry = dict[str, Any]
 
 
 def cases() -> Iterator[Case]:
-    """All of them, the roomy ones first."""
+    """All cases, those with large caps first."""
     for (model, quant), caps in CAPS_GB.items():
         for cap in caps:
             for swap in (False, True):
                 yield Case(model, quant, cap, swap)
 
 
-def run(
-    kind: str, load: Load, only: str, *, cache: Path, results: Path, progress: Progress
-) -> Outcome:
-    """Measure the cases whose names contain `only`, under a load of `LOADS`."""
+def run(options: argparse.Namespace, seconds: float | None) -> Outcome:
+    """Measure the chosen cases, each for `seconds` unless the options or the load say otherwise."""
+    kind = "soak" if options.soak else "at-once" if options.at_once else ""
+    load = LOADS[kind]
+    load = replace(load, seconds=options.seconds or seconds or load.seconds)
     name = f"caps-{kind}" if kind else "caps"
-    file = results / f"{name}.json"
+    file = options.results / f"{name}.json"
     swap = len(_SWAPS.read_text().splitlines()) > 1
     if not swap:
         progress("cases with swap are left out: this machine has none (swap-setup.sh)")
-    chosen = [case for case in cases() if only in case.name and (swap or not case.swap)]
+    chosen = [case for case in cases() if options.only in case.name and (swap or not case.swap)]
     if not chosen:
-        raise ConfigError(f"no case has {only!r} in its name")
+        raise ConfigError(f"no case has {options.only!r} in its name")
     for case in chosen:
-        record = measure(case, load, cache, progress)
+        record = measure(case, load, options.cache)
         progress(f"{case.name}: {record.ending}, {record.tokens_per_second:.1f} tokens/s")
         keep(file, {"name": case.name, **asdict(case), **asdict(record)})
     names = {case.name for case in chosen}
@@ -76,7 +75,7 @@ def run(
 
 
 def keep(file: Path, entry: Entry) -> None:
-    """Put a case into the results, in place of an earlier measurement of it."""
+    """Put a case into the results; it replaces an earlier measurement of it."""
     kept = {old["name"]: old for old in read(file)} | {entry["name"]: entry}
     entries = [kept[case.name] for case in cases() if case.name in kept]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,21 +84,17 @@ def keep(file: Path, entry: Entry) -> None:
 
 def read(file: Path) -> list[Entry]:
     """The cases in the results; none before the first run."""
-    if not file.is_file():
-        return []
-    entries: list[Entry] = json.loads(file.read_text(encoding="utf-8"))["cases"]
-    return entries
+    return json.loads(file.read_text(encoding="utf-8"))["cases"] if file.is_file() else []
 
 
 def outcome(name: str, entries: Sequence[Entry], load: Load, judged: set[str]) -> Outcome:
-    """The table and the charts; of the `judged` cases enough requests must have run at once."""
-    charts = table_charts(entries) if name == "caps" else soak_charts(entries)
+    """The table. In the `judged` cases enough requests must have run at once."""
     sound = all(
         entry["ending"] == "served" and entry["most_running"] >= AT_ONCE
         for entry in entries
         if entry["name"] in judged
     )
-    return Outcome({"cases": entries}, [table(entries, load)], charts, sound=sound, name=name)
+    return Outcome({"cases": entries}, [table(entries, load)], sound=sound, name=name)
 
 
 def table(entries: Sequence[Entry], load: Load) -> Table:
@@ -137,66 +132,14 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     cells += [f"{entry[what]:,}" if entry["slots"] else "" for what in planned]
     cells.append(f"{entry['start_seconds']:.1f}" if entry["slots"] else "")
     counts = ("most_running", "preempted", "answered", "shed", "late", "failed_requests")
-    rate, served = _rate(entry), entry["seconds"] > 0
-    loaded = (
-        f"{entry['first_seconds']:.1f}",
-        f"{entry['seconds']:.0f}",
-        "" if rate is None else f"{rate:.1f}",
-        *(str(entry[what]) for what in counts),
-    )
-    cells += loaded if served else [""] * len(loaded)
+    served = entry["seconds"] > 0
+    if served:
+        rate = entry["tokens"] / entry["seconds"]
+        cells += [f"{entry['first_seconds']:.1f}", f"{entry['seconds']:.0f}"]
+        cells.append(f"{rate:.1f}" if entry["ending"] == "served" else "")
+        cells += [str(entry[what]) for what in counts]
+    else:
+        cells += [""] * (3 + len(counts))
     cells += [f"{entry[peak] / 1e6:.0f}" for peak in ("peak_anonymous", "peak_swap")]
     cells.append(f"{entry['major_faults'] / entry['seconds']:.0f}" if served else "")
     return (*cells, str(entry["oom_kills"]), f"{entry['strangers']:.2f}" if served else "")
-
-
-def _rate(entry: Entry) -> float | None:
-    return entry["tokens"] / entry["seconds"] if entry["ending"] == "served" else None
-
-
-def table_charts(entries: Sequence[Entry]) -> list[Chart]:
-    """Tokens per second by cap, a chart per model and kind of weights with several caps."""
-    charts = []
-    for (model, quant), caps in CAPS_GB.items():
-        rates = {
-            (entry["cap_gb"], entry["swap"]): _rate(entry)
-            for entry in entries
-            if (entry["model"], entry["quant"]) == (model, quant)
-        }
-        if not rates or len(caps) == 1:
-            continue
-        across = "memory cap (no bar: it was killed or refused)"
-        bars = [
-            Series(title, [rates.get((cap, swap)) for cap in caps])
-            for title, swap in (("no swap", False), ("swap", True))
-        ]
-        places = [f"{cap:g} GB" for cap in caps]
-        title, up = f"{TITLES[model]}, {quant}", "tokens per second, 2 clients"
-        charts.append(Chart(title, "bars", across, up, places, bars))
-    return charts
-
-
-def soak_charts(entries: Sequence[Entry]) -> list[Chart]:
-    """Memory and tokens over time, two charts per case."""
-    charts = []
-    for entry in entries:
-        samples = entry["samples"]
-        title = f"{entry['model']} {entry['quant']}, {entry['cap_gb']:g} GB"
-        places = [
-            f"{sample['seconds'] / 60:.0f}" if number % _LABELS == 0 else ""
-            for number, sample in enumerate(samples)
-        ]
-        rates = [
-            (after["tokens"] - before["tokens"]) / (after["seconds"] - before["seconds"])
-            for before, after in pairwise(samples)
-        ]
-        memory = [
-            Series(name, [sample[kind] / 1e6 for sample in samples])
-            for name, kind in (("anonymous", "anonymous"), ("page cache", "file"), ("swap", "swap"))
-        ]
-        charts += [
-            Chart(title, "lines", "minutes", "MB", places, memory, level=entry["cap_gb"] * 1000),
-            Chart(title, "lines", "minutes", "tokens per second", places[1:],
-                  [Series("all", rates)]),
-        ]  # fmt: skip
-    return charts

@@ -1,7 +1,7 @@
 """A cgroup made by hand, as root: the caps that a container would have, without a container.
 
-Both versions are known, because both are in the field. A program is started inside by moving
-itself there before it begins, so that every page that it touches is charged to the group.
+Both versions of cgroups are in use, so both are supported. A program moves itself into the group
+before it begins, so that all its pages are charged to the group.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Cgroup:
         return ["sh", "-c", f'{joins}exec "$@"', "sh", *map(str, command)]
 
     def counters(self) -> dict[str, int]:
-        """`memory.stat`, bytes and events, under version 2's names where versions differ."""
+        """`memory.stat` in bytes and events, with version 2's names for `anon` and `file`."""
         stat = _pairs(self.folders[0] / "memory.stat")
         if self.version == 1:
             stat |= {"anon": stat["rss"], "file": stat["cache"]}
@@ -47,7 +47,7 @@ class Cgroup:
         return _pairs(self.folders[0] / name)["oom_kill"]
 
     def swap_bytes(self) -> int:
-        """Swap in use; 0 where the kernel does not account for it."""
+        """Swap in use; 0 if the kernel does not count it."""
         if self.version == 1:
             return self.counters().get("swap", 0)
         file = self.folders[0] / "memory.swap.current"
@@ -58,9 +58,12 @@ class Cgroup:
 def cgroup(
     name: str, *, memory: int | None = None, swap: int = 0, cpus: float | None = None
 ) -> Iterator[Cgroup]:
-    """A new group, removed at the end, when its last process has ended.
+    """A new group, which is removed at the end, when its last process has ended.
 
-    `memory` is the cap in bytes, beside which it may use `swap` bytes; `cpus` is the CPU quota.
+    `memory` is the cap in bytes; beside it the group may use `swap` bytes. `cpus` is the CPU quota.
+
+    Raises:
+        CgroupError: this machine does not allow it.
     """
     controllers = (["memory"] if memory is not None else []) + (["cpu"] if cpus is not None else [])
     version = 1 if (ROOT / "memory" / "memory.stat").is_file() else 2
@@ -91,7 +94,7 @@ def cgroup(
 def _limits(
     version: int, memory: int | None, swap: int, cpus: float | None
 ) -> Iterator[tuple[str, object]]:
-    """Files and what is to be written into them, in an order that the kernel takes."""
+    """Files and their contents, in an order that the kernel accepts."""
     if memory is not None and version == 1:
         yield "memory.limit_in_bytes", memory
         yield "memory.memsw.limit_in_bytes", memory + swap
@@ -106,7 +109,7 @@ def _limits(
 
 
 def _remove(folder: Path) -> None:
-    """Remove a group; its last process may still be on its way out."""
+    """Remove a group, whose last process may still be ending."""
     deadline = time.monotonic() + _GONE_SECONDS
     while True:
         try:

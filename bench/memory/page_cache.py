@@ -1,8 +1,8 @@
-"""Puts weights out of the page cache, so that the next start finds them on the disk.
+"""Puts weights out of the page cache, so that the next start reads them from the disk.
 
-How a file lies in memory depends on which process read it and on what else wanted memory since:
-with one and the same file TinyLlama's shape made 59 tokens per second and, half an hour later, 42.
-A start from the disk is one that can be repeated.
+The place of a file in memory depends on which process read it and on other uses of memory since:
+with the same file TinyLlama's shape made 59 tokens per second and, half an hour later, 42. A start
+from the disk can be repeated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The environment of the peers' libraries: pinned, made once, apart from ours.
+"""The environment of the peers' libraries: pinned versions, installed once, apart from ours.
 
-llama-cpp-python comes as source and is compiled for this very processor, as it is for its users;
-that takes some ten minutes on two cores and happens once.
+llama-cpp-python comes as source and is compiled for this processor, as it is for its users. That
+takes some ten minutes on two cores and happens once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+
+from bench.tools.report import progress
 
 HOME = Path(__file__).resolve().parents[2] / ".cache" / "peers"
 PINNED = (
@@ -23,19 +24,16 @@ PINNED = (
     "openvino-genai==2026.4.1.0",
     "safetensors==0.8.0",
 )
-# Tools and the vision library are left out of the build; the kernels are as by default.
+# The build leaves out tools and the vision library; the kernels are the default ones.
 _BUILD = (
     "-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF "
     "-DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF"
 )
-_MARK = "installed.txt"
 _SHOWN_LINES = 6
-
-Progress = Callable[[str], None]
 
 
 class InstallError(RuntimeError):
-    """The peers' libraries cannot be had here; the message says why."""
+    """The peers' libraries cannot be installed here; the message says why."""
 
 
 def python(home: Path = HOME) -> Path:
@@ -44,36 +42,36 @@ def python(home: Path = HOME) -> Path:
 
 
 def installed(home: Path = HOME, packages: tuple[str, ...] = PINNED) -> bool:
-    """Whether the environment is complete and of these packages."""
-    mark = home / "venv" / _MARK
+    """Whether the environment has all of these packages."""
+    mark = home / "venv" / "installed.txt"
     return mark.is_file() and mark.read_text(encoding="utf-8").split() == list(packages)
 
 
-def install(progress: Progress, home: Path = HOME, packages: tuple[str, ...] = PINNED) -> Path:
-    """Make the environment in `home` unless it is there; returns its interpreter."""
+def install(home: Path = HOME, packages: tuple[str, ...] = PINNED) -> Path:
+    """Make the environment in `home` unless it is there; returns its interpreter.
+
+    Raises:
+        InstallError: there is no network, or no C++ compiler.
+    """
     if installed(home, packages):
         return python(home)
     venv = home / "venv"
     shutil.rmtree(venv, ignore_errors=True)
     progress(f"installing {', '.join(packages)} into {venv}; llama.cpp takes minutes to compile")
     _run([sys.executable, "-m", "venv", str(venv)])
-    wheels = home / "wheels"  # a wheel that was compiled here before need not be again
+    wheels = home / "wheels"  # keeps compiled wheels for the next installation
     wheels.mkdir(exist_ok=True)
     pip = [str(python(home)), "-m", "pip"]
     _run([*pip, "wheel", "--find-links", str(wheels), "--wheel-dir", str(wheels), *packages])
     _run([*pip, "install", "--no-index", "--find-links", str(wheels), *packages])
-    (venv / _MARK).write_text("\n".join(packages) + "\n", encoding="utf-8")
+    (venv / "installed.txt").write_text("\n".join(packages) + "\n", encoding="utf-8")
     return python(home)
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "CMAKE_ARGS": f"{_BUILD} {os.environ.get('CMAKE_ARGS', '')}".strip()},
-    )
+    flags = f"{_BUILD} {os.environ.get('CMAKE_ARGS', '')}".strip()
+    environment = {**os.environ, "CMAKE_ARGS": flags}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         said = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-_SHOWN_LINES:])
         raise InstallError(

@@ -1,6 +1,6 @@
-"""OpenVINO GenAI's continuous batching as a side: what its users call to serve several at once.
+"""OpenVINO GenAI's continuous batching as a side: what its users call to serve several requests.
 
-Runs in the peers' environment. Everything is as by default but the number of threads: blocks of
+It runs in the peers' environment. Everything but the number of threads has its default: blocks of
 keys and values in int8, prompts split and fused with decoding, 256 tokens in a pass.
 """
 
@@ -15,17 +15,18 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from bench.peers.protocol import serve
+from bench.peers.protocol import Side
+from bench.tools.worker import serve
 
-_CACHE_GIGABYTES = 1  # far more than the requests fill
+_CACHE_GIGABYTES = 1  # far more than the requests need
 
 
-class GenAiSide:
+class GenAiSide(Side):
     """A pipeline that takes token ids."""
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """See `protocol.Side`."""
-        del rows, capacity  # it takes as many as come
+        """See `Side`."""
+        del rows, capacity  # it takes any number of requests
         options = genai.SchedulerConfig()
         options.cache_size = _CACHE_GIGABYTES
         with tempfile.TemporaryDirectory() as folder:
@@ -35,8 +36,7 @@ class GenAiSide:
             )
         return f"openvino-genai {genai.__version__.split('-')[0]}"
 
-    def complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
-        """See `protocol.Side`."""
+    def _complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
         options = genai.GenerationConfig()
         options.max_new_tokens = output
         options.ignore_eos = True
@@ -51,7 +51,7 @@ class GenAiSide:
 def _write(model: Path, folder: Path) -> None:
     """Make the folder that the pipeline loads.
 
-    Positions of logits are chosen by the pipeline itself, so the input for them has to go.
+    The pipeline itself chooses the positions of logits, so the graph's input for them is removed.
     """
     graph = ov.Core().read_model(model)
     (wanted,) = (

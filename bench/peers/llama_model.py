@@ -1,8 +1,8 @@
 """Writes the random checkpoint as llama.cpp's users get theirs: GGUF, then llama.cpp's own Q4_0.
 
-Runs in the peers' environment: `python -m bench.peers.llama_model CHECKPOINT MODEL_GGUF`. The
-linear layers and the embedding become Q4_0; the output head becomes Q6_K, which is what
-llama.cpp's quantizer does with it when asked for Q4_0.
+It runs in the peers' environment: `python -m bench.peers.llama_model CHECKPOINT MODEL_GGUF`. The
+linear layers and the embedding become Q4_0. The output head becomes Q6_K: llama.cpp's quantizer
+chooses that for Q4_0 models.
 """
 
 from __future__ import annotations

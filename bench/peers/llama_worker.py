@@ -1,7 +1,7 @@
 """llama.cpp as a side of the comparison, through its C interface: no Python between the passes.
 
-Runs in the peers' environment. Everything is as by default but the number of threads: repacked
-weights, float16 keys and values, flash attention where it thinks so.
+It runs in the peers' environment. Everything but the number of threads has its default: repacked
+weights, float16 keys and values, flash attention if llama.cpp chooses it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from bench.peers.protocol import Pass, prompt, serve
+from bench.peers.protocol import Pass, Side, prompt
+from bench.tools.worker import serve
 
 _DECODED = 0
 _LONGEST_BATCH = 2048
 
 
-class LlamaSide:
+class LlamaSide(Side):
     """A context with a sequence per row or request.
 
-    Requests at once come in one batch, then a token of each per pass. No server's scheduling comes
-    between: requests that arrive together need none, so this is the least that llama.cpp takes.
+    The prompts of requests at once are one batch. Then every pass has a token of each request. No
+    server schedules them: requests that arrive together need no scheduling, so this is the least
+    time that llama.cpp takes.
     """
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """See `protocol.Side`."""
+        """See `Side`."""
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(
             model.encode(), llama_cpp.llama_model_default_params()
@@ -47,8 +49,7 @@ class LlamaSide:
         self._lengths = [0] * rows
         return f"llama-cpp-python {llama_cpp.__version__}"
 
-    def hold(self, rows: int, length: int) -> None:
-        """See `protocol.Side`."""
+    def _hold(self, rows: int, length: int) -> None:
         kept = min(self._lengths[0], length)
         llama_cpp.llama_memory_seq_rm(self._memory, 0, kept, -1)
         self._lengths[0] = kept
@@ -59,29 +60,24 @@ class LlamaSide:
             llama_cpp.llama_memory_seq_cp(self._memory, 0, row, -1, -1)
             self._lengths[row] = length
 
-    def step(self, rows: int, tokens: int) -> Pass:
-        """See `protocol.Side`."""
+    def _step(self, rows: int, tokens: int) -> Pass:
         ids = prompt(tokens, self._vocab)
         return self._prepare([(row, ids) for row in range(rows)], every=True)
 
-    def prefill(self, prompt: Sequence[int]) -> Pass:
-        """See `protocol.Side`."""
+    def _prefill(self, prompt: Sequence[int]) -> Pass:
         return self._prepare([(0, prompt)], every=False)
 
-    def score(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """See `protocol.Side`."""
-        self.hold(1, 0)
+    def _score(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        self._hold(1, 0)
         self._prepare([(0, tokens)], every=True)()
         rows = (llama_cpp.llama_get_logits_ith(self._context, row) for row in range(len(tokens)))
         return np.stack([np.ctypeslib.as_array(row, (self._vocab,)).copy() for row in rows])
 
-    def logits(self) -> list[float]:
-        """See `protocol.Side`."""
+    def _logits(self) -> list[float]:
         row = llama_cpp.llama_get_logits_ith(self._context, -1)
         return [row[index] for index in range(self._vocab)]
 
-    def complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
-        """See `protocol.Side`."""
+    def _complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
         llama_cpp.llama_memory_clear(self._memory, False)
         self._lengths = [0] * self._rows
         self._prepare(list(enumerate(prompts)), every=False)()
@@ -96,12 +92,12 @@ class LlamaSide:
             ends = np.arange(len(prompts))
 
     def _likeliest(self, place: int) -> int:
-        """The token with the highest logit at a place of the last batch."""
+        """The most likely token at a place of the last batch."""
         logits = llama_cpp.llama_get_logits_ith(self._context, place)
         return int(np.ctypeslib.as_array(logits, (self._vocab,)).argmax())
 
     def _prepare(self, parts: Sequence[tuple[int, Sequence[int]]], *, every: bool) -> Pass:
-        """Fill the batch with tokens of rows; logits for every token or for each row's last."""
+        """Fill the batch with tokens of rows; logits for every token or each row's last one."""
         batch, count = self._batch, 0
         for row, ids in parts:
             for offset, token in enumerate(ids):

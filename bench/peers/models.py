@@ -6,25 +6,31 @@ import hashlib
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from bench.models import CACHE, BuildError, Progress, tinyllama_checkpoint, weights_digest
+from bench.models import CACHE, BuildError, tinyllama_checkpoint, weights_digest
 from bench.peers.environment import PINNED
+from bench.tools.report import progress
 
 _ROOT = Path(__file__).resolve().parents[2]
 LLAMA_CPP, OPENVINO = "llama.cpp", "OpenVINO"
 _WRITERS = {LLAMA_CPP: ("llama_model", "q4_0.gguf"), OPENVINO: ("openvino_model", "int4.xml")}
+_TINYLLAMA = partial(tinyllama_checkpoint, dtype="float16")
 
 
 def peer_models(
-    python: Path, progress: Progress, *, write_checkpoint: Callable[[Path], object] | None = None,
-    cache: Path = CACHE,
-) -> dict[str, Path]:  # fmt: skip
+    python: Path, write_checkpoint: Callable[[Path], object] = _TINYLLAMA, cache: Path = CACHE
+) -> dict[str, Path]:
     """Each peer's model file, made at the first call (a few minutes, 5 GB of disk for a while).
 
-    `write_checkpoint` writes the Llama checkpoint in float16; the TinyLlama shape by default.
+    `write_checkpoint` writes the Llama checkpoint in float16.
     """
-    home = cache / f"peers-{_digest()}"
+    # Changes with the weights, with the code that writes the files and with the peers' versions.
+    digest = hashlib.sha256("\n".join((weights_digest(), *PINNED)).encode())
+    for writer, _ in _WRITERS.values():
+        digest.update((Path(__file__).parent / f"{writer}.py").read_bytes())
+    home = cache / f"peers-{digest.hexdigest()[:12]}"
     files = {peer: home / file for peer, (_, file) in _WRITERS.items()}
     if home.is_dir():
         return files
@@ -34,10 +40,7 @@ def peer_models(
     checkpoint = part / "checkpoint"
     progress(f"writing the random checkpoint once more, for the peers, to {checkpoint}")
     part.mkdir(parents=True)
-    if write_checkpoint is None:
-        tinyllama_checkpoint(checkpoint, dtype="float16")
-    else:
-        write_checkpoint(checkpoint)
+    write_checkpoint(checkpoint)
     for peer, (writer, file) in _WRITERS.items():
         progress(f"making {peer}'s model of it")
         run_module(python, writer, checkpoint, part / file)
@@ -46,16 +49,12 @@ def peer_models(
     return files
 
 
-def _digest() -> str:
-    """Changes with the weights, with what writes the files and with the peers' versions."""
-    digest = hashlib.sha256("\n".join((weights_digest(), *PINNED)).encode())
-    for writer, _ in _WRITERS.values():
-        digest.update((Path(__file__).parent / f"{writer}.py").read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def run_module(python: Path, module: str, *files: Path) -> None:
-    """Run a module beside this one in an environment; BuildError says what it said last."""
+    """Run a module of this package in an environment.
+
+    Raises:
+        BuildError: it failed; the message has its last output.
+    """
     command = [str(python), "-m", f"bench.peers.{module}", *map(str, files)]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     if done.returncode:

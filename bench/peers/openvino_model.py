@@ -1,12 +1,13 @@
 """Writes a checkpoint as OpenVINO's users get theirs: a stateful graph, its weights in NNCF's int4.
 
-Runs in the peers' environment: `python -m bench.peers.openvino_model CHECKPOINT MODEL_XML [TEXTS]`.
-The graph is drawn with OpenVINO's own operations in the form that optimum-intel exports and that
+It runs in the peers' environment:
+`python -m bench.peers.openvino_model CHECKPOINT MODEL_XML [TEXTS]`.
+The graph consists of OpenVINO's own operations in the form that optimum-intel exports and that
 openvino-genai loads: a stateful cache of keys and values with `beam_idx`, scaled dot-product
-attention; logits are made for the positions in `logit_positions` alone, as openvino-genai has it.
-NNCF rounds linear layers symmetrically in groups of 128 (ratio 1.0); with TEXTS, a file of JSON
-with lists of token ids, as it rounds best: asymmetrically in groups of 32, with AWQ and scale
-estimation over those. It leaves embedding and head at 8 bits per row, as we do.
+attention, and logits for the positions in `logit_positions` only.
+NNCF rounds linear layers symmetrically in groups of 128 (ratio 1.0). With TEXTS, a JSON file with
+lists of token ids, it rounds them with its best settings: asymmetrically in groups of 32, with AWQ
+and scale estimation over these texts. It leaves embedding and head at 8 bits per row, as we do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from safetensors import safe_open
 
 Node = ov.Node
 Array = npt.NDArray[Any]
-_HIDDEN = np.float32(-65504.0)  # what a masked score becomes
+_HIDDEN = np.float32(-65504.0)  # the score of a masked position
 _END = np.iinfo(np.int64).max
 
 
@@ -73,7 +74,7 @@ class Llama:
         return ov.Model([result], self._sinks, inputs, "llama")
 
     def _visible(self) -> Node:
-        """[B, 1, S, T] 0 where a token may look, a large negative number elsewhere."""
+        """[B, 1, S, T] 0 where a token may attend, a large negative number elsewhere."""
         total = ops.gather(ops.shape_of(self._mask), _whole(1), _whole(0))
         first = ops.subtract(total, ops.squeeze(self._width, _whole(0)))
         keys = ops.range(_whole(0), total, _whole(1), "i64")
@@ -168,7 +169,7 @@ class Llama:
 
 
 def inputs(text: list[int]) -> dict[str, Any]:
-    """What the graph takes for a whole text."""
+    """The graph's inputs for a whole text."""
     places = np.arange(len(text), dtype=np.int64)
     return {
         "input_ids": np.array([text], np.int64),

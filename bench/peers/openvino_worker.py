@@ -1,6 +1,6 @@
 """OpenVINO's CPU plugin as a side of the comparison: what openvino-genai drives, pass by pass.
 
-Runs in the peers' environment. Everything is as by default but the number of threads: dynamic
+It runs in the peers' environment. Everything but the number of threads has its default: dynamic
 quantization of activations, keys and values in int8, the precision that the processor suggests.
 """
 
@@ -13,28 +13,26 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from bench.peers.protocol import Pass, prompt, serve
+from bench.peers.protocol import Pass, Side, prompt
+from bench.tools.worker import serve
 
 
-class OpenVinoSide:
+class OpenVinoSide(Side):
     """An inference request whose state holds the keys and values of all rows."""
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """See `protocol.Side`."""
+        """See `Side`."""
         del rows, capacity  # its state grows by itself
         compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
         self._request = compiled.create_infer_request()
         self._vocab = compiled.output("logits").get_partial_shape()[2].get_length()
-        self._filled: list[npt.NDArray[Any]] = []  # a row's keys and values, part by part
+        self._filled: list[npt.NDArray[Any]] = []  # keys and values of one row, state by state
         self._length = 0
         return f"openvino {ov.__version__.split('-')[0]}"
 
-    def hold(self, rows: int, length: int) -> None:
-        """See `protocol.Side`.
-
-        The rows are copies of one that was computed. What is set has no room to grow, so the
-        first pass after it must not be timed.
-        """
+    def _hold(self, rows: int, length: int) -> None:
+        # The rows are copies of one computed row. A state that was set has no room to grow, so the
+        # first pass after it must not be timed.
         if length and (not self._filled or self._filled[0].shape[2] < length):
             self._fill(length)
         self._request.reset_state()
@@ -47,26 +45,22 @@ class OpenVinoSide:
     def _fill(self, length: int) -> None:
         self._request.reset_state()
         self._length = 0
-        self.prefill(prompt(length, self._vocab))()
+        self._prefill(prompt(length, self._vocab))()
         self._filled = [np.array(state.state.data) for state in self._request.query_state()]
 
-    def step(self, rows: int, tokens: int) -> Pass:
-        """See `protocol.Side`."""
+    def _step(self, rows: int, tokens: int) -> Pass:
         ids = np.tile(np.array(prompt(tokens, self._vocab), np.int64), (rows, 1))
         return self._prepare(ids, np.arange(tokens, dtype=np.int64))
 
-    def prefill(self, prompt: Sequence[int]) -> Pass:
-        """See `protocol.Side`."""
+    def _prefill(self, prompt: Sequence[int]) -> Pass:
         return self._prepare(np.array([prompt], np.int64), np.array([len(prompt) - 1], np.int64))
 
-    def score(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """See `protocol.Side`."""
-        self.hold(1, 0)
+    def _score(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        self._hold(1, 0)
         self._prepare(np.array([tokens], np.int64), np.arange(len(tokens), dtype=np.int64))()
         return np.array(self._request.get_tensor("logits").data[0], np.float32)
 
-    def logits(self) -> list[float]:
-        """See `protocol.Side`."""
+    def _logits(self) -> list[float]:
         return [float(value) for value in self._request.get_tensor("logits").data[0, -1]]
 
     def _prepare(self, ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> Pass:

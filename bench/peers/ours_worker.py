@@ -1,7 +1,7 @@
 """Our side of the comparison: the model runner that the service would load with `SPECOPS_*`.
 
-The engine is loaded whole and its model runner taken out: tiles, read ahead, threads, KV cache and
-the tokens of a prompt's passes are the service's own.
+The side loads the whole engine and uses its model runner. So tiles, read-ahead, threads, KV cache
+and the number of tokens in a prompt's passes are the service's own.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from itertools import takewhile
 import numpy as np
 import onnxruntime
 
-from bench.peers.protocol import Pass, prompt, serve
+from bench.peers.protocol import Pass, Side, prompt
 from bench.runtime.forward import passes
+from bench.tools.worker import serve
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.runtime.batch import Batch
 
 
-class OurSide:
+class OurSide(Side):
     """The engine's model runner; a row is a slot of its KV cache."""
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """See `protocol.Side`."""
+        """See `Side`."""
         settings = Settings.from_env()
         engine = Engine.load(settings)
-        said = (settings.target, engine.info.threads, settings.slots, settings.context)
-        if said != (model, threads, rows, capacity):
-            raise ValueError(f"the environment's settings are {said}")
+        found = (settings.target, engine.info.threads, settings.slots, settings.context)
+        if found != (model, threads, rows, capacity):
+            raise ValueError(f"the environment's settings are {found}")
         self._runner = engine.scheduler.target
         self._cache = self._runner.cache
         self._held: list[list[int]] = [[] for _ in range(rows)]  # tokens of each slot
@@ -36,8 +37,7 @@ class OurSide:
         self._last: list[float] = []
         return f"onnxruntime {onnxruntime.__version__}"
 
-    def hold(self, rows: int, length: int) -> None:
-        """See `protocol.Side`."""
+    def _hold(self, rows: int, length: int) -> None:
         ids = prompt(length, self._runner.vocab_size)
         for slot in range(rows):
             pairs = zip(self._held[slot], ids, strict=False)
@@ -45,8 +45,7 @@ class OurSide:
             self._truncate(slot, same)
             self._compute(slot, ids[same:])
 
-    def step(self, rows: int, tokens: int) -> Pass:
-        """See `protocol.Side`."""
+    def _step(self, rows: int, tokens: int) -> Pass:
         ids = prompt(tokens, self._runner.vocab_size)
 
         def run() -> None:
@@ -61,22 +60,18 @@ class OurSide:
 
         return run
 
-    def prefill(self, prompt: Sequence[int]) -> Pass:
-        """See `protocol.Side`. In passes as wide as the scheduler would make them."""
-
-        def run() -> None:
+    def _prefill(self, prompt: Sequence[int]) -> Pass:
+        def run() -> None:  # in passes as wide as the scheduler's
             self._truncate(0, 0)
             self._compute(0, prompt)
 
         return run
 
-    def score(self, tokens: Sequence[int]) -> np.ndarray:
-        """See `protocol.Side`."""
+    def _score(self, tokens: Sequence[int]) -> np.ndarray:
         self._begun.discard(0)
         return np.concatenate([logits.copy() for logits in passes(self._runner, tokens)])
 
-    def logits(self) -> list[float]:
-        """See `protocol.Side`."""
+    def _logits(self) -> list[float]:
         return self._last
 
     def _truncate(self, slot: int, length: int) -> None:
@@ -87,7 +82,7 @@ class OurSide:
         self._cache.commit(slot, self._held[slot], length)
 
     def _compute(self, slot: int, tokens: Sequence[int]) -> None:
-        """Append tokens to a slot; the last one's logits are kept."""
+        """Append tokens to a slot and keep the logits of the last one."""
         most = self._runner.max_tokens
         for first in range(0, len(tokens), most):
             part = tokens[first : first + most]

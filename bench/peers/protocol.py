@@ -1,46 +1,16 @@
-"""What the processes under comparison do when they are asked.
+"""What the processes of the compared engines do when they are asked.
 
-Runs in the peers' environment too, so nothing but the standard library. Every side takes its times
-with the code below, around the same passes: none is measured in a way of its own.
+It also runs in the other engines' environments, so it needs the standard library only. Every side
+is timed by the code below, around the same passes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-from bench.tools import worker
+from typing import Any
 
 Pass = Callable[[], object]
-
-
-class Side(Protocol):
-    """One way to run the model. A row is a sequence with keys and values of its own.
-
-    A side has `load` and those methods that it is asked for.
-    """
-
-    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """Load a model for `rows` rows of `capacity` tokens; return what it runs on, in words."""
-
-    def hold(self, rows: int, length: int) -> None:
-        """Make each of the first rows hold exactly `length` tokens."""
-
-    def step(self, rows: int, tokens: int) -> Pass:
-        """Prepare a pass of `tokens` tokens in each of the first rows, with logits for all."""
-
-    def prefill(self, prompt: Sequence[int]) -> Pass:
-        """Prepare the passes of a prompt in row 0, which is empty, with its last logits."""
-
-    def logits(self) -> list[float]:
-        """[V] logits of the last token of the last pass."""
-
-    def complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
-        """Generate `output` tokens, the likeliest each time, for prompts that arrive at once."""
-
-    def score(self, tokens: Sequence[int]) -> Any:
-        """Logits of a text's tokens, an array [S, V] of float32."""
 
 
 def prompt(tokens: int, vocab: int) -> list[int]:
@@ -48,56 +18,56 @@ def prompt(tokens: int, vocab: int) -> list[int]:
     return [1 + index * 7919 % (vocab - 1) for index in range(tokens)]
 
 
-class Timed:
-    """What a side's process answers, by the name of the request; times are in seconds."""
+class Side:
+    """One way to run the model. A row is a sequence with keys and values of its own.
 
-    def __init__(self, side: Side) -> None:
-        self._side = side
+    A side implements `load`, and of the methods below those that it is asked for:
 
-    def load(self, model: str, threads: int, rows: int, capacity: int) -> dict[str, str]:
-        """See `Side.load`."""
-        return {"runs_on": self._side.load(model, threads=threads, rows=rows, capacity=capacity)}
+    - `load(model, threads, rows, capacity)` loads a model for `rows` rows of `capacity` tokens and
+      returns in words what it runs on.
+    - `_hold(rows, length)` makes each of the first rows hold exactly `length` tokens.
+    - `_step(rows, tokens)` prepares a pass of `tokens` tokens in each of the first rows, with
+      logits for all of them.
+    - `_prefill(prompt)` prepares the passes of a prompt in row 0, which is empty, with the logits
+      of its last token.
+    - `_logits()` returns the logits [V] of the last token of the last pass.
+    - `_complete(prompts, output)` generates `output` tokens for each of the prompts, which arrive
+      at once, always the most likely one.
+    - `_score(tokens)` returns the logits of a text's tokens, an array [S, V] of float32.
+    """
 
-    def measure(self, rows: int, tokens: int, past: int, passes: int) -> dict[str, list[float]]:
-        """Time passes that follow each other as in decoding, with `past` tokens held on average.
+    def measure(self, rows: int, tokens: int, past: int, passes: int) -> list[float]:
+        """Seconds of passes that follow each other as in decoding, behind `past` tokens on average.
 
-        A first pass is not counted: what it allocates, the later ones have.
+        The first pass is not counted: it allocates memory that later passes have.
         """
-        side = self._side
-        side.hold(rows, past - tokens * (passes // 2 + 1))
-        seconds = [_timed(side.step(rows, tokens)) for _ in range(passes + 1)]
-        return {"seconds": seconds[1:]}
+        self._hold(rows, past - tokens * (passes // 2 + 1))
+        return [_timed(self._step(rows, tokens)) for _ in range(passes + 1)][1:]
 
-    def prefill(self, tokens: Sequence[int]) -> dict[str, list[float]]:
-        """Time a whole prompt, from an empty row to its last token's logits."""
-        self._side.hold(1, 0)
-        return {"seconds": [_timed(self._side.prefill(tokens))]}
+    def prefill(self, tokens: Sequence[int]) -> list[float]:
+        """Seconds of a whole prompt, from an empty row to the logits of its last token."""
+        self._hold(1, 0)
+        return [_timed(self._prefill(tokens))]
 
-    def logits(self, tokens: Sequence[int]) -> dict[str, list[float]]:
-        """[V] of a text's last token."""
+    def logits(self, tokens: Sequence[int]) -> list[float]:
+        """Logits [V] of a text's last token."""
         self.prefill(tokens)
-        return {"logits": self._side.logits()}
+        return self._logits()
 
-    def complete(self, prompts: Sequence[Sequence[int]], output: int) -> dict[str, Any]:
-        """See `Side.complete`."""
+    def complete(self, prompts: Sequence[Sequence[int]], output: int) -> tuple[float, Any]:
+        """Seconds, and the answers' tokens."""
         start = time.perf_counter()
-        tokens = self._side.complete(prompts, output)
-        return {"seconds": time.perf_counter() - start, "tokens": tokens}
+        tokens = self._complete(prompts, output)
+        return time.perf_counter() - start, tokens
 
-    def score(self, texts: Sequence[tuple[Sequence[int], int]], file: str) -> dict[str, Any]:
-        """Write the logits of each text's tokens to a file, from a first token of it on."""
+    def score(self, texts: Sequence[tuple[Sequence[int], int]], file: str) -> None:
+        """Write logits to a file: of each text, those of its tokens from a first token on."""
         with open(file, "wb") as written:
             for tokens, first in texts:
-                written.write(memoryview(self._side.score(tokens)[first:]).cast("B"))
-        return {}
+                written.write(memoryview(self._score(tokens)[first:]).cast("B"))
 
 
 def _timed(run: Pass) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
-
-
-def serve(side: Any) -> None:
-    """Answer the requests on standard input until it ends."""
-    worker.serve(Timed(side))

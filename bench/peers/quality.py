@@ -1,7 +1,7 @@
-"""What weights of every kind cost in quality and in time, ours and those of others.
+"""What all kinds of quantized weights cost in quality and in time, ours and those of others.
 
-The reference is transformers in float32 on the same checkpoint; of a GGUF, on its weights as they
-are. It answers chat prompts, and every other side is shown the same prompts and answers: KL is that
+The reference is transformers in float32 on the same checkpoint; for a GGUF, on its weights as they
+are. It answers chat prompts, and every other side scores the same prompts and answers: KL is that
 of the next token's distribution from the reference's, in nats, over every position of the answers.
 Bits per byte are those that the model needs for held-out code. Times are taken afterwards, all
 sides in turns.
@@ -22,23 +22,23 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from bench.models import CACHE, Progress, configured
+from bench.models import configured
 from bench.peers.compare import (
     OURS,
-    Case,
+    THREADS,
     Measured,
     Plan,
     SideProcess,
+    decoding,
     loaded,
     measure,
-    ours,
-    peer,
+    prefill,
 )
 from bench.peers.environment import install
 from bench.peers.models import LLAMA_CPP, run_module
 from bench.runtime.forward import Divergence, divergence, log_softmax
-from bench.tools.report import Chart, Outcome, Series, Table, spread
-from bench.tools.stats import Summary, ratios
+from bench.tools.report import Chart, Outcome, Series, Summary, Table, progress, ratios
+from specops.config import ConfigError
 from specops.engine.engine import NO_DRAFTER
 from specops.models.convert.calibration import draw_samples
 from specops.models.convert.gguf import GgufCheckpoint
@@ -49,12 +49,10 @@ from training.corpus import read_held_out
 
 NNCF, REFERENCE = "NNCF int4-32", "transformers"
 WEIGHTS = ("fp32", "int8-32", "int8-128", "int4-32", "int4-128")
-_THREADS = 2
 _ANSWER, _DOCUMENTS, _DOCUMENT = 96, 4, 128  # tokens, texts, tokens
-_DECODE, _PREFILL = Case("1 token"), Case("prompt of 512", tokens=512, prefill=True)
-_CASES = (_DECODE, _PREFILL)
-FULL = Plan(loads=1, rounds=6, passes=3, cases=_CASES)
-QUICK = Plan(loads=1, rounds=1, passes=1, cases=_CASES)
+_DECODE, _PREFILL = "1 token", "prompt of 512"
+FULL = Plan(loads=1, rounds=6, passes=3)
+QUICK = Plan(loads=1, rounds=1, passes=1)
 _PROMPTS = (
     "What is the capital of France?",
     "Explain why the sky is blue.",
@@ -76,39 +74,42 @@ _PROMPTS = (
 
 
 class Text(NamedTuple):
-    """Tokens, and the first whose logits count: the one before what is predicted first."""
+    """Tokens. Logits count from the token `first` on, which predicts the next one."""
 
     tokens: list[int]
     first: int
 
 
 class Quality(NamedTuple):
-    """Of one kind of weights: nats, a share, bits."""
+    """One kind of weights: nats, share of positions with the reference's first choice, bits."""
 
     kl: float
     agreement: float
     bits_per_byte: float
 
 
-def run(model: Path, plan: Plan, progress: Progress, cache: Path = CACHE) -> Outcome:
+def run(model: Path | None, plan: Plan, cache: Path) -> Outcome:
     """Measure a GGUF, or a checkpoint's folder, in all kinds of weights."""
+    if model is None:
+        raise ConfigError(
+            "quality takes a model: python -m bench quality MODEL, a GGUF or a folder"
+        )
     gguf = model if is_gguf(model) else None
     home = cache / f"quality-{model.resolve().stem}"
     home.mkdir(parents=True, exist_ok=True)
     checkpoint = stand_in(model, home / "checkpoint") if gguf else model
-    sides = _sides(checkpoint, gguf, home, progress)
+    sides = _sides(checkpoint, gguf, home)
     reference = SideProcess((sys.executable, "-m", "bench.peers.reference_worker"), str(checkpoint))
     with TemporaryDirectory(dir=home) as scratch:
-        found = _scored(
-            reference, sides, checkpoint, plan=plan, scratch=Path(scratch), progress=progress
-        )
+        count = len(_PROMPTS) if plan is FULL else 2
+        found = _scored(reference, sides, checkpoint, count, Path(scratch))
     vocab = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    measured = measure(sides, plan, threads=_THREADS, vocab=vocab, progress=progress)
-    return outcome(model.stem, found, measured)
+    cases = [decoding(_DECODE, plan.passes), prefill(_PREFILL, 512, vocab)]
+    return outcome(model.stem, found, measure(sides, cases, plan, vocab))
 
 
 def stand_in(gguf: Path, folder: Path) -> Path:
-    """A GGUF's weights as a checkpoint in float32: what it was before nobody knows."""
+    """A GGUF's weights as a checkpoint in float32; the original weights are not known."""
     if (folder / "config.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,32 +128,30 @@ def stand_in(gguf: Path, folder: Path) -> Path:
     return folder
 
 
-def _sides(
-    checkpoint: Path, gguf: Path | None, home: Path, progress: Progress
-) -> dict[str, SideProcess]:
-    """Every kind of weights, ready to be started; the first is what the others are held against."""
+def _sides(checkpoint: Path, gguf: Path | None, home: Path) -> dict[str, SideProcess]:
+    """Every kind of weights, ready to be started; the others are compared with the first."""
     base = configured().settings
 
     def of(target: Path, quant: str) -> SideProcess:
         own = {"target": str(target), "quant": quant, "draft": NO_DRAFTER, "cache_dir": home}
-        return ours(replace(base, **own), _THREADS)
+        return SideProcess.ours(replace(base, **own))
 
     found = {OURS: of(gguf, "") if gguf else of(checkpoint, "int8-32")}
     found |= {f"{OURS} {quant}": of(checkpoint, quant) for quant in WEIGHTS}
-    python = install(progress)
+    python = install()
     if gguf:
-        found[LLAMA_CPP] = peer(python, "llama_worker", gguf)
-    found[NNCF] = peer(python, "openvino_worker", _nncf(python, checkpoint, home, progress))
-    return found
+        found[LLAMA_CPP] = SideProcess.peer(python, "llama_worker", gguf)
+    nncf = _nncf(python, checkpoint, home)
+    return found | {NNCF: SideProcess.peer(python, "openvino_worker", nncf)}
 
 
-def _nncf(python: Path, checkpoint: Path, home: Path, progress: Progress) -> Path:
-    """NNCF's model, rounded over the samples that ours is rounded over."""
+def _nncf(python: Path, checkpoint: Path, home: Path) -> Path:
+    """NNCF's model, calibrated with the samples that ours is calibrated with."""
     file = home / "nncf.xml"
     if file.is_file():
         return file
     eight = prepare(checkpoint, "int8-32", name="quality", cache_dir=home, report=progress)
-    progress("having the model write what NNCF looks at")
+    progress("having the model write the samples for NNCF")
     texts = home / "texts.json"
     samples = draw_samples(eight.path, home, lambda done, total: None)
     texts.write_text(json.dumps(samples.tolist()), encoding="utf-8")
@@ -165,12 +164,15 @@ def _nncf(python: Path, checkpoint: Path, home: Path, progress: Progress) -> Pat
 
 
 def _scored(
-    reference: SideProcess, sides: Mapping[str, SideProcess], checkpoint: Path,
-    *, plan: Plan, scratch: Path, progress: Progress,
-) -> dict[str, Quality]:  # fmt: skip
+    reference: SideProcess,
+    sides: Mapping[str, SideProcess],
+    checkpoint: Path,
+    count: int,
+    scratch: Path,
+) -> dict[str, Quality]:
+    """The quality of every side, with the first `count` questions."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     template = ChatTemplate.load(checkpoint)
-    count = len(_PROMPTS) if plan is FULL else 2
     asked = [
         template.render([{"role": "user", "content": text}]) if template else text
         for text in _PROMPTS[:count]
@@ -181,11 +183,11 @@ def _scored(
         for document in read_held_out()[:_DOCUMENTS]
     ]
     expected, file = scratch / "reference", scratch / "logits"
-    with loaded(REFERENCE, reference, _THREADS) as (worker, _):
+    with loaded(REFERENCE, reference) as (worker, _):
         answers = []
         for number, prompt in enumerate(prompts, 1):
             progress(f"{REFERENCE} answers question {number} of {count}")
-            answers += worker.ask("complete", prompts=[prompt], output=_ANSWER)["tokens"]
+            answers += worker.ask("complete", prompts=[prompt], output=_ANSWER)[1]
         texts = [
             Text(prompt + answer, len(prompt) - 1)
             for prompt, answer in zip(prompts, answers, strict=True)
@@ -196,7 +198,7 @@ def _scored(
     found = {}
     for name, side in sides.items():
         progress(f"quality of {name}")
-        with loaded(name, side, _THREADS) as (worker, _):
+        with loaded(name, side) as (worker, _):
             worker.ask("score", texts=plain, file=str(file))
         found[name] = quality(expected, file, texts, count, nbytes)
     return found
@@ -205,9 +207,9 @@ def _scored(
 def quality(
     expected: Path, found: Path, texts: Sequence[Text], answers: int, nbytes: int
 ) -> Quality:
-    """Compare two files of logits; the first `answers` texts are answers, the others documents.
+    """Compare two files of logits. The first `answers` texts are answers, the others documents.
 
-    `nbytes` is what the documents have in all.
+    `nbytes` is the size of all documents.
     """
     positions = [len(text.tokens) - text.first for text in texts]
     whole = [np.memmap(file, np.float32, "r") for file in (expected, found)]
@@ -228,14 +230,14 @@ def quality(
 
 
 def outcome(title: str, found: Mapping[str, Quality], measured: Measured) -> Outcome:
-    """A row for each kind of weights, and where they lie between quality and speed."""
-    decode, prefill = (measured.ms[case.title] for case in _CASES)
+    """A row for each kind of weights, and a chart of quality against speed."""
+    times = measured.turns.ms
     rows, kinds = [], []
     for name, figures in found.items():
-        times = [spread(Summary.of(ms[name])) for ms in (decode, prefill)]
         shares = f"{figures.agreement:.1%}", f"{figures.bits_per_byte:.4f}"
-        rows.append((name, f"{figures.kl:.4f}", *shares, *times))
-        kinds.append({"name": name, **figures._asdict(), "ms": decode[name]})
+        spreads = [Summary.of(times[case][name]).spread() for case in (_DECODE, _PREFILL)]
+        rows.append((name, f"{figures.kl:.4f}", *shares, *spreads))
+        kinds.append({"name": name, **figures._asdict(), "ms": times[_DECODE][name]})
     columns = ("weights", "mean KL", "same first choice", "bits per byte", "ms per token")
     notes = [
         "KL to transformers' float32 of the same weights, in nats, over answers to chat prompts",
@@ -243,16 +245,15 @@ def outcome(title: str, found: Mapping[str, Quality], measured: Measured) -> Out
         *(f"{name}: {text}" for name, text in measured.runs_on.items() if OURS not in name),
     ]
     if LLAMA_CPP in found:
-        times = {case.title: measured.ms[case.title] for case in _CASES}
         notes += [
-            f"{case}: {spread(Summary.of(ratios(ms[LLAMA_CPP], ms[OURS])))} times as fast as "
+            f"{case}: {Summary.of(ratios(ms[LLAMA_CPP], ms[OURS])).spread()} times as fast as "
             f"{LLAMA_CPP} on the same file"
             for case, ms in times.items()
         ]
     table = Table(f"Quality and speed: {title}", (*columns, "ms, prompt of 512"), rows, notes)
     series = [
-        Series(name, [figures.kl], across=[Summary.of(decode[name]).median])
+        Series(name, [figures.kl], across=[Summary.of(times[_DECODE][name]).median])
         for name, figures in found.items()
     ]
-    chart = Chart(table.title, "points", "ms per token", "mean KL to fp32", (), series)
-    return Outcome({"threads": _THREADS, "kinds": kinds}, [table], [chart])
+    chart = Chart(table.title, "ms per token", "mean KL to fp32", series)
+    return Outcome({"threads": THREADS, "kinds": kinds}, [table], [chart])

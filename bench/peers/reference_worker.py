@@ -1,4 +1,4 @@
-"""transformers in float32: what weights of every kind are held against."""
+"""transformers in float32: the reference that all kinds of weights are compared with."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import torch
 import transformers
 
-from bench.peers.protocol import serve
+from bench.peers.protocol import Side
+from bench.tools.worker import serve
 
 
-class ReferenceSide:
-    """A checkpoint as its authors run it."""
+class ReferenceSide(Side):
+    """A checkpoint as its authors run it. An answer ends where the model ends it."""
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """See `protocol.Side`."""
+        """See `Side`."""
         del rows, capacity  # it keeps nothing between texts
         torch.set_num_threads(threads)
         self._model = transformers.AutoModelForCausalLM.from_pretrained(  # nosec B615
@@ -23,8 +24,7 @@ class ReferenceSide:
         ).eval()
         return f"transformers {transformers.__version__}"
 
-    def complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
-        """See `protocol.Side`; an answer ends where the model ends it."""
+    def _complete(self, prompts: Sequence[Sequence[int]], output: int) -> list[list[int]]:
         found = []
         for prompt in prompts:
             with torch.inference_mode():
@@ -34,8 +34,7 @@ class ReferenceSide:
             found.append(whole[0, len(prompt) :].tolist())
         return found
 
-    def score(self, tokens: Sequence[int]) -> Any:
-        """See `protocol.Side`."""
+    def _score(self, tokens: Sequence[int]) -> Any:
         with torch.inference_mode():
             return self._model(torch.tensor([list(tokens)])).logits[0].numpy()
 

@@ -1,8 +1,7 @@
 """One checkout's engine in a process of its own, timed step by step.
 
-The interpreter decides whose `specops` is measured, so nothing of the project but the engine and
-its scheduler is used, and those as they have been in every version: `Engine.load`, `scheduler.add`,
-`scheduler.step`.
+The interpreter decides which checkout's `specops` is measured. So this file uses only parts of the
+project that have been the same in every version: `Engine.load`, `scheduler.add`, `scheduler.step`.
 """
 
 from __future__ import annotations
@@ -27,24 +26,20 @@ _WARM_STEPS = 3
 
 
 class Wrong(LookupDrafter):
-    """Proposes as many tokens as it is asked for, hardly ever the right ones."""
+    """Proposes as many draft tokens as it may, hardly ever the right ones."""
 
     name = "wrong"
 
     def look_up(self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0) -> Draft:
-        """The same tokens again and again."""
+        """Propose tokens that follow from the last one."""
         return Draft(tuple((tokens[-1] + 7 * place) % 300 for place in range(1, count + 1)))
 
 
-class Worker:
-    """Obeys the orders below."""
+class Steps:
+    """Answers with seconds."""
 
-    def __init__(self) -> None:
-        self._ids = count()
-        self._seeds = count(1)
-
-    def load(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Load the engine. Settings by name, those that this checkout has; folders are text."""
+    def load(self, settings: Mapping[str, Any]) -> None:
+        """Load the engine. Settings that this checkout does not have are left out."""
         names = {item.name for item in fields(Settings)}
         values = {
             name: Path(value) if name.endswith("_dir") else value
@@ -54,38 +49,34 @@ class Worker:
         self.engine = Engine.load(replace(Settings(), **values))
         self.scheduler = self.engine.scheduler
         self.scheduler.drafters["wrong"] = Wrong()
-        return {"kernels": str(self.engine.info.kernels)}
+        self._numbers = count(1)
 
-    def steps(self, streams: int, draft_tokens: int, steps: int) -> dict[str, Any]:
-        """Seconds of each step in which so many requests decode, or verify so many draft tokens."""
-        for _ in range(streams):
-            self._add(_PAST, 4 * (steps + _WARM_STEPS) + 64, draft_tokens)
-        self._until_first_tokens(streams)
+    def steps(self, streams: int, draft_tokens: int, steps: int) -> list[float]:
+        """Seconds of each step in which the streams decode, or verify so many draft tokens."""
+        self._fill(streams, 4 * (steps + _WARM_STEPS) + 64, draft_tokens)
         seconds = []
-        for number in range(-_WARM_STEPS, steps):
+        for _ in range(_WARM_STEPS + steps):
             start = time.perf_counter()
             self.scheduler.step()
-            if number >= 0:
-                seconds.append(time.perf_counter() - start)
+            seconds.append(time.perf_counter() - start)
         self._clear()
-        return {"seconds": seconds}
+        return seconds[_WARM_STEPS:]
 
-    def prompt(self, tokens: int) -> dict[str, Any]:
+    def prompt(self, tokens: int) -> list[float]:
         """Seconds from a prompt's arrival to its first token."""
         self._add(tokens, 1)
         start = time.perf_counter()
         while self.scheduler.busy:
             self.scheduler.step()
-        return {"seconds": [time.perf_counter() - start]}
+        return [time.perf_counter() - start]
 
-    def mixed(self, streams: int, tokens: int, seconds: float) -> dict[str, Any]:
-        """Seconds by token of prompts that come all the time, and of streams beside them.
+    def mixed(self, streams: int, tokens: int, seconds: float) -> list[float]:
+        """Seconds by token of prompts that arrive one after the other, and of streams beside them.
 
-        Ends with the first prompt that is done after so many seconds.
+        It ends with the first prompt that is done after so many seconds.
         """
         context = self.engine.info.context
-        running = {self._add(_PAST, context) for _ in range(streams)}
-        self._until_first_tokens(streams)
+        running = self._fill(streams, context)
         done = 0
         arriving = self._add(tokens, 1)
         start, over = time.perf_counter(), False
@@ -103,14 +94,14 @@ class Worker:
                     arriving = self._add(tokens, 1)
         passed = time.perf_counter() - start
         self._clear()
-        return {"seconds": [passed / done]}
+        return [passed / done]
 
     def _add(self, tokens: int, output: int, draft_tokens: int = 0) -> str:
-        name = str(next(self._ids))
-        rng = np.random.default_rng(next(self._seeds))
+        number = next(self._numbers)
+        rng = np.random.default_rng(number)
         prompt = rng.integers(1, self.engine.info.vocab_size, tokens).tolist()
         request = GenerationRequest(
-            request_id=name,
+            request_id=str(number),
             prompt_tokens=tuple(prompt),
             max_new_tokens=output,
             drafter="wrong" if draft_tokens else "none",
@@ -118,13 +109,16 @@ class Worker:
             ignore_eos=True,
         )
         self.scheduler.add(self.engine.admit(request))
-        return name
+        return str(number)
 
-    def _until_first_tokens(self, requests: int) -> None:
+    def _fill(self, streams: int, output: int, draft_tokens: int = 0) -> set[str]:
+        """Start streams and run until each has its first token; returns their ids."""
+        running = {self._add(_PAST, output, draft_tokens) for _ in range(streams)}
         begun: set[str] = set()
-        while len(begun) < requests:
+        while begun < running:
             outputs = self.scheduler.step().outputs
             begun |= {output.request_id for output in outputs if output.pieces}
+        return running
 
     def _clear(self) -> None:
         self.scheduler.cancel_all()
@@ -133,4 +127,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    serve(Worker())
+    serve(Steps())

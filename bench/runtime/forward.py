@@ -1,7 +1,7 @@
-"""A text's logits by the engine's own model runner, and how far two models' logits are apart.
+"""A text's logits from the engine's own model runner, and the distance between two models' logits.
 
-What measures quality needs the logits of every token of a text. Output does not depend on how the
-text is cut into passes, so these are the logits that the service would draw from.
+Quality is measured with the logits of every token of a text. They do not depend on how the text is
+cut into passes, so these are the logits that the service would sample from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Logs = npt.NDArray[np.float64]
 
 
 def passes(runner: ModelRunner, tokens: Sequence[int]) -> Iterator[Logits]:
-    """Logits of a text's tokens [S, V] in slot 0, pass by pass; each is valid until the next one.
+    """Logits of a text's tokens [S, V] in slot 0, pass by pass. Each is valid until the next one.
 
     Raises:
         ValueError: the cache is too small for the text.
@@ -39,7 +39,7 @@ def passes(runner: ModelRunner, tokens: Sequence[int]) -> Iterator[Logits]:
 
 
 class Divergence(NamedTuple):
-    """Of each position: nats, and whether the likeliest token is another one."""
+    """For each position: KL in nats, and whether the most likely token is another one."""
 
     kl: npt.NDArray[np.float64]  # [S]
     flipped: npt.NDArray[np.bool_]  # [S]

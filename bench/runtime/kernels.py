@@ -1,8 +1,8 @@
-"""Where the time of a pass goes: ONNX Runtime's own profile, operator by operator.
+"""Where the time of a forward pass goes, operator by operator, from ONNX Runtime's own profile.
 
-Weights should stream at the memory's speed; what is neither a product with weights nor attention
-is the graph's overhead. Shares are of the time inside kernels, added up by the profiler; the time
-of a whole pass is taken in a session without it, since profiling itself costs.
+Weights should stream at the memory's speed. Everything but products with weights and attention is
+the graph's overhead. Shares are of the time inside kernels, which the profiler adds up. The time of
+a whole pass is taken in a session without the profiler, because profiling itself takes time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -19,8 +18,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from bench.models import BenchModel, Progress
-from bench.tools.report import Outcome, Table
+from bench.models import BenchModel
+from bench.tools.report import Outcome, Table, progress
 from specops.models.graph.weight_cache import prepacked_graph
 from specops.runtime import session
 from specops.runtime.batch import Batch
@@ -39,7 +38,7 @@ _GROUPS = {
     **dict.fromkeys(("QuickGelu", "FastGelu", "Relu", "Mul"), "activation"),
 }
 GROUPS = ("weights", "attention", "norms", "activation", "rest")
-PASSES = {  # requests in the pass, tokens of each, and how many of its last ones need logits
+PASSES = {  # requests in the pass, tokens of each, number of its last tokens that need logits
     "1 token": (1, 1, 1),
     "2 tokens": (1, 2, 2),
     "4 tokens": (1, 4, 4),
@@ -47,18 +46,16 @@ PASSES = {  # requests in the pass, tokens of each, and how many of its last one
     "4 requests, 3 tokens each": (4, 3, 3),
     "128 prompt tokens": (1, 128, 1),
 }
-
-Kernels = dict[str, float]
-"""Milliseconds of a pass by operator."""
+FULL, QUICK = 10, 1  # rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One kind of pass: milliseconds of the whole of it, and of each operator's kernels."""
+    """One kind of pass: its milliseconds, and those of each operator's kernels."""
 
     name: str
     milliseconds: float
-    kernels: Kernels
+    kernels: dict[str, float]
 
     def share(self, group: str) -> float:
         """A group's part of the kernels' time."""
@@ -67,47 +64,31 @@ class Profile:
 
     @property
     def overhead(self) -> float:
-        """The part of what is neither a product with weights nor attention."""
+        """The part of everything but products with weights and attention."""
         return 1 - self.share("weights") - self.share("attention")
 
 
-def run(model: BenchModel, rounds: int, progress: Progress) -> Outcome:
-    """Profile a model's passes, each kind `rounds` times."""
-    return outcome(model, measure(model, rounds, progress))
-
-
-def measure(model: BenchModel, rounds: int, progress: Progress) -> list[Profile]:
+def run(model: BenchModel, rounds: int) -> Outcome:
     """Profile every kind of pass `rounds` times; the pass before them is not counted."""
     session.share_threads(model.settings.threads or available_threads())
-    graph = _graph(model)
+    folder = model.folder()
+    name = f"{folder.name}-{folder.quant}"
+    cache = model.settings.cache_dir
+    graph = prepacked_graph(folder.graph, name, cache, lambda text: None)  # as the engine loads it
     runner = _runner(_open(graph), model)
-    found = []
+    profiles, rows = [], []
     for name in PASSES:
         progress(f"kernels: {name}")
-        milliseconds = 1e3 * median(_timed(_pass(runner, name), rounds))
-        found.append(Profile(name, milliseconds, _profiled(graph, model, name, rounds)))
-    return found
-
-
-def outcome(model: BenchModel, profiles: list[Profile]) -> Outcome:
-    """A row per kind of pass."""
-    rows = []
-    for profile in profiles:
+        milliseconds = 1e3 * median(_timed(runner, name, rounds))
+        profile = Profile(name, milliseconds, _profiled(graph, model, name, rounds))
+        profiles.append(profile)
         shares = (f"{profile.share(group):.1%}" for group in GROUPS)
-        row = (profile.name, f"{profile.milliseconds:.1f}", *shares, f"{profile.overhead:.1%}")
-        rows.append(row)
+        rows.append((name, f"{milliseconds:.1f}", *shares, f"{profile.overhead:.1%}"))
     columns = ("pass", "ms", *GROUPS, "neither weights nor attention")
     notes = (f"over {_PAST} tokens of cache; medians; shares of the time inside kernels",)
     table = Table(f"Kernels: {model.title}", columns, rows, notes)
     passes = [asdict(profile) for profile in profiles]
     return Outcome({"model": model.key, "past_tokens": _PAST, "passes": passes}, [table])
-
-
-def _graph(model: BenchModel) -> Path:
-    """The file that the engine loads."""
-    folder = model.folder()
-    name = f"{folder.name}-{folder.quant}"
-    return prepacked_graph(folder.graph, name, model.settings.cache_dir, lambda text: None)
 
 
 def _open(graph: Path, profile: Path | None = None) -> ort.InferenceSession:
@@ -120,7 +101,7 @@ def _open(graph: Path, profile: Path | None = None) -> ort.InferenceSession:
 
 
 def _runner(opened: ort.InferenceSession, model: BenchModel) -> ModelRunner:
-    """All slots hold `_PAST` tokens: zeros, since what keys say does not change the time."""
+    """A runner whose slots hold `_PAST` zeros: the values of keys do not change the time."""
     cache = KvCache(
         cache_shape(opened, model.settings.kv_dtype),
         num_blocks=_SLOTS * -(-_CONTEXT // BLOCK_TOKENS),
@@ -136,43 +117,33 @@ def _runner(opened: ort.InferenceSession, model: BenchModel) -> ModelRunner:
     return ModelRunner(opened, cache, max_tokens=_PASS_TOKENS)
 
 
-def _pass(runner: ModelRunner, name: str) -> Callable[[], None]:
-    """A pass that leaves the cache as long as it was."""
+def _timed(runner: ModelRunner, name: str, rounds: int) -> list[float]:
+    """Seconds of each pass. The caches stay as long as they were."""
     requests, count, logits = PASSES[name]
     tokens = [index * 7919 % runner.vocab_size for index in range(count)]
-
-    def run() -> None:
+    seconds = []
+    for _ in range(1 + rounds):
+        start = time.perf_counter()
         batch = Batch()
         for slot in range(requests):
             batch.add(slot, _PAST, tokens, logits)
         runner.forward(batch)
-
-    return run
-
-
-def _timed(run: Callable[[], None], rounds: int) -> list[float]:
-    """Seconds of each pass; one before the first is not counted."""
-    seconds = []
-    for number in range(-1, rounds):
-        start = time.perf_counter()
-        run()
-        if number >= 0:
-            seconds.append(time.perf_counter() - start)
-    return seconds
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
 
 
-def _profiled(graph: Path, model: BenchModel, name: str, rounds: int) -> Kernels:
+def _profiled(graph: Path, model: BenchModel, name: str, rounds: int) -> dict[str, float]:
     """Mean milliseconds of each operator in a pass."""
     with TemporaryDirectory() as folder:
         opened = _open(graph, Path(folder) / "profile")
-        _timed(_pass(_runner(opened, model), name), rounds)
+        _timed(_runner(opened, model), name, rounds)
         opened.end_profiling()
         (file,) = Path(folder).iterdir()
         events = json.loads(file.read_text(encoding="utf-8"))
     return kernels(events, rounds)
 
 
-def kernels(events: list[dict[str, Any]], rounds: int) -> Kernels:
+def kernels(events: list[dict[str, Any]], rounds: int) -> dict[str, float]:
     """Mean milliseconds of each operator over the last `rounds` passes of a profile's events."""
     start = [event["ts"] for event in events if event["name"] == "model_run"][-rounds]
     total: Counter[str] = Counter()

@@ -1,9 +1,9 @@
-"""What the elements of the KV cache cost in quality, and what they take.
+"""What each element type of the KV cache costs in quality, and how many bytes it takes.
 
-The same texts are put through the same graph with each kind of cache. KL is that of the next
-token's distribution with this cache from the one with an fp32 cache, in nats, over every position
-of held-out documents, which the demo pair was never trained on. Bytes are those of keys and values
-per token, padding and scales included.
+The same texts go through the same graph with each kind of cache. KL is that of the next token's
+distribution with this cache from the one with an fp32 cache, in nats, over every position of
+held-out documents, on which the demo pair was not trained. Bytes are those of keys and values per
+token, padding and scales included.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel
 from bench.runtime.forward import Divergence, divergence, log_softmax, passes
-from bench.tools.report import Outcome, Table
+from bench.tools.report import Outcome, Table, progress
 from specops.engine.engine import NO_DRAFTER, Engine
+from specops.presets import DEMO
 from specops.runtime.kernels import KV_DTYPES
 from training.corpus import read_held_out
 
@@ -40,13 +41,13 @@ QUICK = Plan(documents=2, tokens=96)
 
 @dataclass(slots=True)
 class Kind:
-    """One kind of cache: bytes per token, and a document's divergences after the other."""
+    """One kind of cache: bytes per token, and the divergences of each document."""
 
     bytes_per_token: float
     documents: list[Divergence]
 
     def figures(self) -> dict[str, float]:
-        """Over all positions; `error` is the standard error of the mean KL over documents."""
+        """Figures over all positions; `error` is the mean KL's standard error over documents."""
         kl = np.concatenate([document.kl for document in self.documents])
         means = [float(document.kl.mean()) for document in self.documents]
         return {
@@ -68,20 +69,25 @@ def folder_model(folder: Path, base: BenchModel) -> BenchModel:
 def in_fp32(base: BenchModel) -> BenchModel:
     """The same model with fp32 weights.
 
-    Products with quantized weights round every token's activations to 8 bits: the smallest
-    difference in a cache then moves some of them by a step. This shows the cache's part alone.
+    Products with quantized weights round every token's activations to 8 bits. Then the smallest
+    difference in a cache moves some of them by a step. fp32 weights show the cache's part alone.
     """
     settings = replace(base.settings, quant="fp32", draft=NO_DRAFTER)
     return BenchModel(f"{base.key}-fp32", f"{base.title}, fp32 weights", settings)
 
 
-def run(models: Sequence[BenchModel], plan: Plan, progress: Progress) -> Outcome:
-    """Measure every kind of cache on every model."""
-    found = {model.title: measure(model, plan, progress) for model in models}
-    return outcome(found, plan)
+def run(base: BenchModel, folders: Sequence[Path], plan: Plan) -> Outcome:
+    """Measure every kind of cache on a model and on the models in folders.
+
+    The demo pair is also measured with fp32 weights.
+    """
+    models = [base, *(folder_model(folder, base) for folder in folders)]
+    if base.settings.model == DEMO and not base.settings.target:
+        models.insert(1, in_fp32(base))
+    return outcome({model.title: _measure(model, plan) for model in models}, plan)
 
 
-def measure(model: BenchModel, plan: Plan, progress: Progress) -> dict[str, Kind]:
+def _measure(model: BenchModel, plan: Plan) -> dict[str, Kind]:
     """Divergences of each kind of cache from fp32."""
     sizes = {"draft": NO_DRAFTER, "slots": 1, "context": plan.tokens, "prefix_cache": "off"}
     settings = replace(model.settings, **sizes)
@@ -92,7 +98,7 @@ def measure(model: BenchModel, plan: Plan, progress: Progress) -> dict[str, Kind
     for number, document in enumerate(documents, start=1):
         tokens = engines[_BASE].encode(document.text)[: plan.tokens]
         parts: dict[str, list[Divergence]] = {dtype: [] for dtype in runners}
-        # Side by side, so that one pass's logits of each are in memory.
+        # Side by side, so that memory holds the logits of one pass of each.
         for logits in zip(*(passes(runner, tokens) for runner in runners.values()), strict=True):
             logs = dict(zip(runners, map(log_softmax, logits), strict=True))
             for dtype, found in parts.items():
@@ -106,14 +112,21 @@ def measure(model: BenchModel, plan: Plan, progress: Progress) -> dict[str, Kind
 
 def outcome(found: dict[str, dict[str, Kind]], plan: Plan) -> Outcome:
     """The table of all models."""
-    rows, record = [], {}
+    rows: list[Sequence[str]] = []
+    record: dict[str, Any] = {}
     for title, kinds in found.items():
         record[title] = {dtype: kind.figures() for dtype, kind in kinds.items()}
         whole = record[title][_BASE]["bytes_per_token"]
         for dtype, item in record[title].items():
             size = item["bytes_per_token"]
-            cells = _cells(item) if dtype != _BASE else ("", "", "", "")
-            rows.append((title, dtype, f"{size:,.0f}", f"{size / whole:.2f}", *cells))
+            cells = (
+                f"{1000 * item['mean_kl']:.4f} ± {1000 * item['error']:.4f}",
+                f"{1000 * item['kl_99']:.3f}",
+                f"{1000 * item['most_kl']:.2f}",
+                f"{item['flipped']:.2%}",
+            )
+            told = [""] * len(cells) if dtype == _BASE else cells
+            rows.append((title, dtype, f"{size:,.0f}", f"{size / whole:.2f}", *told))
     counted = next(iter(next(iter(found.values())).values())).documents
     positions = sum(len(document.kl) for document in counted)
     table = Table(
@@ -130,14 +143,4 @@ def outcome(found: dict[str, dict[str, Kind]], plan: Plan) -> Outcome:
             "difference moves some of them by a step; with fp32 weights the cache's part is alone",
         ),
     )  # fmt: skip
-    result: dict[str, Any] = {"plan": asdict(plan), "models": record}
-    return Outcome(result, [table])
-
-
-def _cells(item: dict[str, float]) -> tuple[str, ...]:
-    return (
-        f"{1000 * item['mean_kl']:.4f} ± {1000 * item['error']:.4f}",
-        f"{1000 * item['kl_99']:.3f}",
-        f"{1000 * item['most_kl']:.2f}",
-        f"{item['flipped']:.2%}",
-    )
+    return Outcome({"plan": asdict(plan), "models": record}, [table])

@@ -1,8 +1,9 @@
 """How Envoy chooses a replica by key: Maglev's table and the bound on a replica's load.
 
-The same choices as Envoy 1.40's, bit for bit (`maglev_lb.cc` and `thread_aware_lb_impl.cc` under
-`source/extensions/load_balancing_policies` there), for replicas of equal weight.
-`tests/bench/scale/test_envoy.py` holds them against the real Envoy's.
+It makes the same choices as Envoy 1.40, bit for bit (`maglev_lb.cc` and
+`thread_aware_lb_impl.cc` under `source/extensions/load_balancing_policies` there), for replicas of
+equal weight.
+`tests/bench/scale/test_envoy.py` compares them with the real Envoy's.
 
 Maglev: Eisenbud et al., NSDI 2016. Bounded load: Mirrokni, Thorup and Zadimoghaddam, arXiv
 1608.01350, with random jumps in place of linear probing: Chen, Coleman and Shrivastava, arXiv
@@ -22,13 +23,13 @@ FACTOR = 125  # `hash_balance_factor` in gateway/envoy.yaml
 
 
 class Maglev:
-    """The table from a key's hash to a replica, and what happens where that one has its fill."""
+    """The table from a key's hash to a replica, and the choice if that replica is full."""
 
     def __init__(self, addresses: Sequence[str], factor: int = FACTOR) -> None:
         """Make the table.
 
         Args:
-            addresses: each replica's, `HOST:PORT`.
+            addresses: address of each replica, `HOST:PORT`.
             factor: percent of the mean load that a replica may have; 0: no bound.
         """
         self.addresses, self.factor = list(addresses), factor
@@ -43,7 +44,7 @@ class Maglev:
 
         Args:
             key: the header's value.
-            running: requests that each replica has.
+            running: number of requests that each replica has.
             total: their sum.
         """
         home = self.home(key)
@@ -58,12 +59,12 @@ class Maglev:
         return best
 
     def _slots(self, total: int) -> int:
-        """How many requests a replica may have before it is passed over."""
+        """Most requests of a replica that may get another one."""
         slots = ((total + 1) * self.factor + 99) // 100
         return max(math.ceil(slots * (1.0 / len(self.addresses))), 1)
 
     def _jumps(self, value: int) -> Iterator[int]:
-        """All replicas in an order that the key's hash decides, always the same one."""
+        """All replicas in an order that follows from the key's hash."""
         engine = np.random.MT19937()
         engine._legacy_seeding(value % (1 << 32))  # type: ignore[attr-defined]  # as std::mt19937
         places = list(range(len(self.addresses)))

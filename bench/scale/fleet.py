@@ -1,4 +1,4 @@
-"""Replicas of the service behind the real gateway, each on the processors that it is given."""
+"""Replicas of the service behind the real gateway, each on processors of its own."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NO_LIMIT = "1000000"  # requests per second: all clients have one address here
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Replicas that serve, and the gateway before them.
+    """Running replicas with their gateway.
 
     Attributes:
-        ports: the replicas', in order.
-        port: the gateway's.
+        ports: ports of the replicas, in order.
+        port: port of the gateway.
         envoy: process id of Envoy itself, not of the program that runs it.
         output: the gateway's log.
     """
@@ -47,28 +47,28 @@ class Fleet:
         return found
 
     def log(self) -> list[dict[str, Any]]:
-        """The access log, which is whole once the gateway has ended."""
+        """The access log, which is complete after the gateway has ended."""
         lines = self.output.read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Which processors replicas compute on; clients and the gateway have the first one."""
+    """Processors of the clients, which share the first one with the gateway, and of replicas."""
 
     clients: frozenset[int]
     replicas: tuple[frozenset[int], ...]
 
     @property
     def shared(self) -> bool:
-        """Whether replicas take turns on the same processors."""
+        """Whether replicas share processors."""
         return len(set(self.replicas)) < len(self.replicas)
 
 
 def cores(most: int) -> Cores:
-    """Equal parts for `most` replicas where there are enough processors, else one part for all.
+    """Equal parts for `most` replicas if there are enough processors, else one part for all.
 
-    However many of the replicas run, each has the same part.
+    A replica has the same part however many of them run.
     """
     first, *others = sorted(os.sched_getaffinity(0))
     others = others or [first]
@@ -79,7 +79,7 @@ def cores(most: int) -> Cores:
 
 @contextmanager
 def fleet(settings: Settings, size: int, pinned: Cores, folder: Path) -> Iterator[Fleet]:
-    """Start so many replicas, and the gateway, whose log goes to `folder`; end them all."""
+    """Start `size` replicas and the gateway, whose log goes to `folder`; end them all."""
     with ExitStack() as stack:
         ports = []
         for part in pinned.replicas[:size]:
@@ -124,7 +124,7 @@ def _gateway(ports: Sequence[int], folder: Path, part: frozenset[int]) -> Iterat
 def _wait(
     process: subprocess.Popen[bytes], listen: int, figures: int, size: int, output: Path
 ) -> None:
-    """Until the gateway answers for a replica, and has found all of them well."""
+    """Wait until the gateway answers for a replica and has found all of them healthy."""
     deadline = time.monotonic() + _START_SECONDS
     name = "envoy_cluster_membership_healthy"
     while time.monotonic() < deadline:

@@ -1,9 +1,9 @@
 """Replicas, their caches and their clients as a simulation, with Envoy's own choice between them.
 
-Clients are as measured: each asks the next question when it has an answer. A replica computes up to
-eight requests at once, all equally fast. Only how long a prompt's token takes beside a token of the
-answer matters, and what a pass over several rows takes beside one over one: with no pauses in
-between, the unit of time changes nothing of what is told here.
+Clients do as in `scale`: each asks the next question when it has an answer. A replica computes up
+to eight requests at once, all equally fast. Only two ratios matter: the time of a prompt's token to
+that of an answer's token, and the time of a pass over several rows to that over one. Clients make
+no pauses, so the unit of time does not change the results.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PROMPT_TOKEN = 0.125  # of a token of the answer
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What came out.
+    """The results.
 
     Attributes:
-        cached: share of prompt tokens that a replica had already.
-        possible: that share if all replicas had one cache.
-        requests: that each replica answered.
-        at_home: share of requests that went where their key belongs.
+        cached: share of prompt tokens that were in the replica's cache.
+        possible: this share if all replicas had one cache.
+        requests: number of requests that each replica answered.
+        at_home: share of requests that went to their key's replica.
         slowdown: 95th percentile of a request's time over its time on an idle replica.
     """
 
@@ -51,13 +51,13 @@ class Told:
 
 @dataclass(slots=True)
 class _Cache:
-    """What a replica remembers: tokens of preambles, and of conversations with their preamble."""
+    """A replica's cache: known preambles, and the tokens of each conversation."""
 
     preambles: set[str] = field(default_factory=set)
     said: dict[str, int] = field(default_factory=dict)
 
     def have(self, talk: Talk, preamble: int) -> int:
-        """How many tokens of its prompt are there; from now on the preamble is."""
+        """Number of cached tokens of a prompt. From now on its preamble is cached."""
         known = self.said.get(
             talk.session or "", preamble if talk.preamble in self.preambles else 0
         )
@@ -72,7 +72,7 @@ class _Cache:
 
 @dataclass(slots=True)
 class _Job:
-    """A request: whose it is, tokens of its prompt, and how long it takes on an idle replica."""
+    """A client's request: tokens of its prompt, its start, and its time on an idle replica."""
 
     client: int
     talk: Talk
@@ -83,7 +83,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Replica:
-    """Up to `SLOTS` requests at once, the others wait. `clock` counts what each of them got."""
+    """Computes up to `SLOTS` requests at once. `clock` is the computing time that each got."""
 
     cache: _Cache = field(default_factory=_Cache)
     running: list[tuple[float, int, _Job]] = field(default_factory=list)
@@ -103,14 +103,14 @@ class _Replica:
         self.since = now
 
     def add(self, number: int, job: _Job) -> None:
-        """Take a request on; the clock stands at now."""
+        """Add a request at the clock's time."""
         if len(self.running) < SLOTS:
             heapq.heappush(self.running, (self.clock + job.alone, number, job))
         else:
             self.waiting.append((number, job))
 
     def finish(self) -> _Job:
-        """The request that is done now; the next that waits has its slot."""
+        """Remove and return the request that is done; the next waiting one gets its slot."""
         _, _, job = heapq.heappop(self.running)
         if self.waiting:
             self.add(*self.waiting.popleft())
@@ -118,7 +118,7 @@ class _Replica:
         return job
 
     def next_end(self) -> float:
-        """When the first of them is done, if none comes."""
+        """The time at which the first request is done, if no other comes."""
         return self.since + max(self.running[0][0] - self.clock, 0.0) / self._pace()
 
 
@@ -133,12 +133,12 @@ def _asks(talks: Sequence[Talk], tokens: Callable[[str], int]) -> Iterator[tuple
 
 
 class Simulation:
-    """Replicas, clients, and what is counted meanwhile.
+    """Replicas and clients, with the counts of what happens.
 
     Args:
-        gateway: which of the replicas gets a request.
-        plan: what each client asks.
-        tokens: how many a text has.
+        gateway: chooses a replica for each request.
+        plan: each client's talks.
+        tokens: counts the tokens of a text.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Simulation:
         self._at_home += place == self._gateway.home(route)
 
     def _answer(self, place: int, now: float) -> None:
-        """The next request of a replica is done."""
+        """End the first request of a replica."""
         replica = self._replicas[place]
         replica.pass_time(now)
         job = replica.finish()
@@ -204,7 +204,7 @@ class Simulation:
         self._ask(job.client, now)
 
     def _schedule(self, place: int) -> None:
-        """Note when a replica is next done with a request; what was noted before is void."""
+        """Note when a replica next ends a request; its earlier note becomes void."""
         replica = self._replicas[place]
         replica.version += 1
         if replica.running:

@@ -1,8 +1,8 @@
 """One, two and three replicas behind the gateway, with the same traffic: what is gained and kept.
 
-A replica's prefix cache is its own. A gateway that sent requests anywhere would have every replica
-compute every conversation again; one that sent them by key alone would fill one replica while
-others idle. What is measured is whether this one does neither, and what it costs itself.
+Each replica has its own prefix cache. If a gateway sent requests to any replica, every replica
+would compute every conversation again. If it sent them by key alone, one replica would be full
+while others idle. This benchmark shows whether the gateway avoids both, and what it costs itself.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.models import BenchModel, Progress
-from bench.scale.clients import send
-from bench.scale.cost import Cost, cost
+from bench.models import BenchModel
+from bench.scale.clients import Cost, cost, send
 from bench.scale.envoy import Maglev
 from bench.scale.fleet import HOST, Cores, Fleet, cores, fleet
 from bench.scale.traffic import OUTPUT, PREAMBLES, requests, talks
 from bench.tools.quiet import cpu_seconds
-from bench.tools.report import Outcome, Table, Wanted, spread
-from bench.tools.stats import Summary
+from bench.tools.report import Outcome, Table, Wanted, progress
 
 LEAST_HITS = 0.9  # of a single replica's share of prompt tokens from prefix caches
 MOST_LOAD = 1.5  # the busiest replica's requests over the mean
@@ -36,7 +34,7 @@ _GENERATING = "/generate"
 class Plan:
     """How much is measured: `rounds` of talks by each of `clients`, at every number of replicas.
 
-    They come as fast as they are answered, and to the most replicas once more over `seconds`.
+    Requests come as fast as they are answered, and to the most replicas once more over `seconds`.
     """
 
     clients: int
@@ -52,16 +50,18 @@ QUICK = Plan(clients=3, rounds=1, turns=10, seconds=2.0, replicas=(1, 2))
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What so many replicas did with the traffic.
+    """The results of the traffic with one number of replicas.
 
     Attributes:
-        addresses: of each replica; the gateway's table follows from them.
+        addresses: address of each replica; the gateway's table follows from them.
         seconds: from the first request to the last answer.
-        requests: that each replica answered.
+        requests: number of requests that each replica answered.
         cached: share of prompt tokens that came from prefix caches.
+        p50, p95: quantiles of a request's seconds.
+        refused: number of answers with status 429.
         gateway: Envoy's processor seconds per second.
-        at_home: share of requests that went where their key belongs.
-        retried: requests that more than one replica was asked for.
+        at_home: share of requests that went to their key's replica.
+        retried: number of requests that the gateway sent to more than one replica.
     """
 
     addresses: list[str]
@@ -84,11 +84,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All of it: a run for each number of replicas, and what the gateway costs by request.
+    """All results.
 
     Attributes:
         shared: whether replicas share one processor.
+        runs: a run for each number of replicas.
         paced: the run over the plan's seconds.
+        costs: what the gateway adds, by kind of request.
     """
 
     plan: Plan
@@ -98,8 +100,8 @@ class Measured:
     costs: Mapping[str, Cost]
 
 
-def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
-    """Measure, and say it."""
+def run(model: BenchModel, plan: Plan) -> Outcome:
+    """Measure all numbers of replicas."""
     settings = replace(model.settings, prefix_cache="client")  # as served
     most = max(plan.replicas)
     pinned = cores(most)
@@ -120,7 +122,7 @@ def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
 
 @contextmanager
 def _pinned(pinned: Cores) -> Iterator[None]:
-    """The clients, which are this process, on their part of the processors."""
+    """Keep this process, which has the clients, on their part of the processors."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, pinned.clients)
     try:
@@ -155,7 +157,7 @@ def _measure(running: Fleet, plan: Plan, seconds: float) -> Run:
 
 
 def _logged(found: Run, ended: Fleet) -> Run:
-    """The run with what the gateway's log says of the traffic; probes had no session."""
+    """The run with figures from the gateway's log, whose last rows are the traffic."""
     rows = [row for row in ended.log() if row["path"] == _GENERATING]
     rows = rows[-sum(found.requests) :]
     table = Maglev(found.addresses)
@@ -165,9 +167,9 @@ def _logged(found: Run, ended: Fleet) -> Run:
 
 
 def outcome(title: str, measured: Measured) -> Outcome:
-    """Tables, and what was wanted."""
+    """The tables and the targets."""
     tables = [_replicas(title, measured), _costs(measured)]
-    return Outcome(asdict(measured), tables, wanted=wanted(measured))
+    return Outcome(asdict(measured), tables, wanted=_wanted(measured))
 
 
 def _replicas(title: str, measured: Measured) -> Table:
@@ -205,7 +207,7 @@ def _replicas(title: str, measured: Measured) -> Table:
 
 def _costs(measured: Measured) -> Table:
     rows = [
-        (name, *(spread_ms(found) for found in (item.direct, item.through, item.added)),
+        (name, *(found.spread(scale=1e3) for found in (item.direct, item.through, item.added)),
          f"{item.processor * 1e6:.0f}")
         for name, item in measured.costs.items()
     ]  # fmt: skip
@@ -214,13 +216,7 @@ def _costs(measured: Measured) -> Table:
     return Table("What the gateway adds to a request", columns, rows, (note,))
 
 
-def spread_ms(found: Summary) -> str:
-    """A median with its quartiles, in milliseconds."""
-    return spread(Summary(found.median * 1e3, found.low * 1e3, found.high * 1e3, found.count))
-
-
-def wanted(measured: Measured) -> list[Wanted]:
-    """What was wanted of the gateway."""
+def _wanted(measured: Measured) -> list[Wanted]:
     single, lines = measured.runs[0], []
     for found in (*measured.runs[1:], measured.paced):
         what = f"{len(found.requests)} replicas, {found.seconds:.0f} s"
@@ -229,19 +225,10 @@ def wanted(measured: Measured) -> list[Wanted]:
             Wanted(f"{what}: from caches, of one replica's", LEAST_HITS, kept),
             Wanted(f"{what}: busiest over mean", MOST_LOAD, found.busiest, at_most=True),
         ]
-    lines += [
-        Wanted(
-            f"{name}: added at the median, ms", MOST_ADDED, 1e3 * item.added.median, at_most=True
-        )
-        for name, item in measured.costs.items()
-    ]
-    most = max(found.gateway for found in measured.runs)
-    what = f"{len(measured.paced.requests)} replicas, {measured.paced.seconds:.0f} s"
-    return [
-        *lines,
-        Wanted("the gateway's share of a core", MOST_CORE, most, at_most=True),
-        Wanted(
-            f"{what}: the gateway's share of a core",
-            MOST_CORE, measured.paced.gateway, at_most=True,
-        ),
-    ]  # fmt: skip
+    for name, item in measured.costs.items():
+        added = 1e3 * item.added.median
+        lines.append(Wanted(f"{name}: added at the median, ms", MOST_ADDED, added, at_most=True))
+    most, paced = max(found.gateway for found in measured.runs), measured.paced.gateway
+    share = "the gateway's share of a core"
+    lines.append(Wanted(share, MOST_CORE, most, at_most=True))
+    return [*lines, Wanted(f"{what}: {share}", MOST_CORE, paced, at_most=True)]

@@ -1,9 +1,9 @@
 """Ten to a thousand replicas by Envoy's own algorithm, once it agrees with what was measured.
 
-The same traffic runs through the simulation first, at as many replicas as `scale` measured and at
-the same addresses: Maglev's table follows from them, so that every key has the same replica. Where
-the share of prompts from caches, the spread or the share of requests at home come out otherwise,
-nothing is extrapolated.
+First the same traffic runs through the simulation, with as many replicas as `scale` measured and
+with their addresses: Maglev's table follows from them, so every key has the same replica. If the
+share of prompts from caches, the spread or the share of requests at home differ from the measured
+ones, nothing is extrapolated.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel
 from bench.scale.envoy import Maglev
 from bench.scale.model import Simulation, Told
 from bench.scale.traffic import PREAMBLES, talks
-from bench.tools.report import Chart, Outcome, Series, Table, yes
+from bench.tools.report import Outcome, Table, progress, yes
 from specops.config import ConfigError
 from specops.text.tokenizer import Tokenizer
 
-_MEASURED_AT = 3  # replicas, which the clients and preambles of a case are scaled from
+_MEASURED_AT = 3  # replicas; the clients and preambles of a case are scaled from them
 _CACHED_OFF, _BUSIEST_OFF, _HOME_OFF = 0.03, 0.15, 0.05
 
 
@@ -39,8 +39,8 @@ FULL = Plan()
 QUICK = Plan((10,), 2)
 
 
-def run(model: BenchModel, results: Path, plan: Plan, progress: Progress) -> Outcome:
-    """Check the simulation against the results of `scale`, then go on from there."""
+def run(model: BenchModel, results: Path, plan: Plan) -> Outcome:
+    """Check the simulation against the results of `scale`, then simulate more replicas."""
     path = results / "scale.json"
     if not path.is_file():
         raise ConfigError(f"{path} is missing: measure first, with python -m bench scale")
@@ -55,9 +55,9 @@ def run(model: BenchModel, results: Path, plan: Plan, progress: Progress) -> Out
     agreed, check = _check(measured, tokens)
     if not agreed:
         return Outcome({"agreed": False}, [check], sound=False)
-    cases = list(_cases(measured, plan, tokens, progress))
+    cases = list(_cases(measured, plan, tokens))
     result = {"agreed": True, "cases": [asdict(case) for case in cases]}
-    return Outcome(result, [check, _table(cases, plan)], _charts(cases))
+    return Outcome(result, [check, _table(cases, plan)])
 
 
 def _check(measured: Mapping[str, Any], tokens: Callable[[str], int]) -> tuple[bool, Table]:
@@ -94,16 +94,14 @@ def _check(measured: Mapping[str, Any], tokens: Callable[[str], int]) -> tuple[b
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So many replicas and preambles."""
+    """A simulation with a number of replicas and of preambles."""
 
     replicas: int
     preambles: int
     told: Told
 
 
-def _cases(
-    measured: Mapping[str, Any], plan: Plan, tokens: Callable[[str], int], progress: Progress
-) -> Iterator[Case]:
+def _cases(measured: Mapping[str, Any], plan: Plan, tokens: Callable[[str], int]) -> Iterator[Case]:
     each = measured["plan"]["clients"] // _MEASURED_AT
     for size in plan.sizes:
         progress(f"{size} replicas")
@@ -134,16 +132,3 @@ def _table(cases: Sequence[Case], plan: Plan) -> Table:
         "over the time that it takes on an idle replica",
     )
     return Table("More replicas, simulated", columns, rows, notes)
-
-
-def _charts(cases: Sequence[Case]) -> list[Chart]:
-    few = [case for case in cases if case.preambles == PREAMBLES]
-    sizes = [str(case.replicas) for case in few]
-    kept = Series("the gateway", [case.told.cached / case.told.possible for case in few])
-    spread = Series("the gateway", [case.told.busiest for case in few])
-    return [
-        Chart(
-            "Prompt tokens from caches", "lines", "replicas", "of one cache's", sizes, [kept], 0.9
-        ),
-        Chart("Spread", "lines", "replicas", "busiest over mean", sizes, [spread], 1.5),
-    ]

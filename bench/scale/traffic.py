@@ -1,7 +1,7 @@
-"""What clients ask of the replicas: conversations with sessions, and questions under one preamble.
+"""The clients' requests: conversations with sessions, and single questions after a preamble.
 
 The same traffic goes to one, two and three replicas, request for request, and to the simulated
-ones. Every prompt begins with one of a few preambles, as those of an application's users do.
+ones. Every prompt begins with one of a few preambles, like the prompts of an application's users.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.prompts import code
 
 PREAMBLES = 4
 OUTPUT = 24  # tokens of every answer
-_PREAMBLE_BYTES = 640  # more than the gateway's key looks at: whoever shares one has one key
+_PREAMBLE_BYTES = 640  # longer than the gateway's key: one preamble has one key
 _QUESTION_LINES = 4
 _TURNS, _SINGLES = 4, 2  # of a conversation; questions without a session between two of them
 _KEY_BYTES = 512  # as gateway/key.lua counts them
@@ -28,7 +28,7 @@ _PRIME = 4294967291
 class Talk:
     """A conversation, which has a session, or a single question, which has none.
 
-    Every question is sent with everything that was said before.
+    Every question is sent with the conversation before it.
     """
 
     session: str | None
@@ -37,7 +37,7 @@ class Talk:
 
 
 def talks(clients: int, rounds: int, preambles: int = PREAMBLES) -> list[list[Talk]]:
-    """What each of so many clients does, one thing after the other."""
+    """Each client's talks, in order."""
     texts = ["".join(item.text.splitlines(True)[:_QUESTION_LINES]) for item in code(200)]
     begins = ["".join(random.Random(n).sample(texts, len(texts))) for n in range(preambles)]
     shared = [f"# {number}\n{text[:_PREAMBLE_BYTES]}\n\n" for number, text in enumerate(begins)]
@@ -60,12 +60,12 @@ def _of_client(
 
 
 def requests(plan: Sequence[Sequence[Talk]]) -> int:
-    """How many requests that is."""
+    """Number of requests of a plan."""
     return sum(len(talk.questions) for client in plan for talk in client)
 
 
 def body(prompt: str, stream: bool) -> dict[str, Any]:
-    """A request for an answer of `OUTPUT` tokens, whatever the model would end at."""
+    """A request for an answer of exactly `OUTPUT` tokens."""
     return {
         "prompt": prompt, "max_new_tokens": OUTPUT, "ignore_eos": True, "temperature": 0,
         "stream": stream,
@@ -74,7 +74,7 @@ def body(prompt: str, stream: bool) -> dict[str, Any]:
 
 @cache
 def key(talk: Talk) -> str:
-    """What the gateway routes this by: the header that gateway/key.lua makes of it."""
+    """The gateway's key of a talk: the header that gateway/key.lua makes of it."""
     if talk.session is None:
         text = "text \n" + json.dumps(talk.preamble + talk.questions[0])[:_KEY_BYTES]
     else:

@@ -1,40 +1,44 @@
-"""Whole requests that all arrive at once: our service over HTTP beside the peers' own batching.
+"""Whole requests that all arrive at once: our service over HTTP, the peers with their own batching.
 
-A case is a number of clients. Each sends a prompt and waits for its answer; the time runs from
-the first one's sending to the last one's last token, prompts included. Ours is the real service in
-a process of its own, asked over connections that stream; the peers are called directly, which
-spares them HTTP and text. Sides take turns round by round as in `compare`, with the same prompts.
+A case is a number of clients. Each sends a prompt and waits for its answer. The time runs from the
+first sending to the last token of the last answer, prompts included. Ours is the real service in a
+process of its own, asked over connections that stream. The peers are called directly, which spares
+them HTTP and text. Sides take turns round by round as in `compare`, with the same prompts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.memory.page_cache import evict
-from bench.models import BenchModel, Progress
+from bench.models import TINYLLAMA_VOCAB, BenchModel, tinyllama
 from bench.peers import compare
-from bench.peers.compare import OURS, SideProcess
+from bench.peers.compare import OURS, THREADS, SideProcess
+from bench.peers.environment import install
 from bench.peers.models import LLAMA_CPP, OPENVINO
-from bench.serving.clients import HttpSide
-from bench.serving.server import serving
-from bench.tools.quiet import Turns, cpu_seconds, main_thread_seconds
-from bench.tools.report import Outcome, Table, Wanted, spread
-from bench.tools.stats import Summary
+from bench.serving.server import Client, ServerError, events, serving
+from bench.tools.quiet import Case, Turns, cpu_seconds, main_thread_seconds
+from bench.tools.report import Outcome, Summary, Table, Wanted, progress
 from bench.tools.worker import Worker, WorkerError
 from specops.text.tokenizer import Tokenizer
 
 PROMPT, OUTPUT = 200, 64  # tokens of a request
 _CAPACITY = 512  # tokens per row
 _WANTED = {1: 1.6, 2: 1.7, 4: 1.6, 8: 1.5}  # of the faster peer's throughput, by clients
-_AGREEMENT = 0.1  # least share of prompts that a peer goes on from with one of our five likeliest
+_LIKELIEST = 5  # first tokens of an answer: the API tells no more
+_AGREEMENT = 0.1  # least share of prompts for which a peer's first token is one of these
 _AGREEMENT_PROMPTS = 8
 
 Prompts = Sequence[Sequence[int]]
@@ -54,94 +58,137 @@ FULL = Plan(starts=2, rounds=3)
 QUICK = Plan(starts=1, rounds=1, clients=(1, 2), output=8)
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Requests that arrive at once."""
+class HttpSide:
+    """Our service, asked by `most` clients. A context manager: it closes their connections.
 
-    clients: int
-    vocab: int
-    seldom: bool = False
+    It decodes plainly: other benchmarks measure speculation, and a random model repeats itself more
+    than any real one.
+    """
 
-    @property
-    def title(self) -> str:
-        """How many."""
-        return str(self.clients)
+    def __init__(self, pid: int, client: Client, most: int) -> None:
+        self.pid = pid
+        self._clients = [Client(client.port) for _ in range(most)]
+        self._threads = ThreadPoolExecutor(most)
 
+    def __enter__(self) -> HttpSide:
+        self._model = json.loads(self._clients[0].get("/v1/models"))["data"][0]["id"]
+        self._clients[0].close()
+        return self
 
-@dataclass(slots=True)
-class Measured(compare.Measured):
-    """All rounds in the order in which they ran; `agreement` is the share of first tokens."""
+    def __exit__(self, *exception: object) -> None:
+        for client in self._clients:
+            client.close()
+        self._threads.shutdown()
 
-    plan: Plan
-    http: dict[str, list[float]] = field(default_factory=dict)  # clients -> share of our CPU time
-    asked: Counter[tuple[str, int]] = field(default_factory=Counter)  # clients, process
+    def complete(self, prompts: Prompts, output: int) -> tuple[float, list[list[str]]]:
+        """Send all prompts at once, for `output` tokens each.
 
-    def ask(self, case: Case, side: Side) -> list[float]:
-        """Seconds of the answers; of our process, notes the event loop's share of its time."""
-        self.asked[case.title, side.pid] += 1  # every round has new prompts, for all sides
-        prompts = _prompts(case.clients, case.vocab, 1000 + 10 * self.asked[case.title, side.pid])
-        loop, whole = main_thread_seconds(side.pid), cpu_seconds(side.pid)
-        seconds, _ = side.complete(prompts, self.plan.output)
-        if isinstance(side, HttpSide):
-            share = (main_thread_seconds(side.pid) - loop) / (cpu_seconds(side.pid) - whole)
-            self.http.setdefault(case.title, []).append(share)
-        return [seconds]
+        Returns:
+            Seconds from the first sending to the end of the last answer, and for each prompt the
+            texts of the most likely first tokens. They are empty if `output` is more than one,
+            because probabilities take time.
+        """
+        for client in self._clients[: len(prompts)]:
+            client.connect()
+        start = time.perf_counter()
+        firsts = list(self._threads.map(self._ask, self._clients, prompts, repeat(output)))
+        return time.perf_counter() - start, firsts
+
+    def _ask(self, client: Client, prompt: Sequence[int], output: int) -> list[str]:
+        body = {"model": self._model, "prompt": prompt, "max_tokens": output, "temperature": 0}
+        body |= {"ignore_eos": True, "drafter": "none", "stream": True}
+        body |= {"stream_options": {"include_usage": True}}
+        body |= {"logprobs": _LIKELIEST if output == 1 else None}
+        first, *_, last = events(client.post("/v1/completions", body))
+        client.close()
+        if (got := last["usage"]["completion_tokens"]) != output:
+            raise ServerError(f"{got} tokens came, not {output}")
+        told = first["choices"][0]["logprobs"]
+        return list(told["top_logprobs"][0]) if told else []
 
 
 class PeerSide:
-    """A peer's process, whose model is loaded, asked through the protocol."""
+    """A peer's process with its model."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self.pid = worker, worker.pid
 
-    def complete(self, prompts: Prompts, output: int) -> tuple[float, list[Any]]:
-        """See `HttpSide`, but for what each answer begins with: its first token."""
-        answer = self._worker.ask("complete", prompts=prompts, output=output)
-        if any(len(tokens) != output for tokens in answer["tokens"]):
+    def complete(self, prompts: Prompts, output: int) -> tuple[float, list[int]]:
+        """Send all prompts at once; returns seconds, and each answer's first token."""
+        seconds, answers = self._worker.ask("complete", prompts=prompts, output=output)
+        if any(len(tokens) != output for tokens in answers):
             raise WorkerError(f"{self._worker.name} did not answer with {output} tokens each")
-        return float(answer["seconds"]), [tokens[0] for tokens in answer["tokens"]]
+        return seconds, [tokens[0] for tokens in answers]
 
 
 Side = HttpSide | PeerSide
 
 
-def peers(python: Path, files: Mapping[str, Path]) -> dict[str, SideProcess]:
-    """The peers' processes, ready to be started."""
-    modules = {LLAMA_CPP: "llama_worker", OPENVINO: "genai_worker"}
-    return {name: compare.peer(python, module, files[name]) for name, module in modules.items()}
+@dataclass(slots=True)
+class Measured(compare.Measured):
+    """What was measured; `agreement` is the share of first tokens."""
+
+    plan: Plan
+    # By number of clients: the event loop's share of our process's CPU time.
+    http: dict[str, list[float]] = field(default_factory=dict)
+    _asked: Counter[tuple[int, int]] = field(default_factory=Counter)  # by clients and process
+
+    def ask(self, clients: int, vocab: int, side: Side) -> list[float]:
+        """Seconds of the answers. Every round has new prompts, the same for all sides."""
+        self._asked[clients, side.pid] += 1
+        prompts = _prompts(clients, vocab, 1000 + 10 * self._asked[clients, side.pid])
+        loop, whole = main_thread_seconds(side.pid), cpu_seconds(side.pid)
+        seconds, _ = side.complete(prompts, self.plan.output)
+        if isinstance(side, HttpSide):
+            share = (main_thread_seconds(side.pid) - loop) / (cpu_seconds(side.pid) - whole)
+            self.http.setdefault(str(clients), []).append(share)
+        return [seconds]
+
+
+def run(plan: Plan) -> Outcome:
+    """Measure TinyLlama's shape on all sides."""
+    others = compare.peers(install(), llama="llama_worker", openvino="genai_worker")
+    model = tinyllama()
+    return outcome(model.title, measure(model, others, plan, TINYLLAMA_VOCAB))
 
 
 def measure(
-    model: BenchModel, processes: Mapping[str, SideProcess], plan: Plan, *, threads: int,
-    vocab: int, progress: Progress, turns: Turns | None = None,
-) -> Measured:  # fmt: skip
+    model: BenchModel,
+    processes: Mapping[str, SideProcess],
+    plan: Plan,
+    vocab: int,
+    turns: Turns | None = None,
+) -> Measured:
     """Time every number of clients on every side."""
-    measured = Measured(plan, threads, turns=turns or Turns())
+    measured = Measured(plan, turns or Turns())
     spelled = Tokenizer.load(Path(model.settings.target)).spelling
-    cases = [Case(clients, vocab) for clients in plan.clients]
+    cases = [
+        Case(str(clients), lambda side, clients=clients: measured.ask(clients, vocab, side))
+        for clients in plan.clients
+    ]
     for start in range(plan.starts):
         progress(f"starting all sides, {start + 1} of {plan.starts}")
         evict(model.settings.cache_dir)
         compare.from_disk(processes.values())
-        with _started(model, processes, plan, measured) as sides:
+        with _started(model, processes, measured) as sides:
             _agree(sides, measured, vocab, lambda token: spelled(token)[0])
-            measured.turns.measure(sides, cases, plan.rounds, measured.ask, measured.ms)
+            measured.turns.measure(sides, cases, plan.rounds)
     return measured
 
 
 @contextlib.contextmanager
 def _started(
-    model: BenchModel, processes: Mapping[str, SideProcess], plan: Plan, measured: Measured
+    model: BenchModel, processes: Mapping[str, SideProcess], measured: Measured
 ) -> Iterator[dict[str, Side]]:
-    rows = max(*plan.clients, _AGREEMENT_PROMPTS)
+    rows = max(*measured.plan.clients, _AGREEMENT_PROMPTS)
     sizes = {"context": _CAPACITY, "kv_tokens": rows * _CAPACITY}
-    settings = replace(model.settings, slots=rows, threads=measured.threads, **sizes)
+    settings = replace(model.settings, slots=rows, threads=THREADS, **sizes)
     with contextlib.ExitStack() as stack:
         pid, client = stack.enter_context(serving(settings))
         sides: dict[str, Side] = {OURS: stack.enter_context(HttpSide(pid, client, rows))}
         measured.runs_on[OURS] = f"specops serve, {sys.version.split()[0]}"
         for name, process in processes.items():
-            opened = compare.loaded(name, process, measured.threads, rows, _CAPACITY)
+            opened = compare.loaded(name, process, rows, _CAPACITY)
             worker, measured.runs_on[name] = stack.enter_context(opened)
             sides[name] = PeerSide(worker)
         yield sides
@@ -153,60 +200,54 @@ def _prompts(count: int, vocab: int, seed: int) -> Prompts:
     return rng.integers(1, vocab, (count, PROMPT)).tolist()  # type: ignore[no-any-return]
 
 
-def _agree(sides: Mapping[str, Side], measured: Measured, vocab: int, spelled: Any) -> None:
-    """Warm all sides up, and see that they go on from a prompt alike.
+def _agree(
+    sides: Mapping[str, Side], measured: Measured, vocab: int, spelled: Callable[[int], str]
+) -> None:
+    """Warm all sides up, and check that they continue prompts alike.
 
-    Weights are rounded differently, and the likeliest of a random model's tokens are close
-    together, so not always; but by chance it would be one in thousands.
+    Their weights are rounded differently, and the most likely tokens of a random model have nearly
+    the same probability, so they do not always agree; but by chance it would be one in thousands.
     """
     prompts = _prompts(_AGREEMENT_PROMPTS, vocab, seed=1)
-    firsts = {name: side.complete(prompts, 1)[1] for name, side in sides.items()}
+    firsts: dict[str, Any] = {name: side.complete(prompts, 1)[1] for name, side in sides.items()}
     for name in sides.keys() - {OURS}:
-        alike = sum(
-            spelled(token) in likeliest
-            for likeliest, token in zip(firsts[OURS], firsts[name], strict=True)
-        )
+        pairs = zip(firsts[OURS], firsts[name], strict=True)
+        alike = sum(spelled(token) in likeliest for likeliest, token in pairs)
         measured.agreement[name] = share = alike / len(prompts)
         if share < _AGREEMENT:
             raise WorkerError(f"{name} computes something else: {share:.0%} of first tokens agree")
 
 
 def outcome(title: str, measured: Measured) -> Outcome:
-    """A row per number of clients: tokens per second of every side, ours over the better peer's."""
-    names, output = list(measured.runs_on), measured.plan.output
+    """A row per number of clients: tokens per second of every side, and ours over the best peer."""
+    names, plan, turns = list(measured.runs_on), measured.plan, measured.turns
     rows, cases, wanted = [], [], []
-    for clients, ms in measured.ms.items():
-        rival, ratio = compare.fastest(ms, [name for name in ms if name != OURS])
-        tokens = 1000 * int(clients) * output
+    for clients, ms in turns.ms.items():
+        rival, ratio = turns.rival(clients)
+        tokens = 1000 * int(clients) * plan.output
         rates = {name: Summary.of([tokens / took for took in ms[name]]) for name in names}
-        rows.append((clients, *(spread(rate, 1) for rate in rates.values()), spread(ratio), rival))
+        rows.append((clients, *(rate.spread(1) for rate in rates.values()), ratio.spread(), rival))
         told = {name: asdict(rate) for name, rate in rates.items()}
-        case = {"clients": clients, "milliseconds": ms, "http_share": measured.http[clients]}
-        case |= {"tokens_per_second": told, "rival": rival, "ratio": asdict(ratio)}
-        cases.append(case)
+        case = {"clients": clients, "http_share": measured.http[clients], "rival": rival}
+        cases.append(case | {"tokens_per_second": told, "ratio": asdict(ratio)})
         what = f"{clients} clients: times the tokens of {rival}"
         wanted.append(Wanted(what, _WANTED.get(int(clients), 1.5), ratio.median))
-    columns = ("clients", *(f"{name}, tok/s" for name in names), "ratio", "against")
-    title = f"Requests at once, against its peers: {title}"
-    result = {"prompt": PROMPT, "threads": measured.threads, "plan": asdict(measured.plan)}
-    result |= {"runs_on": measured.runs_on, "agreement": measured.agreement, "cases": cases}
-    result |= {"turns": asdict(measured.turns)}
-    return Outcome(result, [Table(title, columns, rows, _notes(measured))], wanted=wanted)
-
-
-def _notes(measured: Measured) -> tuple[str, ...]:
-    plan = measured.plan
     agreeing = ", ".join(f"{name} {share:.0%}" for name, share in measured.agreement.items())
     http = measured.http.items()
     shares = ", ".join(f"{Summary.of(found).median:.1%} with {clients}" for clients, found in http)
-    return (
+    notes = (
         f"prompts of {PROMPT} tokens, outputs of {plan.output}, all sent at once; tok/s: "
         "generated tokens of all clients over the time from the first sending to the last token, "
         "prompts' passes included; ratio: over the faster peer, round by round with quartiles",
         f"{OURS}: over HTTP, streaming, plain decoding; the peers are called directly, "
         f"{LLAMA_CPP} with all prompts in one batch, {OPENVINO} through its continuous batching",
-        compare.versions(measured.runs_on, measured.threads),
+        measured.versions,
         f"of {OURS}'s processor time its event loop took {shares} clients: all of HTTP",
-        f"{plan.starts} starts, {plan.rounds} rounds; share of prompts that are gone on from with "
-        f"one of the five tokens that {OURS} finds likeliest: {agreeing}; {measured.turns.told}",
+        f"{plan.starts} starts, {plan.rounds} rounds; share of prompts that are continued with "
+        f"one of {OURS}'s five most likely tokens: {agreeing}; {turns.told}",
     )
+    columns = ("clients", *(f"{name}, tok/s" for name in names), "ratio", "against")
+    table = Table(f"Requests at once, against its peers: {title}", columns, rows, notes)
+    result = {"prompt": PROMPT, "threads": THREADS, "plan": asdict(plan)}
+    result |= {"runs_on": measured.runs_on, "agreement": measured.agreement, "cases": cases}
+    return Outcome(result | {"turns": asdict(turns)}, [table], wanted=wanted)

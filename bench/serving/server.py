@@ -1,4 +1,4 @@
-"""The HTTP API as its users meet it: `specops serve` in a process of its own, and one client."""
+"""The HTTP API as its users see it: `specops serve` in a process of its own, and a client."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _EVENT, _DONE = b"data: ", b"[DONE]"
 
 
 class ServerError(RuntimeError):
-    """The server did not start, or refused a request; the message holds what it said."""
+    """The server did not start, or refused a request; the message has its words."""
 
 
 class RefusedError(ServerError):
-    """A request was answered with another `status` than 200."""
+    """A request was answered with another status than 200."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"HTTP {status}: {text}")
@@ -39,7 +39,7 @@ class RefusedError(ServerError):
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The `SPECOPS_` variables that make a process read these settings, as `from_env` read them."""
+    """The `SPECOPS_*` variables from which a process reads exactly these settings."""
     values = {item.name: getattr(settings, item.name) for item in fields(settings)}
     return {
         PREFIX + name.upper(): str(int(value)) if isinstance(value, bool) else str(value)
@@ -60,7 +60,7 @@ class Client:
         self._connection.close()
 
     def ready(self) -> bool:
-        """Whether `GET /health` says so."""
+        """Whether the server is ready, by `GET /health`."""
         self._connection.request("GET", "/health")
         response = self._connection.getresponse()
         health = json.loads(response.read())
@@ -73,12 +73,12 @@ class Client:
         self._connection.connect()
 
     def get(self, path: str) -> str:
-        """What is at a path."""
+        """`GET` a path; returns the text of the answer."""
         self._connection.request("GET", path)
         return self._connection.getresponse().read().decode()
 
     def metric(self, name: str, path: str = "/metrics") -> float:
-        """The value of a metric, over all its labels."""
+        """The sum of a metric over all its labels."""
         rows = self.get(path).splitlines()
         kept = [row for row in rows if row.startswith((f"{name} ", f"{name}{{"))]
         if not kept:
@@ -86,14 +86,18 @@ class Client:
         return sum(float(row.rpartition(" ")[2]) for row in kept)
 
     def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """`POST /generate`; the answer."""
+        """`POST /generate`; returns the answer."""
         answer: dict[str, Any] = json.loads(self.post("/generate", body).read())
         return answer
 
     def post(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> http.client.HTTPResponse:
-        """The beginning of an answer; another status than 200 is a `RefusedError`."""
+        """`POST` JSON; returns the answer, whose body is still to be read.
+
+        Raises:
+            RefusedError: the status is not 200.
+        """
         headers = {"Content-Type": "application/json", **(headers or {})}
         self._connection.request("POST", path, json.dumps(body).encode(), headers)
         response = self._connection.getresponse()
@@ -103,7 +107,7 @@ class Client:
 
 
 def events(response: http.client.HTTPResponse) -> list[dict[str, Any]]:
-    """Everything that an answer streams."""
+    """All events of a streamed answer."""
     lines = [line.removeprefix(_EVENT).strip() for line in response if line.startswith(_EVENT)]
     if len(lines) < 2 or lines[-1] != _DONE:
         raise ServerError(f"the stream ended early: {lines[-1:]}")
@@ -116,7 +120,7 @@ def serving(
 ) -> Iterator[tuple[int, Client]]:
     """Run the API on a free loopback port; yields its process id and a client.
 
-    `enclosed` makes of the command line another one that ends in becoming the first.
+    `enclosed` wraps the command line in another one, which must become the first in the end.
     """
     settings = replace(settings, host=_HOST, port=free_port(), log_level="warning")
     inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
@@ -138,7 +142,12 @@ def serving(
             yield process.pid, client
         finally:
             client.close()
-            _end(process)
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], client: Client) -> None:
@@ -155,17 +164,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], client: Client) -> None:
     raise ServerError(f"the server was not ready after {_START_SECONDS:g} s")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port: int = probe.getsockname()[1]

@@ -1,9 +1,8 @@
 """What speculation gains on ordinary chat: 200 questions in eight kinds and five languages.
 
-The questions are this project's own (`bench/chat_prompts.json`). Every third of them, from the
-first on, is for choosing thresholds; the others are held out, and only they are measured unless
-those are asked for. Answers end where the model ends them. No run draws on what an earlier one
-said.
+The questions are this project's own (`bench/chat_prompts.json`). Every third question, from the
+first on, is for choosing thresholds; the others are held out. By default only those are measured.
+Answers end where the model ends them. No run reuses an earlier run's answers.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.speculation import ways
 from bench.speculation.ways import PLAIN, Measured, Row, Runner, Sizes
@@ -21,13 +20,13 @@ from specops.config import ConfigError
 
 PROMPTS = Path(__file__).resolve().parents[1] / "chat_prompts.json"
 AT_ONCE = 4
-_CHOOSING = 3  # every so many questions one is for choosing thresholds
+_CHOOSING = 3  # one of so many questions is for choosing thresholds
 _MEDIAN, _SUM, _ANYWHERE, _SUM_AT_ONCE = 1.35, 1.4, 0.97, 1.15  # of plain decoding's speed
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: `each` questions of every kind at most, of those that are held out."""
+    """How much is measured: at most `each` questions of every kind."""
 
     each: int
     sizes: Sizes
@@ -38,7 +37,7 @@ QUICK = Plan(4, Sizes(new_tokens=48))
 
 
 def questions(*, choosing: bool) -> list[tuple[str, str]]:
-    """Kind and text of the questions that are held out, or of those for choosing thresholds."""
+    """Kind and text of the held-out questions, or of those for choosing thresholds."""
     table = json.loads(PROMPTS.read_text("utf-8"))
     found = [
         (kind, text)
@@ -49,11 +48,11 @@ def questions(*, choosing: bool) -> list[tuple[str, str]]:
     return [item for place, item in enumerate(found) if (place % _CHOOSING == 0) is choosing]
 
 
-def run(model: BenchModel, plan: Plan, progress: Progress, *, choosing: bool = False) -> Outcome:
+def run(model: BenchModel, plan: Plan, *, choosing: bool = False) -> Outcome:
     """Ask one by one and `AT_ONCE` at a time, plainly and adaptively in turns.
 
     Raises:
-        ConfigError: the model is none to chat with.
+        ConfigError: the model has no chat template.
     """
     runner = Runner.load(model, chat=True)
     if not runner.engine.info.chat:
@@ -64,9 +63,9 @@ def run(model: BenchModel, plan: Plan, progress: Progress, *, choosing: bool = F
         for kind in dict.fromkeys(kind for kind, _ in asked)
         for text in [text for other, text in asked if other == kind][: plan.each]
     ]
-    alone = ways.measure(runner, [runner.own], prompts, plan.sizes, progress)
+    alone = ways.measure(runner, [runner.own], prompts, plan.sizes)
     sizes = replace(plan.sizes, at_once=AT_ONCE)
-    together = ways.measure(runner, [runner.own], prompts, sizes, progress)
+    together = ways.measure(runner, [runner.own], prompts, sizes)
     which = "for choosing" if choosing else "held out"
     return outcome(model, alone, together, plan.sizes, which)
 
@@ -74,7 +73,7 @@ def run(model: BenchModel, plan: Plan, progress: Progress, *, choosing: bool = F
 def outcome(
     model: BenchModel, alone: Measured, together: Measured, sizes: Sizes, which: str
 ) -> Outcome:
-    """A row per kind and one over all, and what several at once come to."""
+    """A row per kind, one over all, and one for several clients at once."""
     (own,) = [config for config in alone.runs if config != PLAIN]
     kinds = {kind: alone.of(kind).row(own) for kind in alone.categories}
     rows = kinds | {"all": alone.row(own), f"all, {AT_ONCE} clients": together.row(own)}
@@ -104,7 +103,7 @@ def outcome(
 
 
 def sources_table(row: Row) -> Table:
-    """A line per source: its draft tokens, and the share of them accepted at each position."""
+    """A row per source: its draft tokens, and the share accepted at each position."""
     longest = max((len(one.verified_per_position) for one in row.sources.values()), default=0)
     lines = []
     for name, source in row.sources.items():

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel
 from bench.prompts import CODE, Prompt
 from bench.speculation import ways
 from bench.speculation.ways import FIXED, Config, Measured, Runner, Sizes
-from bench.tools.report import Outcome, Wanted, yes
+from bench.tools.report import Chart, Outcome, Series, Wanted, yes
 
-# Of adaptive speculation with the service's own drafter.
+# Targets of adaptive speculation with the service's default drafter.
 _WANTED_ON_CODE, _WANTED_JUMP, _WANTED_ANYWHERE = 1.5, 2.2, 0.97
 
 
@@ -27,16 +27,16 @@ FULL = Plan(20, Sizes(new_tokens=128, rounds=3))
 QUICK = Plan(2, Sizes(new_tokens=16))
 
 
-def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> Outcome:
+def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
     """Measure all ways on all prompts."""
     runner = Runner.load(model)
     configs = sorted(runner.ways(FIXED), key=lambda way: way.adaptive)
-    measured = ways.measure(runner, configs, prompts, plan.sizes, progress)
+    measured = ways.measure(runner, configs, prompts, plan.sizes)
     return outcome(model, measured, plan.sizes, runner.own)
 
 
 def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) -> Outcome:
-    """Every greedy answer must be plain decoding's; `own` is what the service does by default."""
+    """The tables. Every greedy answer must be plain decoding's; `own` is the default way."""
     found = {text: measured.of(text) for text in measured.categories}
     sound = ways.lossless(found)
     each = {text: len(item.batches) // sizes.rounds for text, item in found.items()}
@@ -48,8 +48,10 @@ def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) ->
         f"{counted} prompts, {sizes.new_tokens} new tokens each, {sizes.rounds} rounds, one stream",
         f"every greedy output that of plain decoding: {yes(sound)}",
     )
-    title = f"Speed over plain decoding: {model.title}"
-    chart = ways.speedups(title, "bars", "kind of text", found)
+    drafting = [way for way in measured.runs if way.k]
+    bars = [Series.of(way.label, [item.over(way) for item in found.values()]) for way in drafting]
+    title, up = f"Speed over plain decoding: {model.title}", "times plain decoding"
+    chart = Chart(title, "kind of text", up, bars, list(found), level=1.0)
     wanted = [
         Wanted(f"{text}: {own.label} over plain", _WANTED_ON_CODE if text == CODE
                else _WANTED_ANYWHERE, item.over(own).median)

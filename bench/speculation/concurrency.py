@@ -1,7 +1,7 @@
 """Several requests at once: what adaptive speculation gains, and whether it ever loses.
 
-All requests of a batch share every pass, draft tokens of all of them included, so verifying costs
-little as long as a pass is short; whether a draft token pays turns with the load and with the text.
+All requests of a batch share every pass, with the draft tokens of all of them. So verifying costs
+little as long as a pass is short. Whether a draft token pays depends on the load and on the text.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel
 from bench.prompts import CODE, Prompt
 from bench.speculation import ways
 from bench.speculation.ways import FIXED, Config, Measured, Runner, Sizes
 from bench.tools.report import Outcome
 
 _OF_PLAIN = {(CODE, 1): 1.5, (CODE, 4): 1.5, (CODE, 8): 1.3}
-_NO_LOSS = 0.97  # of plain decoding on any other text or load; of the better fixed way everywhere
+_NO_LOSS = 0.97  # of plain decoding on any other text or load, and of the best fixed way
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: every load of `loads` requests at once, on all prompts in batches."""
+    """How much is measured: every number of requests at once in `loads`, on all prompts."""
 
     each: int
     sizes: Sizes
@@ -34,7 +34,7 @@ QUICK = Plan(2, Sizes(new_tokens=16), loads=(2,))
 Loads = dict[str, dict[int, Measured]]  # by text, then by requests at once
 
 
-def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> Outcome:
+def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
     """Measure plain decoding, fixed and adaptive speculation under every load."""
     slots = max(model.settings.slots, *plan.loads)
     runner = Runner.load(replace(model, settings=replace(model.settings, slots=slots)))
@@ -43,23 +43,20 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Prog
     for text in dict.fromkeys(prompt.category for prompt in prompts):
         texts = [prompt for prompt in prompts if prompt.category == text]
         found[text] = {
-            load: ways.measure(runner, configs, texts, replace(plan.sizes, at_once=load), progress)
+            load: ways.measure(runner, configs, texts, replace(plan.sizes, at_once=load))
             for load in plan.loads
         }
     return outcome(model, found, plan, runner.own)
 
 
 def outcome(model: BenchModel, found: Loads, plan: Plan, own: Config) -> Outcome:
-    """The table, and a chart of the default drafter."""
-    parts, wanted, charts = {}, [], []
+    """The table and the targets."""
+    parts, wanted = {}, []
     for text, loads in found.items():
         for load, measured in loads.items():
             parts[where := f"{text}, {load} at once"] = measured
             of_plain = _OF_PLAIN.get((text, load), _NO_LOSS)
             wanted += ways.judged(where, measured, own, of_plain=of_plain, of_best=_NO_LOSS)
-        places = {str(load): measured for load, measured in loads.items()}
-        title = f"{text}: speed over plain decoding"
-        charts.append(ways.speedups(title, "lines", "requests at once", places, own.drafter))
     table = ways.rows_table(
         f"Requests at once: {model.title}",
         "text",
@@ -68,4 +65,4 @@ def outcome(model: BenchModel, found: Loads, plan: Plan, own: Config) -> Outcome
         f"each, {plan.sizes.rounds} rounds, all of a batch sent at once",
     )
     result = {"model": model.key, **asdict(plan.sizes), "loads": ways.record(parts)}
-    return Outcome(result, [table], charts, wanted)
+    return Outcome(result, [table], wanted=wanted)

@@ -1,10 +1,10 @@
 """Is output always that of plain decoding alone? Every drafter and length, in every circumstance.
 
 Each prompt is decoded once plainly and alone, in this process. Then every drafter with every draft
-length answers it in other processes, among others: so many requests at once that arrive and leave
-at random, with passes of random width, with and without the prefix cache, with a KV cache so small
-that requests give their blocks up, with one thread and with two, with every kernel that this
-processor runs. All tokens must be equal, and all log-probabilities to the bit.
+length answers it in other processes, together with other requests: they arrive and leave at random,
+with passes of random width, with and without the prefix cache, with a KV cache so small that
+requests give up their blocks, with one thread and with two, with every kernel that this processor
+runs. All tokens must be equal, and all log-probabilities to the bit.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.speculation.equality_worker import run as run_together
 from bench.speculation.ways import PLAIN, Config, Runner
-from bench.tools.report import Outcome, Table, yes
+from bench.tools.report import Outcome, Table, progress, yes
 from bench.tools.worker import Worker
 from specops.config import Settings
 from specops.runtime import kernels
@@ -29,8 +29,8 @@ _SLOWEST = kernels.NAMES[-1]
 _PASS_TOKENS = (16, 17, 24, 33, 48, 64, 96, 130, 256)
 _PREFIX_CACHES = ("off", "client", "all")
 _CLIENTS = ("", "one", "other")
-_LEAVES = 0.1  # of the requests: their client leaves before the end
-_TIGHT_REQUESTS = 2  # of the longest: the tokens of a KV cache that forces preemption
+_LEAVES = 0.1  # share of requests whose client leaves before the end
+_TIGHT_REQUESTS = 2  # a KV cache for so many of the longest requests forces preemption
 _SLOW_WAYS = 4  # the slowest kernels take every fourth way
 _PATIENCE = 3600.0  # seconds that a process's answer may take
 
@@ -42,9 +42,9 @@ class Plan:
     prompts: int  # each is answered in every way
     new_tokens: int
     chunk: int = 10  # prompts per process
-    slow_every: int = 10  # of so many chunks the slowest kernels answer one, too:
-    slow_prompts: int = 2  # so many of its prompts
-    loads: tuple[int, ...] = (1, 4, 8, 16)  # requests at once, drawn for every group; with 1
+    slow_every: int = 10  # the slowest kernels answer every tenth chunk, too
+    slow_prompts: int = 2  # but only so many of its prompts
+    loads: tuple[int, ...] = (1, 4, 8, 16)  # requests at once, drawn for every group
 
 
 FULL = Plan(prompts=500, new_tokens=128)
@@ -53,31 +53,20 @@ QUICK = Plan(prompts=2, new_tokens=16, chunk=2, slow_prompts=1)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One process: which prompts it answers, and in what circumstances."""
+    """One process: the prompts that it answers, and its circumstances."""
 
     number: int
-    first: int  # of the prompts
-    count: int
+    places: range  # of its prompts
     kernel: str
     threads: int
     prefix_cache: str
     pass_tokens: int
-    tight: bool  # the KV cache holds a few requests only
-
-    @property
-    def places(self) -> range:
-        """Of its prompts."""
-        return range(self.first, self.first + self.count)
-
-    @property
-    def rng(self) -> random.Random:
-        """Of this case's arrivals, departures and groups; the same every time."""
-        return random.Random(f"equality {self.number}")
+    tight: bool  # the KV cache holds only a few requests
 
 
 @dataclass(slots=True)
 class Count:
-    """What was compared of one kind; `first_differences` are places of tokens, an answer each."""
+    """Compared answers of one kind, with the place of the first other token of each."""
 
     requests: int = 0
     tokens: int = 0
@@ -86,11 +75,11 @@ class Count:
 
     @property
     def differing(self) -> int:
-        """Answers that are not to the bit what plain decoding alone brings."""
+        """Number of answers that are not to the bit those of plain decoding alone."""
         return len(self.first_differences) + self.logprobs_differ
 
     def take(self, got: Sequence[Any], expected: Sequence[Any]) -> None:
-        """Compare an answer, which may have been cut off, with plain decoding's."""
+        """Compare an answer, which may be cut off, with plain decoding's."""
         self.requests += 1
         self.tokens += len(got)
         if list(got) == list(expected[: len(got)]):
@@ -103,24 +92,24 @@ class Count:
             self.logprobs_differ += 1
 
 
-Counts = dict[str, dict[str, Count]]  # by what tells requests apart, and by its value
+Fields = dict[str, Any]  # of a request or of an answer
+Counts = dict[str, dict[str, Count]]  # by circumstance and by its value
 
 
-def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan, progress: Progress) -> Outcome:
+def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
     """Compare all processes' answers."""
     settings = replace(model.settings, slots=max(plan.loads))
     runner = Runner.load(replace(model, settings=settings))
     comparison = Comparison(runner, settings, prompts[: plan.prompts], plan)
     cases = list(circumstances(len(comparison.prompts), plan, runner.engine.info.threads))
-    counts: Counts = {}
     for number, case in enumerate(cases, 1):
-        comparison.compare(case, counts)
+        comparison.compare(case)
         progress(f"{number} of {len(cases)} processes, {case.kernel}, {case.threads} threads")
-    return outcome(model, counts, plan, len(comparison.prompts))
+    return outcome(model, comparison.counts, plan, len(comparison.prompts))
 
 
 def circumstances(prompts: int, plan: Plan, threads: int) -> Iterator[Case]:
-    """All processes, in order. What one of them runs with is drawn, the same in every run."""
+    """All processes, in order. Their circumstances are random, the same in every run."""
     runnable = kernels.NAMES[kernels.NAMES.index(kernels.kernel()) :]
     fast = runnable[:-1] or runnable
     number = 0
@@ -133,12 +122,17 @@ def circumstances(prompts: int, plan: Plan, threads: int) -> Iterator[Case]:
             rng = random.Random(f"circumstances {number}")
             runs_with = (kernel or rng.choice(fast), rng.choice(sorted({1, max(2, threads)})))
             caching = (rng.choice(_PREFIX_CACHES), rng.choice(_PASS_TOKENS), rng.random() < 0.5)
-            yield Case(number, first, most, *runs_with, *caching)
+            yield Case(number, range(first, first + most), *runs_with, *caching)
             number += 1
 
 
 class Comparison:
-    """Has processes answer prompts in all ways, and counts; `runner` decodes plainly and alone."""
+    """Has processes answer prompts in all ways and counts differences.
+
+    Attributes:
+        ways: every drafter with every draft length and adaptively, and plain decoding.
+        runner: decodes each prompt plainly and alone, in this process.
+    """
 
     def __init__(
         self, runner: Runner, settings: Settings, prompts: Sequence[Prompt], plan: Plan
@@ -146,56 +140,70 @@ class Comparison:
         self.ways = [PLAIN, *runner.ways(*range(1, settings.max_k_draft + 1))]
         self._engine = runner.engine
         self._settings, self.prompts, self._plan = settings, prompts, plan
+        self.counts: Counts = {}
         self._expected: dict[int, list[Any]] = {}  # plain decoding's answers by prompt
 
-    def compare(self, case: Case, counts: Counts) -> None:
+    def compare(self, case: Case) -> None:
         """Compare one process's answers."""
-        rng, plan = case.rng, self._plan
-        asked = [(place, way) for place in case.places for way in self._ways(case)]
+        rng, plan = random.Random(f"equality {case.number}"), self._plan
+        ways = self.ways[::_SLOW_WAYS] if case.kernel == _SLOWEST else self.ways
+        asked = [(place, way) for place in case.places for way in ways]
         rng.shuffle(asked)
         command = (sys.executable, "-m", "bench.speculation.equality_worker")
         with Worker(f"equality {case.number}", command, patience=_PATIENCE) as worker:
-            loaded = worker.ask("load", kernel=case.kernel, settings=self._told(case))
-            if (loaded["kernels"], loaded["threads"]) != (case.kernel, case.threads):
+            loaded = worker.ask("load", kernel=case.kernel, settings=self._process_settings(case))
+            if loaded != (case.kernel, case.threads):
                 raise RuntimeError(f"the process runs with {loaded}, which is not {case}")
             while asked:
                 load = rng.choice([load for load in plan.loads if load <= len(asked)])
                 group, asked = asked[:load], asked[load:]
-                requests = [
-                    self._fields(place, way)
-                    | {"client": rng.choice(_CLIENTS), "arrives": rng.randrange(3 * load)}
-                    | {"leaves": _leaves(rng, plan.new_tokens)}
-                    for place, way in group
-                ]
-                answers = worker.ask("run", requests=requests)["answers"]
+                requests = []
+                for place, way in group:
+                    request = self._request(place, way)
+                    request |= {"client": rng.choice(_CLIENTS), "arrives": rng.randrange(3 * load)}
+                    if rng.random() < _LEAVES:
+                        request["leaves"] = rng.randrange(1, plan.new_tokens)
+                    requests.append(request)
+                answers = worker.ask("run", requests=requests)
                 for (place, way), request, answer in zip(group, requests, answers, strict=True):
-                    expected = self._alone(place)
-                    if request["leaves"] is None and len(answer["tokens"]) != len(expected):
-                        raise RuntimeError(f"{len(answer['tokens'])} tokens came for {place}")
-                    for kind, value in _kinds(case, way, load, request, answer).items():
-                        count = counts.setdefault(kind, {}).setdefault(value, Count())
-                        count.take(answer["tokens"], expected)
+                    self._count(case, load, (place, way), request, answer)
 
-    def _ways(self, case: Case) -> Sequence[Config]:
-        return self.ways[::_SLOW_WAYS] if case.kernel == _SLOWEST else self.ways
-
-    def _alone(self, place: int) -> list[Any]:
-        """Plain decoding's answer."""
+    def _count(
+        self, case: Case, load: int, asked: tuple[int, Config], request: Fields, answer: Fields
+    ) -> None:
+        """Count an answer under each of its circumstances."""
+        place, way = asked
         if place not in self._expected:
-            (answer,) = run_together(self._engine, [self._fields(place, PLAIN)])
-            self._expected[place] = answer["tokens"]
-        return self._expected[place]
+            (alone,) = run_together(self._engine, [self._request(place, PLAIN)])
+            self._expected[place] = alone["tokens"]
+        expected = self._expected[place]
+        if request["leaves"] is None and len(answer["tokens"]) != len(expected):
+            raise RuntimeError(f"{len(answer['tokens'])} tokens came for {place}")
+        kinds = {
+            "all": "",
+            "way": way.label,
+            "requests at once": str(load),
+            "kernels": case.kernel,
+            "threads": str(case.threads),
+            "prefix cache": case.prefix_cache,
+            "most tokens of a pass": str(case.pass_tokens),
+            "client left": "no" if request["leaves"] is None else "yes",
+            "preempted": "yes" if answer["preemptions"] else "no",
+        }
+        for kind, value in kinds.items():
+            self.counts.setdefault(kind, {}).setdefault(value, Count()).take(
+                answer["tokens"], expected
+            )
 
-    def _fields(self, place: int, way: Config) -> dict[str, Any]:
-        """A request that arrives at once and stays, see `equality_worker.run`."""
+    def _request(self, place: int, way: Config) -> Fields:
+        """A request that arrives at once and whose client stays, see `equality_worker.run`."""
         prompt = self.prompts[place]
         asked = {"prompt_tokens": list(self._engine.encode(prompt.text))}
         asked |= {"arrives": 0, "leaves": None, "max_new_tokens": self._plan.new_tokens}
         asked |= {"sampling": asdict(prompt.sampling)}
         return asked | {"drafter": way.drafter, "k_draft": way.k, "adaptive": way.adaptive}
 
-    def _told(self, case: Case) -> dict[str, Any]:
-        """A process's settings."""
+    def _process_settings(self, case: Case) -> Fields:
         chosen = {"threads": case.threads, "prefix_cache": case.prefix_cache}
         told = replace(self._settings, max_batched_tokens=case.pass_tokens, **chosen)
         if case.tight:
@@ -206,34 +214,13 @@ class Comparison:
         return asdict(told)
 
 
-def _leaves(rng: random.Random, new_tokens: int) -> int | None:
-    """After how many tokens a request's client is gone, if at all."""
-    return rng.randrange(1, new_tokens) if rng.random() < _LEAVES else None
-
-
-def _kinds(
-    case: Case, way: Config, load: int, request: dict[str, Any], answer: dict[str, Any]
-) -> dict[str, str]:
-    """What a request is counted under."""
-    return {
-        "all": "",
-        "way": way.label,
-        "requests at once": str(load),
-        "kernels": case.kernel,
-        "threads": str(case.threads),
-        "prefix cache": case.prefix_cache,
-        "most tokens of a pass": str(case.pass_tokens),
-        "client left": "no" if request["leaves"] is None else "yes",
-        "preempted": "yes" if answer["preemptions"] else "no",
-    }
-
-
 def outcome(model: BenchModel, counts: Counts, plan: Plan, prompts: int) -> Outcome:
     """The table; everything must be equal."""
     sound = not any(count.differing for found in counts.values() for count in found.values())
     rows = []
     for kind, found in counts.items():
-        for value, count in sorted(found.items(), key=lambda item: _order(item[0])):
+        numbers_first = sorted(found.items(), key=lambda item: (item[0].zfill(9), item[0]))
+        for value, count in numbers_first:
             compared = (f"{count.requests:,}", f"{count.tokens:,}")
             other = (str(len(count.first_differences)), str(count.logprobs_differ))
             rows.append((f"{kind}: {value}" if value else kind, *compared, *other))
@@ -254,8 +241,3 @@ def outcome(model: BenchModel, counts: Counts, plan: Plan, prompts: int) -> Outc
             for kind, found in counts.items()}  # fmt: skip
     result = {"model": model.key, "prompts": prompts, "new_tokens": plan.new_tokens}
     return Outcome(result | {"lossless": sound, "counts": told}, [table], sound=sound)
-
-
-def _order(value: str) -> tuple[int, str]:
-    """Numbers by size, then words."""
-    return (int(value), "") if value.isdigit() else (sys.maxsize, value)

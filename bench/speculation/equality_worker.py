@@ -1,8 +1,8 @@
-"""One engine in a process of its own, asked for many requests at once in a repeatable order.
+"""One engine in a process of its own, which answers many requests at once in a repeatable order.
 
-Threads and kernels are a process's, so every such choice takes a process: it is told to `load`,
-then to `run` as often as wanted. When requests arrive and when their clients leave is counted in
-steps and tokens, not in seconds.
+Threads and kernels belong to a process, so every choice of them takes a process. It is asked to
+`load`, then to `run` as often as needed. Arrivals and departures of clients are counted in steps
+and tokens, not in seconds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ Token = tuple[int, float, tuple[tuple[int, float], ...]]
 """A token, its log-probability, and the likeliest tokens beside it with theirs."""
 
 
-def tokens_of(outputs: Sequence[Output]) -> list[Token]:
-    """What a request got, token by token, its log-probabilities to the last bit."""
+def _tokens(outputs: Sequence[Output]) -> list[Token]:
+    """The tokens of a request's outputs, with their log-probabilities to the last bit."""
     found: list[Token] = []
     for piece in (piece for output in outputs for piece in output.pieces):
-        if piece.logprob is None:
-            raise ValueError("log-probabilities were asked for and are not there")
         top = tuple((token, float(value)) for token, value in piece.logprob.top)
         found.append((piece.token, float(piece.logprob.chosen), top))
     return found
@@ -36,9 +34,9 @@ def tokens_of(outputs: Sequence[Output]) -> list[Token]:
 def run(engine: Engine, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Run requests together, each from the step on in which it arrives.
 
-    `requests` are fields of `GenerationRequest`, and `arrives`, in steps, and `leaves`, the tokens
-    after which its client is gone, or null. Returns the `tokens` of each and how often it was
-    preempted.
+    `requests` are fields of `GenerationRequest`, with two more: `arrives` is a step, `leaves` the
+    number of tokens after which the client leaves, or None. Returns for each request its `tokens`
+    and its number of `preemptions`.
     """
     scheduler = engine.scheduler
     arriving = sorted(range(len(requests)), key=lambda index: requests[index]["arrives"])
@@ -58,7 +56,10 @@ def run(engine: Engine, requests: Sequence[Mapping[str, Any]]) -> list[dict[str,
                 scheduler.cancel(name)
                 leaves[name] = None
         step += 1
-    return [_answer(outputs[str(index)]) for index in range(len(requests))]
+    found = (outputs[str(index)] for index in range(len(requests)))
+    return [
+        {"tokens": _tokens(parts), "preemptions": parts[-1].stats.preemptions} for parts in found
+    ]
 
 
 def _request(name: str, fields: Mapping[str, Any]) -> GenerationRequest:
@@ -68,27 +69,19 @@ def _request(name: str, fields: Mapping[str, Any]) -> GenerationRequest:
     return GenerationRequest(request_id=name, ignore_eos=True, logprobs=1, **values)
 
 
-def _answer(outputs: Sequence[Output]) -> dict[str, Any]:
-    last = outputs[-1]
-    if last.finish is None or last.stats is None:
-        raise ValueError(f"a request has no end: {last}")
-    return {"tokens": tokens_of(outputs), "preemptions": last.stats.preemptions}
-
-
 class EqualityWorker:
     """What a process does: `load`, then `run`."""
 
-    def load(self, kernel: str | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Load the engine with one of the kernels, or whichever is best, and tell of it."""
-        if kernel is not None:
-            kernels.force(kernel)
+    def load(self, kernel: str, settings: Mapping[str, Any]) -> tuple[str, int]:
+        """Load the engine with one of the kernels; returns its kernel and threads."""
+        kernels.force(kernel)
         self._engine = Engine.load(replace(Settings(), **settings))
         info = self._engine.info
-        return {"kernels": info.kernels, "threads": info.threads}
+        return str(info.kernels), info.threads
 
-    def run(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def run(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """See `run`."""
-        return {"answers": run(self._engine, requests)}
+        return run(self._engine, requests)
 
 
 if __name__ == "__main__":

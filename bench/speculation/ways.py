@@ -1,8 +1,8 @@
 """What speculation gains: ways of decoding against plain decoding, batch by batch, in turns.
 
 All ways run on a batch one after the other, so that each ratio compares what the same machine did
-with the same text within seconds. Every way has a controller of its own: none knows what another
-one has learned.
+with the same text within seconds. Every way has a controller of its own, which learns from that way
+only.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.engine.together import Answer, Batch, run_together
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.tools.quiet import settle
-from bench.tools.report import Chart, Table, Wanted, series, spread
-from bench.tools.stats import Summary, ratios, rotated
+from bench.tools.report import Summary, Table, Wanted, progress, ratios, rotated
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, GenerationStats, SourceStats
 from specops.speculation.controller import Controller
 from specops.text.chat_template import question
 
-FIXED = 3  # draft tokens a step, where their number is not adaptive
+FIXED = 3  # draft tokens a step of ways that are not adaptive
 _WARM_UP = 16  # tokens
-_WAVES = 4  # requests of each client, at least: the last of them are not all counted
+_WAVES = 4  # least requests of each client: not all of the last ones are counted
 
 HOW = (
     "tok/s, speedup and total: tokens of passes in which all clients' requests decode and no "
@@ -43,7 +42,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A drafter, and how much it drafts: `k` tokens a step, or as many as pay and `k` at most."""
+    """A drafter, and how much it drafts: `k` tokens a step, or `k` at most if it is adaptive."""
 
     drafter: str
     k: int
@@ -64,7 +63,7 @@ PLAIN = Config(NO_DRAFTER, 0)
 class Sizes:
     """How much is measured: every way `rounds` times on every batch.
 
-    A batch is a prompt; of `at_once` clients it is all prompts, which they ask one after another.
+    A batch is one prompt. With several clients at once it is all prompts, which they ask in turn.
     """
 
     new_tokens: int
@@ -73,13 +72,13 @@ class Sizes:
 
 
 class Runner:
-    """Runs batches on one engine; its controller learns from each way apart.
+    """Runs batches on one engine, with a controller for each way.
 
     Args:
-        engine: that runs them.
-        max_k: most draft tokens.
-        chat: prompts are questions, and answers end where the model ends them; else prompts are
-            continued, all by the same number of tokens.
+        engine: the engine that runs the requests.
+        max_k: most draft tokens of a request and step.
+        chat: prompts are questions, and answers end where the model ends them; otherwise prompts
+            are continued, all by the same number of tokens.
     """
 
     def __init__(self, engine: Engine, max_k: int, *, chat: bool = False) -> None:
@@ -95,7 +94,7 @@ class Runner:
 
     @property
     def own(self) -> Config:
-        """What the service does by default."""
+        """The service's default way."""
         return Config(self.engine.info.default_drafter, self._max_k, adaptive=True)
 
     def ways(self, *lengths: int) -> list[Config]:
@@ -128,7 +127,7 @@ class Runner:
     def run(
         self, prompts: Sequence[Prompt], config: Config, new_tokens: int, at_once: int = 1
     ) -> Batch:
-        """Answer prompts, so many at once, with what this way's controller has seen so far."""
+        """Answer prompts, `at_once` of them at a time, with this way's own controller."""
         scheduler = self.engine.scheduler
         if config not in self._controllers:
             costs = scheduler.cost_model, scheduler.draft_cost_model
@@ -140,30 +139,30 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What each way made of the batches, round by round."""
+    """The results of each way on the batches, round by round."""
 
     batches: list[Sequence[Prompt]]
     runs: dict[Config, list[Batch]]
 
     @property
     def categories(self) -> list[str]:
-        """Of the batches, each named after its first prompt's."""
+        """Categories of the batches; a batch has its first prompt's category."""
         return list(dict.fromkeys(batch[0].category for batch in self.batches))
 
     def of(self, category: str) -> Measured:
-        """What concerns one category."""
+        """The results on one category."""
         kept = [n for n, batch in enumerate(self.batches) if batch[0].category == category]
         runs = {config: [runs[n] for n in kept] for config, runs in self.runs.items()}
         return Measured([self.batches[n] for n in kept], runs)
 
     def add(self, more: Measured) -> None:
-        """Go on with further rounds of the same ways."""
+        """Add further rounds of the same ways."""
         self.batches.extend(more.batches)
         for config, runs in more.runs.items():
             self.runs[config].extend(runs)
 
     def over(self, config: Config, base: Config = PLAIN) -> Summary:
-        """How many times as fast as another way, batch by batch."""
+        """How many times as fast a way is as another one, batch by batch."""
         rates = ([batch.rate for batch in self.runs[way]] for way in (config, base))
         return Summary.of(ratios(*rates))
 
@@ -173,7 +172,7 @@ class Measured:
         return sum(b.tokens for b in runs) / sum(b.decode_seconds for b in runs)
 
     def best_fixed(self, drafter: str) -> Config:
-        """What adaptive drafts choose between: no drafts, or the length that is fastest."""
+        """The fastest fixed way of a drafter: no drafts, or one of its lengths."""
         fixed = [way for way in self.runs if not way.adaptive and way.drafter == drafter]
         return max(PLAIN, *fixed, key=self.rate)
 
@@ -182,7 +181,7 @@ class Measured:
         return [self.row(config) for config in self.runs]
 
     def row(self, config: Config) -> Row:
-        """Sum a way up."""
+        """The figures of one way."""
         runs, plain = self.runs[config], self.runs[PLAIN]
         answers = _answers(runs)
         stats = [answer.stats for answer in answers]
@@ -252,7 +251,7 @@ class Row:
             f"{self.tokens_per_jump:.2f}",
             f"{self.mean_acceptance_length:.2f}" if drafts else "",
             f"{self.tokens_per_second:.1f}",
-            spread(self.speedup) if drafts else "",
+            self.speedup.spread() if drafts else "",
             f"{self.total_speedup:.2f}" if drafts else "",
             f"{self.whole_speedup:.2f}" if drafts else "",
             f"{self.equal}/{self.greedy}" if drafts and self.greedy else "",
@@ -260,7 +259,7 @@ class Row:
 
 
 def by_source(stats: Iterable[GenerationStats]) -> dict[str, SourceStats]:
-    """What became of draft tokens by their source and position, over all of these requests."""
+    """Counts of draft tokens by source and position, over all of these requests."""
     found: dict[str, SourceStats] = {}
     for one in stats:
         for name, source in one.sources.items():
@@ -273,7 +272,6 @@ def measure(
     configs: Sequence[Config],
     prompts: Sequence[Prompt],
     sizes: Sizes,
-    progress: Progress,
 ) -> Measured:
     """Run all ways, plain decoding among them, on all batches.
 
@@ -305,7 +303,7 @@ def measure(
 
 
 Found = Mapping[str, Measured]
-"""What was measured, by what tells the parts of an experiment apart."""
+"""Results by the name of each part of an experiment."""
 
 
 def rows_table(title: str, parts: str, found: Found, *notes: str) -> Table:
@@ -315,7 +313,7 @@ def rows_table(title: str, parts: str, found: Found, *notes: str) -> Table:
 
 
 def record(found: Found) -> dict[str, Any]:
-    """The rows of every part, fit for JSON."""
+    """The rows of every part, for JSON."""
     return {part: [asdict(row) for row in item.rows()] for part, item in found.items()}
 
 
@@ -327,18 +325,10 @@ def lossless(found: Found) -> bool:
 def judged(
     part: str, measured: Measured, own: Config, *, of_plain: float, of_best: float
 ) -> list[Wanted]:
-    """Adaptive drafts against plain decoding and, where that is faster, the best fixed length."""
+    """Targets of adaptive drafts: against plain decoding and, if it is faster, the best length."""
     best = measured.best_fixed(own.drafter)
     lines = [Wanted(f"{part}: {own.label} over plain", of_plain, measured.over(own).median)]
     if best != PLAIN:
         over = measured.over(own, best).median
         lines.append(Wanted(f"{part}: {own.label} over {best.label}", of_best, over))
     return lines
-
-
-def speedups(title: str, kind: str, across: str, places: Found, own: str | None = None) -> Chart:
-    """Speed over plain decoding at each of the places, of all drafters or of one's ways."""
-    ways = [way for way in next(iter(places.values())).runs if way.k]
-    shown = [way for way in ways if own in (None, way.drafter)]
-    drawn = [series(way.label, [item.over(way) for item in places.values()]) for way in shown]
-    return Chart(title, kind, across, "times plain decoding", list(places), drawn, level=1.0)

@@ -1,10 +1,10 @@
 """What a grammar costs, what it saves, and whether every answer fits it.
 
 Masks cost time: a free text is compared with the same text under a grammar that allows all texts.
-What a grammar forces saves passes: forms are answered by plain constrained decoding and as they
-are served, in turns. Then every schema is answered greedily and with a seed, plainly and by every
-drafter, alone and among others: each answer that was not cut must parse and validate, and all ways
-must come to the same tokens.
+Forced tokens save passes: forms are answered by plain constrained decoding and as the service
+does it, in turns. Then every schema is answered greedily and with a seed, plainly and by every
+drafter, alone and among others. Each complete answer must parse and validate, and all ways must
+give the same tokens.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from bench.engine.together import Answer, run_together
-from bench.models import BenchModel, Progress
+from bench.models import BenchModel
 from bench.structured.schemas import FORMS, SCHEMAS
-from bench.tools.report import Outcome, Table, Wanted, spread
-from bench.tools.stats import Summary, ratios
+from bench.tools.report import Outcome, Summary, Table, Wanted, progress, ratios
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import (
     GRAMMAR,
@@ -51,12 +50,12 @@ FULL = Plan(rounds=3)
 QUICK = Plan(rounds=1, schemas=3, form_tokens=40, schema_tokens=24)
 
 
-def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
+def run(model: BenchModel, plan: Plan) -> Outcome:
     """Measure masks and forms, then check the schemas."""
     engine = Engine.load(model.settings)
-    masks = _masks(engine, plan, progress)
-    forms = {name: _form(engine, name, schema, plan, progress) for name, schema in FORMS.items()}
-    checked = _check(engine, plan, progress)
+    masks = _masks(engine, plan)
+    forms = {name: _form(engine, name, schema, plan) for name, schema in FORMS.items()}
+    checked = _check(engine, plan)
     speed = [ratio.median for ratio in (Summary.of(form["speedups"]) for form in forms.values())]
     wanted = [
         Wanted("any text under a grammar: of its speed without", _LEAST_SHARE, masks.median),
@@ -89,18 +88,13 @@ def run(model: BenchModel, plan: Plan, progress: Progress) -> Outcome:
             tuple(f"differing: {name}" for name in checked["differing"]),
         ),
     ]  # fmt: skip
-    result = {
-        "model": model.key,
-        "plan": asdict(plan),
-        "any_text": asdict(masks),
-        "forms": forms,
-        "schemas": checked,
-    }
+    result = {"model": model.key, "plan": asdict(plan), "any_text": asdict(masks)}
+    result |= {"forms": forms, "schemas": checked}
     sound = not checked["invalid"] and not checked["differing"]
     return Outcome(result, tables, wanted=wanted, sound=sound)
 
 
-def _masks(engine: Engine, plan: Plan, progress: Progress) -> Summary:
+def _masks(engine: Engine, plan: Plan) -> Summary:
     """The speed of a text under a grammar that allows all, as a share of its speed without."""
     prompt = _prompt(engine, "Tell a long story about a lighthouse.")
     rates: dict[str, list[float]] = {"free": [], "masked": []}
@@ -113,10 +107,8 @@ def _masks(engine: Engine, plan: Plan, progress: Progress) -> Summary:
     return Summary.of(ratios(rates["masked"], rates["free"]))
 
 
-def _form(
-    engine: Engine, name: str, schema: dict[str, Any], plan: Plan, progress: Progress
-) -> dict[str, Any]:
-    """One form's speeds: decoded plainly, and as it is served."""
+def _form(engine: Engine, name: str, schema: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """Speeds of one form: with plain constrained decoding, and as the service decodes."""
     prompt = _prompt(engine, f"Write the data of a {name} as JSON.")
     ways = {"plain": NO_DRAFTER, "served": engine.info.default_drafter}
     answers: dict[str, list[Answer]] = {way: [] for way in ways}
@@ -141,19 +133,14 @@ def _form(
 
 def _row(name: str, form: dict[str, Any]) -> tuple[str, ...]:
     plain, served = (Summary.of(form["rates"][way]).median for way in ("plain", "served"))
-    return (
-        name,
-        str(form["tokens"]),
-        f"{plain:.1f}",
-        f"{served:.1f}",
-        spread(Summary.of(form["speedups"])),
-        f"{form['tokens_per_jump']:.2f}",
-        f"{form['origins'].get(GRAMMAR, 0) / form['tokens']:.0%}",
-    )
+    forced = form["origins"].get(GRAMMAR, 0) / form["tokens"]
+    rates = (str(form["tokens"]), f"{plain:.1f}", f"{served:.1f}")
+    speedup = Summary.of(form["speedups"]).spread()
+    return (name, *rates, speedup, f"{form['tokens_per_jump']:.2f}", f"{forced:.0%}")
 
 
-def _check(engine: Engine, plan: Plan, progress: Progress) -> dict[str, Any]:
-    """Answer every schema in all ways."""
+def _check(engine: Engine, plan: Plan) -> dict[str, Any]:
+    """Answer every schema in all ways and compare the answers."""
     names = list(SCHEMAS)[: plan.schemas]
     asked: dict[str, GenerationRequest] = {}
     for index, name in enumerate(names):
@@ -199,9 +186,8 @@ def fits(text: str, schema: dict[str, Any]) -> bool:
         content = json.loads(text)
     except json.JSONDecodeError:
         return False
-    return Draft202012Validator(
-        schema, format_checker=Draft202012Validator.FORMAT_CHECKER
-    ).is_valid(content)
+    checker = Draft202012Validator.FORMAT_CHECKER
+    return Draft202012Validator(schema, format_checker=checker).is_valid(content)
 
 
 def _grammar(schema: dict[str, Any]) -> Grammar:

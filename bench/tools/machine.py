@@ -1,4 +1,5 @@
-"""Where, when and with what a result was measured: a figure without it cannot be compared."""
+"""Describes the machine, the software and the command of a measurement: without them no figure can
+be compared."""
 
 from __future__ import annotations
 
@@ -24,21 +25,21 @@ class Machine:
     """The machine, the software and the command. Memory in bytes."""
 
     cpu: str
-    kernels: str  # that this processor takes: what it can do
+    kernels: str  # the fastest kernels that this processor runs
     threads: int
     memory_limit_bytes: int
-    load_average: float  # of the last minute, before the benchmark: 0 on a quiet machine
+    load_average: float  # of the last minute before the benchmark: 0 on a quiet machine
     system: str
     python: str
     onnxruntime: str
     commit: str | None
-    modified: bool | None  # tracked files differ from the commit
+    modified: bool  # tracked files differ from the commit
     command: str
     date: str
 
     @property
     def line(self) -> str:
-        """All that a table's reader needs, in one line."""
+        """A table's note about the machine."""
         commit = f"commit {self.commit[:10]}{'+' if self.modified else ''}, " if self.commit else ""
         return (
             f"{self.cpu}, {self.threads} threads, {self.memory_limit_bytes / 2**30:.1f} GiB, "
@@ -49,8 +50,8 @@ class Machine:
 
 def describe() -> Machine:
     """Describe this machine and this run."""
-    commit = _git("rev-parse", "HEAD")
-    status = _git("status", "--porcelain", "--untracked-files=no")
+    # A file is named without its folder, which means something on this machine only.
+    words = (Path(word).name if os.path.isabs(word) else word for word in sys.argv[1:])
     return Machine(
         cpu=_cpu(),
         kernels=kernels.kernel(),
@@ -60,31 +61,24 @@ def describe() -> Machine:
         system=platform.platform(),
         python=platform.python_version(),
         onnxruntime=version("onnxruntime"),
-        commit=commit or None,
-        modified=None if status is None else bool(status),
-        command=shlex.join(["python", "-m", "bench", *map(_told, sys.argv[1:])]),
+        commit=_git("rev-parse", "HEAD") or None,
+        modified=bool(_git("status", "--porcelain", "--untracked-files=no")),
+        command=shlex.join(["python", "-m", "bench", *words]),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _told(word: str) -> str:
-    """A word of the command; a file by its name alone, since its folder is only of this machine."""
-    return Path(word).name if os.path.isabs(word) else word
-
-
-def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The first processor's name, as far as the system tells."""
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+def _cpu() -> str:
+    """The first processor's name, if the system tells it."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
 
 
-def _git(*arguments: str) -> str | None:
-    """What git says; None where there is no git or no repository."""
+def _git(*arguments: str) -> str:
+    """Git's output; empty without git or a repository."""
+    command = ["git", "-C", str(_ROOT), *arguments]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return ""

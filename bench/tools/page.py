@@ -1,4 +1,4 @@
-"""One self-contained HTML page from all results: no network, no script, no other file."""
+"""Makes one HTML page of all results. It needs no network, no script and no other file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ h2 { border-top: 2px solid #ccc; padding-top: 1rem; margin-top: 3rem }
 
 
 def write_page(folder: Path) -> Path:
-    """Write `report.html` from every JSON file in `folder` that holds tables, and its picture."""
+    """Write `report.html` from every JSON file with tables in `folder`, and from its picture.
+
+    Raises:
+        FileNotFoundError: the folder holds no results.
+    """
     shown = []
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""Makes sure that a process that is not being timed leaves the cores alone.
+"""Times processes in turns and makes sure that only one of them computes at a time.
 
-After a forward pass the threads of ONNX Runtime's pool spin in wait for the next one: about 90 ms
-with onnxruntime 1.31. On two cores that slows down the process that runs next, so a timed run
-begins when all sides are seen to be idle, and the CPU time that an idle side took is reported.
+After a forward pass the threads of ONNX Runtime's pool spin while they wait for the next one: about
+90 ms with onnxruntime 1.31. On two cores that slows down the process that runs next. So a timed run
+begins when all sides are idle, and the CPU time of the idle sides is reported.
 """
 
 from __future__ import annotations
@@ -12,85 +12,60 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any
 
-from bench.tools.stats import Summary, rotated
+from bench.tools.report import Summary, ratios, rotated
 
 _WINDOW_SECONDS = 0.03
 _QUIET_SHARE = 0.1  # of one core: a spinning thread takes all of one
 _TIMEOUT_SECONDS = 10.0
 _NANOSECONDS = 1e9
-_UNSURE_SECONDS = 0.02  # what the kernel's count for the whole machine may be off
-_STRANGERS = 0.2  # of a core: what others may take meanwhile; the system's own is less
+_UNSURE_SECONDS = 0.02  # possible error of the kernel's count for the whole machine
+_OTHERS = 0.2  # of a core: the share that other processes may take; the system's own is less
 _ATTEMPTS = 20
 _SELDOM = 3  # rounds
 
 
-class Process(Protocol):
-    """Something that computes in a process of its own."""
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-
-
-class Case(Protocol):
-    """One kind of pass. A seldom one, which takes long, is part of every third round."""
-
-    @property
-    def title(self) -> str:
-        """Its name."""
-
-    @property
-    def seldom(self) -> bool:
-        """Whether it takes long."""
-
-
-Times = dict[str, dict[str, list[float]]]
-"""Milliseconds, round by round, by case and side."""
-Side = TypeVar("Side", bound=Process)
-Timed = TypeVar("Timed", bound=Case)
-Found = TypeVar("Found")
-
-
 class DisturbedError(RuntimeError):
-    """The machine was never ours alone."""
+    """Other processes computed during every attempt."""
+
+
+def _thread_seconds(task: Path) -> float:
+    return int((task / "schedstat").read_text(encoding="ascii").split()[0]) / _NANOSECONDS
 
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process's living threads, in seconds, to the scheduler's precision."""
-    total = 0
+    total = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
-            total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
+            total += _thread_seconds(task)
         except (FileNotFoundError, ProcessLookupError):
             if not Path(f"/proc/{pid}/schedstat").is_file():
                 raise
             # The thread ended between being listed and being read.
-    return total / _NANOSECONDS
+    return total
 
 
 def main_thread_seconds(pid: int) -> float:
     """CPU time of a process's first thread, in seconds; in a server that is its event loop."""
-    schedstat = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii")
-    return int(schedstat.split()[0]) / _NANOSECONDS
+    return _thread_seconds(Path(f"/proc/{pid}/task/{pid}"))
 
 
-def machine_seconds(stat: Path = Path("/proc/stat")) -> float:
-    """CPU time that all of this machine has taken together, in seconds, to 10 ms a core.
+def _machine_seconds() -> float:
+    """CPU time of all processes of this machine, in seconds, to 10 ms a core.
 
-    Time that a hypervisor gave to others counts too: it is missing here as well.
+    Time that a hypervisor gave to other machines counts too: it is missing here as well.
     """
-    line = stat.read_text(encoding="ascii").splitlines()[0]
+    line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
     user, nice, system, _idle, _waiting, irq, softirq, steal = map(int, line.split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
 class Watched:
-    """A stretch of time: how long it was, and the CPU seconds that each process took.
+    """A stretch of time: its length, and the CPU seconds that each watched process took.
 
     `others` is the share of a core that all other processes of the machine took.
     """
@@ -102,102 +77,121 @@ class Watched:
 
 @contextmanager
 def watched(*pids: int) -> Iterator[Watched]:
-    """Watch processes as long as the context lasts; its value is filled in at the end."""
+    """Watch processes while the context lasts. The value is filled in at the end."""
     found = Watched()
     before = {pid: cpu_seconds(pid) for pid in pids}
-    machine, start = machine_seconds(), time.monotonic()
+    machine, start = _machine_seconds(), time.monotonic()
     yield found
     found.seconds = time.monotonic() - start
     found.taken = {pid: cpu_seconds(pid) - before[pid] for pid in pids}
-    others = machine_seconds() - machine - sum(found.taken.values()) - _UNSURE_SECONDS
+    others = _machine_seconds() - machine - sum(found.taken.values()) - _UNSURE_SECONDS
     found.others = max(others, 0.0) / found.seconds
 
 
 def settle(*pids: int, timeout: float = _TIMEOUT_SECONDS, window: float = _WINDOW_SECONDS) -> None:
-    """Wait until this process and the given ones have stopped spinning, for a window of time."""
-    watching = (os.getpid(), *pids)
+    """Wait until this process and the given ones stayed idle for a window of time.
+
+    Raises:
+        TimeoutError: some of them did not become idle in time.
+    """
     deadline = time.monotonic() + timeout
     while True:
-        start, before = time.monotonic(), [cpu_seconds(pid) for pid in watching]
-        time.sleep(window)  # the window over which CPU time is compared
-        passed = time.monotonic() - start
-        after = [cpu_seconds(pid) for pid in watching]
-        busy = [
-            pid
-            for pid, old, new in zip(watching, before, after, strict=True)
-            if (new - old) / passed > _QUIET_SHARE
-        ]
+        with watched(os.getpid(), *pids) as seen:
+            time.sleep(window)  # the window over which CPU time is compared
+        busy = [pid for pid, took in seen.taken.items() if took / seen.seconds > _QUIET_SHARE]
         if not busy:
             return
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {busy} are still busy after {timeout:g} s")
 
 
-@dataclass(slots=True)
-class Turns:
-    """Lets processes compute one after the other, each while all others are idle, in rounds.
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing that is timed on every side.
 
     Attributes:
-        strangers: share of a core that the rest of the machine may take.
-        idle: most that a process took that had to be idle.
-        others: most that the rest of the machine took in a round that counts.
-        disturbed: rounds that were run again, because others computed.
+        ask: makes a side do it and returns the seconds of each pass; their median counts.
+        wanted: how many times as fast as the fastest other side ours should be.
+        against: the other sides that count for this; empty: all of them.
+        seldom: it takes long, so only every third round has it.
     """
 
-    strangers: float = _STRANGERS
+    title: str
+    ask: Callable[[Any], Sequence[float]]
+    wanted: float | None = None
+    against: Sequence[str] = ()
+    seldom: bool = False
+
+
+@dataclass(slots=True)
+class Turns:
+    """Lets the sides of a comparison compute one after the other, in rounds.
+
+    A side is an object with a process id, `pid`. It computes while all others are idle. A round is
+    run again if other processes computed meanwhile.
+
+    Attributes:
+        allowed: share of a core that the rest of the machine may take.
+        ms: milliseconds, round by round, by case and by side; the first side is ours.
+        idle: largest share of a core that a side took while it had to be idle.
+        others: largest share of a core that the rest of the machine took in a counted round.
+        disturbed: number of rounds that were run again.
+    """
+
+    allowed: float = _OTHERS
+    ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     idle: float = 0.0
     others: float = 0.0
     disturbed: int = 0
 
-    def round(
-        self, sides: Mapping[str, Side], number: int, ask: Callable[[Side], Found]
-    ) -> dict[str, Found]:
-        """Have each side compute and return what it brought; which is first turns with `number`.
+    def measure(self, sides: Mapping[str, Any], cases: Sequence[Case], rounds: int) -> None:
+        """Add so many rounds of all cases.
+
+        The round before the first is not counted: it allocates memory that later rounds have.
 
         Raises:
-            DisturbedError: others computed in every attempt.
-        """
-        pids = [side.pid for side in sides.values()]
-        for _ in range(_ATTEMPTS):
-            found: dict[str, Found] = {}
-            others = 0.0
-            for name in rotated(list(sides), number):
-                settle(*pids)
-                with watched(os.getpid(), *pids) as seen:
-                    found[name] = ask(sides[name])
-                taken = [seen.taken[pid] for pid in pids if pid != sides[name].pid]
-                self.idle = max(self.idle, max(taken, default=0.0) / seen.seconds)
-                others = max(others, seen.others)
-            if others <= self.strangers:
-                self.others = max(self.others, others)
-                return found
-            self.disturbed += 1
-        raise DisturbedError(f"others compute here, again and again: {others:.0%} of a core")
-
-    def measure(
-        self,
-        sides: Mapping[str, Side],
-        cases: Sequence[Timed],
-        rounds: int,
-        ask: Callable[[Timed, Side], Sequence[float]],
-        times: Times,
-    ) -> None:
-        """Add rounds to `times`; `ask` returns seconds of passes, whose median counts.
-
-        A round before the first is not counted: what it allocates, the later ones have.
+            DisturbedError: other processes computed in every attempt.
         """
         for number in range(-1, rounds):
             for case in cases:
                 if case.seldom and max(number, 0) % _SELDOM:
                     continue
-                found = self.round(sides, number, partial(ask, case))
+                found = self._round(sides, number, case)
+                times = self.ms.setdefault(case.title, {name: [] for name in sides})
                 for name, seconds in found.items() if number >= 0 else ():
-                    told = times.setdefault(case.title, {}).setdefault(name, [])
-                    told.append(1000 * Summary.of(seconds).median)
+                    times[name].append(1000 * Summary.of(seconds).median)
+
+    def _round(
+        self, sides: Mapping[str, Any], number: int, case: Case
+    ) -> dict[str, Sequence[float]]:
+        """Have each side compute once. The side that begins changes with `number`."""
+        pids = [side.pid for side in sides.values()]
+        for _ in range(_ATTEMPTS):
+            found = {}
+            others = 0.0
+            for name in rotated(list(sides), number):
+                settle(*pids)
+                with watched(os.getpid(), *pids) as seen:
+                    found[name] = case.ask(sides[name])
+                taken = [seen.taken[pid] for pid in pids if pid != sides[name].pid]
+                self.idle = max(self.idle, max(taken, default=0.0) / seen.seconds)
+                others = max(others, seen.others)
+            if others <= self.allowed:
+                self.others = max(self.others, others)
+                return found
+            self.disturbed += 1
+        raise DisturbedError(f"others compute here, again and again: {others:.0%} of a core")
+
+    def rival(self, title: str, against: Sequence[str] = ()) -> tuple[str, Summary]:
+        """The fastest other side in a case, and how many times as fast ours is, by round."""
+        ours, *others = self.ms[title]
+        times = self.ms[title]
+        rival = min(against or others, key=lambda name: Summary.of(times[name]).median)
+        return rival, Summary.of(ratios(times[rival], times[ours]))
 
     @property
     def told(self) -> str:
-        """A note on it."""
+        """A note on the rounds."""
         return (
             f"sides in turns: an idle one took at most {self.idle:.1%} of a core, others "
             f"{self.others:.0%}; {self.disturbed} rounds were run again because others computed"

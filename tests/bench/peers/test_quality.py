@@ -11,6 +11,7 @@ from bench.peers.compare import OURS, Measured
 from bench.peers.models import LLAMA_CPP
 from bench.peers.quality import FULL, Quality, Text, outcome, quality
 from bench.tools.plots import save
+from bench.tools.quiet import Turns
 
 TEXTS = [Text([5, 1, 2, 0], 1), Text([0, 3, 3], 0)]  # an answer of two tokens, and a document
 
@@ -22,7 +23,7 @@ def logits(odds: list[list[float]]) -> np.ndarray:
 def test_quality_is_that_of_answers_and_bits_are_those_of_documents(tmp_path: Path) -> None:
     plain, sure = [0.25] * 4, [0.1, 0.2, 0.6, 0.1]
     files = tmp_path / "expected", tmp_path / "found"
-    # Of each text the logits from its `first` on; what follows the last token is not looked at.
+    # Of each text the logits from its `first` on; the last token's are not used.
     logits([sure, plain, sure, plain, plain, sure]).tofile(files[0])
     logits([sure, sure, plain, [0.125, 0.25, 0.125, 0.5], plain, sure]).tofile(files[1])
     found = quality(*files, TEXTS, answers=1, nbytes=4)
@@ -34,9 +35,9 @@ def test_quality_is_that_of_answers_and_bits_are_those_of_documents(tmp_path: Pa
 
 def test_a_row_for_each_kind_and_a_point_in_the_picture(tmp_path: Path) -> None:
     kinds = {OURS: Quality(0.0, 1.0, 1.2), LLAMA_CPP: Quality(0.01, 0.97, 1.3)}
-    measured = Measured(FULL, threads=2, runs_on={OURS: "onnxruntime", LLAMA_CPP: "llama"})
-    for case in FULL.cases:
-        measured.ms[case.title] = {OURS: [2.0, 2.0], LLAMA_CPP: [4.0, 5.0]}
+    ms = {OURS: [2.0, 2.0], LLAMA_CPP: [4.0, 5.0]}
+    turns = Turns(ms={"1 token": ms, "prompt of 512": ms})
+    measured = Measured(FULL, turns, {OURS: "onnxruntime", LLAMA_CPP: "llama"})
     found = outcome("model", kinds, measured)
     assert [row[0] for row in found.tables[0].rows] == [OURS, LLAMA_CPP]
     assert any("2.25" in note and LLAMA_CPP in note for note in found.tables[0].notes)

@@ -6,7 +6,6 @@ import pytest
 
 from bench.models import BenchModel
 from bench.runtime import kernels
-from specops.config import Settings
 from specops.runtime.kernels import ATTENTION, MATMUL
 
 
@@ -33,18 +32,11 @@ def test_shares_are_of_the_kernels_time() -> None:
     assert profile.overhead == pytest.approx(0.1)
 
 
-def test_every_kind_of_pass_is_profiled(
-    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kind_of_pass_is_profiled(tiny: BenchModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_CONTEXT", 128)
     monkeypatch.setattr(kernels, "_PAST", 0)
-    model = BenchModel("tiny", "tiny", tiny_settings)
-    profiles = kernels.measure(model, 2, print)
-    assert [profile.name for profile in profiles] == list(kernels.PASSES)
-    for profile in profiles:
-        assert {MATMUL, ATTENTION} <= set(profile.kernels)
-        assert profile.milliseconds > 0
-        assert sum(map(profile.share, kernels.GROUPS)) == pytest.approx(1)
-    outcome = kernels.outcome(model, profiles)
+    outcome = kernels.run(tiny, 2)
     assert [row[0] for row in outcome.tables[0].rows] == list(kernels.PASSES)
-    assert len(outcome.result["passes"]) == len(profiles)
+    for profile in outcome.result["passes"]:
+        assert {MATMUL, ATTENTION} <= set(profile["kernels"])
+        assert profile["milliseconds"] > 0

@@ -13,14 +13,7 @@ from bench.models import BenchModel
 from bench.runtime import kv
 from bench.runtime.forward import Divergence, divergence, log_softmax, passes
 from bench.runtime.kv import Kind
-from specops.config import Settings
-from specops.engine.engine import NO_DRAFTER, Engine
-
-
-@pytest.fixture
-def tiny(tiny_settings: Settings) -> BenchModel:
-    settings = replace(tiny_settings, draft=NO_DRAFTER)
-    return BenchModel("tiny", "Tiny model", settings)
+from specops.engine.engine import Engine
 
 
 def test_divergence_is_that_of_the_two_distributions_and_zero_of_a_distribution_itself() -> None:
@@ -58,9 +51,8 @@ def test_the_logits_do_not_depend_on_the_pass_in_which_they_are_computed(tiny: B
 
 
 def test_every_kind_of_cache_is_measured(tiny: BenchModel, tiny_pair: Path) -> None:
-    other = kv.folder_model(tiny_pair / "target" / "onnx" / "fp32", tiny)
     plan = kv.Plan(documents=2, tokens=80)
-    outcome = kv.run([tiny, other], plan, str)
+    outcome = kv.run(tiny, [tiny_pair / "target" / "onnx" / "fp32"], plan)
     found = json.loads(json.dumps(outcome.result))["models"]
     assert set(found) == {"Tiny model", "fp32"}
     for kinds in found.values():

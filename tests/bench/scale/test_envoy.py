@@ -20,18 +20,6 @@ def asked(fakes: Row) -> list[int]:
     return [len(fake.asked) for fake in fakes.fakes]
 
 
-def test_a_request_goes_where_the_table_says(tmp_path: Path) -> None:
-    with row(3, tmp_path) as fakes:
-        expected = [0, 0, 0]
-        for number in range(60):
-            talk = Talk(f"session {number}", "", ("a",))
-            assert fakes.post(headers={"X-Session-ID": f"session {number}"}).status_code == 200
-            expected[table(fakes).home(key(talk))] += 1
-            wait("it is over", lambda: not fakes.gateway.in_flight())  # for the gateway, too
-        assert asked(fakes) == expected
-        assert min(expected) > 0
-
-
 def test_the_key_of_a_prompt_is_the_gateways(tmp_path: Path) -> None:
     with row(1, tmp_path) as fakes:
         for talk in (Talk("7.3", "", ("a",)), Talk(None, 'a "quote"\n' * 60, ("b",))):

@@ -54,11 +54,3 @@ def test_every_request_is_answered_and_nobody_has_too_many() -> None:
     assert bounded.busiest < unbounded.busiest
     assert unbounded.at_home == 1.0
     assert bounded.at_home < 1.0
-
-
-def test_the_same_traffic_comes_every_time() -> None:
-    assert talks(2, 2) == talks(2, 2)
-    first, second = talks(2, 2)
-    assert {talk.session for talk in first}.isdisjoint(
-        talk.session for talk in second if talk.session
-    )

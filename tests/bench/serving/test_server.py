@@ -1,9 +1,7 @@
-"""The server under test reads the settings that the benchmark runs the engine with."""
+"""The server under test reads the benchmark's settings, and its client tells failures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,43 +33,18 @@ def test_a_server_that_does_not_start_says_why() -> None:
         pass
 
 
-@contextmanager
-def answering(
-    status: int, body: bytes, connections: set[tuple[str, int]] | None = None
-) -> Iterator[Client]:
-    """A client of a server that is healthy and answers every POST the same.
-
-    The addresses that requests come from are added to `connections`.
-    """
-    seen = set() if connections is None else connections
+def test_requests_share_a_connection_and_a_refusal_is_an_error_with_the_servers_words() -> None:
+    seen = set()
 
     class Answers(Handler):
         def do_POST(self) -> None:
             seen.add(self.client_address)
-            self.body()
-            self.reply(status, body)
+            self.reply(*((200, b'{"a": 1}') if self.body() else (429, b"try again")))
 
     with listening(Answers) as port:
         client = Client(port)
-        try:
-            yield client
-        finally:
-            client.close()
-
-
-def test_a_plain_answer_is_its_json() -> None:
-    with answering(200, b'{"generated_text": "x"}') as client:
-        assert client.generate({"prompt": ""}) == {"generated_text": "x"}
-
-
-def test_requests_share_a_connection() -> None:
-    connections: set[tuple[str, int]] = set()
-    with answering(200, b"{}", connections) as client:
-        client.generate({})
-        client.generate({})
-    assert len(connections) == 1
-
-
-def test_a_refusal_is_an_error_with_the_servers_words() -> None:
-    with answering(429, b"try again") as client, pytest.raises(ServerError, match="429: try again"):
-        client.generate({"prompt": ""})
+        assert client.generate({"prompt": ""}) == client.generate({"prompt": ""}) == {"a": 1}
+        assert len(seen) == 1
+        with pytest.raises(ServerError, match="429: try again"):
+            client.generate({})
+        client.close()

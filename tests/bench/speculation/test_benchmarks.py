@@ -10,10 +10,9 @@ import pytest
 
 from bench.models import BenchModel
 from bench.prompts import CODE, CREATIVE, Prompt
-from bench.speculation import compare, concurrency, drafted, simulated
+from bench.speculation import compare, concurrency, simulated
 from bench.speculation.ways import PLAIN, Measured, Sizes
 from bench.tools.report import Outcome
-from specops.config import Settings
 from tests.bench.speculation.runs import ADAPTIVE, MODEL, SUFFIX, measured, run
 
 PROMPTS = [
@@ -24,27 +23,16 @@ PROMPTS = [
 SIZES = Sizes(new_tokens=8)
 
 
-def quiet(text: str) -> None:
-    """Progress that nobody reads."""
-
-
-@pytest.fixture
-def tiny(tiny_settings: Settings) -> BenchModel:
-    return BenchModel("tiny", "Tiny model", tiny_settings)
-
-
 def fits_json(outcome: Outcome) -> dict[str, Any]:
     """The result, sure to survive a file."""
-    text = json.dumps(
-        {**outcome.result, "charts": list(map(asdict, outcome.charts))}, allow_nan=False
-    )
-    result: dict[str, Any] = json.loads(text)
+    whole = {**outcome.result, "charts": list(map(asdict, outcome.charts))}
+    result: dict[str, Any] = json.loads(json.dumps(whole, allow_nan=False))
     return result
 
 
 def test_drafted_says_from_which_acceptance_on_a_draft_model_pays(tiny: BenchModel) -> None:
-    plan = drafted.Plan(2, Sizes(12), levels=(1.0, 0.0), lengths=(2,), own=3)
-    outcome = drafted.run({"int8-128": tiny}, {"fp32": tiny}, PROMPTS, plan, quiet)
+    plan = simulated.DraftedPlan(2, Sizes(12), levels=(1.0, 0.0), lengths=(2,), own=3)
+    outcome = simulated.run_drafted({"int8-128": tiny}, {"fp32": tiny}, PROMPTS, plan)
     found = fits_json(outcome)
     levels = found["levels"]
     for acceptance, (plain, fixed, adaptive) in zip(plan.levels, levels.values(), strict=True):
@@ -59,7 +47,7 @@ def test_drafted_says_from_which_acceptance_on_a_draft_model_pays(tiny: BenchMod
 
 
 def test_compare_runs_each_drafter_fixed_and_adaptively(tiny: BenchModel) -> None:
-    found = fits_json(compare.run(tiny, PROMPTS, compare.Plan(2, SIZES), quiet))
+    found = fits_json(compare.run(tiny, PROMPTS, compare.Plan(2, SIZES)))
     ways = [(row["drafter"], row["adaptive"]) for row in found["categories"][CODE]]
     assert ways[0] == ("none", False)
     names = ("draft", "suffix", "cascade")
@@ -83,7 +71,7 @@ def test_an_answer_that_is_not_plain_decodings_is_not_sound() -> None:
 
 def test_requests_run_at_once_and_all_to_their_end(tiny: BenchModel) -> None:
     plan = concurrency.Plan(2, Sizes(24), loads=(2,))
-    (rows,) = fits_json(concurrency.run(tiny, PROMPTS[:2], plan, quiet))["loads"].values()
+    (rows,) = fits_json(concurrency.run(tiny, PROMPTS[:2], plan))["loads"].values()
     assert all(row["tokens_per_second"] > 0 for row in rows)
     assert all(row["equal"] == row["greedy"] == 2 * 4 for row in rows)  # each prompt four times
     assert rows[0]["tokens_per_jump"] == pytest.approx(1.0)  # plain: a token a step and request
@@ -109,20 +97,11 @@ def test_adaptive_is_held_against_plain_decoding_and_whichever_of_on_and_off_is_
     assert line.measured == pytest.approx(1.6)
 
 
-def test_text_that_does_not_repeat_itself_may_lose_nothing_under_any_load() -> None:
-    data = of_seconds(plain=1.0, fixed=2.0, adaptive=1.02)
-    plan = concurrency.Plan(2, SIZES)
-    found = {CREATIVE: dict.fromkeys(plan.loads, data)}
-    wanted = concurrency.outcome(MODEL, found, plan, ADAPTIVE).wanted
-    assert [line.line for line in wanted] == [0.97] * 3
-    assert [line.measured for line in wanted] == pytest.approx([1 / 1.02] * 3)
-
-
 LEVELS = simulated.Plan(2, 24, rounds={1: 1, 2: 2}, levels=(1.0, 0.0), lengths=(1, 3))
 
 
 def test_every_length_is_measured_at_the_acceptance_asked_for(tiny: BenchModel) -> None:
-    outcome = simulated.run(tiny, PROMPTS[:2], LEVELS, quiet)
+    outcome = simulated.run(tiny, PROMPTS[:2], LEVELS)
     levels = fits_json(outcome)["levels"]
     assert list(levels) == [f"{n} at once, acceptance {level}" for n in (1, 2) for level in (1, 0)]
     for name, rows in levels.items():
@@ -135,16 +114,3 @@ def test_every_length_is_measured_at_the_acceptance_asked_for(tiny: BenchModel) 
         else:
             assert found["simulated, k=3"]["tokens_per_jump"] > 2
     assert "simulated acceptance" in outcome.tables[0].title
-
-
-def test_at_a_simulated_acceptance_adaptive_is_held_against_the_best_length() -> None:
-    data = measured({CODE: [1.0, 1.0]}, at_once=4)
-    best = simulated.Config("simulated", 3)
-    own = simulated.Config("simulated", LEVELS.longest, adaptive=True)
-    data.runs[best] = [run("aa", seconds, requests=4) for seconds in (0.5, 0.5)]
-    data.runs[own] = [run("aa", seconds, requests=4) for seconds in (0.5, 0.625)]
-    plain, of_best = simulated.outcome(MODEL, {4: {0.7: data}}, LEVELS).wanted
-    assert of_best.measured == pytest.approx((1 + 0.8) / 2)
-    assert plain.measured == pytest.approx((2 + 1.6) / 2)
-    assert (plain.line, of_best.line) == (1.15, 0.95)
-    assert "simulated, k=3" in of_best.what

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from bench.speculation.simulated_drafter import SimulatedDrafter
-from specops.config import Settings
-from specops.engine.engine import Engine
-from specops.request import GenerationRequest, GenerationStats, SamplingParams
+from specops.request import SamplingParams
 from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftRequest
 
 VOCAB = 320
@@ -27,13 +23,6 @@ def propose(drafter: SimulatedDrafter, tokens: Sequence[int], count: int, slot: 
 
 def make(acceptance: float, *known: tuple[Sequence[int], Sequence[int]]) -> SimulatedDrafter:
     return SimulatedDrafter(acceptance, known or [(PROMPT, TEXT)], vocab_size=VOCAB)
-
-
-def test_always_right_and_always_wrong() -> None:
-    assert propose(make(1), [*PROMPT, *TEXT[:4]], 5).tokens == tuple(TEXT[4:9])
-    wrong = propose(make(0), [*PROMPT, *TEXT[:4]], 5).tokens
-    assert len(wrong) == 5
-    assert all(token != right for token, right in zip(wrong, TEXT[4:9], strict=True))
 
 
 def test_is_wrong_at_the_given_rate_at_positions_that_the_seed_fixes() -> None:
@@ -69,43 +58,3 @@ def test_tells_several_sequences_apart() -> None:
     drafter.release(1)
     assert propose(drafter, [1, 2, 3, 4], 1, slot=0).tokens == (5,)
     assert propose(drafter, [*PROMPT, TEXT[0]], 1, slot=1).tokens == (TEXT[1],)
-
-
-@pytest.mark.parametrize("acceptance", [-0.1, 1.1])
-def test_an_acceptance_is_a_probability(acceptance: float) -> None:
-    with pytest.raises(ValueError, match="probability"):
-        make(acceptance)
-
-
-@pytest.mark.parametrize("acceptance", [0.0, 0.5, 1.0])
-def test_in_the_engine_the_acceptance_is_what_was_asked_for(
-    tiny_settings: Settings, acceptance: float
-) -> None:
-    """Exactly the positions that the script has right are accepted, and the output stays."""
-    engine = Engine.load(replace(tiny_settings, draft="none"))
-    request = GenerationRequest(
-        request_id="plain", prompt_tokens=PROMPT, max_new_tokens=64, ignore_eos=True
-    )
-
-    def run(request: GenerationRequest) -> tuple[list[int], GenerationStats]:
-        outputs = list(engine.generate(request))
-        stats = outputs[-1].stats
-        assert stats is not None
-        return [piece.token for output in outputs for piece in output.pieces], stats
-
-    plain, _ = run(request)
-    drafter = SimulatedDrafter(acceptance, [(PROMPT, plain)], vocab_size=VOCAB, seed=3)
-    engine.scheduler.drafters["simulated"] = drafter  # type: ignore[index]
-    tokens, stats = run(replace(request, drafter="simulated", k_draft=4))
-    assert tokens == plain
-    # What it proposes after the prompt is right or wrong whatever the drafts' lengths.
-    whole = propose(drafter, PROMPT, 64).tokens
-    wrong = [token != right for token, right in zip(whole, plain, strict=True)]
-    position = 1  # the prompt's pass brings the first token
-    accepted = 0
-    while position < 64:
-        window = wrong[position : position + min(4, 64 - position - 1)]
-        right = window.index(True) if True in window else len(window)
-        accepted += right
-        position += right + 1
-    assert stats.accepted_tokens == accepted

@@ -10,7 +10,6 @@ from jsonschema import Draft202012Validator
 from bench.models import BenchModel
 from bench.structured import structured
 from bench.structured.schemas import FORMS, SCHEMAS
-from specops.config import Settings
 from specops.request import Grammar, GrammarKind
 from tests.simulated_target import grammars
 
@@ -22,8 +21,8 @@ def test_there_are_200_schemas_and_all_compile() -> None:
         grammars().matcher(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
 
 
-def test_answers_are_compared_and_checked(tiny_settings: Settings) -> None:
-    outcome = structured.run(BenchModel("tiny", "Tiny", tiny_settings), structured.QUICK, str)
+def test_answers_are_compared_and_checked(tiny: BenchModel) -> None:
+    outcome = structured.run(tiny, structured.QUICK)
     assert outcome.sound
     result = json.loads(json.dumps(outcome.result, allow_nan=False))
     assert result["schemas"]["schemas"] == structured.QUICK.schemas

@@ -1,17 +1,17 @@
-"""A side that still spins is waited for; one that never stops is said to."""
+"""Sides compute in turns, each while all others are idle."""
 
 from __future__ import annotations
 
+import math
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from bench.tools.quiet import settle
+from bench.tools.quiet import Case, DisturbedError, Turns, settle
 
-_SPIN_UNTIL_TOLD = """
+SPIN_UNTIL_TOLD = """
 import sys, threading
 told = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
@@ -23,28 +23,50 @@ sys.stdin.readline()
 """
 
 
-@contextmanager
-def spinning() -> Iterator[subprocess.Popen[str]]:
-    """A process that takes a whole core until it gets a line, then sleeps until the next."""
+def test_a_process_that_spins_is_named_and_one_that_has_stopped_is_quiet() -> None:
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", _SPIN_UNTIL_TOLD]
+    command = [sys.executable, "-c", SPIN_UNTIL_TOLD]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         try:
             assert process.stdout.readline() == "spinning\n"
-            yield process
+            with pytest.raises(TimeoutError, match=str(process.pid)):
+                settle(process.pid, timeout=0.2, window=0.5)  # a busy machine runs it seldom
+            process.stdin.write("stop\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "idle\n"
+            settle(process.pid)
+            assert process.poll() is None
         finally:
             process.kill()
 
 
-def test_a_process_that_never_stops_is_named() -> None:
-    with spinning() as process, pytest.raises(TimeoutError, match=str(process.pid)):
-        settle(process.pid, timeout=0.2, window=0.5)  # on a busy machine it seldom runs, too
+class Side:
+    """A side whose passes take `seconds`."""
+
+    pid = os.getpid()
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
 
 
-def test_a_process_that_has_stopped_is_quiet() -> None:
-    with spinning() as process:
-        process.stdin.write("stop\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "idle\n"
-        settle(process.pid)
-        assert process.poll() is None
+CASES = [
+    Case("often", lambda side: [9.0, side.seconds, side.seconds], wanted=1.5),
+    Case("seldom", lambda side: [side.seconds], against=("slow",), seldom=True),
+]
+
+
+def test_our_time_is_compared_with_the_fastest_of_the_sides_that_count() -> None:
+    turns = Turns(allowed=math.inf)
+    turns.measure({"ours": Side(1.0), "fast": Side(2.0), "slow": Side(3.0)}, CASES, rounds=4)
+    assert turns.ms["often"] == {"ours": [1000.0] * 4, "fast": [2000.0] * 4, "slow": [3000.0] * 4}
+    assert len(turns.ms["seldom"]["ours"]) == 2
+    assert turns.rival("often")[0] == "fast"
+    rival, ratio = turns.rival("seldom", ("slow",))
+    assert (rival, ratio.median, ratio.count) == ("slow", 3.0, 2)
+
+
+def test_rounds_are_given_up_if_others_always_compute() -> None:
+    turns = Turns(allowed=-1.0)
+    with pytest.raises(DisturbedError, match="again and again"):
+        turns.measure({"ours": Side(1.0)}, CASES, rounds=1)
+    assert turns.disturbed == 20

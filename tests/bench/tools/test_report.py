@@ -1,82 +1,91 @@
-"""A table says the same on the screen, in Markdown and in JSON, or refuses."""
+"""Figures, tables and results say the same on the screen, in Markdown and in JSON."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bench.tools.report import SCHEMA_VERSION, Outcome, Table, Wanted, spread, write
-from bench.tools.stats import Summary
+from bench.tools import machine
+from bench.tools.report import Outcome, Summary, Table, Wanted, ratios, rotated, write
 
 TABLE = Table("Speed", ("side", "tok/s"), [("engine", "9.5"), ("API", "10.25")], ("one stream",))
 
 
-def test_columns_are_aligned_whatever_their_cells_length() -> None:
-    assert TABLE.text().splitlines() == [
-        "Speed",
-        "",
-        "side    tok/s",
-        "------  -----",
-        "engine    9.5",
-        "API     10.25",
-        "* one stream",
-    ]
-
-
-def test_markdown_is_a_table_between_its_title_and_its_notes() -> None:
-    assert TABLE.markdown().splitlines() == [
-        "### Speed",
-        "",
-        "| side | tok/s |",
-        "| --- | ---: |",
-        "| engine | 9.5 |",
-        "| API | 10.25 |",
-        "",
-        "- one stream",
-    ]
-
-
-def test_a_row_with_a_missing_cell_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 cells under 2 columns"):
-        Table("Speed", ("side", "tok/s"), [("engine",)])
-
-
-def test_spread_shows_the_median_and_both_quartiles() -> None:
-    assert spread(Summary(0.981, 0.97, 0.99, 7), 2) == "0.98 [0.97\N{EN DASH}0.99]"
+def test_a_table_is_aligned_on_the_screen_and_a_section_in_markdown() -> None:
+    assert TABLE.text() == (
+        "Speed\n\nside    tok/s\n------  -----\nengine    9.5\nAPI     10.25\n* one stream\n"
+    )
+    assert TABLE.markdown() == (
+        "### Speed\n\n| side | tok/s |\n| --- | ---: |\n| engine | 9.5 |\n| API | 10.25 |\n\n"
+        "- one stream\n"
+    )
 
 
 def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
     outcome = Outcome({"rate": 2.5}, [TABLE], wanted=[Wanted("speed", 0.97, 1.2)])
     data, page = write(tmp_path / "new", "overhead", {"quick": True}, outcome, "here")
     found = json.loads(data.read_text())
-    first, wanted = found.pop("tables")
-    assert found == {
-        "schema_version": SCHEMA_VERSION,
-        "benchmark": "overhead",
-        "quick": True,
-        "rate": 2.5,
-        "wanted": [asdict(outcome.wanted[0])],
-    }
+    first, wanted = found["tables"]
+    assert (found["benchmark"], found["quick"], found["rate"]) == ("overhead", True, 2.5)
+    assert found["wanted"] == [asdict(outcome.wanted[0])]
     assert first == json.loads(json.dumps(asdict(TABLE)))
     assert wanted["notes"] == ["here"]
     assert page.read_text().count("### ") == 2
-
-
-def test_a_result_that_is_no_number_is_refused_before_it_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write(tmp_path, "overhead", {}, Outcome({"rate": float("nan")}, [TABLE]), "here")
 
 
-def test_a_line_is_reached_from_its_figure_on_or_up_to_it() -> None:
-    lines = [
-        Wanted("a", 0.97, 0.97),
-        Wanted("b", 0.97, 0.9699),
-        Wanted("c", 1.5, 1.5, at_most=True),
-        Wanted("d", 1.5, 1.501, at_most=True),
-    ]
-    (table,) = Outcome({}, [], wanted=lines).shown
-    assert [row[1] for row in table.rows] == ["at least 0.97"] * 2 + ["at most 1.50"] * 2
-    assert [row[-1] for row in table.rows] == ["yes", "NO"] * 2
+@pytest.mark.parametrize(
+    ("line", "measured", "at_most", "met"),
+    [(0.97, 0.97, False, "yes"), (0.97, 0.9699, False, "NO"), (1.5, 1.5, True, "yes"),
+     (1.5, 1.501, True, "NO")],
+)  # fmt: skip
+def test_a_target_is_a_least_or_a_largest_value(
+    line: float, measured: float, at_most: bool, met: str
+) -> None:
+    (table,) = Outcome({}, [], wanted=[Wanted("a", line, measured, at_most)]).shown
+    assert table.rows[0][1] == f"{'at most' if at_most else 'at least'} {line:.2f}"
+    assert table.rows[0][-1] == met
+
+
+@given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=30))
+def test_quartiles_lie_around_the_median_and_within_the_values(values: list[float]) -> None:
+    summary = Summary.of(values)
+    assert min(values) <= summary.low <= summary.median <= summary.high <= max(values)
+    assert summary.count == len(values)
+
+
+def test_figures_need_values_and_as_many_bases() -> None:
+    assert Summary(0.981, 0.97, 0.99, 7).spread() == "0.98 [0.97\N{EN DASH}0.99]"
+    assert ratios([2.0, 9.0], [4.0, 3.0]) == [0.5, 3.0]
+    with pytest.raises(ValueError, match="nothing was measured"):
+        Summary.of([])
+    with pytest.raises(ValueError, match="argument 2"):
+        ratios([1.0], [1.0, 2.0])
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=8), st.integers(0, 100))
+def test_rotation_keeps_the_order_and_each_item_is_first_in_its_turn(
+    items: list[int], by: int
+) -> None:
+    turned = rotated(items, by)
+    assert turned[0] == items[by % len(items)]
+    assert rotated(turned, len(items) - by % len(items)) == items
+
+
+def test_a_machine_is_described_with_its_commit_and_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "quality", "/home/me/a model.gguf", "--rounds", "2"])
+    described = machine.describe()
+    assert described.command == "python -m bench quality 'a model.gguf' --rounds 2"
+    assert json.loads(json.dumps(asdict(described)))["onnxruntime"] in described.line
+    clean = replace(described, commit="0123456789abcdef", modified=False)
+    assert "commit 0123456789," in clean.line
+    assert "commit 0123456789+," in replace(clean, modified=True).line
+    assert "commit" not in replace(clean, commit=None).line
