@@ -68,7 +68,7 @@ async def test_stream_options_need_a_stream(path: str) -> None:
 async def test_who_waits_long_gets_signs_of_life(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specops.http.routes.job._PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("specops.http.answering.job._PAUSE_SECONDS", 0.01)
     waiting, end = b": waiting\n\n", b"data: [DONE]\n\n"
     async with api(FakeService()) as here, asyncio.timeout(60):
         client = AsgiClient(here.app, path).send_json(BODIES[path] | {"stream": True})

@@ -167,6 +167,11 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers={"retry-after": str(_RETRY_SECONDS)})
 
 
+def too_late(what: str, seconds: float) -> ApiError:
+    """Return the answer to a request that was not, for example, `finished` before its deadline."""
+    return ApiError(504, f"not {what} within {seconds:g} seconds", code="timeout")
+
+
 def from_http_exception(error: HTTPException, request: Request) -> ApiError:
     """Return the framework's own errors (404, 405, ...) in our words."""
     if isinstance(error, ApiError):
