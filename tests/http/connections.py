@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import specops
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.http.connection import Connection, Limits
@@ -117,3 +121,15 @@ async def served(
             client.writer.close()
         here.server.should_exit = True
         await task
+
+
+def imported_by(module: str) -> set[str]:
+    """The modules that a fresh interpreter loads with this one."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, {module}; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(Path(specops.__file__).parents[1])},
+    )
+    return set(done.stdout.split())
