@@ -95,9 +95,8 @@ def create_app(
     app.add_middleware(
         RequestContext,
         keys=ApiKeys(settings.api_keys),
-        rejected=metrics.observe_rejected,
+        metrics=metrics,
         refuse=lambda scope, whole: _refuse_if_full(scope, service, whole),
-        observe_load_test=metrics.observe_load_test,
     )
     for endpoints in (
         *(generate, chat, completions, messages, responses, embeddings),

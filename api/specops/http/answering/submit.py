@@ -192,8 +192,8 @@ def _limit(body: EngineOptions, settings: Settings) -> int:
     most, limit = settings.max_new_tokens, body.limit
     if limit is None or limit <= most:
         return most if limit is None else limit
-    if body.strict_limit in body.model_fields_set:
-        raise InvalidField(body.strict_limit, f"at most {most} on this server")
+    if body.strict_limit and body.limit_field in body.model_fields_set:
+        raise InvalidField(body.limit_field, f"at most {most} on this server")
     return most
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -22,7 +22,8 @@ Prompts = (
 class CompletionRequest(OpenAiRequest):
     """One or several prompts to continue, as text or as tokens."""
 
-    strict_limit: ClassVar[str] = "max_tokens"
+    limit_field = "max_tokens"
+    strict_limit = True
 
     prompt: Prompts
     max_tokens: int | None = Field(

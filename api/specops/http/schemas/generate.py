@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,7 +18,8 @@ class GenerateRequest(SeededOptions):
         **STRICT, json_schema_extra={"examples": [{"prompt": "def main(", "max_new_tokens": 50}]}
     )
 
-    strict_limit: ClassVar[str] = "max_new_tokens"
+    limit_field = "max_new_tokens"
+    strict_limit = True
 
     prompt: Text = Field(description="may be empty")
     system: Text | None = Field(
@@ -35,11 +36,6 @@ class GenerateRequest(SeededOptions):
         description="same seed, same output, with any drafter and beside any other requests",
     )
     details: bool = Field(False, description="add `details` to the answer")
-
-    @property
-    def limit(self) -> int:
-        """Most tokens of the answer."""
-        return self.max_new_tokens
 
 
 class SourceDetails(BaseModel):

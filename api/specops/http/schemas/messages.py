@@ -166,13 +166,10 @@ class MessagesRequest(TokensRequest, EngineOptions):
         {"metadata", "service_tier", "container", "context_management", "mcp_servers"}
     )
 
+    limit_field = "max_tokens"
+
     max_tokens: int = Field(ge=1)
     stop_sequences: Annotated[list[StopString], Field(max_length=4)] | None = None
-
-    @property
-    def limit(self) -> int:
-        """Most tokens of the answer."""
-        return self.max_tokens
 
     @property
     def stops(self) -> tuple[str, ...]:

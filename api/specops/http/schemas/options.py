@@ -136,11 +136,12 @@ class EngineOptions(Body):
     """The options that all generating endpoints take.
 
     Attributes:
-        strict_limit: name of the field that limits the answer's length, where a value above the
-            server's limit is an error. Empty: the server's limit applies silently.
+        limit_field: name of the field with the most tokens of an answer.
+        strict_limit: a value above the server's limit is an error; otherwise that one applies.
     """
 
-    strict_limit: ClassVar[str] = ""
+    limit_field: ClassVar[str] = ""
+    strict_limit: ClassVar[bool] = False
 
     temperature: float | None = Field(1.0, ge=0, le=2, description="0: always the likeliest token")
     top_p: float | None = Field(
@@ -243,7 +244,8 @@ class EngineOptions(Body):
     @property
     def limit(self) -> int | None:
         """Most tokens of an answer; None: as many as the server allows."""
-        return None
+        found: int | None = getattr(self, self.limit_field, None)
+        return found
 
     @property
     def stops(self) -> tuple[str, ...]:

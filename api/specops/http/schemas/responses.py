@@ -122,6 +122,8 @@ class ResponsesRequest(EngineOptions):
         }
     )
 
+    limit_field = "max_output_tokens"
+
     model: str = Field(description="as GET /v1/models tells")
     input: Text | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
     instructions: Text | None = Field(None, description="the system message")
@@ -158,11 +160,6 @@ class ResponsesRequest(EngineOptions):
     def _constraints(self) -> list[str]:
         own = isinstance(self.text and self.text.format, FlatSchema | JsonObject)
         return [*(["text"] if own else []), *super()._constraints()]
-
-    @property
-    def limit(self) -> int | None:
-        """Most tokens of the answer."""
-        return self.max_output_tokens
 
     def conversation(self) -> Conversation:
         """Return the conversation without the protocol.
