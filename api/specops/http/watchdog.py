@@ -26,7 +26,7 @@ from pathlib import Path
 
 _ANSWER_SECONDS = 4.0
 _PAUSE_SECONDS = 4.0
-# Counts of questions in a row without an answer. They are not seconds: if the watchdog was suspended
+# Counts of questions in a row without an answer, not seconds: if the watchdog was suspended
 # together with the server (Ctrl-Z, `docker pause`), both just go on.
 _UNANSWERED_IDLE = 3  # about 30 s in which the server computed nothing
 _UNANSWERED = 45  # 6 min: longer than a request may take (SPECOPS_REQUEST_TIMEOUT, 300 s)
