@@ -193,21 +193,6 @@ async def test_client_that_leaves_gives_its_place_up(
     assert line.fields["status"] == 499  # type: ignore[attr-defined]
 
 
-async def test_client_that_leaves_disturbs_nobody_else() -> None:
-    async with api(FakeService()) as here:
-        stays = AsgiClient(here.app, GENERATE).send_json({"prompt": "a"})
-        staying = await here.service.submitted.get()
-        leaves = AsgiClient(here.app, GENERATE).send_json({"prompt": "b"})
-        await here.service.submitted.get()
-        leaves.leave()
-        await asyncio.wait_for(leaves.done, 5)
-        assert not staying.cancelled.is_set()
-        staying.push(output("done", finish=FinishReason.STOP))
-        status, body = await stays.response()
-        await stays.done
-    assert (status, body["generated_text"]) == (200, "done")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_handler_that_is_cancelled_gives_the_place_up(stream: bool) -> None:
     async with api(FakeService()) as here:

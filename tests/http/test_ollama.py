@@ -11,13 +11,11 @@ import numpy as np
 import ollama
 import pytest
 
-from specops.config import Settings
 from specops.request import FinishReason
 from specops.serving.admission import QueueFull
 from specops.text.chat_template import ChatTemplate
 from tests.fakes import INFO, STATS, output
 from tests.http.chat_clients import ASK, CHAT_TOOLS, TEMPLATE, Clients, clients
-from tests.http.real_engine import served
 
 pytestmark = pytest.mark.anyio
 both_ways = pytest.mark.parametrize("stream", [False, True])
@@ -167,27 +165,6 @@ async def test_texts_are_embedded_and_cut_to_the_context() -> None:
     assert np.array(found.embeddings, np.float32).tolist() == VECTORS.tolist()
     assert [len(here.request.prompt_tokens), *map(len, here.request.more_prompts)] == [2, 63]
     assert found.prompt_eval_count == 65
-
-
-async def test_a_real_engine_answers_all_of_it(tiny_settings: Settings) -> None:
-    long = "x " * 500
-    async with served(tiny_settings) as client:
-        http: Any = client._client
-        at, name = "http://test/api", (await http.get("http://test/api/tags")).json()["models"][0]
-        ask = {"model": name["name"], "options": {"temperature": 0, "num_predict": 3}}
-        found = (await http.post(f"{at}/embed", json=ask | {"input": ["a", long]})).json()
-        refused = await http.post(f"{at}/embed", json=ask | {"input": long, "truncate": False})
-        told = (await http.post(f"{at}/generate", json=ask | {"prompt": "a"})).text.splitlines()
-        chat = (await http.post(f"{at}/chat", json=ask | {"messages": ASKED})).text.splitlines()
-    assert name["size"] > 0
-    assert len(found["embeddings"]) == 2
-    assert refused.status_code == 400
-    assert "shorten the prompt" in refused.json()["error"]
-    last = json.loads(told[-1])
-    assert last["done"]
-    assert 0 < last["eval_count"] <= 3
-    assert last["eval_duration"] > 0
-    assert "template" in json.loads(chat[-1])["error"]  # this model has none
 
 
 @both_ways

@@ -130,12 +130,3 @@ def test_exit_code_tells_a_crash_from_an_end(
         settings = Settings(port=probe.getsockname()[1], api_keys=keys)
     assert run(create_app(settings, Ending()), settings) == code  # type: ignore[arg-type]
     assert ("all clients count as one" in caplog.text) == (not keys)
-
-
-async def test_client_that_hangs_up_gives_its_place_up(running: Running) -> None:
-    for stream in (False, True):
-        body = {"prompt": "a", "stream": stream}
-        request = asyncio.create_task(running.client.post("/generate", json=body))
-        handle = await running.service.submitted.get()
-        request.cancel()
-        await asyncio.wait_for(handle.cancelled.wait(), 5)

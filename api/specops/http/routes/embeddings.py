@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,23 +31,16 @@ PATH = "/v1/embeddings"
 router = APIRouter(tags=["openai"])
 
 
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """The vectors of all texts [texts, entries], and the number of tokens of the texts."""
-
-    job: Job
-    vectors: npt.NDArray[np.float32]
-    tokens: int
-
-
 @router.post(PATH, response_model=EmbeddingList, responses=ERRORS)
 async def embeddings(body: EmbeddingRequest, request: Request, state: State) -> Response:
     """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
     engine = check_model(body.model, state)
     ignore_unknown(body, request, state.settings)
-    found = await embed(state, request, engine, body.inputs, body.input, size=body.dimensions)
-    written = _written(found, body.encoding_format == "base64", engine.info.name)
-    return StreamingResponse(written, headers=found.job.headers, media_type="application/json")
+    job, vectors, tokens = await embed(
+        state, request, engine, body.inputs, body.input, size=body.dimensions
+    )
+    written = _written(vectors, tokens, engine.info.name, body.encoding_format == "base64")
+    return StreamingResponse(written, headers=job.headers, media_type="application/json")
 
 
 async def embed(
@@ -59,7 +52,7 @@ async def embed(
     *,
     size: int | None,
     room: int | None = None,
-) -> Embedded:
+) -> tuple[Job, npt.NDArray[np.float32], int]:
     """Embed texts.
 
     Args:
@@ -67,6 +60,9 @@ async def embed(
         shown: the input as the client sent it, for a log that shows prompts.
         size: number of entries that the client wants a vector to have.
         room: number of tokens to which a text is cut; None: texts stay whole.
+
+    Returns:
+        The job, the vectors of all texts [texts, entries], and the number of the texts' tokens.
 
     Raises:
         ApiError, InvalidField: the model has no embeddings, or none of that size.
@@ -103,15 +99,17 @@ async def embed(
     found = answer.last.embeddings if answer.last else None
     if found is None:
         raise AssertionError("a finished request for embeddings has them")
-    return Embedded(job, found, sum(map(len, encoded)))
+    return job, found, sum(map(len, encoded))
 
 
-async def _written(found: Embedded, as_base64: bool, model: str) -> AsyncIterator[bytes]:
+async def _written(
+    vectors: npt.NDArray[np.float32], tokens: int, model: str, as_base64: bool
+) -> AsyncIterator[bytes]:
     """Write the answer vector by vector: thousands at once would block the event loop."""
     yield b'{"object":"list","data":['
-    for index, vector in enumerate(found.vectors):
+    for index, vector in enumerate(vectors):
         entries = base64.b64encode(vector.astype("<f4")).decode() if as_base64 else vector
         item = {"object": "embedding", "index": index, "embedding": entries}
         yield b"," * (index > 0) + orjson.dumps(item, option=orjson.OPT_SERIALIZE_NUMPY)
-    usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     yield b"]," + orjson.dumps({"model": model, "usage": usage})[1:]

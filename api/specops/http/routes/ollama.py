@@ -96,16 +96,16 @@ async def embeddings(body: OllamaTexts, request: Request, state: State) -> Respo
     engine = _served(body.model, state)
     ignore_unknown(body, request, state.settings)
     room = engine.info.context - 1 if body.truncate is not False else None
-    found = await embed(
+    job, vectors, tokens = await embed(
         state, request, engine, body.inputs, body.input, size=body.dimensions, room=room
     )
     reply = OllamaVectors(
         model=engine.info.name,
-        embeddings=found.vectors.tolist(),
-        total_duration=_nanoseconds(time.monotonic() - found.job.arrival),
-        prompt_eval_count=found.tokens,
+        embeddings=vectors.tolist(),
+        total_duration=_nanoseconds(time.monotonic() - job.arrival),
+        prompt_eval_count=tokens,
     )
-    return json_answer(reply, found.job.headers)
+    return json_answer(reply, job.headers)
 
 
 @router.get("/api/version", responses=error_responses(401, 500, model=OllamaErrorResponse))
