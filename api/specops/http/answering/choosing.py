@@ -38,7 +38,7 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
     """
     found: dict[int, float] = {}
     for name, bias in (body.logit_bias or {}).items():
-        tokens = [int(name)] if name.isdecimal() else _spelled(name, engine)
+        tokens = (int(name),) if name.isdecimal() else _spelled(name, engine)
         if len(tokens) != 1 or tokens[0] >= engine.info.vocab_size:
             raise InvalidField("logit_bias", f"{name!r} is no token of this model")
         found[tokens[0]] = bias
@@ -48,23 +48,11 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
 def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each word, at the beginning of a text and after a space."""
     texts = [spelled for word in body.bad_words or () for spelled in (word, f" {word.lstrip()}")]
-    return tuple(dict.fromkeys(tuple(_spelled(text, engine)) for text in texts))
-
-
-def stop_tokens(body: EngineOptions, engine: Engine) -> tuple[int, ...]:
-    """Return the tokens that end an answer besides the model's own.
-
-    Raises:
-        InvalidField: a token does not exist.
-    """
-    wanted = tuple(body.stop_token_ids or ())
-    if max(wanted, default=0) >= engine.info.vocab_size:
-        raise InvalidField("stop_token_ids", f"there are {engine.info.vocab_size} tokens")
-    return wanted
+    return tuple(dict.fromkeys(_spelled(text, engine) for text in texts))
 
 
 def _spelled(text: str, engine: Engine) -> tuple[int, ...]:
-    return engine.tokenizer.encode(text, special_tokens=False)
+    return tuple(engine.tokenizer.encode(text, special_tokens=False))
 
 
 async def compile_grammar(grammar: Grammar, body: EngineOptions, engine: Engine) -> None:

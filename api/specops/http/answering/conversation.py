@@ -13,7 +13,7 @@ from fastapi import Request
 from specops.engine.engine import Engine
 from specops.http.answering.job import Job
 from specops.http.answering.speech import Speech
-from specops.http.answering.submit import Prompts, Tokens, computed, start
+from specops.http.answering.submit import Tokens, computed, start
 from specops.http.errors import InvalidField
 from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.options import EngineOptions
@@ -60,8 +60,17 @@ async def converse(
         state.settings,
         renders=bool(template and template.thinking),
     )
-    prompts = Prompts(lambda: [encode(engine, asked)], 1, asked.size, asked.messages, rendered=True)
-    return await start(state, request, body, prompts, speech=speech, skipped=asked.skipped)
+    return await start(
+        state,
+        request,
+        body,
+        lambda: [encode(engine, asked)],
+        size=asked.size,
+        shown=asked.messages,
+        rendered=True,
+        speech=speech,
+        skipped=asked.skipped,
+    )
 
 
 def call_id() -> str:

@@ -6,14 +6,19 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from specops.config import Settings
 from specops.engine.engine import ModelInfo
-from specops.http.answering.choosing import bad_words, biases, compile_grammar, stop_tokens
+from specops.http.answering.choosing import (
+    bad_words,
+    biases,
+    compile_grammar,
+    prompt_tokens,
+)
 from specops.http.answering.job import Job
 from specops.http.answering.speech import Speech
 from specops.http.answering.unknown import ignore_unknown
@@ -37,39 +42,16 @@ _RENDERER = ThreadPoolExecutor(1, "render")
 _sequence = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """The prompts of a request.
-
-    Attributes:
-        encode: returns the tokens of each prompt.
-        count: number of prompts.
-        size: number of characters; encoding takes time in proportion to it.
-        shown: the text as the client sent it, for a log that shows prompts.
-        rendered: a chat template writes the prompts.
-    """
-
-    encode: Callable[[], Sequence[Tokens]]
-    count: int
-    size: int
-    shown: Any
-    rendered: bool = False
-
-    async def encoded(self, settings: Settings) -> Sequence[Tokens]:
-        """Return the tokens of each prompt; long texts are encoded on a thread.
-
-        Raises:
-            ApiError: encoding took too long.
-        """
-        return await computed(self.encode, self.size, settings, renders=self.rendered)
-
-
 async def start(
     state: AppState,
     request: Request,
     body: EngineOptions,
-    prompts: Prompts,
+    encode: Callable[[], Sequence[Tokens]],
     *,
+    size: int,
+    shown: Any,
+    count: int = 1,
+    rendered: bool = False,
     speech: Speech | None = None,
     skipped: Sequence[str] = (),
     gap: FillIn | None = None,
@@ -78,6 +60,11 @@ async def start(
     """Check what the schema cannot check, encode the prompts, and submit them to the engine.
 
     Args:
+        encode: returns the tokens of each prompt.
+        size: number of characters of the prompts.
+        shown: the prompts as the client sent them, for a log that shows prompts.
+        count: number of prompts.
+        rendered: a chat template writes the prompts.
         speech: how a chat model writes the answers.
         skipped: names of ignored parts of the body, besides unknown fields.
         gap: how the model is asked to fill in a gap.
@@ -90,20 +77,21 @@ async def start(
     service, settings = state.service, state.settings
     engine = service.engine
     ignore_unknown(body, request, settings, skipped)
-    places, count = engine.info.slots + settings.queue_size, prompts.count * body.choices
-    if count > places:
+    places, answers = engine.info.slots + settings.queue_size, count * body.choices
+    if answers > places:
         message = f"this server takes at most {places} answers at a time: prompts times n"
         raise InvalidField("n", message)
     # Exchange the place of one for places of all answers; no other request comes between.
     request.state.release()
-    request.state.release = service.admission.reserve(count)
+    request.state.release = service.admission.reserve(answers)
     grammar = speech.grammar(body.grammar) if speech else body.grammar
+    stop_tokens = prompt_tokens(body.stop_token_ids or [], engine, "stop_token_ids")
     common = replace(
         plain_request(request, settings),
         **_drafting(body, settings, engine.info),
         max_new_tokens=_limit(body, settings),
         stop=(*body.stops, *(gap.ends if gap else ())),
-        stop_token_ids=(*stop_tokens(body, engine), *(gap.ends.values() if gap else ())),
+        stop_token_ids=(*stop_tokens, *(gap.ends.values() if gap else ())),
         min_tokens=body.min_tokens or 0,
         ignore_eos=bool(body.ignore_eos),
         logprobs=body.token_logprobs,
@@ -120,12 +108,10 @@ async def start(
     sampling = [replace(body.sampling(choice), **spelled) for choice in range(body.choices)]
     requests = [
         replace(common, prompt_tokens=tuple(tokens), sampling=one)
-        for tokens in await prompts.encoded(settings)
+        for tokens in await computed(encode, size, settings, renders=rendered)
         for one in sampling
     ]
-    return submitted(
-        state, request, requests, shown=prompts.shown, choices=body.choices, speech=speech
-    )
+    return submitted(state, request, requests, shown=shown, choices=body.choices, speech=speech)
 
 
 def plain_request(request: Request, settings: Settings) -> GenerationRequest:

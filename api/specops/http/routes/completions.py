@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from specops.engine.engine import Engine
 from specops.http.answering.choosing import fill_in, prompt_tokens
 from specops.http.answering.job import Answer, Job, Step
-from specops.http.answering.submit import Prompts, Tokens, start
+from specops.http.answering.submit import Tokens, start
 from specops.http.routes.openai import RESPONSES, OpenAiWriter, check_model, timings, usage
 from specops.http.schemas.completions import (
     Completion,
@@ -49,12 +49,10 @@ async def completions(body: CompletionRequest, request: Request, state: State) -
         state,
         request,
         body,
-        Prompts(
-            lambda: [encoded(prompt) for prompt in prompts],
-            len(prompts),
-            sum(map(len, prompts)) + len(prompts) * len(suffix),
-            body.prompt,
-        ),
+        lambda: [encoded(prompt) for prompt in prompts],
+        size=sum(map(len, prompts)) + len(prompts) * len(suffix),
+        shown=body.prompt,
+        count=len(prompts),
         gap=gap,
         prompt_logprobs=bool(body.echo) and body.logprobs is not None,
     )

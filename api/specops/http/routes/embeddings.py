@@ -20,7 +20,7 @@ from fastapi.responses import StreamingResponse
 from specops.engine.engine import Engine
 from specops.http.answering.choosing import prompt_tokens
 from specops.http.answering.job import Job
-from specops.http.answering.submit import Prompts, plain_request, submitted
+from specops.http.answering.submit import computed, plain_request, submitted
 from specops.http.answering.unknown import ignore_unknown
 from specops.http.errors import ApiError, InvalidField
 from specops.http.routes.openai import ERRORS, check_model
@@ -80,13 +80,11 @@ async def embed(
         raise InvalidField(
             "dimensions", f"this model's embeddings have {own}; shorter ones would mean nothing"
         )
-    prompts = Prompts(
+    encoded = await computed(
         lambda: [prompt_tokens(item, engine, "input")[:room] for item in inputs],
-        1,
         sum(map(len, inputs)),
-        shown,
+        state.settings,
     )
-    encoded = await prompts.encoded(state.settings)
     wanted = replace(
         plain_request(request, state.settings),
         prompt_tokens=encoded[0],

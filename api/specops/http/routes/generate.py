@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import encode
 from specops.http.answering.job import Job, Step
-from specops.http.answering.submit import Prompts, Tokens, start
+from specops.http.answering.submit import Tokens, start
 from specops.http.answering.writer import Writer
 from specops.http.errors import EVENTS, GENERATING, error_responses
 from specops.http.schemas.conversation import Conversation
@@ -31,14 +31,15 @@ async def generate(body: GenerateRequest, request: Request, state: State) -> Res
     its tokens, then one with the fields of the plain answer, then `[DONE]`.
     """
     engine = state.service.engine
-    prompts = Prompts(
+    job = await start(
+        state,
+        request,
+        body,
         lambda: [_encode(body, engine)],
-        1,
-        len(body.prompt) + len(body.system or ""),
-        body.prompt,
+        size=len(body.prompt) + len(body.system or ""),
+        shown=body.prompt,
         rendered=body.system is not None,
     )
-    job = await start(state, request, body, prompts)
     return await _Writer(job, details=body.details).response(stream=body.streams)
 
 

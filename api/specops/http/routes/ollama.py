@@ -18,7 +18,7 @@ from specops.engine.engine import Engine
 from specops.http.answering.choosing import fill_in
 from specops.http.answering.conversation import arguments, converse, joined_text
 from specops.http.answering.job import Job, Step
-from specops.http.answering.submit import Prompts, start
+from specops.http.answering.submit import start
 from specops.http.answering.unknown import ignore_unknown, ignored_header
 from specops.http.answering.writer import Writer, json_answer
 from specops.http.errors import GENERATING, OllamaErrorResponse, Responses, error_responses
@@ -80,13 +80,15 @@ async def generate(body: OllamaPrompt, request: Request, state: State) -> Respon
         job = await converse(state, request, body, body.conversation())
         return await _PromptWriter(job, engine).response(stream=body.streams)
     gap, prompt, suffix = fill_in(body.suffix, engine), body.prompt, body.suffix or ""
-    prompts = Prompts(
+    job = await start(
+        state,
+        request,
+        body,
         lambda: [gap.prompt(prompt, suffix) if gap else engine.encode(prompt)],
-        1,
-        len(prompt) + len(suffix),
-        prompt,
+        size=len(prompt) + len(suffix),
+        shown=prompt,
+        gap=gap,
     )
-    job = await start(state, request, body, prompts, gap=gap)
     return await _PromptWriter(job, engine).response(stream=body.streams)
 
 

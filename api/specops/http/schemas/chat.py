@@ -98,17 +98,11 @@ class ChatTool(Body):
         return Tool(own.name, own.description or "", own.parameters, bool(own.strict))
 
 
-class NamedFunction(Body):
-    """The name of a function."""
-
-    name: ToolName
-
-
 class NamedTool(Body):
     """The tool that must be called."""
 
     type: Literal["function"]
-    function: NamedFunction
+    function: Function
 
 
 class ChatRequest(OpenAiRequest):
