@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,6 +50,7 @@ _LOADED: dict[str, Any] = {"done": True, "done_reason": "load"}
 router = APIRouter(tags=["ollama"])
 
 Calls = Sequence[dict[str, Any]]
+Fields = Callable[[str, str, Calls], dict[str, Any]]  # of a reply, from text, thoughts and calls
 
 
 @router.post(CHAT_PATH, response_model=OllamaChatReply, responses=_LINES | _ERRORS)
@@ -62,10 +63,10 @@ async def chat(body: OllamaChat, request: Request, state: State) -> Response:
     engine = _served(body.model, state)
     if not body.messages:
         ignore_unknown(body, request, state.settings)
-        reply = OllamaChatReply(**_heading(engine), **_ChatWriter.fields("", "", ()), **_LOADED)
+        reply = OllamaChatReply(**_heading(engine), **_message("", "", ()), **_LOADED)
         return json_answer(reply, ignored_header(request), exclude_none=True)
     job = await converse(state, request, body, body.conversation())
-    return await _ChatWriter(job, engine).response(stream=body.streams)
+    return await _Writer(job, engine, OllamaChatReply, _message).response(stream=body.streams)
 
 
 @router.post(PROMPT_PATH, response_model=OllamaPromptReply, responses=_LINES | _ERRORS)
@@ -78,18 +79,19 @@ async def generate(body: OllamaPrompt, request: Request, state: State) -> Respon
         return json_answer(reply, ignored_header(request), exclude_none=True)
     if not (body.raw or body.suffix) and (engine.info.chat or body.system):
         job = await converse(state, request, body, body.conversation())
-        return await _PromptWriter(job, engine).response(stream=body.streams)
-    gap, prompt, suffix = fill_in(body.suffix, engine), body.prompt, body.suffix or ""
-    job = await start(
-        state,
-        request,
-        body,
-        lambda: [gap.prompt(prompt, suffix) if gap else engine.encode(prompt)],
-        size=len(prompt) + len(suffix),
-        shown=prompt,
-        gap=gap,
-    )
-    return await _PromptWriter(job, engine).response(stream=body.streams)
+    else:
+        gap, prompt, suffix = fill_in(body.suffix, engine), body.prompt, body.suffix or ""
+        job = await start(
+            state,
+            request,
+            body,
+            lambda: [gap.prompt(prompt, suffix) if gap else engine.encode(prompt)],
+            size=len(prompt) + len(suffix),
+            shown=prompt,
+            gap=gap,
+        )
+    writer = _Writer(job, engine, OllamaPromptReply, _response)
+    return await writer.response(stream=body.streams)
 
 
 @router.post(EMBED_PATH, response_model=OllamaVectors, responses=_ERRORS)
@@ -168,25 +170,21 @@ class _Writer(Writer):
     media_type = "application/x-ndjson"
     pause = b""  # a line of JSON has no comments
     exclude_none = True
-    schema: type[OllamaReply]
 
-    def __init__(self, job: Job, engine: Engine) -> None:
+    def __init__(self, job: Job, engine: Engine, schema: type[OllamaReply], fields: Fields) -> None:
         super().__init__(job)
         self._engine = engine
+        self._schema = schema
+        self._fields = fields
         (self._answer,) = job.answers
-
-    @staticmethod
-    def fields(text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
-        """Return the fields of a reply that have the answer."""
-        raise NotImplementedError
 
     def whole(self) -> OllamaReply:
         answer = self._answer
         text, thoughts = answer.text, ""
         if answer.reader:
             text, thoughts = (joined_text(answer.blocks, kind) for kind in ("text", "reasoning"))
-        told = self.fields(text, thoughts, _calls(answer.blocks))
-        return self.schema(**_heading(self._engine), **told, **self._figures())
+        told = self._fields(text, thoughts, _calls(answer.blocks))
+        return self._schema(**_heading(self._engine), **told, **self._figures())
 
     def step(self, step: Step) -> bytes:
         text, thoughts = step.output.text, ""
@@ -204,7 +202,7 @@ class _Writer(Writer):
         return called + self._line("", "", (), self._figures())
 
     def _line(self, text: str, thoughts: str, calls: Calls, more: dict[str, Any]) -> bytes:
-        told = _heading(self._engine) | self.fields(text, thoughts, calls) | more
+        told = _heading(self._engine) | self._fields(text, thoughts, calls) | more
         return orjson.dumps(told) + b"\n"
 
     def _figures(self) -> dict[str, Any]:
@@ -223,26 +221,18 @@ class _Writer(Writer):
         }
 
 
-class _ChatWriter(_Writer):
-    schema = OllamaChatReply
-
-    @staticmethod
-    def fields(text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thoughts:
-            message["thinking"] = thoughts
-        if calls:
-            message["tool_calls"] = calls
-        return {"message": message}
+def _message(text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thoughts:
+        message["thinking"] = thoughts
+    if calls:
+        message["tool_calls"] = calls
+    return {"message": message}
 
 
-class _PromptWriter(_Writer):
-    schema = OllamaPromptReply
-
-    @staticmethod
-    def fields(text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
-        del calls  # a prompt has no tools
-        return {"response": text} | ({"thinking": thoughts} if thoughts else {})
+def _response(text: str, thoughts: str, calls: Calls) -> dict[str, Any]:
+    del calls  # a prompt has no tools
+    return {"response": text} | ({"thinking": thoughts} if thoughts else {})
 
 
 def _heading(engine: Engine) -> dict[str, Any]:

@@ -140,4 +140,29 @@ def usage(job: Job) -> Usage:
 
 def timings(job: Job) -> Timings:
     """Sum up the figures of the answers."""
-    return Timings.of([answer.stats for answer in job.answers], job.answers[0].request.drafter)
+    stats = [answer.stats for answer in job.answers]
+    cached = sum(item.cached_prompt_tokens for item in stats)
+    prompt = sum(item.prompt_tokens for item in stats) - cached
+    prompt_seconds = sum(item.prefill_seconds for item in stats)
+    decoded = sum(max(0, item.generated_tokens - 1) for item in stats)
+    seconds = sum(item.decode_seconds for item in stats)
+    steps = sum(item.sequence_steps for item in stats)
+    return Timings(
+        cache_n=cached,
+        prompt_n=prompt,
+        prompt_ms=round(prompt_seconds * 1000, 3),
+        prompt_per_second=_per(prompt, prompt_seconds),
+        predicted_n=sum(item.generated_tokens for item in stats),
+        predicted_ms=round(seconds * 1000, 3),
+        predicted_per_second=_per(decoded, seconds),
+        draft_n=sum(item.draft_tokens for item in stats),
+        draft_n_accepted=sum(item.accepted_tokens for item in stats),
+        queue_ms=round(sum(item.queue_seconds for item in stats) * 1000, 3),
+        steps=steps,
+        tokens_per_step=_per(decoded, steps),
+        drafter=job.answers[0].request.drafter,
+    )
+
+
+def _per(count: float, unit: float) -> float:
+    return round(count / unit, 3) if unit > 0 else 0.0

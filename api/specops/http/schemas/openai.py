@@ -6,13 +6,11 @@ refused by name, unless their value asks for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
 from specops.http.schemas.options import Body, SeededOptions
-from specops.request import GenerationStats
 
 MOST_CHOICES = 128  # OpenAI's own bound of `n`
 
@@ -79,31 +77,6 @@ class Timings(BaseModel):
     )
     drafter: str
 
-    @classmethod
-    def of(cls, stats: Sequence[GenerationStats], drafter: str) -> Timings:
-        """Sum up the figures of the choices."""
-        cached = sum(item.cached_prompt_tokens for item in stats)
-        prompt = sum(item.prompt_tokens for item in stats) - cached
-        prompt_seconds = sum(item.prefill_seconds for item in stats)
-        decoded = sum(max(0, item.generated_tokens - 1) for item in stats)
-        seconds = sum(item.decode_seconds for item in stats)
-        steps = sum(item.sequence_steps for item in stats)
-        return cls(
-            cache_n=cached,
-            prompt_n=prompt,
-            prompt_ms=_ms(prompt_seconds),
-            prompt_per_second=_per(prompt, prompt_seconds),
-            predicted_n=sum(item.generated_tokens for item in stats),
-            predicted_ms=_ms(seconds),
-            predicted_per_second=_per(decoded, seconds),
-            draft_n=sum(item.draft_tokens for item in stats),
-            draft_n_accepted=sum(item.accepted_tokens for item in stats),
-            queue_ms=_ms(sum(item.queue_seconds for item in stats)),
-            steps=steps,
-            tokens_per_step=_per(decoded, steps),
-            drafter=drafter,
-        )
-
 
 class Model(BaseModel):
     """The served model, with the fields that OpenAI's, Anthropic's and vLLM's clients read."""
@@ -136,11 +109,3 @@ class ModelList(BaseModel):
     has_more: Literal[False] = False
     first_id: str
     last_id: str
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
-
-
-def _per(count: float, unit: float) -> float:
-    return round(count / unit, 3) if unit > 0 else 0.0
