@@ -1,4 +1,4 @@
-"""A server on the loopback whose looks at its connections a test takes, and raw clients."""
+"""A server on the loopback interface and raw clients; the test says when it looks at them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Client:
 
 
 class Served:
-    """A server on the loopback whose looks the test takes."""
+    """A server on the loopback interface; the test says when it looks at its connections."""
 
     def __init__(self, limits: Limits, service: FakeService) -> None:
         self.service = service
@@ -93,14 +93,14 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def stream(client: Client, service: FakeService) -> FakeHandle:
-    """Ask for one."""
+    """Ask for a stream."""
     content = b'{"prompt": "abc", "stream": true}'
     await client.send(HEAD + b"content-length: %d\r\n\r\n" % len(content) + content)
     return await service.submitted.get()
 
 
 async def fill(client: Client, handle: FakeHandle, least: int) -> None:
-    """Have more of the answer come than the client reads."""
+    """Send more of the answer than the client reads."""
     async with asyncio.timeout(30):
         while client.there.transport.get_write_buffer_size() < least:
             handle.push(output("a" * 4096))

@@ -1,4 +1,4 @@
-"""Clients that are too slow, too many, or no HTTP: each is told, counted, and gone."""
+"""Clients that are too slow, too many, or not HTTP are answered, counted and disconnected."""
 
 from __future__ import annotations
 

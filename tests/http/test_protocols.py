@@ -1,5 +1,5 @@
-"""What each chat protocol has of its own: events, reasons for the end, errors, keys; and the table
-of calls in docs/api.md, row by row."""
+"""The parts that only one chat protocol has: events, finish reasons, errors; and the table of calls
+in docs/api.md, row by row."""
 
 from __future__ import annotations
 

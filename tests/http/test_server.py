@@ -1,4 +1,4 @@
-"""Ending on a signal: who is being answered gets the answer, who comes late is told so."""
+"""Ending on a signal: running requests get their answers, later ones get 503."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_second_signal_does_not_wait_for_the_running(running: Running) -> 
     hanging.cancel()
 
 
-async def test_crash_of_the_engine_ends_the_process_once_everybody_has_been_told(
+async def test_crash_of_the_engine_ends_the_process_after_all_clients_have_their_errors(
     running: Running,
 ) -> None:
     service = running.service

@@ -1,4 +1,4 @@
-"""Tools through the official clients: what the model said is what each of them understands."""
+"""Tools through the official clients: each of them understands what the model wrote."""
 
 from __future__ import annotations
 
