@@ -63,7 +63,7 @@ class AsgiClient:
         message = await self.next_message()
         if message["type"] == "http.response.start":
             message = await self.next_message()
-        return json.loads(message["body"].removeprefix(b"data: "))
+        return json.loads(message["body"].removeprefix(b"data: ").partition(b"\n\n")[0])
 
     async def response(self) -> tuple[int, Any]:
         """Status and JSON body of a plain response."""

@@ -1,14 +1,13 @@
-"""Requests in which something goes wrong, among others, which must get what they get alone.
+"""Requests that fail inside the engine, among others, which must get the same tokens as alone.
 
-Each faulty request carries where: a drafter, sampling, log-probabilities or detokenizing raises
-when it comes to that request. Used by the tests for a moment and in full:
+Each faulty request says where it fails: a drafter, sampling, log-probabilities or detokenizing
+raises an error for that request. Tests run it for a moment. The full run is
 `python -m tests.faults --honest 4000 --faulty 1000`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +25,7 @@ from specops.engine.engine import Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
 from specops.speculation.drafters.base import Drafter
 from specops.text.text_stream import TextStream
-from tests.leavers import alone, kinds
+from tests.leavers import alone, heldout, kinds
 
 PLACES = 48  # requests at a time
 DRAFTER = ("begin", "look_up", "backlog", "take_in", "propose", "release")
@@ -35,21 +34,21 @@ _ids = count()
 
 
 class FaultError(Exception):
-    """What goes wrong."""
+    """The error that is raised on purpose."""
 
 
 class _Sampling(SamplingParams):
-    """Greedy; says where something is to go wrong."""
+    """Greedy sampling that says where it has to fail."""
 
     where: str
 
 
 class _Most(int):
-    """A number of log-probabilities that goes wrong."""
+    """A number of log-probabilities that fails."""
 
 
 class _FaultyText(TextStream):
-    """Detokenizes, but for a stop string that names what is to fail."""
+    """Detokenizes; fails if a stop string names the method."""
 
     def push(self, *args: Any, **kwargs: Any) -> Any:
         _fail_at("push", *self._stop)
@@ -61,7 +60,7 @@ class _FaultyText(TextStream):
 
 
 class _FaultyDrafter:
-    """Passes calls on, but for a client that is named after the method."""
+    """Passes calls on; fails if the client is named after the method."""
 
     def __init__(self, drafter: Drafter, clients: dict[int, str]) -> None:
         self._drafter, self._clients = drafter, clients
@@ -105,7 +104,7 @@ def _sampled(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def faults(engine: Engine) -> Iterator[None]:
-    """Let things go wrong for requests that were made by `faulty`."""
+    """Make the requests of `faulty` fail within the block."""
     drafters: Any = engine.scheduler.drafters
     before, clients = dict(drafters), dict[int, str]()
     with ExitStack() as patched:
@@ -122,7 +121,7 @@ def faults(engine: Engine) -> Iterator[None]:
 
 
 def faulty(request: GenerationRequest, place: str) -> GenerationRequest:
-    """The request with something to go wrong at a place, as far as it gets there."""
+    """Return the request, changed so that it fails at a place, if it gets there."""
     if place in DRAFTER:
         model = place in ("backlog", "take_in", "propose")
         drafter = "draft" if model else request.drafter
@@ -138,11 +137,11 @@ def faulty(request: GenerationRequest, place: str) -> GenerationRequest:
 
 @dataclass
 class Tally:
-    """What became of the requests: those that got their own output, and faults by place."""
+    """How the requests ended: the right ones, and the faulty ones by their place."""
 
     right: int = 0
     failed: Counter[str] = field(default_factory=Counter)
-    escaped: Counter[str] = field(default_factory=Counter)  # faults that were never reached
+    escaped: Counter[str] = field(default_factory=Counter)  # these never reached their fault
 
 
 def play(
@@ -151,8 +150,8 @@ def play(
     """Mix so many honest requests with so many faulty ones.
 
     Raises:
-        AssertionError: an honest request got another output than alone, a faulty one ended
-            otherwise than by its own fault, or something was not freed.
+        AssertionError: an honest request got other tokens than alone, a faulty one ended with
+            another error than its own, or something was not freed.
     """
     rng = np.random.default_rng(seed)
     expected = [alone(engine, request) for request in requests]
@@ -206,9 +205,8 @@ def main() -> None:
     options = parser.parse_args()
     settings = Settings(model="demo", max_inter_token_latency=0.05)
     engine = Engine.load(settings)
-    lines = (settings.models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
-    prompts = [json.loads(line)["prompt"] for line in lines.splitlines()]
-    tally = play(engine, kinds(engine, prompts, 60), options.honest, options.faulty)
+    requests = kinds(engine, heldout(settings), 60)
+    tally = play(engine, requests, options.honest, options.faulty)
     print(f"{tally.right} requests got what they get alone")
     print(f"{tally.failed.total()} ended in their own error: {dict(sorted(tally.failed.items()))}")
     print(f"{tally.escaped.total()} never came to theirs: {dict(sorted(tally.escaped.items()))}")

@@ -14,7 +14,7 @@ _ids = count()
 def generate(
     engine: Engine, prompt: str | Sequence[int], tokens: int, **fields: object
 ) -> tuple[list[Piece], GenerationStats]:
-    """`tokens` pieces that follow a prompt, wherever a text would end, and what they cost."""
+    """Return `tokens` pieces that continue a prompt, past any end, and their figures."""
     request = GenerationRequest(
         request_id=f"generated {next(_ids)}",
         prompt_tokens=engine.encode(prompt) if isinstance(prompt, str) else tuple(prompt),

@@ -1,6 +1,6 @@
-"""Clients that leave at random moments, against an engine; whoever stays must not notice.
+"""Clients that leave an engine at random moments; the clients that stay must not notice.
 
-Used by the tests for a moment and as a soak: `python -m tests.leavers --seconds 300`.
+Tests run it for a moment. As a long test: `python -m tests.leavers --seconds 300`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _ids = count()
 
 @dataclass(slots=True)
 class Client:
-    """Somebody who waits for an answer.
+    """A client that waits for an answer.
 
-    `expected` is what plain decoding gives the request alone; `patience` the steps after which it
-    leaves, counted from its coming or, where it is `settled`, from when it gets a slot.
+    `expected` has the tokens of plain decoding without other requests. `patience` is the number of
+    steps after which the client leaves, counted from its arrival, or from its slot if `settled`.
     """
 
     request: GenerationRequest
@@ -43,19 +43,25 @@ class Client:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of everybody."""
+    """How the requests ended."""
 
     stayed: int = 0
-    left: Counter[str] = field(default_factory=Counter)  # by the phase that they left in
+    left: Counter[str] = field(default_factory=Counter)  # clients, by their phase
     wasted_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
 
 
+def heldout(settings: Settings) -> list[str]:
+    """Return the prompts that the demo pair was not trained on."""
+    lines = (settings.models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line)["prompt"] for line in lines.splitlines()]
+
+
 def kinds(
     engine: Engine, prompts: list[str], number: int, *, longest: int = 60
 ) -> list[GenerationRequest]:
-    """Requests of every sort, with answers of fewer tokens than `longest`; some begin alike."""
+    """Return different requests, with answers of fewer tokens than `longest`; some begin alike."""
     rng = np.random.default_rng(0)
     drafters = list(engine.info.drafters)
     made = []
@@ -78,7 +84,7 @@ def kinds(
 
 
 def alone(engine: Engine, request: GenerationRequest) -> tuple[int, ...]:
-    """What plain decoding gives a request where nobody else is, nor has been."""
+    """Return the tokens of plain decoding without other requests, before or beside it."""
     cache = engine.scheduler.target.cache
     before, cache.reuse = cache.reuse, PrefixCache.OFF
     request = replace(request, request_id=f"alone {next(_ids)}", drafter=NO_DRAFTER)
@@ -98,7 +104,7 @@ def play(
     """Let clients come and leave while `go_on()` is true, then let the rest finish.
 
     Raises:
-        AssertionError: somebody got another output than alone, or a place was not freed.
+        AssertionError: a request got other tokens than alone, or its place was not freed.
     """
     rng = np.random.default_rng(seed)
     scheduler = engine.scheduler
@@ -115,7 +121,7 @@ def play(
                 client.settled = bool(rng.random() < 0.5)
                 client.patience = rng.exponential(15 if client.settled else 60)
                 if client.settled and rng.random() < 0.5:
-                    client.patience = 1.0  # in the midst of its prompt, however fast steps are
+                    client.patience = 1.0  # within its prompt, however fast steps are
             clients[name] = client
             scheduler.add(client.request)
         leaving = [name for name, client in clients.items() if client.patience < 1]
@@ -145,7 +151,7 @@ def _take(tally: Tally, clients: dict[str, Client], output: Output) -> None:
     client = clients[output.request_id]
     client.tokens += [piece.token for piece in output.pieces]
     got = tuple(client.tokens)
-    assert got == client.expected[: len(got)], f"another output than alone: {client.request}"
+    assert got == client.expected[: len(got)], f"other tokens than alone: {client.request}"
     if output.finish is None:
         return
     del clients[output.request_id]
@@ -174,8 +180,7 @@ def main() -> None:
         max_inter_token_latency=0.05,
     )
     engine = Engine.load(settings)
-    lines = (settings.models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
-    prompts = [json.loads(line)["prompt"] for line in lines.splitlines()]
+    prompts = heldout(settings)
     end = time.monotonic() + options.seconds
     tally = play(engine, kinds(engine, prompts, 60), lambda: time.monotonic() < end)
     print(f"{tally.stayed} stayed and got what they get alone; {tally.left.total()} left:")

@@ -1,4 +1,4 @@
-"""HTTP servers on the loopback, in this process, for what talks to one."""
+"""HTTP servers on the loopback interface, in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _random = random.SystemRandom()  # Hypothesis seeds the other one
 
 
 def free_port() -> int:
-    """A port that no process listens on now, nor will be given unasked: it may be taken later."""
+    """Return a port that no process listens on now, and that the system gives to no client."""
     while True:
         port = _random.randrange(*PORTS)
         with contextlib.suppress(OSError), socket.create_server((HOST, port)):
@@ -58,7 +58,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def listening(handler: type[Handler]) -> Iterator[int]:
-    """Serve with a handler; the port."""
+    """Serve with a handler; yield the port."""
     with _Server((HOST, 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()

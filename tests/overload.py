@@ -1,6 +1,6 @@
-"""A crowd in front of a real server: everybody sends at the same moment, and each end is noted.
+"""Many clients of a real server that send at the same moment; it records how each request ends.
 
-`python -m tests.overload --clients 200` does it by hand and prints the figures.
+`python -m tests.overload --clients 200` prints the figures.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class End:
     """How one request ended.
 
     Attributes:
-        status: HTTP's; of a stream that failed later, its error's.
-        seconds: from sending to the first byte of the answer.
-        headers: by lower-case name.
-        tokens: generated, as the usage tells.
-        queue_seconds: before a row was free, as the timings tell.
+        status: of HTTP; of a stream that failed later, the status of its error.
+        seconds: time from sending to the first byte of the answer.
+        headers: by their lower-case names.
+        tokens: number of generated tokens, from the usage.
+        queue_seconds: time before a slot was free, from the timings.
     """
 
     status: int
@@ -57,7 +57,7 @@ class End:
 def serving(
     folder: Path, port: int | None = None, **variables: str
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """Serve the demo pair in a process of its own; its port and the process, once it is ready."""
+    """Serve the demo pair in a process of its own; yield port and process once it is ready."""
     port = port or free_port()
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("SPECOPS_")}
     variables = {"SPECOPS_MODEL": "demo", "SPECOPS_CACHE_DIR": str(folder / "cache"), **variables}
@@ -68,7 +68,7 @@ def serving(
             stderr=log,
         )
         try:
-            # Without a loop of its own: a browser's may be running in the same thread.
+            # Without an event loop: a browser's loop may run in the same thread.
             wait("the server is ready", lambda: _is_ready(port, process), START_SECONDS)
             yield port, process
         finally:
@@ -83,7 +83,7 @@ def _is_ready(port: int, process: subprocess.Popen[bytes]) -> bool:
 
 
 async def exchange(port: int, head: bytes, body: bytes = b"") -> tuple[bytes, bytes]:
-    """Send one request on a connection of its own; the answer's head and body."""
+    """Send one request on a connection of its own; return the answer's head and body."""
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
         writer.write(head + b"connection: close\r\n\r\n" + body)
@@ -95,7 +95,7 @@ async def exchange(port: int, head: bytes, body: bytes = b"") -> tuple[bytes, by
 
 
 async def crowd(port: int, clients: int, **fields: Any) -> list[End]:
-    """Connect them all, then let all send at once; every other one streams."""
+    """Connect all clients, then send all requests at once; every second one streams."""
     connections = [await asyncio.open_connection(HOST, port) for _ in range(clients)]
     ends = (
         _ask(index, reader, writer, fields) for index, (reader, writer) in enumerate(connections)
@@ -146,7 +146,7 @@ def _end(answer: bytes, seconds: float) -> End:
 
 
 async def gauge(port: int, name: str) -> float:
-    """The value of one of the service's series without labels."""
+    """Return the value of a series of the service that has no labels."""
     _, page = await exchange(port, b"GET /metrics HTTP/1.1\r\nhost: test\r\n")
     found = re.search(rf"^specops_{name} (.*)$", page.decode(), re.MULTILINE)
     if found is None:
@@ -155,7 +155,7 @@ async def gauge(port: int, name: str) -> float:
 
 
 def resident_bytes(process: subprocess.Popen[bytes]) -> int:
-    """Memory of a process that is no file's."""
+    """Return the memory of a process that belongs to no file."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     return sum(
         int(re.search(rf"{name}:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
@@ -164,13 +164,13 @@ def resident_bytes(process: subprocess.Popen[bytes]) -> int:
 
 
 def served_seconds(log: Path, status: int) -> list[float]:
-    """What the server's own clock says of its answers with a status, as its log has them."""
+    """Return the seconds of all answers with a status, from the server's log."""
     lines = (json.loads(line) for line in log.read_text(encoding="utf-8").splitlines())
     return [line["seconds"] for line in lines if line.get("status") == status]
 
 
 def _told(ends: list[End]) -> str:
-    """A burst in words."""
+    """Describe a burst."""
     refused = [end.seconds * 1000 for end in ends if end.status == 429]
     waits = [
         end.queue_seconds / float(end.headers["x-estimated-wait"])

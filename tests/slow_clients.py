@@ -1,9 +1,9 @@
-"""Clients that send half a request, or do not read their answer, beside a few honest ones.
+"""Clients that send half a request, or do not read their answer, beside a few honest clients.
 
-`python -m tests.slow_clients --seconds 120` serves the demo pair and prints how the honest clients
-fared without and with the others, and how long it took until these were gone. The slow ones are a
-process of their own, behind the others in priority: in life they are on machines of their own.
-Clients that are cut off come again at once.
+`python -m tests.slow_clients --seconds 120` serves the demo pair. It prints the times of the honest
+clients without and with the slow ones, and the time until the slow ones were gone. The slow clients
+are a process of low priority, because in reality they run on other machines. A client whose
+connection was closed connects again at once.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ STARTED = "all are connected"
 
 @dataclass
 class Tally:
-    """How honest requests ended: seconds of each, and what was not 200."""
+    """How honest requests ended: the seconds of each, and answers other than 200."""
 
     seconds: list[float] = field(default_factory=list)
-    refused: int = 0  # told to come back, and did
+    refused: int = 0  # refused with 429, and repeated
     others: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """How many clients are slow, and in what."""
+    """Numbers of slow clients, by what they are slow in."""
 
     headers: int
     bodies: int
@@ -61,12 +61,12 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run showed.
+    """The result of a run.
 
     Attributes:
         without, beside: the honest clients without and beside the slow ones.
-        closed: why connections were closed, and how many.
-        seconds_after: until nothing was left of the slow clients; None: something was.
+        closed: number of closed connections, by reason.
+        seconds_after: time until nothing of the slow clients was left; None: something was.
     """
 
     without: Tally
@@ -85,7 +85,7 @@ def post(body: dict[str, object]) -> bytes:
 
 
 async def honest(port: int, seconds: float) -> Tally:
-    """Clients that ask again and again, and come back when they are told to."""
+    """Run clients that ask again and again, and wait as long as a refusal says."""
     tally, end = Tally(), time.monotonic() + seconds
     content = json.dumps(BODY).encode()
     head = HEAD + b"content-length: %d\r\n" % len(content)
@@ -108,7 +108,7 @@ async def honest(port: int, seconds: float) -> Tally:
 
 
 async def attack(port: int, crowd: Crowd) -> None:
-    """Keep so many slow clients connected, for ever."""
+    """Keep so many slow clients connected, without an end."""
     loop = asyncio.get_running_loop()
     connected = 0
 
@@ -148,7 +148,7 @@ async def attack(port: int, crowd: Crowd) -> None:
 
 @contextmanager
 def attacking(port: int, crowd: Crowd) -> Iterator[subprocess.Popen[bytes]]:
-    """The slow clients, all connected; stopped, not ended, at the end: their sockets stay open."""
+    """Run the slow clients within the block, which begins when all are connected."""
     sizes = [str(size) for size in (crowd.headers, crowd.bodies, crowd.readers)]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.slow_clients", "--attack", str(port), *sizes],
@@ -169,14 +169,14 @@ def descriptors(process: subprocess.Popen[bytes]) -> int:
 
 
 async def closings(port: int) -> dict[str, int]:
-    """Connections that the server closed, by reason."""
+    """Return the number of connections that the server closed, by reason."""
     _, page = await exchange(port, b"GET /metrics HTTP/1.1\r\nhost: test\r\n")
     found = re.findall(rb'specops_connections_closed_total{reason="(\w+)"} (\S+)', page)
     return {reason.decode(): int(float(number)) for reason, number in found if float(number)}
 
 
 async def left(port: int, process: subprocess.Popen[bytes], before: int) -> bool:
-    """Whether something of the slow clients is still there."""
+    """Return whether something of the slow clients is left."""
     taken = [await gauge(port, f"requests_{name}") for name in ("running", "waiting")]
     return any(taken) or descriptors(process) > before
 
@@ -188,7 +188,7 @@ def run(
     seconds: float,
     seconds_without: float = 30.0,
 ) -> Report:
-    """Honest clients alone, then beside the crowd; then wait until that is gone."""
+    """Run honest clients alone, then beside the slow ones; then wait until those are gone."""
     asyncio.run(honest(port, 1))
     without = asyncio.run(honest(port, seconds_without))
     before = descriptors(process)

@@ -16,8 +16,7 @@ from specops.config import Settings
 from specops.http.app import _GENERATING
 from specops.http.connection import Limits
 from specops.http.middleware import MAX_BODY_BYTES
-from specops.http.routes import embeddings
-from specops.http.routes.ollama import models as ollama_models
+from specops.http.routes import embeddings, ollama
 from tests.gateway.running import row
 from tests.stack.support import ROOT, run, tool
 from tests.waiting import PATIENCE
@@ -77,7 +76,7 @@ def test_whatever_generates_is_routed_by_key() -> None:
     pattern = re.compile(keyed["match"]["safe_regex"]["regex"])
     # Texts that are embedded leave nothing behind that a later one could use.
     rest_of_them = {path for path in _GENERATING if not pattern.fullmatch(path)}
-    assert rest_of_them == {embeddings.PATH, ollama_models.EMBED_PATH}
+    assert rest_of_them == {embeddings.PATH, ollama.EMBED_PATH}
     assert not pattern.fullmatch("/v1/messages/count_tokens")
     assert keyed["route"]["cluster"] == "replicas"
     assert rest["route"]["cluster"] == "replicas_any"

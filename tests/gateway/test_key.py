@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from specops.http.app import _GENERATING
-from specops.http.routes import embeddings
-from specops.http.routes.ollama import models as ollama_models
+from specops.http.routes import embeddings, ollama
 from tests.gateway.running import Row, row
 from tests.waiting import wait
 
@@ -84,9 +83,7 @@ def test_prompts_that_begin_alike_have_one_key(one: Row, path: str) -> None:
 
 def test_whatever_generates_has_a_key(one: Row) -> None:
     fields = {"messages": said("a"), "input": "a", "prompt": "a"}
-    assert all(
-        one.key(fields, path) for path in _GENERATING - {embeddings.PATH, ollama_models.EMBED_PATH}
-    )
+    assert all(one.key(fields, path) for path in _GENERATING - {embeddings.PATH, ollama.EMBED_PATH})
 
 
 def test_the_other_fields_change_no_key(one: Row) -> None:

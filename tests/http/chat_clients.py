@@ -1,4 +1,4 @@
-"""The official clients of the chat protocols, against the application with a scripted engine."""
+"""The official clients of the chat protocols, for an application with a scripted engine."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class Clients:
 
     @property
     def request(self) -> GenerationRequest:
-        """What the engine was asked last."""
+        """The last request of the engine."""
         return self.service.requests[-1]
 
     @property
     def prompt(self) -> str:
-        """What the model read last."""
+        """The last prompt."""
         return bytes(self.request.prompt_tokens).decode()
 
 

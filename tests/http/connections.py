@@ -1,14 +1,18 @@
-"""A server on the loopback whose looks at its connections a test takes, and raw clients."""
+"""A server on the loopback interface and raw clients; the test says when it looks at them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import specops
 from specops.config import Settings
 from specops.http.app import create_app
 from specops.http.connection import Connection, Limits
@@ -46,7 +50,7 @@ class Client:
 
 
 class Served:
-    """A server on the loopback whose looks the test takes."""
+    """A server on the loopback interface; the test says when it looks at its connections."""
 
     def __init__(self, limits: Limits, service: FakeService) -> None:
         self.service = service
@@ -89,14 +93,14 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def stream(client: Client, service: FakeService) -> FakeHandle:
-    """Ask for one."""
+    """Ask for a stream."""
     content = b'{"prompt": "abc", "stream": true}'
     await client.send(HEAD + b"content-length: %d\r\n\r\n" % len(content) + content)
     return await service.submitted.get()
 
 
 async def fill(client: Client, handle: FakeHandle, least: int) -> None:
-    """Have more of the answer come than the client reads."""
+    """Send more of the answer than the client reads."""
     async with asyncio.timeout(30):
         while client.there.transport.get_write_buffer_size() < least:
             handle.push(output("a" * 4096))
@@ -117,3 +121,15 @@ async def served(
             client.writer.close()
         here.server.should_exit = True
         await task
+
+
+def imported_by(module: str) -> set[str]:
+    """The modules that a fresh interpreter loads with this one."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, {module}; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(Path(specops.__file__).parents[1])},
+    )
+    return set(done.stdout.split())

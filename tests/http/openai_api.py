@@ -1,4 +1,4 @@
-"""The API on a fake service, and a client for it: what the tests of endpoints share."""
+"""The API with a fake service, and a client of it, for the tests of endpoints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Api:
 
     @property
     def request(self) -> GenerationRequest:
-        """What the engine was asked, once."""
+        """The only request of the engine."""
         (request,) = self.service.requests
         return request
 

@@ -1,4 +1,4 @@
-"""OpenAI's client of the application on a real engine, in this process."""
+"""OpenAI's client of the application with a real engine, in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API's description against what it does: schemathesis asks what that allows, and what not.
+"""The API follows its own description: schemathesis sends requests that this allows, and others.
 
 `SCHEMA_CASES` is the number of requests per endpoint.
 """

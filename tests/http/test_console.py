@@ -33,35 +33,25 @@ async def console() -> AsyncIterator[Api]:
         yield made
 
 
-async def test_a_browser_gets_the_page_and_a_program_the_links(console: Api) -> None:
+async def test_a_browser_gets_a_page_that_takes_nothing_from_anywhere_else(console: Api) -> None:
     page = await console.client.get("/", headers=BROWSER)
     assert page.headers["content-type"].startswith("text/html")
-    assert "<textarea" in page.text
-    assert (await console.client.get("/")).json()["links"]["generate"] == "/generate"
-
-
-async def test_the_page_takes_nothing_from_anywhere_else(console: Api) -> None:
-    text = (await console.client.get("/", headers=BROWSER)).text
+    text = page.text
+    assert "<textarea" in text
     assert re.findall(r"\b(?:src|href|action)=\"(?!/|#|data:,)[^\"]*\"", text) == []
-    assert "@import" not in text
-    assert "/*style*/" not in text
-    assert "/*script*/" not in text
-
-
-async def test_the_policy_allows_exactly_what_is_in_the_page(console: Api) -> None:
-    page = await console.client.get("/", headers=BROWSER)
+    assert not any(word in text for word in ("@import", "/*style*/", "/*script*/"))
     policy = page.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'")
     for tag in ("style", "script"):
-        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page.text, flags=re.DOTALL)
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, flags=re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-async def test_figures_are_those_of_the_metrics(console: Api) -> None:
+async def test_figures_are_those_of_the_metrics_again_and_again(console: Api) -> None:
     console.metrics.set_queue_size(7)
     client = follow(console)
-    first = await client.next_event()
+    first, second = await client.next_event(), await client.next_event()
     client.leave()
     await client.done
     assert first["state"] == "ready"
@@ -70,13 +60,6 @@ async def test_figures_are_those_of_the_metrics(console: Api) -> None:
         name: value for name, value in first["figures"].items() if name.startswith("memory_bytes/")
     }
     assert first["figures"]["memory_bytes/anon"] > 0
-
-
-async def test_figures_come_again_and_again(console: Api) -> None:
-    client = follow(console)
-    first, second = await client.next_event(), await client.next_event()
-    client.leave()
-    await client.done
     assert second["seconds"] > first["seconds"]
 
 
@@ -95,12 +78,3 @@ async def test_every_figure_that_the_page_draws_is_sent(console: Api) -> None:
     assert named
     assert named <= sent
     assert {f"{kind}_tokens_total/draft" for kind in ("draft", "accepted")} <= sent
-
-
-async def test_requests_of_a_load_test_are_counted(console: Api) -> None:
-    for shape in ("ramp", "ramp", "made up"):
-        await console.client.get("/health", headers={"x-load-test": shape})
-    await console.client.get("/health")
-    name = "specops_load_test_requests_total"
-    read = console.metrics.registry.get_sample_value
-    assert (read(name, {"shape": "ramp"}), read(name, {"shape": "other"})) == (2, 1)

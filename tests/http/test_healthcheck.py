@@ -2,84 +2,62 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import specops
 from specops.engine.engine import ModelState
 from specops.http import healthcheck
+from tests.http.connections import imported_by
 from tests.loopback import Handler, listening
 
 Health = dict[str, Any] | None
-
-
-class Clock:
-    """Time that passes when somebody waits."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pause(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def outcome(answers: Iterator[Health]) -> tuple[str | None, list[str], float]:
-    """What the check says of a service that answers so, what it told, and when it ended."""
-    clock, told = Clock(), list[str]()
-    problem = healthcheck.check(lambda: next(answers), told.append, clock=clock, pause=clock.pause)
-    return problem, told, clock.now
 
 
 def state(name: str, detail: str = "", error: str | None = None) -> dict[str, Any]:
     return {"state": name, "detail": detail, "error": error}
 
 
-def test_a_ready_service_is_healthy_at_once() -> None:
-    assert outcome(iter([state("ready")])) == (None, [], 0.0)
+DOWNLOAD = [state("downloading", f"{done} of 20000 MB") for done in range(20_000)]
 
 
-def test_a_download_is_waited_for_as_long_as_it_moves() -> None:
-    steps = [state("downloading", f"{done} of 20000 MB") for done in range(20_000)]
-    problem, told, ended = outcome(iter([*steps, state("loading"), state("ready")]))
-    assert problem is None
-    assert ended > 5 * 3600
-    assert told == [*(f"downloading {step['detail']}" for step in steps), "loading"]
+@pytest.mark.parametrize(
+    ("answers", "problem", "seconds"),
+    [
+        ([state("ready")], None, 0),
+        ([*DOWNLOAD, state("loading"), state("ready")], None, 20_001),  # as long as it moves
+        (
+            [state("downloading", "1 of 2 MB")] * 2000,
+            "nothing new for 900 s: downloading 1 of 2 MB",
+            900,
+        ),
+        (
+            [state("downloading", "1 MB"), state("failed", error="the hub has no a/b (404)")],
+            "failed: the hub has no a/b (404)",
+            1,
+        ),
+        ([state("draining")], "draining: -", 0),
+        ([None] * 15 + [state("ready")], None, 15),  # it may take its time to listen
+        ([None] * 100, "/health does not answer for 20 s", 20),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_service_is_waited_for_as_long_as_something_moves(
+    answers: list[Health], problem: str | None, seconds: int
+) -> None:
+    coming, now, told = iter(answers), [0.0], list[str]()
 
+    def pause(seconds: float) -> None:
+        now[0] += seconds
 
-def test_a_download_that_stands_still_is_given_up() -> None:
-    problem, _, ended = outcome(iter([state("downloading", "1 of 2 MB")] * 2000))
-    assert problem == "nothing new for 900 s: downloading 1 of 2 MB"
-    assert ended == 900
-
-
-def test_a_model_that_failed_ends_the_wait_with_the_reason() -> None:
-    answers = [state("downloading", "1 MB"), state("failed", error="the hub has no a/b (404)")]
-    problem, _, ended = outcome(iter(answers))
-    assert problem == "failed: the hub has no a/b (404)"
-    assert ended == 1
-
-
-def test_a_service_that_drains_is_not_healthy() -> None:
-    assert outcome(iter([state("draining")]))[0] == "draining: -"
-
-
-def test_a_service_may_take_its_time_to_listen() -> None:
-    assert outcome(iter([None] * 15 + [state("ready")]))[0] is None
-
-
-def test_a_service_that_does_not_answer_is_not_healthy() -> None:
-    problem, _, ended = outcome(iter([None] * 100))
-    assert problem == "/health does not answer for 20 s"
-    assert ended == 20
+    found = healthcheck.check(lambda: next(coming), told.append, clock=lambda: now[0], pause=pause)
+    assert (found, now[0]) == (problem, seconds)
+    doing = [f"{item['state']} {item['detail']}".strip() for item in answers if item]
+    assert told == [
+        text for text in dict.fromkeys(doing) if not text.startswith(("ready", "failed", "drain"))
+    ]
 
 
 def test_every_state_is_known() -> None:
@@ -121,20 +99,13 @@ def test_the_command_says_how_it_went(
 def test_an_answer_that_is_none_is_as_good_as_silence() -> None:
     with answering(None) as port:
         assert healthcheck.ask_health("127.0.0.1", port) is None
-    assert healthcheck.ask_health("127.0.0.1", port) is None  # nobody listens any more
+    assert healthcheck.ask_health("127.0.0.1", port) is None  # nothing listens any more
 
 
 def test_it_starts_without_the_service() -> None:
     """It runs every five seconds: what the service imports would cost a second each time."""
-    code = "import sys, specops.http.healthcheck; print(*sys.modules)"
-    env = {"PYTHONPATH": str(Path(specops.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
-    )
-    loaded = set(done.stdout.split())
+    loaded = imported_by("specops.http.healthcheck")
     assert {name for name in loaded if name.startswith("specops")} == {
-        "specops",
-        "specops.http",
-        "specops.http.healthcheck",
+        *("specops", "specops.http", "specops.http.healthcheck")
     }
     assert not loaded & {"numpy", "fastapi", "onnxruntime", "httpx"}

@@ -1,4 +1,4 @@
-"""Grammars that are made to take long, by a client of a real engine, while another one streams."""
+"""Grammars that are made to take long, sent to a real engine while other requests stream."""
 
 from __future__ import annotations
 

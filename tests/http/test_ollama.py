@@ -1,67 +1,27 @@
-"""Ollama's own client: its calls, row by row of docs/api.md, its streams and its errors."""
+"""Ollama's own client: its answers, streams and errors (the table of its calls: test_protocols)."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ollama
 import pytest
 
-from specops.config import Settings
 from specops.request import FinishReason
 from specops.serving.admission import QueueFull
 from specops.text.chat_template import ChatTemplate
 from tests.fakes import INFO, STATS, output
 from tests.http.chat_clients import ASK, CHAT_TOOLS, TEMPLATE, Clients, clients
-from tests.http.real_engine import served
 
 pytestmark = pytest.mark.anyio
 both_ways = pytest.mark.parametrize("stream", [False, True])
 ASKED = [{"role": "user", "content": ASK}]
 VECTORS = np.array([[0.6, 0.8, 0, 0], [0, 1, 0, 0]], np.float32)
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
-
-PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-ROWS = re.findall(r"^\| `ollama\.(\w+)` \| `(\{.*\})` \| (\w+) \|$", PAGE, re.M)
-BASE: dict[str, dict[str, Any]] = {
-    "chat": {"model": "fake", "messages": ASKED},
-    "generate": {"model": "fake", "prompt": "a"},
-    "embed": {"model": "fake", "input": ["a", "b"]},
-    "show": {"model": "fake"},
-}
-
-
-def test_the_table_has_rows() -> None:
-    assert len(ROWS) == PAGE.count("| `ollama.") > 15
-
-
-@pytest.mark.parametrize(("call", "fields", "outcome"), ROWS)
-async def test_the_documentations_table_is_true(call: str, fields: str, outcome: str) -> None:
-    ignored: list[str] = []
-    async with clients() as here:
-        here.script(
-            [output("Hello"), replace(output(finish=FinishReason.STOP), embeddings=VECTORS)]
-        )
-
-        async def note(response: Any) -> None:
-            ignored.append(response.headers.get("x-ignored-fields", ""))
-
-        here.ollama._client.event_hooks = {"response": [note]}
-        function = getattr(here.ollama, call)
-        given = BASE.get(call, {}) | json.loads(fields)
-        if outcome == "refused":
-            with pytest.raises(ollama.ResponseError) as refused:
-                await function(**given)
-            assert refused.value.status_code in (400, 404)
-            return
-        assert await function(**given)
-    assert bool(ignored[0]) is (outcome == "ignored")
-    assert outcome in ("works", "ignored")
 
 
 async def lines(here: Clients, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -99,22 +59,17 @@ async def test_a_chat_is_text_thoughts_and_calls(stream: bool) -> None:
 
 async def test_options_may_stand_in_options_or_beside_it() -> None:
     options = {"temperature": 0, "num_predict": 3, "stop": ["x"], "seed": 7, "repeat_penalty": 1.2}
-    async with clients() as here:
+    async with clients(max_new_tokens=20) as here:
         here.say("a")
         await here.ollama.chat("fake", ASKED, options=options | {"k_draft": 2})
         await lines(here, "/api/chat", messages=ASKED, **options, k_draft=2)
         first, second = here.service.requests
+        await here.ollama.chat("fake", ASKED, options={"num_predict": -1, "seed": -1})
+    assert (here.request.max_new_tokens, here.request.sampling.seed) == (20, None)
     assert first.sampling == second.sampling
     assert (first.sampling.temperature, first.sampling.repetition_penalty) == (0, 1.2)
     assert (first.max_new_tokens, first.stop, first.sampling.seed) == (3, ("x",), 7)
     assert (first.k_draft, second.k_draft) == (2, 2)
-
-
-async def test_negative_numbers_ask_for_nothing_in_particular() -> None:
-    async with clients(max_new_tokens=20) as here:
-        here.say("a")
-        await here.ollama.chat("fake", ASKED, options={"num_predict": -1, "seed": -1})
-    assert (here.request.max_new_tokens, here.request.sampling.seed) == (20, None)
 
 
 async def test_results_follow_their_calls() -> None:
@@ -212,31 +167,12 @@ async def test_texts_are_embedded_and_cut_to_the_context() -> None:
     assert found.prompt_eval_count == 65
 
 
-async def test_a_real_engine_answers_all_of_it(tiny_settings: Settings) -> None:
-    long = "x " * 500
-    async with served(tiny_settings) as client:
-        http: Any = client._client
-        at, name = "http://test/api", (await http.get("http://test/api/tags")).json()["models"][0]
-        ask = {"model": name["name"], "options": {"temperature": 0, "num_predict": 3}}
-        found = (await http.post(f"{at}/embed", json=ask | {"input": ["a", long]})).json()
-        refused = await http.post(f"{at}/embed", json=ask | {"input": long, "truncate": False})
-        told = (await http.post(f"{at}/generate", json=ask | {"prompt": "a"})).text.splitlines()
-        chat = (await http.post(f"{at}/chat", json=ask | {"messages": ASKED})).text.splitlines()
-    assert name["size"] > 0
-    assert len(found["embeddings"]) == 2
-    assert refused.status_code == 400
-    assert "shorten the prompt" in refused.json()["error"]
-    last = json.loads(told[-1])
-    assert last["done"]
-    assert 0 < last["eval_count"] <= 3
-    assert last["eval_duration"] > 0
-    assert "template" in json.loads(chat[-1])["error"]  # this model has none
-
-
 @both_ways
 async def test_errors_are_the_librarys_own(stream: bool) -> None:
     async def ask(here: Clients, **fields: Any) -> None:
-        answer: Any = await here.ollama.chat(**BASE["chat"] | fields, stream=stream)
+        answer: Any = await here.ollama.chat(
+            **{"model": "fake", "messages": ASKED} | fields, stream=stream
+        )
         if stream:
             async for _ in answer:
                 pass

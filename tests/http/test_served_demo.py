@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
@@ -96,14 +95,6 @@ def test_the_documentations_example_runs(
     assert "draft_n_accepted" in told
 
 
-def test_errors_name_what_is_wrong(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="tokens") as long:
-        client.completions.create(model="demo", prompt="word " * 3000)
-    assert long.value.code == "context_length_exceeded"
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="other", prompt="a")
-
-
 def test_a_crowd_is_answered_or_refused_and_leaves_nothing_behind(
     server: tuple[int, subprocess.Popen[bytes]],
 ) -> None:
@@ -147,16 +138,8 @@ def test_a_signal_lets_a_stream_finish_and_the_process_ends_with_0(folder: Path)
 
 async def _signal_in_the_middle(port: int, process: subprocess.Popen[bytes]) -> bytes:
     """Ask for a stream, send SIGTERM after its first event, read it to its end."""
-    content = json.dumps(
-        {
-            "model": "demo",
-            "prompt": PROMPT,
-            "max_tokens": 400,
-            "ignore_eos": True,
-            "drafter": "none",
-            "stream": True,
-        }
-    ).encode()
+    body = {"model": "demo", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
+    content = json.dumps(body | {"drafter": "none", "stream": True}).encode()
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(
         b"POST /v1/completions HTTP/1.0\r\nhost: test\r\ncontent-type: application/json\r\n"

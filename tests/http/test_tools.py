@@ -1,4 +1,4 @@
-"""Tools through the official clients: what the model said is what each of them understands."""
+"""Tools through the official clients: each of them understands what the model wrote."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from specops.text.tools.formats import THINKING
 from tests.fakes import STATS, FakeTokenizer
 from tests.http.chat_clients import (
     CHAT_TOOLS,
+    MESSAGES_TOOLS,
     PROTOCOLS,
     RESPONSES_TOOLS,
     WEATHER,
@@ -157,59 +158,47 @@ async def test_the_model_reads_the_same_history_whatever_the_protocol(protocol: 
     )
 
 
-CHOICES: dict[str, dict[str, Any]] = {
+STRICT = WEATHER | {"strict": True}
+ONE = {"parallel_tool_calls": False}
+BINDING: dict[str, dict[str, dict[str, Any]]] = {
     "chat": {
-        "none": "none",
-        "required": "required",
-        "named": {"type": "function", "function": {"name": "search"}},
+        "none": {"tool_choice": "none"},
+        "required": {"tool_choice": "required"},
+        "named": {"tool_choice": {"type": "function", "function": {"name": "search"}}},
+        "one": ONE,
+        "strict": {"tools": [{"type": "function", "function": STRICT}]},
     },
     "messages": {
-        "none": {"type": "none"},
-        "required": {"type": "any"},
-        "named": {"type": "tool", "name": "search"},
+        "none": {"tool_choice": {"type": "none"}},
+        "required": {"tool_choice": {"type": "any"}},
+        "named": {"tool_choice": {"type": "tool", "name": "search"}},
+        "one": {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        "strict": {"tools": [MESSAGES_TOOLS[0] | {"strict": True}]},
     },
     "responses": {
-        "none": "none",
-        "required": "required",
-        "named": {"type": "function", "name": "search"},
+        "none": {"tool_choice": "none"},
+        "required": {"tool_choice": "required"},
+        "named": {"tool_choice": {"type": "function", "name": "search"}},
+        "one": ONE,
+        "strict": {"tools": [{"type": "function", **STRICT}]},
     },
 }
 
 
 @every_protocol
-async def test_what_tool_choice_asks_for_binds_the_model(protocol: str) -> None:
+async def test_what_tool_choice_and_strict_tools_ask_for_binds_the_model(protocol: str) -> None:
     async with clients() as here:
         here.say("a")
-        ask = PROTOCOLS[protocol]
-        await ask(here, stream=False)
-        assert "get_weather" in here.prompt
-        assert here.request.sampling.grammar is None
-        await ask(here, stream=False, tool_choice=CHOICES[protocol]["none"])
-        assert "get_weather" not in here.prompt
-        assert here.request.sampling.grammar is None
-        await ask(here, stream=False, tool_choice=CHOICES[protocol]["required"])
-        grammar = here.request.sampling.grammar
-        assert grammar.kind is GrammarKind.LARK
-        assert "get_weather" in grammar.text
-        await ask(here, stream=False, tool_choice=CHOICES[protocol]["named"])
-        assert "get_weather" in here.prompt  # the model may know of the others
-        assert "get_weather" not in here.request.sampling.grammar.text
-
-
-@every_protocol
-async def test_one_call_and_strict_tools_bind_the_model_too(protocol: str) -> None:
-    one: dict[str, Any] = {"parallel_tool_calls": False}
-    strict: list[dict[str, Any]] = [{"type": "function", **WEATHER, "strict": True}]
-    if protocol == "chat":
-        strict = [{"type": "function", "function": WEATHER | {"strict": True}}]
-    if protocol == "messages":
-        one = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
-        strict = [{"name": "f", "input_schema": {"type": "object"}, "strict": True}]
-    async with clients() as here:
-        here.say("a")
-        for body in (one, {"tools": strict}):
-            await PROTOCOLS[protocol](here, stream=False, **body)
-            assert "said" in here.request.sampling.grammar.text  # text is allowed as well
+        for how in ("auto", "none", "required", "named", "one", "strict"):
+            await PROTOCOLS[protocol](here, stream=False, **BINDING[protocol].get(how, {}))
+            assert ("get_weather" in here.prompt) == (how != "none")
+            grammar = here.request.sampling.grammar
+            if how in ("auto", "none"):
+                assert grammar is None
+                continue
+            assert grammar.kind is GrammarKind.LARK
+            assert ("get_weather" in grammar.text) == (how != "named")
+            assert ("said" in grammar.text) == (how in ("one", "strict"))  # a text is allowed
 
 
 FORM = {"type": "object", "properties": {"place": {"type": "string"}}}
@@ -236,7 +225,7 @@ async def test_a_form_of_the_text_goes_together_with_tools(protocol: str) -> Non
         here.say(written(BY_NAME["hermes"], [("get_weather", {"city": "a"})]))
         answer = await ask(here, stream=False, **FORMS[protocol])
         assert answer.calls == (("get_weather", {"city": "a"}),)
-        required = {"tool_choice": CHOICES[protocol]["required"]}
+        required = BINDING[protocol]["required"]
         await ask(here, stream=False, **required, **FORMS[protocol])
         assert here.request.sampling.grammar.said is None
         await ask(here, stream=False, tools=[], **FORMS[protocol])
@@ -295,7 +284,7 @@ async def test_tags_that_are_special_tokens_are_known(protocol: str, stream: boo
         here.script([Output("", pieces, FinishReason.STOP, STATS)])
         answer = await PROTOCOLS[protocol](here, stream=stream)
         assert (answer.reasoning, answer.calls) == ("hm", (("get_weather", {"city": "a"}),))
-        await PROTOCOLS[protocol](here, stream=False, tool_choice=CHOICES[protocol]["required"])
+        await PROTOCOLS[protocol](here, stream=False, **BINDING[protocol]["required"])
     lark = here.request.sampling.grammar.text
     assert "start: thoughts? <[1]> calls" in lark
     assert "<[2]> args_0" in lark

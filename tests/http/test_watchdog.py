@@ -1,4 +1,4 @@
-"""The watchdog kills a server that hangs, bears with a slow one, and ends with it."""
+"""The watchdog kills a server that hangs, is patient with a slow one, and ends with it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-import specops
 from specops.http import watchdog
+from tests.http.connections import imported_by
 from tests.loopback import HOST, Handler, free_port, listening
 from tests.waiting import answers, wait
 
@@ -34,63 +34,45 @@ watchdog._ANSWER_SECONDS, watchdog._PAUSE_SECONDS = 0.2, 0.01
 watchdog.main(sys.argv[1:])
 """
 Activity = tuple[str, ...] | None
-
-
-class Server:
-    """One that answers as its script says, then for ever as at its end, and ends after a while."""
-
-    def __init__(self, script: str, *, questions: int = 1000) -> None:
-        self.script = script
-        self.questions = questions
-        self.asked = 0
-
-    def answers(self) -> bool:
-        self.asked += 1
-        return self.script[min(self.asked, len(self.script)) - 1] == "+"
-
-    def ended(self) -> bool:
-        return self.asked >= self.questions
-
-    def watched(self, activity: Iterator[Activity]) -> str | None:
-        return watchdog.watch(self.answers, lambda: next(activity), self.ended)
+IDLE = "it answers nothing and computes nothing"
+SILENT = "it has answered nothing for longer than a request may take"
 
 
 def still(state: str) -> Iterator[Activity]:
-    while True:
-        yield state, "0", "0", "7", "2"
+    return repeat((state, "0", "0", "7", "2"))
 
 
 def computing() -> Iterator[Activity]:
-    for ticks in count():
-        yield "R", "0", "0", str(ticks), "2"
+    return (("R", "0", "0", str(ticks), "2") for ticks in count())
 
 
-def test_a_server_that_answers_is_watched_until_it_ends() -> None:
-    assert Server("+", questions=500).watched(still("S")) is None
-
-
-def test_a_server_that_is_silent_and_still_hangs() -> None:
-    server = Server("+++-")
-    assert server.watched(still("T")) == "it answers nothing and computes nothing"
-    assert server.asked == 3 + 4  # the first one in vain says how it stood then
-
-
-@pytest.mark.parametrize("activity", [computing(), still("t"), repeat(None)])
-def test_a_silent_server_that_computes_or_is_debugged_has_as_long_as_a_request(
-    activity: Iterator[Activity],
+@pytest.mark.parametrize(
+    ("script", "activity", "problem", "asked"),
+    [
+        ("+" * 500, still("S"), None, 500),
+        ("+++" + "-" * 99, still("T"), IDLE, 3 + 4),  # the first silence only notes the activity
+        ("-" * 999, computing(), SILENT, 45),
+        ("-" * 999, still("t"), SILENT, 45),  # a debugger holds it
+        ("-" * 999, repeat(None), SILENT, 45),
+        ("---+" * 100, still("S"), None, 400),  # each answer starts anew
+        (("-" * 44 + "+") * 9, computing(), None, 405),
+    ],
+)
+def test_a_server_hangs_when_it_is_silent_and_idle_or_silent_for_long(
+    script: str, activity: Iterator[Activity], problem: str | None, asked: int
 ) -> None:
-    server = Server("-")
-    problem = server.watched(activity)
-    assert problem == "it has answered nothing for longer than a request may take"
-    assert server.asked == watchdog._UNANSWERED
+    """The script has + for an answer and - for silence, and the server ends with it."""
+    questions: list[str] = []
+
+    def answered() -> bool:
+        questions.append(script[len(questions)])
+        return questions[-1] == "+"
+
+    found = watchdog.watch(answered, lambda: next(activity), lambda: len(questions) == len(script))
+    assert (found, len(questions)) == (problem, asked)
 
 
-def test_each_answer_starts_anew() -> None:
-    assert Server("---+" * 100, questions=400).watched(still("S")) is None
-    assert Server(("-" * 44 + "+") * 9, questions=405).watched(computing()) is None
-
-
-def test_an_answer_is_whatever_somebody_says() -> None:
+def test_any_answer_counts_as_one() -> None:
     class Refusing(Handler):
         def do_GET(self) -> None:
             self.reply(503, {})
@@ -100,7 +82,7 @@ def test_an_answer_is_whatever_somebody_says() -> None:
     assert not watchdog.answers(HOST, port)
 
 
-def test_the_activity_of_a_process_changes_with_what_it_computes() -> None:
+def test_the_activity_of_a_process_changes_when_it_computes() -> None:
     before = watchdog.activity(os.getpid())
     assert before is not None
     wait("it has computed", lambda: watchdog.activity(os.getpid()) != before)
@@ -115,12 +97,6 @@ def server() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         wait("it answers", lambda: answers(f"http://{HOST}:{port}/"))
         yield one, port
         one.kill()
-
-
-def watchdog_of(process: int) -> int:
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    (child,) = (int(child) for child in children)
-    return child
 
 
 def test_a_stopped_server_is_killed_and_the_log_says_so(
@@ -143,7 +119,8 @@ def test_the_watchdog_ends_with_its_server(
     server: tuple[subprocess.Popen[bytes], int], number: signal.Signals
 ) -> None:
     process, _ = server
-    beside = watchdog_of(process.pid)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (beside,) = map(int, children)
     gone = os.pidfd_open(beside)
     os.kill(beside, signal.SIGINT)  # as with Ctrl-C: it leaves that to the server
     process.send_signal(number)
@@ -154,15 +131,8 @@ def test_the_watchdog_ends_with_its_server(
 
 def test_it_starts_without_the_service() -> None:
     """It stays as long as the server: what that imports would take its memory once more."""
-    code = "import sys, specops.http.watchdog; print(*sys.modules)"
-    env = {"PYTHONPATH": str(Path(specops.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
-    )
-    loaded = set(done.stdout.split())
+    loaded = imported_by("specops.http.watchdog")
     assert {name for name in loaded if name.startswith("specops")} == {
-        "specops",
-        "specops.http",
-        "specops.http.watchdog",
+        *("specops", "specops.http", "specops.http.watchdog")
     }
     assert not loaded & {"numpy", "fastapi", "onnxruntime", "httpx", "logging", "ssl"}

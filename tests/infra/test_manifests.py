@@ -15,8 +15,7 @@ import yaml
 
 from specops.config import PREFIX, Settings
 from specops.http.app import _GENERATING, create_app
-from specops.http.routes import embeddings
-from specops.http.routes.ollama import models as ollama_models
+from specops.http.routes import embeddings, ollama
 from specops.metrics.metrics import Metrics
 from tests.infra.manifests import (
     INFRA,
@@ -303,4 +302,4 @@ def test_the_same_paths_are_routed_by_key() -> None:
         if item["kind"] == "HTTPRoute" and item["metadata"]["name"] == "specops-generate"
     )
     paths = {match["path"]["value"] for match in route["spec"]["rules"][0]["matches"]}
-    assert paths == _GENERATING - {embeddings.PATH, ollama_models.EMBED_PATH}
+    assert paths == _GENERATING - {embeddings.PATH, ollama.EMBED_PATH}

@@ -1,5 +1,5 @@
-"""The HTTP API: endpoints, the bodies that they take and give, errors, keys, event streams.
+"""The HTTP API: endpoints, bodies, errors, keys, event streams.
 
-It turns a request of any protocol into `specops.request.GenerationRequest`s and what comes back
-into that protocol's words. It knows the engine by `specops.serving` alone.
+A request of any protocol becomes `specops.request.GenerationRequest`s, and their outputs become an
+answer in that protocol. The package reaches the engine only through `specops.serving`.
 """

@@ -1,4 +1,4 @@
-"""The HTTP API: its endpoints, its errors and its life from start to stop."""
+"""Builds the application: endpoints, middleware, errors, and the engine's start and stop."""
 
 from __future__ import annotations
 
@@ -30,39 +30,30 @@ from specops.http.routes import (
     generate,
     health,
     messages,
-    models,
+    ollama,
+    openai,
     responses,
     tokens,
 )
-from specops.http.routes.ollama import generating
-from specops.http.routes.ollama import models as ollama_models
 from specops.http.state import AppState
 from specops.metrics.metrics import Metrics
 from specops.request import PromptTooLong
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 
-_GENERATING = frozenset(
-    (
-        *(generate.PATH, completions.PATH, chat.PATH, messages.PATH, responses.PATH),
-        *(generating.CHAT_PATH, generating.PROMPT_PATH, embeddings.PATH, ollama_models.EMBED_PATH),
-    )
-)
-_PROMPT_FIELDS = {
-    chat.PATH: "messages",
-    messages.PATH: "messages",
-    responses.PATH: "input",
-    embeddings.PATH: "input",
-    generating.CHAT_PATH: "messages",
-    ollama_models.EMBED_PATH: "input",
+_PROMPT_FIELDS = {  # the endpoints that the engine works for, and the field of their prompt
+    **dict.fromkeys((generate.PATH, completions.PATH, ollama.PROMPT_PATH), "prompt"),
+    **dict.fromkeys((chat.PATH, messages.PATH, ollama.CHAT_PATH), "messages"),
+    **dict.fromkeys((responses.PATH, embeddings.PATH, ollama.EMBED_PATH), "input"),
 }
+_GENERATING = frozenset(_PROMPT_FIELDS)
 
 
 class _Described(FastAPI):
-    """Describes the API without the framework's answer to wrong fields, which no client gets."""
+    """An application whose description leaves out FastAPI's own answer to wrong fields."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the description, as `/openapi.json` has it."""
+        """Return the content of `/openapi.json`."""
         if self.openapi_schema is None:
             schema = super().openapi()
             for operations in schema["paths"].values():
@@ -78,11 +69,11 @@ class _Described(FastAPI):
 def create_app(
     settings: Settings, service: AsyncEngine | None = None, metrics: Metrics | None = None
 ) -> FastAPI:
-    """Build the application. Its model loads in the background once it is started.
+    """Build the application. Its model loads in the background after the start.
 
     Args:
-        service: generates; made from the settings by default.
-        metrics: what `service` reports to.
+        service: the engine; by default it is made from the settings.
+        metrics: the metrics that `service` updates.
     """
     metrics = metrics or Metrics(max_k_draft=settings.max_k_draft, volume=settings.cache_dir)
     metrics.set_queue_size(settings.queue_size)
@@ -104,13 +95,12 @@ def create_app(
     app.add_middleware(
         RequestContext,
         keys=ApiKeys(settings.api_keys),
-        rejected=metrics.observe_rejected,
+        metrics=metrics,
         refuse=lambda scope, whole: _refuse_if_full(scope, service, whole),
-        observe_load_test=metrics.observe_load_test,
     )
     for endpoints in (
         *(generate, chat, completions, messages, responses, embeddings),
-        *(generating, ollama_models, tokens, models, health, console),
+        *(ollama, tokens, openai, health, console),
     ):
         app.include_router(endpoints.router)
     _answer_errors(app, metrics)
@@ -118,7 +108,7 @@ def create_app(
 
 
 def _refuse_if_full(scope: Scope, service: AsyncEngine, whole: bool) -> Response | None:
-    """Refuse a request that there is no room for; keep room for one that is whole."""
+    """Refuse a request if there is no room for it; once it is whole, reserve a place for it."""
     wants_answer = scope["method"] == "POST" and scope["path"] in _GENERATING
     if not wants_answer or service.state is not ModelState.READY:
         return None
@@ -138,7 +128,7 @@ def _full(error: QueueFull, path: str) -> Response:
 
 
 def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
-    """Turn every exception that a request can end with into an error object."""
+    """Turn every exception that can end a request into an error object."""
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -156,7 +146,7 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(NotReady)
     async def not_ready(request: Request, error: NotReady) -> Response:
-        if request.method == "POST":  # questions about the service itself are never refused
+        if request.method == "POST":  # GET asks about the service itself
             metrics.observe_rejected("not_ready")
         return unavailable(error.message, f"model_{error.state}").response(request.url.path)
 
@@ -167,5 +157,4 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(PromptTooLong)
     async def prompt_too_long(request: Request, error: PromptTooLong) -> Response:
         code, path = "context_length_exceeded", request.url.path
-        field = _PROMPT_FIELDS.get(path, "prompt")
-        return ApiError(400, str(error), code=code, param=field).response(path)
+        return ApiError(400, str(error), code=code, param=_PROMPT_FIELDS[path]).response(path)

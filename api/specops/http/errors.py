@@ -1,13 +1,13 @@
-"""Every error that a client sees, in the shape of the protocol that it speaks.
+"""Every error that a client sees, in the form of its protocol.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-is OpenAI's, and the one of all endpoints but Anthropic's and Ollama's, whose are
+is OpenAI's form, and that of all endpoints except Anthropic's and Ollama's. Those have
 
     {"type": "error", "error": {"type": ..., "message": ...}}
     {"error": ...}
 
-`param` names the field that is wrong, where one is. Client libraries turn all of them into
+`param` names the field that is wrong, if there is one. Client libraries turn all of them into
 their own exceptions.
 """
 
@@ -27,19 +27,19 @@ OPENAI_PREFIX = "/v1/"
 ANTHROPIC_PREFIX = "/v1/messages"
 OLLAMA_PREFIX = "/api/"
 _RETRY_SECONDS = 5
-_OPENAI = {401: "authentication_error", 429: "rate_limit_error"}
-_ANTHROPIC = {
-    **_OPENAI,
+_OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    **_OPENAI_TYPES,
     404: "not_found_error",
     413: "request_too_large",
     503: "overloaded_error",
     504: "timeout_error",
 }
-CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that left; only ever seen in the log
-GENERATING = (400, 401, 408, 413, 415, 429, 500, 503, 504)  # what any that generates may fail with
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left; only in the log
+GENERATING = (400, 401, 408, 413, 415, 429, 500, 503, 504)  # failures of generating endpoints
 
 Responses = dict[int | str, dict[str, Any]]
-"""What the API's description says of an endpoint's answers, by their status."""
+"""The description of an endpoint's answers in /openapi.json, by status."""
 EVENTS: Responses = {200: {"content": {"text/event-stream": {}}}}
 
 
@@ -59,7 +59,7 @@ class ErrorResponse(BaseModel):
 
 
 class AnthropicErrorDetail(BaseModel):
-    """What went wrong, in Anthropic's words."""
+    """What went wrong, in Anthropic's form."""
 
     type: str
     message: str
@@ -79,7 +79,7 @@ class OllamaErrorResponse(BaseModel):
 
 
 def error_responses(*codes: int, model: type[BaseModel] = ErrorResponse) -> Responses:
-    """Return what the API's description says of failures with these status codes."""
+    """Return the description of failures with these status codes, for /openapi.json."""
     return {code: {"model": model} for code in sorted(codes)}
 
 
@@ -89,7 +89,7 @@ class ApiError(HTTPException):
     Args:
         message: for a person.
         code: for a program, in snake case.
-        param: the request's field that is wrong.
+        param: name of the wrong field.
     """
 
     def __init__(
@@ -106,38 +106,33 @@ class ApiError(HTTPException):
         self.param = param
 
     def body(self, path: str) -> bytes:
-        """Return the error as JSON, as clients of an endpoint expect it."""
-        if path.startswith(ANTHROPIC_PREFIX):
-            told = {
-                "type": _type(self.status_code, _ANTHROPIC, "api_error"),
-                "message": self.detail,
-            }
-            return orjson.dumps({"type": "error", "error": told})
+        """Return the error as JSON, in the form that clients of an endpoint expect."""
+        status, message = self.status_code, self.detail
         if path.startswith(OLLAMA_PREFIX):
-            return orjson.dumps({"error": self.detail})
-        detail = {
-            "message": self.detail,
-            "type": _type(self.status_code, _OPENAI, "server_error"),
-            "param": self.param,
-            "code": self.code,
-        }
+            return orjson.dumps({"error": message})
+        failed = "invalid_request_error"
+        if path.startswith(ANTHROPIC_PREFIX):
+            kind = _ANTHROPIC_TYPES.get(status, failed if status < 500 else "api_error")
+            return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
+        kind = _OPENAI_TYPES.get(status, failed if status < 500 else "server_error")
+        detail = {"message": message, "type": kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": detail})
 
     def event(self, path: str) -> bytes:
-        """Return the event that ends a stream, or, as Ollama has it, the line."""
+        """Return the event that ends a stream; Ollama's streams have lines."""
         if path.startswith(OLLAMA_PREFIX):
             return self.body(path) + b"\n"
         name = b"event: error\n" if path.startswith(ANTHROPIC_PREFIX) else b""
         return name + b"data: " + self.body(path) + b"\n\n"
 
     def response(self, path: str = "") -> Response:
-        """Return the whole response of an endpoint; without one where none was asked for."""
+        """Return the whole response of an endpoint; the path is empty before a request has one."""
         content = self.body(path)
         return Response(content, self.status_code, self.headers, media_type="application/json")
 
 
-class InvalidField(Exception):  # noqa: N818 - named as what it says
-    """A field whose value does not suit this server, though its type is right."""
+class InvalidField(Exception):  # noqa: N818 - the name says what is wrong
+    """A field with a value that this server cannot use, though its type is right."""
 
     def __init__(self, field: str, message: str, *, code: str = "invalid_value") -> None:
         super().__init__(f"{field}: {message}")
@@ -145,17 +140,17 @@ class InvalidField(Exception):  # noqa: N818 - named as what it says
         self.code = code
 
     def answer(self, request: Request) -> ApiError:
-        """Return the answer to it."""
+        """Return the answer to a request with such a field."""
         return ApiError(invalid_status(request), str(self), code=self.code, param=self.field)
 
 
 def invalid_status(request: Request) -> int:
-    """Status of a request whose fields are wrong: the protocols have another than the framework."""
+    """Return the status for wrong fields: the protocols' is 400, the framework's 422."""
     return 400 if request.url.path.startswith((OPENAI_PREFIX, OLLAMA_PREFIX)) else 422
 
 
 def internal_error() -> ApiError:
-    """Return the answer to a failure that the client can do nothing about."""
+    """Return the answer to a failure of the server."""
     return ApiError(
         500, "the server failed; its log has the reason under this request's id",
         code="internal_error",
@@ -163,12 +158,17 @@ def internal_error() -> ApiError:
 
 
 def unavailable(message: str, code: str) -> ApiError:
-    """Return the answer to what goes well a few seconds later."""
+    """Return the answer to a request that may succeed a few seconds later."""
     return ApiError(503, message, code=code, headers={"retry-after": str(_RETRY_SECONDS)})
 
 
+def too_late(what: str, seconds: float) -> ApiError:
+    """Return the answer to a request that was not, for example, `finished` before its deadline."""
+    return ApiError(504, f"not {what} within {seconds:g} seconds", code="timeout")
+
+
 def from_http_exception(error: HTTPException, request: Request) -> ApiError:
-    """Return the framework's own errors (404, 405, ...) in our words."""
+    """Return the framework's own errors (404, 405, ...) as errors of this API."""
     if isinstance(error, ApiError):
         return error
     status = HTTPStatus(error.status_code)
@@ -179,9 +179,9 @@ def from_http_exception(error: HTTPException, request: Request) -> ApiError:
 
 
 def from_validation_error(error: RequestValidationError, request: Request) -> ApiError:
-    """Return what is wrong with the request's fields, naming them.
+    """Return the error for wrong fields; it names them.
 
-    A body that is no JSON has no fields: that is 400, or 415 if it does not claim to be JSON.
+    A body that is not JSON has no fields: that is 400, or 415 if it does not claim to be JSON.
     """
     problems = error.errors()
     first: dict[str, Any] = problems[0]
@@ -209,17 +209,17 @@ def from_validation_error(error: RequestValidationError, request: Request) -> Ap
 
 
 def _field(problem: Mapping[str, Any]) -> str | None:
-    """Return the field's name; ("body", "stop", "list[str]", 0) is about `stop`."""
+    """Return the field's name: that of ("body", "stop", "list[str]", 0) is `stop`."""
     names = [part for part in problem["loc"][1:2] if isinstance(part, str)]
-    if problem["type"] == "combination":  # of fields: the check says which is to blame
+    if problem["type"] == "combination":  # of several fields: the validator names one
         return str(problem["ctx"]["field"])
     return names[0] if names else None
 
 
 def _place(problem: Mapping[str, Any], body: Any) -> str:
-    """Where in the body it is wrong: `messages.3.content`, as far as the client has sent it.
+    """Return where the body is wrong, such as `messages.3.content`.
 
-    The framework names the types that it has tried, too: they are left out.
+    The framework's location also names the types that it has tried; they are left out.
     """
     names: list[str] = []
     for name in problem["loc"][1:]:
@@ -236,8 +236,3 @@ def _message(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
         return "no such field"
     return str(problem["msg"])
-
-
-def _type(status: int, known: Mapping[int, str], failed: str) -> str:
-    """What a protocol calls a status; `failed` is what it calls any other failure of the server."""
-    return known.get(status, failed if status >= 500 else "invalid_request_error")

@@ -1,11 +1,12 @@
-"""Asks a running service how its model is: a container's healthcheck, and what `make up` waits for.
+"""Asks a running service for the state of its model: for Docker's healthcheck, and for `make up`.
 
-Exit status 0 says ready, 1 says failed, draining or silent, with the reason. As long as the model
-is on its way this waits and says nothing: Docker counts a healthcheck that still runs neither as
+Exit status 0 means ready; 1 means failed, draining or silent, and the reason is printed. While the
+model is on its way, this waits and says nothing: Docker counts a running healthcheck neither as
 passed nor as failed. So a container stays `starting` through a download of any length, and turns
 unhealthy seconds after its model failed, for which a start period would have to end first.
 
-Standard library alone, nothing of the service: it runs every few seconds on the cores that compute.
+It uses the standard library alone and nothing of the service: it runs every few seconds on the
+cores that compute.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any
 _ON_ITS_WAY = ("starting", "downloading", "converting", "loading")
 _REQUEST_SECONDS = 4.0
 _PAUSE_SECONDS = 1.0
-_SILENCE_SECONDS = 20.0  # without an answer: Python starts, or computes at its limit
-_STALL_SECONDS = 900.0  # how long nothing new may be told
+_SILENCE_SECONDS = 20.0  # without an answer, while Python starts or all cores compute
+_STALL_SECONDS = 900.0  # without a change
 
 
 def check(
@@ -36,12 +37,13 @@ def check(
     """Wait while the model is on its way.
 
     Args:
-        ask: what `/health` answers; None where nothing does.
-        tell: told what the model is doing, whenever that changes.
-        clock, pause: seconds, and how to let them pass.
+        ask: returns the answer of `/health`; None without an answer.
+        tell: called with what the model is doing, whenever that changes.
+        clock: returns the time in seconds.
+        pause: waits so many seconds.
 
     Returns:
-        None once the model is ready, otherwise why it is not and will not soon be.
+        None once the model is ready, otherwise why it is not ready and will not be soon.
     """
     said, since, heard = "", clock(), clock()
     while True:
@@ -63,7 +65,7 @@ def check(
 
 
 def ask_health(host: str, port: int) -> dict[str, Any] | None:
-    """What `/health` answers, whatever its status; None where there is no such answer."""
+    """Return the answer of `/health`, with any status; None without a usable answer."""
     connection = http.client.HTTPConnection(host, port, timeout=_REQUEST_SECONDS)
     try:
         connection.request("GET", "/health")

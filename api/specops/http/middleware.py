@@ -1,9 +1,9 @@
-"""What every HTTP request gets: an id, a check of its key, a limit on its body, a log line, and an
+"""What every HTTP request gets: an id, a check of its key, a limit of its body, a log line, and an
 answer to any failure.
 
-A body is read whole before the application sees a request: half a one takes no place from others.
-
-Pure ASGI: the framework's own base class hides that a client left and times streams wrongly.
+The middleware reads a body whole before the application sees the request: half a request takes no
+place from others. It is pure ASGI, because the framework's base class for middleware hides that a
+client left, and times streams wrongly.
 """
 
 from __future__ import annotations
@@ -24,58 +24,57 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specops.http.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error, unavailable
+from specops.metrics.metrics import Metrics
 from specops.system import logs
 
 MAX_BODY_BYTES = 1 << 20
-# Bodies of 64 KiB, 16,000 tokens, are rare; that many of 1 MiB are 64 MB that no plan knows of.
+# Bodies of 64 KiB, 16,000 tokens, are rare. So many of 1 MiB are 64 MB, which no memory plan has.
 LARGE_BODY_BYTES = 1 << 16
 MOST_LARGE_BODIES = 64
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
-_TURNS = 3  # of the event loop, in which it hears of all requests that came together
-_QUIET_PATHS = ("/health", "/metrics")  # asked every few seconds
-# Open where keys are asked for: what orchestrators and Prometheus ask, and what tells how to ask.
+_TURNS = 3  # of the event loop: after so many it has seen all requests that came together
+_QUIET_PATHS = ("/health", "/metrics")  # other programs ask them every few seconds
+# Open also where keys are needed: what orchestrators and Prometheus ask, and the documentation.
 OPEN_PATHS = frozenset(
     {
         *("/", "/health", "/health/live", "/metrics"),
         *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
     }
 )
+# The reason of a rejection in the metrics, by the code of the answer.
+_REASONS = {"invalid_api_key": "unauthorized", "body_too_large": "too_large"}
 log = logging.getLogger(__name__)
 
 
 class RequestContext:
     """Wraps the application.
 
-    The id is the client's `X-Request-ID` if that is short and printable, otherwise a new one; it
-    is in `request.state.request_id`, in the response's headers and in every log line. The time of
-    arrival is in `request.state.arrival`. What `request.state.log_fields`, where an endpoint sets
-    it, returns when the request is over becomes part of its log line.
+    The request's id is the client's `X-Request-ID` if that is short and printable, otherwise a new
+    one. It is in `request.state.request_id`, in the response's headers and in every log line. The
+    time of arrival is in `request.state.arrival`. An endpoint may set `request.state.log_fields`;
+    what it returns at the request's end becomes part of the log line.
 
     Args:
-        keys: what clients must send, see `ApiKeys`.
-        rejected: told why, for each request that is turned away here.
-        refuse: answers a request, or lets it pass with None. It is asked before the body is read
-            and again, with True, when that is whole: then it may set `request.state.release`, which
-            is called at the latest when the request is over. A crowd is turned away ten times as
-            fast as if its bodies were parsed.
-        observe_load_test: called with the shape of the load test that a request says it belongs
-            to (header `X-Load-Test`), so that dashboards can tell such load from people's.
+        keys: the keys that clients must send, see `ApiKeys`.
+        metrics: count rejections, and requests of load tests by their header `X-Load-Test`.
+        refuse: returns a refusal, or None. It is asked before the body is read, and again with
+            True once the body is whole: then it may set `request.state.release`, which is called
+            at the latest at the request's end. Refusing a crowd is ten times as fast if its bodies
+            are not parsed.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         keys: ApiKeys,
-        rejected: Callable[[str], None],
-        refuse: Callable[[Scope, bool], Response | None] = lambda scope, whole: None,
-        observe_load_test: Callable[[str], None] = lambda shape: None,
+        metrics: Metrics,
+        refuse: Callable[[Scope, bool], Response | None],
     ) -> None:
         self.app = app
         self._keys = keys
-        self._rejected = rejected
+        self._metrics = metrics
         self._refuse = refuse
-        self._observe_load_test = observe_load_test
-        self._large_bodies = 0  # that are being read
+        self._large_bodies = 0  # number of large bodies that are being read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -86,7 +85,7 @@ class RequestContext:
         given = headers.get("x-request-id", "")
         request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
         if shape := headers.get("x-load-test"):
-            self._observe_load_test(shape)
+            self._metrics.observe_load_test(shape)
         exchange = _Exchange(receive, send, request_id, _length(headers))
         scope.setdefault("state", {}).update(
             request_id=request_id,
@@ -109,36 +108,42 @@ class RequestContext:
                 return
             if exchange.client_left:
                 return
-            for _ in range(_TURNS):  # of requests that came together, refused ones are told first
+            for _ in range(_TURNS):  # of requests that came together, refusals go out first
                 await asyncio.sleep(0)
             await self.app(scope, exchange.receive, exchange.send)
         except Exception:
             log.exception("request failed")
             if exchange.status is not None:
-                raise  # the server must cut the connection: the response is incomplete
+                raise  # the response is incomplete: the server must cut the connection
             await internal_error().response(scope["path"])(scope, exchange.receive, exchange.send)
 
     async def _early_answer(self, scope: Scope, exchange: _Exchange) -> Response | None:
-        """Read a request that may pass, or say why it may not."""
+        """Read the body of a request that may pass; return the refusal of any other."""
         try:
             if not self._keys.open(scope["path"], Headers(scope=scope)):
-                raise _no_key()
+                message = "send one of this server's keys: Authorization: Bearer KEY"
+                headers = {"www-authenticate": "Bearer"}
+                raise ApiError(401, message, code="invalid_api_key", headers=headers)
             if (refusal := self._refuse(scope, False)) is not None:
                 return refusal
             await self._read(exchange)
-        except _Refused as refused:
-            self._rejected(refused.reason)
-            return refused.answer.response(scope["path"])
+        except ApiError as error:
+            self._metrics.observe_rejected(_REASONS.get(error.code, error.code))
+            return error.response(scope["path"])
         return None if exchange.client_left else self._refuse(scope, True)
 
     async def _read(self, exchange: _Exchange) -> None:
-        """Take in a body, or learn that the client has left; only so many large ones at a time."""
+        """Read a body, unless the client leaves; only so many large ones at a time."""
         large = False
         try:
             while await exchange.read_on():
                 if len(exchange.body) > LARGE_BODY_BYTES and not large:
                     if self._large_bodies == MOST_LARGE_BODIES:
-                        raise _too_many_large()
+                        raise unavailable(
+                            f"{MOST_LARGE_BODIES} bodies of more than {LARGE_BODY_BYTES} bytes are "
+                            "on their way",
+                            "large_bodies",
+                        )
                     large = True
                     self._large_bodies += 1
         finally:
@@ -146,18 +151,18 @@ class RequestContext:
 
 
 class ApiKeys:
-    """The keys that open the API; with none configured it is open.
+    """The keys of the API; without any, the API is open.
 
     Args:
         keys: separated by commas.
     """
 
     def __init__(self, keys: str) -> None:
-        # Digests are of one length: comparing them tells nothing of a key, not even its length.
+        # Digests have one length: the time to compare them tells nothing of a key.
         self._digests = [_digest(key) for key in keys.split(",") if key]
 
     def open(self, path: str, headers: Headers) -> bool:
-        """Whether a request may pass."""
+        """Return whether a request may pass."""
         if not self._digests or path in OPEN_PATHS:
             return True
         scheme, key = _sent(headers)
@@ -166,12 +171,12 @@ class ApiKeys:
         return scheme == "bearer" and any(known)
 
     def client(self, headers: Headers) -> str:
-        """The client: a name for its key; without keys all requests are of one client."""
+        """Return a name for the client's key; without keys all requests have one client."""
         return _digest(_sent(headers)[1]).hex()[:16] if self._digests else ""
 
 
 def _sent(headers: Headers) -> tuple[str, str]:
-    """The scheme and the key that a client sent."""
+    """Return the scheme and the key that a client sent."""
     if key := headers.get("x-api-key"):  # as Anthropic's clients send it
         return "bearer", key.strip()
     scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -182,18 +187,9 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()
 
 
-class _Refused(Exception):  # noqa: N818 - a state, not a fault
-    """A request is answered before the application; `reason` is one of `series.REJECTIONS`."""
-
-    def __init__(self, reason: str, answer: ApiError) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.answer = answer
-
-
 @dataclass(slots=True)
 class _Exchange:
-    """One request's channels, and what went through them."""
+    """The channels of one request, and what went through them."""
 
     _receive: Receive
     _send: Send
@@ -207,17 +203,20 @@ class _Exchange:
     client_left: bool = False
 
     async def read_on(self) -> bool:
-        """Read a piece of the body; False where that was the last, or the client has left."""
-        if self.announced_bytes > MAX_BODY_BYTES:
-            raise _too_large()
+        """Read a piece of the body; return False after the last, or if the client has left."""
+        self._check_size(self.announced_bytes)
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.client_left = True
             return False
         self.body += message.get("body", b"")
-        if len(self.body) > MAX_BODY_BYTES:
-            raise _too_large()
+        self._check_size(len(self.body))
         return bool(message.get("more_body", False))
+
+    def _check_size(self, size: int) -> None:
+        if size > MAX_BODY_BYTES:
+            message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+            raise ApiError(413, message, code="body_too_large")
 
     async def receive(self) -> Message:
         """Hand the body over, then wait for the client to leave."""
@@ -242,28 +241,6 @@ class _Exchange:
 def _length(headers: Headers) -> int:
     length = headers.get("content-length", "")
     return int(length) if length.isdecimal() else 0
-
-
-def _no_key() -> _Refused:
-    return _Refused(
-        "unauthorized",
-        ApiError(
-            401,
-            "send one of this server's keys: Authorization: Bearer KEY",
-            code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
-        ),
-    )
-
-
-def _too_large() -> _Refused:
-    message = f"the body is larger than {MAX_BODY_BYTES} bytes"
-    return _Refused("too_large", ApiError(413, message, code="body_too_large"))
-
-
-def _too_many_large() -> _Refused:
-    message = f"{MOST_LARGE_BODIES} bodies of more than {LARGE_BODY_BYTES} bytes are on their way"
-    return _Refused("large_bodies", unavailable(message, "large_bodies"))
 
 
 def _log_access(scope: Scope, exchange: _Exchange) -> None:

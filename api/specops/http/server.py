@@ -1,11 +1,11 @@
 """Runs the API under uvicorn so that a SIGTERM loses no answer.
 
 uvicorn alone closes its socket first: new clients would see refused connections, `/health` could
-not say that the service drains, and requests that wait in the queue would hold up the end. Here
-the service is stopped first, while the socket still answers: running requests finish, new ones
-get 503. Then uvicorn ends. It also ends where the engine has crashed, once all clients have been
-told: a restart then brings a sound one. One that hangs cannot end itself: `watchdog` ends it. How
-long it bears with slow clients is `connection`'s.
+not report that the service drains, and waiting requests would delay the end. Here the service
+stops first, while the socket still answers: running requests finish, new ones get 503. Then
+uvicorn ends. It also ends if the engine has crashed, after all clients have their errors: a restart
+then brings a sound process. A process that hangs cannot end itself: `watchdog` kills it.
+`connection` has the limits of slow clients.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from specops.http.watchdog import watched
 from specops.serving.async_engine import AsyncEngine
 from specops.system.resources import raise_open_files
 
-# After the service has stopped, responses only have to leave the socket's buffer.
+# When the service has stopped, responses only have to leave the socket's buffer.
 _FLUSH_SECONDS = 5
 _TICKS = 10  # of uvicorn's main loop, in a second
-# An open connection takes 5 KiB, one with 64 KiB of a body 67 (600 of each): 0.14 GB.
+# An open connection takes 5 KiB, one with 64 KiB of a body 67 KiB (of 600 each): 0.14 GB.
 _MOST_CONNECTIONS = 2048
 log = logging.getLogger(__name__)
 
 
 class DrainingServer(uvicorn.Server):
-    """Stops the service at the first signal, itself at the second or when that is done."""
+    """Stops the service at the first signal, and itself after that or at the second signal."""
 
     def __init__(self, config: uvicorn.Config, service: AsyncEngine) -> None:
         super().__init__(config)
@@ -62,19 +62,19 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Look after the connections; called by uvicorn ten times a second."""
+        """Look at the connections once a second; uvicorn calls this ten times a second."""
         if counter % _TICKS == 0:
             self.look()
         return await super().on_tick(counter)
 
     def look(self) -> None:
-        """Let go of clients that were too slow."""
+        """Close the connections of clients that were too slow."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection):
                 connection.look()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; called by the signal handler, between any two instructions."""
+        """Begin to drain; the signal handler calls this between any two instructions."""
         if self._loop is None or not self.started:
             self.should_exit = True
         else:
@@ -99,10 +99,10 @@ def make_server(app: FastAPI, settings: Settings, limits: Limits | None = None) 
     """Build the server of an application made by `create_app`.
 
     Args:
-        limits: of a client; by default as many connections as half of the descriptors allow.
+        limits: of a client; by default, half of the file descriptors are for connections.
     """
     state: AppState = app.state.specops
-    # The other half: connections that are refused, the next ones' queue, files of our own.
+    # The other half is for refused connections, the queue of the next ones, and open files.
     limits = limits or Limits(raise_open_files(2 * _MOST_CONNECTIONS) // 2)
     connection: Any = partial(Connection, limits, state.metrics.observe_closing)
     config = uvicorn.Config(
@@ -112,7 +112,7 @@ def make_server(app: FastAPI, settings: Settings, limits: Limits | None = None) 
         http=connection,
         ws="none",
         log_config=None,
-        access_log=False,  # the middleware's lines say more
+        access_log=False,  # the middleware writes a better one
         server_header=False,
         backlog=max(1, limits.connections // 2),
         timeout_keep_alive=limits.idle,
@@ -125,16 +125,16 @@ def run(app: FastAPI, settings: Settings) -> int:
     """Serve the application until SIGTERM or SIGINT.
 
     Returns:
-        The exit code: 1 where the model or the engine had failed, otherwise 0.
+        The exit code: 1 if the model or the engine failed, otherwise 0.
     """
     server = make_server(app, settings)
     if settings.prefix_cache == "client" and not settings.api_keys:
         log.info(
             "without SPECOPS_API_KEYS all clients count as one: they share the prefix cache, and "
-            "how fast an answer comes tells each of them what others have asked"
+            "the time of an answer can tell a client what others have asked"
         )
     gc.collect()
-    gc.freeze()  # or each full collection looks through all libraries: 30 ms without a token
+    gc.freeze()  # otherwise each full collection visits all libraries: 30 ms without a token
     with watched(settings.host, settings.port):
         server.run()
     return 1 if server.service.error else 0

@@ -1,13 +1,13 @@
-"""Server-sent events, and noticing that the client is gone.
+"""Server-sent events, and what happens when the client leaves.
 
-A stream's status is sent with its first event or comment, so that an error before the first token
-still has its proper status, unless that took so long that a sign of life was due.
-`StreamingResponse` is not used because it stops the generator where the client leaves; here the
-generator's source is told to stop and says itself how it ended.
+A stream's status is sent with its first event or comment. So an error before the first token still
+has its own status, unless the wait was so long that a sign of life was sent. `StreamingResponse` is
+not used because it stops the generator when the client leaves. Here the source of the generator is
+told to stop, and ends by itself.
 
-A gateway asks with `UNFRAMED` for streams without chunks, which end where their connection does. A
-whole one ends with `WHOLE`: the gateway tells it from one whose server was killed, and ends that
-with an error (gateway/broken_stream.lua).
+A gateway asks with the header `UNFRAMED` for streams without chunks, which end with their
+connection. A complete one ends with `WHOLE`: so the gateway can tell it from one whose server was
+killed, and ends that with an error (gateway/broken_stream.lua).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from starlette.types import Receive, Scope, Send
 from specops.http.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
-PAUSE = b": waiting\n\n"  # a comment, which no client shows and every proxy takes for life
-UNFRAMED = (b"x-specops-unframed", b"1")  # header of a request, and of a response that heeds it
-WHOLE = b"\x04"  # end of transmission, one byte: no packet's border cuts it, no JSON contains it
+PAUSE = b": waiting\n\n"  # a comment: clients ignore it, proxies see that the stream lives
+UNFRAMED = (b"x-specops-unframed", b"1")  # header of a request, and of its response
+WHOLE = b"\x04"  # one byte, so no packet can cut it; no JSON contains it
 
 
 def event(data: Any) -> bytes:
-    """Return one event that carries `data` as JSON."""
+    """Return an event with `data` as JSON."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 def named_event(data: dict[str, Any]) -> bytes:
-    """Return one event that is named after the `type` of its data."""
+    """Return an event whose name is the `type` of its data."""
     return f"event: {data['type']}\n".encode() + event(data)
 
 
@@ -44,8 +44,8 @@ async def calling_on_disconnect(receive: Receive, leave: Callable[[], None]) -> 
     """Call `leave` when the client leaves, and at the latest when the block ends.
 
     Args:
-        receive: the request's, its body read.
-        leave: idempotent.
+        receive: of the request, after its body has been read.
+        leave: may be called more than once.
     """
 
     async def watch() -> None:
@@ -66,10 +66,10 @@ class EventStream(Response):
     """Sends events as they come.
 
     Args:
-        events: whole events. An `ApiError` before the first one becomes the response, a later
+        events: complete events. An `ApiError` before the first one becomes the response, a later
             one the last event.
-        leave: called when the client leaves, see `calling_on_disconnect`; must end `events`.
-        media_type: what the events are written as.
+        leave: called when the client leaves, see `calling_on_disconnect`; it must end `events`.
+        media_type: of the response.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What every endpoint works with: the application's settings, service and metrics."""
+"""The application's settings, service and metrics, as every endpoint gets them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specops.serving.async_engine import AsyncEngine
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """Made once by `create_app`, never changed."""
+    """Made once by `create_app`, and never changed."""
 
     settings: Settings
     service: AsyncEngine
@@ -24,7 +24,7 @@ class AppState:
 
 
 async def _app_state(request: Request) -> AppState:
-    # Not async, it would be sent to a thread and back for each request: 0.2 ms.
+    # A function that is not async would run on a thread: 0.2 ms for each request.
     state: AppState = request.app.state.specops
     return state
 

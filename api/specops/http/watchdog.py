@@ -1,14 +1,15 @@
-"""Kills a server that hangs, so that whoever runs it can start it again.
+"""Kills a server that hangs, so that its supervisor can start it again.
 
-A server that is stopped, or whose threads wait for each other, takes connections and answers none:
-its clients wait until they give up, and a gateway can neither ask another replica for what this
-one has taken nor end its streams with an error. Once it is dead both happen. The watchdog is a
-small process beside each `specops serve`. It ends with it.
+A server that is stopped, or whose threads wait for each other, accepts connections and answers
+none. Its clients wait until they give up, and a gateway can neither ask another replica nor end the
+streams with an error. Once the server is dead, both happen. The watchdog is a small process beside
+each `specops serve`, and ends with it.
 
-Slow is not hung. A server that swaps still computes, or at least has pages brought in; it is
-killed only where all of its requests have passed their deadline.
+Slow does not mean hung. A server that swaps still computes, or at least loads pages. The watchdog
+kills it only when all of its requests have passed their deadline.
 
-Standard library alone, and little of it: it takes memory as long as the server runs.
+This module uses little of the standard library and nothing else: it takes memory as long as the
+server runs.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from pathlib import Path
 
 _ANSWER_SECONDS = 4.0
 _PAUSE_SECONDS = 4.0
-# Questions in a row without an answer, and not seconds: where the watchdog was suspended with the
-# server (Ctrl-Z, `docker pause`), both go on.
-_UNANSWERED_IDLE = 3  # some 30 s in which nothing was computed
+# Counts of questions in a row without an answer, not seconds: if the watchdog was suspended
+# together with the server (Ctrl-Z, `docker pause`), both just go on.
+_UNANSWERED_IDLE = 3  # about 30 s in which the server computed nothing
 _UNANSWERED = 45  # 6 min: longer than a request may take (SPECOPS_REQUEST_TIMEOUT, 300 s)
 _TRACED = "t"  # the state of a process that a debugger holds
 
@@ -40,13 +41,13 @@ def watch(
     """Wait until the server has ended or hangs.
 
     Args:
-        answers: asks the server; whether it said anything.
-        activity: what changes whenever the server computes, its state first; None where the
-            system does not tell.
-        ended: waits a moment for the server's end; whether it came.
+        answers: asks the server and returns whether it answered.
+        activity: returns values that change whenever the server computes, its state first; None
+            if the system does not report them.
+        ended: waits a moment and returns whether the server has ended.
 
     Returns:
-        How it hangs, or None where it has ended.
+        In which way the server hangs, or None if it has ended.
     """
     unanswered = idle = 0
     before: tuple[str, ...] | None = None
@@ -65,7 +66,7 @@ def watch(
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether somebody there says anything within some seconds."""
+    """Return whether a server sends anything within some seconds."""
     try:
         with socket.create_connection((host, port), timeout=_ANSWER_SECONDS) as connection:
             connection.sendall(b"GET /health/live HTTP/1.0\r\n\r\n")
@@ -76,7 +77,7 @@ def answers(host: str, port: int) -> bool:
 
 
 def activity(process: int) -> tuple[str, ...] | None:
-    """State, page faults and processor time of a process; None where there is no procfs."""
+    """Return state, page faults and processor time of a process; None without procfs."""
     try:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -87,8 +88,8 @@ def activity(process: int) -> tuple[str, ...] | None:
 
 @contextmanager
 def watched(host: str, port: int) -> Iterator[None]:
-    """Have this process, which listens or will listen there, watched as long as the block runs."""
-    # Of the same process group, so that Ctrl-Z suspends both. The pipe closes when we end.
+    """Watch this process, which listens at the address or will, while the block runs."""
+    # The same process group, so that Ctrl-Z suspends both. The pipe closes when this process ends.
     command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), host, str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # noqa: S603 # nosec B603
         try:
@@ -98,8 +99,8 @@ def watched(host: str, port: int) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> None:
-    """Watch a server: its process, host and port."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends itself, after its requests
+    """Watch a server; the arguments are its process, host and port."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends by itself, after its requests
     server, host, port = int(arguments[0]), arguments[1], int(arguments[2])
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 # nosec B104
 

@@ -1,8 +1,8 @@
 // -- chat ----------------------------------------------------------------------------------------
-// A conversation in OpenAI's protocol: what was said, thought and called, and who made which token.
+// A conversation in OpenAI's protocol: texts, thoughts and calls, with the origin of each token.
 
-const turns = []; // what the model is told: {role, content, ...}, with `shown`, its element
-const results = []; // calls of the last answer that have no result yet
+const turns = []; // the messages: {role, content, ...}, and `shown`, the element on the page
+const results = []; // calls of the last answer that still need a result
 
 // The JSON in a field, or null where it is empty.
 function jsonField(name) {
@@ -29,7 +29,7 @@ function chatBody() {
   return fields;
 }
 
-// An answer under way: blocks of text as they come, and for each character who made it.
+// An answer under way: its blocks of text, and the origin of each character.
 class Answer {
   constructor(view) {
     this.view = view;
@@ -37,7 +37,7 @@ class Answer {
     this.origins = []; // of each character of it
     this.made = {}; // tokens by origin
     this.blocks = []; // {kind, text, origins, name, id}
-    this.cursor = 0; // in `raw`: up to where blocks have been found
+    this.cursor = 0; // the end of the part of `raw` that is in blocks
   }
 
   take({ delta, tokens }) {
@@ -65,7 +65,7 @@ class Answer {
     block.text += text;
   }
 
-  // Nodes for a stretch of a block's text, one span per run of one origin.
+  // Nodes for a piece of a block's text: one span for each run of one origin.
   mark(block, from, to) {
     const nodes = [];
     for (let at = from; at < to; ) {
@@ -117,7 +117,7 @@ function nearEnd() {
   return log.scrollHeight - log.scrollTop - log.clientHeight < 60;
 }
 
-// What was said in a turn, without thoughts and calls.
+// The text of a turn, without thoughts and calls.
 function said(item) {
   return turns.find((turn) => turn.shown === item)?.content ?? "";
 }
@@ -131,7 +131,7 @@ function showTurn(role) {
   copy.type = "button";
   copy.addEventListener("click", async () => {
     if (navigator.clipboard) await navigator.clipboard.writeText(said(item));
-    else getSelection().selectAllChildren(content); // which only secure pages have
+    else getSelection().selectAllChildren(content); // the clipboard exists on secure pages only
     copy.textContent = navigator.clipboard ? "Copied" : "Selected";
     setTimeout(() => (copy.textContent = "Copy"), 1500);
   });
@@ -211,13 +211,13 @@ async function answer() {
     return;
   }
   const message = given.message();
-  if (!last) delete message.tool_calls; // whose arguments may have no end
+  if (!last) delete message.tool_calls; // their arguments may be cut off
   turns.push({ ...message, shown: item });
   results.splice(0, results.length, ...(message.tool_calls ?? []));
   askFor();
 }
 
-// Says what the message field is for: a message, or the result of a call.
+// Labels the input field: it is for a message, or for the result of a call.
 function askFor() {
   const [call] = results;
   $("message-label").textContent = call ? `Result of ${call.function.name}` : "Message";
@@ -234,7 +234,7 @@ function sendMessage() {
   if (!results.length) answer();
 }
 
-// Takes the last answer back, where there is one, and asks for another.
+// Removes the last answer, if there is one, and asks for another.
 function regenerate() {
   if (running) return;
   while (turns.at(-1)?.role === "assistant") turns.pop().shown.remove();

@@ -1,9 +1,9 @@
-// The console: sends a prompt, shows who made each token, and draws the service's own figures. What
-// a chat needs besides is in markdown.js and chat.js, which follow this in the page.
+// The console: sends a prompt, shows the origin of each token, and draws the service's figures. The
+// code for chats is in markdown.js and chat.js, which follow this file in the page.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const POINTS = 120; // two minutes, one figure a second
+const POINTS = 120; // two minutes with one figure a second
 const RETRY_MS = 2000;
 const CODE = 'def read_lines(path):\n    """'; // for a model that continues texts
 let shown = ""; // the model's name
@@ -17,7 +17,7 @@ function headers() {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-// Yields the JSON of each server-sent event. fetch, not EventSource: that one cannot send a key.
+// Yields the JSON of each server-sent event. EventSource is not used because it cannot send a key.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
@@ -47,7 +47,7 @@ async function problem(response) {
 
 // -- one answer ----------------------------------------------------------------------------------
 
-// What chats and completions have in common.
+// The options that chats and completions share.
 function options() {
   const fields = {};
   for (const name of ["max_new_tokens", "k_draft", "temperature"]) {
@@ -57,7 +57,7 @@ function options() {
   return fields;
 }
 
-// What a grammar left one way for is no drafter's, and has a look of its own.
+// A token about which the grammar left no choice has a style of its own.
 function colour(origin) {
   return origin === "grammar" ? "by-grammar" : `draft-${Math.max(0, drafters.indexOf(origin)) % 5}`;
 }
@@ -74,7 +74,7 @@ function element(name, className, ...children) {
   return made;
 }
 
-// A stretch of text with the look of its maker.
+// A piece of text in the style of its origin.
 function stretch(text, origin) {
   const span = element("span", origin === "target" ? "" : colour(origin), text);
   if (origin !== "target") span.title = maker(origin);
@@ -100,7 +100,7 @@ function showLegend(made, list = "legend") {
   $(list).replaceChildren(...items);
 }
 
-// What can be said while the answer still comes; the last event brings the service's own figures.
+// The figures while the answer comes; the last event has the service's own figures.
 function showProgress(made, steps, firstMs, startMs) {
   const tokens = Object.values(made).reduce((sum, count) => sum + count, 0);
   const seconds = (performance.now() - startMs - firstMs) / 1000;
@@ -128,7 +128,7 @@ function showError(message) {
   $("error").hidden = !message;
 }
 
-// An answer is under way, or is not any more.
+// Shows whether an answer is under way.
 function busy(now) {
   running = now ? new AbortController() : null;
   for (const button of document.querySelectorAll(".send")) button.disabled = now;
@@ -200,7 +200,7 @@ function makeCharts() {
     title.textContent = chart.title;
     chart.output = document.createElement("output");
     chart.output.id = `now-${chart.id}`;
-    chart.output.setAttribute("aria-live", "off"); // once a second would drown everything else
+    chart.output.setAttribute("aria-live", "off"); // otherwise a screen reader speaks every second
     caption.append(title, chart.output);
     chart.svg = document.createElementNS(SVG, "svg");
     chart.svg.id = `chart-${chart.id}`;

@@ -1,7 +1,7 @@
 // -- markdown ------------------------------------------------------------------------------------
-// What models write most: paragraphs, headings, lists, code, bold, italics. Only text nodes are made
-// of a model's text, never HTML. `mark(from, to)` returns nodes for a stretch of the text, so that
-// every character keeps the colour of the token that it came with.
+// Paragraphs, headings, lists, code, bold and italics, which models write most. A model's text becomes
+// text nodes only, never HTML. `mark(from, to)` returns nodes for a piece of the text, so that every
+// character keeps the colour of its token.
 
 const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*/g;
 

@@ -1,7 +1,7 @@
 """The console: one page at `/` for people without a Grafana, and the figures that it draws.
 
-The page is put together from its files when the process starts, and allows itself nothing from
-anywhere else. Programs that ask for `/` get the list of links that they always got.
+The process puts the page together from its files at the start. The page's policy allows nothing
+from any other place. A program that asks for `/` gets a list of links.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specops.http.state import AppState, State
 _FOLDER = Path(__file__).resolve().parents[1] / "console"
 _SCRIPTS = ("console.js", "markdown.js", "chat.js")
 _PERIOD_SECONDS = 1.0
-# What the charts need. Reading these alone takes a fraction of the time of a whole page.
+# The series that the charts need: reading them takes a fraction of the time of /metrics.
 FIGURES = tuple(
     f"specops_{name}"
     for name in (
@@ -63,7 +63,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def _page() -> tuple[str, str]:
-    """The page, and the policy that lets it run what is in it and talk to this server alone."""
+    """Return the page, and the policy that allows only what is in it, and only this server."""
     style = (_FOLDER / "console.css").read_text()
     script = "".join((_FOLDER / name).read_text() for name in _SCRIPTS)
     html = (_FOLDER / "index.html").read_text()
@@ -83,10 +83,10 @@ def _page() -> tuple[str, str]:
 _HTML, _POLICY = _page()
 
 
-@router.head("/")  # Ollama's command asks so whether anybody is there
+@router.head("/")  # Ollama's command asks so whether a server is there
 @router.get("/")
 async def index(request: Request) -> Response:
-    """Show the console to a browser; tell a program what this is and where the rest is."""
+    """Return the console to a browser, and the list of endpoints to a program."""
     if "text/html" in request.headers.get("accept", ""):
         return HTMLResponse(_HTML, headers={"content-security-policy": _POLICY})
     return JSONResponse({"name": "specops", "version": version("specops"), "links": _LINKS})
@@ -94,7 +94,7 @@ async def index(request: Request) -> Response:
 
 @router.get("/console/figures")
 async def figures(state: State) -> Response:
-    """Tell once a second how the model and the load are, until the client or the service leaves."""
+    """Send the state of the model and the load once a second, until client or service leaves."""
     left = asyncio.Event()
     return EventStream(_figures(state, left), left.set, {})
 

@@ -1,15 +1,32 @@
-"""Is it alive, is it ready, how is it doing: the endpoints that machines ask."""
+"""GET /health, /health/live and /metrics: the endpoints that other programs ask regularly."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 
 from specops.engine.engine import ModelState
-from specops.http.schemas.health import HealthResponse, LiveResponse
 from specops.http.state import State
 
 router = APIRouter(tags=["health"])
+
+
+class HealthResponse(BaseModel):
+    """The state of the model, and the load."""
+
+    state: str
+    detail: str = Field(description="what the service is doing")
+    model: str
+    error: str | None = Field(description="why loading failed")
+    running: int
+    waiting: int
+
+
+class LiveResponse(BaseModel):
+    """Whether the process is of use."""
+
+    live: bool
 
 
 @router.head("/health", include_in_schema=False)
@@ -19,7 +36,7 @@ router = APIRouter(tags=["health"])
     responses={503: {"model": HealthResponse, "description": "the model is not ready"}},
 )
 async def health(state: State) -> JSONResponse:
-    """Say how far the model is: 200 once it answers, 503 before and while draining."""
+    """Return the state of the model: 200 once it is ready, 503 before and while draining."""
     service = state.service
     body = HealthResponse(
         state=service.state,
@@ -40,10 +57,10 @@ async def health(state: State) -> JSONResponse:
     responses={503: {"model": LiveResponse, "description": "restart the process"}},
 )
 async def live(state: State) -> JSONResponse:
-    """Say whether the process should live: 503 where only a restart helps.
+    """Return 503 where only a restart helps, otherwise 200.
 
-    A model that could not be loaded is no reason to restart (it would fail again, and the reason
-    could not be read); an engine that died after it had served is.
+    A model that could not be loaded is no reason to restart: it would fail again, and the reason
+    would be lost. An engine that died after it had served is a reason.
     """
     service = state.service
     is_live = service.alive or service.info is None

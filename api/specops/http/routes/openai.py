@@ -1,33 +1,77 @@
-"""What the endpoints that OpenAI's clients call have in common."""
+"""What OpenAI's endpoints share, and GET /v1/models."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+from fastapi import APIRouter
+
 from specops.engine.engine import Engine
+from specops.http.answering.job import Job
+from specops.http.answering.writer import Writer
 from specops.http.errors import EVENTS, GENERATING, ApiError, error_responses
-from specops.http.routes.job import Job
-from specops.http.schemas.openai import PromptTokensDetails, Timings, Usage
+from specops.http.schemas.openai import Model, ModelList, PromptTokensDetails, Timings, Usage
 from specops.http.sse import DONE, event
-from specops.http.state import AppState
+from specops.http.state import AppState, State
 
 ERRORS = error_responses(*GENERATING, 404)
 RESPONSES = EVENTS | ERRORS
 _VERSION = version("specops")
+router = APIRouter(tags=["openai"])
 
 
-class Heading:
-    """What every answer and every chunk of one request begins with.
+@router.get("/v1/models", responses=error_responses(401, 500, 503))
+async def models(state: State) -> ModelList:
+    """List the model that is loaded."""
+    name = state.service.engine.info.name
+    return ModelList(data=[_model(state.service.engine, state)], first_id=name, last_id=name)
+
+
+@router.get("/v1/models/{model:path}", responses=error_responses(401, 404, 500, 503))
+async def model(model: str, state: State) -> Model:
+    """Describe the model that is loaded."""
+    return _model(check_model(model, state), state)
+
+
+def _model(engine: Engine, state: AppState) -> Model:
+    info = engine.info
+    return Model(
+        id=info.name,
+        display_name=info.name,
+        created=state.started,
+        created_at=datetime.fromtimestamp(state.started, UTC).isoformat(),
+        context_length=info.context,
+        max_model_len=info.context,
+        quantization=info.quant,
+        drafters=list(info.drafters),
+        chat=info.chat,
+        batch_invariant=info.batch_invariant,
+        foreign_products=list(info.foreign_products),
+    )
+
+
+class OpenAiWriter(Writer):
+    """Writes completions and chats, whole or in chunks.
 
     Args:
-        include_usage: one more chunk tells the usage, which is null in the others.
+        prefix: of the answer's id.
+        kind: the `object` of each body or chunk.
+        include_usage: a last chunk has the usage, which is null in the others.
+
+    Attributes:
+        heading: the fields that every body and every chunk begins with.
     """
 
-    def __init__(self, prefix: str, kind: str, engine: Engine, *, include_usage: bool) -> None:
-        self.fields: dict[str, Any] = {
+    def __init__(
+        self, job: Job, engine: Engine, prefix: str, kind: str, *, include_usage: bool
+    ) -> None:
+        super().__init__(job)
+        self.engine = engine
+        self.heading: dict[str, Any] = {
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "object": kind,
             "created": int(time.time()),
@@ -36,35 +80,38 @@ class Heading:
         }
         self._include_usage = include_usage
 
-    def chunk(self, job: Job, choice: dict[str, Any]) -> bytes:
-        """Return the event of a chunk; the one that ends the last answer tells what they took."""
-        data = self.fields | {"choices": [choice]}
+    def chunk(self, choice: dict[str, Any]) -> bytes:
+        """Return the event of a chunk; the chunk that ends the last answer has the timings."""
+        data = self.heading | {"choices": [choice]}
         if self._include_usage:
             data["usage"] = None
-        elif job.complete and choice["finish_reason"]:
-            data["timings"] = timings(job).model_dump()
+        elif self.job.complete and choice["finish_reason"]:
+            data["timings"] = timings(self.job).model_dump()
         return event(data)
 
-    def end(self, job: Job) -> bytes:
+    def end(self) -> bytes:
         """Return the events after all choices."""
         if not self._include_usage:
             return DONE
-        told = {"usage": usage(job).model_dump(), "timings": timings(job).model_dump()}
-        return event(self.fields | {"choices": []} | told) + DONE
+        figures = {
+            "usage": usage(self.job).model_dump(),
+            "timings": timings(self.job).model_dump(),
+        }
+        return event(self.heading | {"choices": []} | figures) + DONE
 
 
 def fingerprint(engine: Engine) -> str:
-    """What answers: with the same, a seed gives the same output."""
+    """Return what identifies the output: with the same fingerprint, a seed gives the same text."""
     info = engine.info
     return f"specops-{_VERSION}-{info.name}-{info.quant}-{info.threads}"
 
 
 def check_model(name: str, state: AppState) -> Engine:
-    """Return the engine of the model that is asked for.
+    """Return the engine of the model that the client asks for.
 
     Raises:
         NotReady: see `AsyncEngine.engine`.
-        ApiError: it is another model.
+        ApiError: this server has another model.
     """
     engine = state.service.engine
     if name != engine.info.name:
@@ -92,5 +139,30 @@ def usage(job: Job) -> Usage:
 
 
 def timings(job: Job) -> Timings:
-    """Sum up what the answers took."""
-    return Timings.of((answer.stats for answer in job.answers), job.answers[0].request.drafter)
+    """Sum up the figures of the answers."""
+    stats = [answer.stats for answer in job.answers]
+    cached = sum(item.cached_prompt_tokens for item in stats)
+    prompt = sum(item.prompt_tokens for item in stats) - cached
+    prompt_seconds = sum(item.prefill_seconds for item in stats)
+    decoded = sum(max(0, item.generated_tokens - 1) for item in stats)
+    seconds = sum(item.decode_seconds for item in stats)
+    steps = sum(item.sequence_steps for item in stats)
+    return Timings(
+        cache_n=cached,
+        prompt_n=prompt,
+        prompt_ms=round(prompt_seconds * 1000, 3),
+        prompt_per_second=_per(prompt, prompt_seconds),
+        predicted_n=sum(item.generated_tokens for item in stats),
+        predicted_ms=round(seconds * 1000, 3),
+        predicted_per_second=_per(decoded, seconds),
+        draft_n=sum(item.draft_tokens for item in stats),
+        draft_n_accepted=sum(item.accepted_tokens for item in stats),
+        queue_ms=round(sum(item.queue_seconds for item in stats) * 1000, 3),
+        steps=steps,
+        tokens_per_step=_per(decoded, steps),
+        drafter=job.answers[0].request.drafter,
+    )
+
+
+def _per(count: float, unit: float) -> float:
+    return round(count / unit, 3) if unit > 0 else 0.0

@@ -1,21 +1,22 @@
-"""POST /v1/responses: the assistant's next turn, as OpenAI's newer protocol has it. Stateless."""
+"""POST /v1/responses: the assistant's next turn, in OpenAI's newer protocol. Nothing is stored."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
-from specops.http.answers import json_answer
+from specops.engine.engine import Engine
+from specops.http.answering.conversation import call_id, converse
+from specops.http.answering.job import Job, Step
+from specops.http.answering.writer import Writer
 from specops.http.errors import ApiError
-from specops.http.routes.conversation import Talk, call_id, converse
 from specops.http.routes.openai import RESPONSES, check_model
 from specops.http.schemas.responses import Response as ResponseBody
 from specops.http.schemas.responses import ResponsesRequest, ResponsesUsage
-from specops.http.sse import PAUSE, EventStream, named_event
+from specops.http.sse import named_event
 from specops.http.state import State
 from specops.text.tools.reader import Block
 
@@ -30,37 +31,33 @@ router = APIRouter(tags=["openai"])
 
 @router.post(PATH, response_model=ResponseBody, responses=RESPONSES)
 async def responses(body: ResponsesRequest, request: Request, state: State) -> Response:
-    """Go on with a conversation that the request brings whole.
+    """Continue a conversation; the request has all of it.
 
     With `stream` the answer is a series of server-sent events, from `response.created` to
     `response.completed`, `response.incomplete` or `response.failed`.
     """
-    check_model(body.model, state)
-    talk = await converse(state, request, body, body.conversation())
-    answer = _Answer(talk, body)
-    if body.stream:
-        return EventStream(answer.stream(), talk.job.handle.cancel, talk.job.headers)
-    await talk.finished()
-    return json_answer(answer.response(), talk.job.headers)
+    engine = check_model(body.model, state)
+    job = await converse(state, request, body, body.conversation())
+    return await _Writer(job, engine, body).response(stream=body.streams)
 
 
-class _Answer:
-    """One answer, in one piece or as events."""
-
-    def __init__(self, talk: Talk, body: ResponsesRequest) -> None:
-        self._talk = talk
+class _Writer(Writer):
+    def __init__(self, job: Job, engine: Engine, body: ResponsesRequest) -> None:
+        super().__init__(job)
+        self._model = engine.info.name
         self._body = body
+        (self._answer,) = job.answers
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._items: list[dict[str, Any]] = []  # one per block: what of it does not change
-        self._events = 0
+        self._items: list[dict[str, Any]] = []  # one per block: the fields that never change
+        self._open: int | None = None  # place of the item that is being written
+        self._sent = 0
 
-    def response(self, error: ApiError | None = None) -> ResponseBody:
-        """The answer as it stands."""
-        body, answer = self._body, self._talk.job.answers[0]
+    def whole(self, error: ApiError | None = None) -> ResponseBody:
+        body, answer = self._body, self._answer
         complete = answer.last is not None and error is None
         cut = complete and answer.finish_reason == "length"
-        blocks = self._talk.blocks(0)
+        blocks = answer.blocks
         output = [self._item(place) for place in range(len(blocks))]
         for item, block in zip(output, blocks, strict=True):
             whole = complete and not (cut and block is blocks[-1])
@@ -78,7 +75,7 @@ class _Answer:
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
-            model=self._talk.engine.info.name,
+            model=self._model,
             output=output,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             temperature=1.0 if body.temperature is None else body.temperature,
@@ -89,43 +86,37 @@ class _Answer:
             usage=self._usage() if complete else None,
         )
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer as events."""
-        last: int | None = None  # the item that is being written
-        try:
-            async for step in self._talk.steps():
-                if step is None:
-                    yield PAUSE
-                    continue
-                if not self._events:
-                    told = self._snapshot() | {"status": "in_progress", "output": [], "usage": None}
-                    yield self._event("response.created", response=told)
-                    yield self._event("response.in_progress", response=told)
-                for place, text in step.deltas:
-                    if place != last:
-                        yield self._closed(last) + self._opened(place)
-                        last = place
-                    if text:
-                        yield self._written("delta", place, delta=text)
-        except ApiError as error:
-            if not self._events:
-                raise
-            yield self._event("response.failed", response=self.response(error).model_dump())
-            return
-        yield self._closed(last)
-        done = self._snapshot()
-        yield self._event(f"response.{done['status']}", response=done)
+    def step(self, step: Step) -> bytes:
+        events = b""
+        if not self._sent:
+            begun = self.whole().model_dump()
+            begun |= {"status": "in_progress", "output": [], "usage": None}
+            events += self._event("response.created", response=begun)
+            events += self._event("response.in_progress", response=begun)
+        for place, text in step.deltas:
+            if place != self._open:
+                events += self._closed() + self._opened(place)
+            if text:
+                events += self._written("delta", place, delta=text)
+        return events
 
-    def _snapshot(self) -> dict[str, Any]:
-        return self.response().model_dump()
+    def end(self) -> bytes:
+        done = self.whole().model_dump()
+        return self._closed() + self._event(f"response.{done['status']}", response=done)
+
+    def failed(self, error: ApiError) -> bytes:
+        if not self._sent:
+            raise error
+        return self._event("response.failed", response=self.whole(error).model_dump())
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        self._events += 1
-        return named_event({"type": kind, "sequence_number": self._events - 1, **fields})
+        self._sent += 1
+        return named_event({"type": kind, "sequence_number": self._sent - 1, **fields})
 
     def _opened(self, place: int) -> bytes:
-        """The events that begin an item."""
-        block = self._talk.blocks(0)[place]
+        """Return the events that begin an item."""
+        self._open = place
+        block = self._answer.blocks[place]
         item = self._item(place) | {"status": "in_progress"}
         item["arguments" if block.kind == "call" else "content"] = (
             "" if block.kind == "call" else []
@@ -135,11 +126,11 @@ class _Answer:
             return events
         return events + self._part("added", place, "")
 
-    def _closed(self, place: int | None) -> bytes:
-        """The events that end an item."""
-        if place is None:
+    def _closed(self) -> bytes:
+        """Return the events that end the item that is being written."""
+        if (place := self._open) is None:
             return b""
-        block = self._talk.blocks(0)[place]
+        block = self._answer.blocks[place]
         if block.kind == "call":
             events = self._written("done", place, arguments=block.text, name=block.name)
         else:
@@ -149,14 +140,14 @@ class _Answer:
         return events + self._event("response.output_item.done", output_index=place, item=item)
 
     def _part(self, what: str, place: int, text: str) -> bytes:
-        """The event of an item's only part."""
-        part = _part(self._talk.blocks(0)[place], text)
+        """Return the event of an item's only part."""
+        part = _part(self._answer.blocks[place], text)
         where = {"item_id": self._item(place)["id"], "output_index": place, "content_index": 0}
         return self._event(f"response.content_part.{what}", part=part, **where)
 
     def _written(self, what: str, place: int, **fields: str) -> bytes:
-        """The event of what an item consists of: text, or a call's arguments."""
-        block = self._talk.blocks(0)[place]
+        """Return the event of an item's text, or of a call's arguments."""
+        block = self._answer.blocks[place]
         where: dict[str, Any] = {"item_id": self._item(place)["id"], "output_index": place}
         if block.kind != "call":
             where["content_index"] = 0
@@ -165,8 +156,8 @@ class _Answer:
         return self._event(f"response.{_STEMS[block.kind]}.{what}", **fields, **where)
 
     def _item(self, place: int) -> dict[str, Any]:
-        """An item of the output with what has come of it."""
-        blocks = self._talk.blocks(0)
+        """Return an item of the output, as far as it has come."""
+        blocks = self._answer.blocks
         for block in blocks[len(self._items) :]:
             self._items.append(_fixed(block))
         block = blocks[place]
@@ -175,11 +166,10 @@ class _Answer:
         return self._items[place] | {"content": [_part(block, block.text)]}
 
     def _usage(self) -> ResponsesUsage:
-        (answer,) = self._talk.job.answers
+        answer = self._answer
         prompt, generated = len(answer.request.prompt_tokens), answer.stats.generated_tokens
-        blocks = self._talk.blocks(0)
-        thought = sum(len(block.text) for block in blocks if block.kind == "reasoning")
-        whole = sum(len(block.text) for block in blocks)
+        thought = sum(len(block.text) for block in answer.blocks if block.kind == "reasoning")
+        whole = sum(len(block.text) for block in answer.blocks)
         return ResponsesUsage(
             input_tokens=prompt,
             input_tokens_details={"cached_tokens": answer.stats.cached_prompt_tokens},
@@ -190,7 +180,7 @@ class _Answer:
 
 
 def _fixed(block: Block) -> dict[str, Any]:
-    """What of an item does not change while it is written."""
+    """Return the fields of an item that do not change while it is written."""
     key = uuid.uuid4().hex
     match block.kind:
         case "text":

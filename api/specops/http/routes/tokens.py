@@ -1,17 +1,17 @@
-"""POST /tokenize, /detokenize and /apply-template, as llama.cpp's server has them."""
+"""POST /tokenize, /detokenize and /apply-template, like those of llama.cpp's server."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
 from specops.engine.engine import Engine
-from specops.http.answers import json_answer
-from specops.http.choosing import prompt_tokens
+from specops.http.answering.choosing import prompt_tokens
+from specops.http.answering.conversation import render
+from specops.http.answering.submit import computed
+from specops.http.answering.unknown import ignore_unknown, ignored_header
+from specops.http.answering.writer import json_answer
 from specops.http.errors import error_responses
-from specops.http.routes.conversation import render
-from specops.http.routes.job import computed
-from specops.http.routes.unknown import ignore_unknown, ignored_header
-from specops.http.schemas.conversation import Conversation, ToolChoice, with_names
+from specops.http.schemas.conversation import conversation
 from specops.http.schemas.options import Body
 from specops.http.schemas.tokens import (
     ApplyTemplateRequest,
@@ -30,7 +30,7 @@ router = APIRouter(tags=["tokens"])
 
 @router.post("/tokenize", response_model=TokenizeResponse, responses=_RESPONSES)
 async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Response:
-    """Make tokens of a text."""
+    """Encode a text."""
     engine = _engine(body, request, state)
     tokens = await computed(
         lambda: engine.tokenizer.encode(body.content, special_tokens=body.add_special),
@@ -43,7 +43,7 @@ async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Res
 
 @router.post("/detokenize", response_model=DetokenizeResponse, responses=_RESPONSES)
 async def detokenize(body: DetokenizeRequest, request: Request, state: State) -> Response:
-    """Make a text of tokens; special tokens have none."""
+    """Decode tokens; special tokens have no text."""
     engine = _engine(body, request, state)
     tokens = prompt_tokens(body.tokens, engine, "tokens")
     decode = engine.tokenizer.decode
@@ -53,18 +53,15 @@ async def detokenize(body: DetokenizeRequest, request: Request, state: State) ->
 
 @router.post("/apply-template", response_model=ApplyTemplateResponse, responses=_RESPONSES)
 async def apply_template(body: ApplyTemplateRequest, request: Request, state: State) -> Response:
-    """Write a conversation as one text, as the model's chat template does."""
+    """Write a conversation as one text with the model's chat template."""
     engine = _engine(body, request, state)
-    functions = [tool.function for tool in body.tools or () if tool.function]
-    conversation = Conversation(
-        messages=with_names([message.for_template() for message in body.messages]),
-        source="messages",
+    asked = conversation(
+        [message.for_template() for message in body.messages],
+        "messages",
+        body.tools,
         template_options=body.chat_template_kwargs or {},
-        **ToolChoice().apply((function.tool() for function in functions), ()),
     )
-    text = await computed(
-        lambda: render(engine, conversation), conversation.size, state.settings, renders=True
-    )
+    text = await computed(lambda: render(engine, asked), asked.size, state.settings, renders=True)
     return json_answer(ApplyTemplateResponse(prompt=text), ignored_header(request))
 
 

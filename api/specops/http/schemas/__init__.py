@@ -1,5 +1,6 @@
-"""The bodies of the API, one file per kind of request: what may be asked, what is answered.
+"""The bodies of requests and answers, one module per protocol.
 
-Agents send more fields than they document, and newer ones than we know: what is unknown is ignored,
-and the answer's header `X-Ignored-Fields` names it, so that a misspelt `max_new_token` is found.
+Agents send fields that they do not document, and newer ones than this server knows. Unknown fields
+are ignored, and the answer's header `X-Ignored-Fields` names them: a misspelt `max_new_token` is
+found there.
 """

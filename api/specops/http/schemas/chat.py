@@ -1,8 +1,7 @@
-"""POST /v1/chat/completions, as OpenAI has it."""
+"""Bodies of OpenAI's POST /v1/chat/completions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -11,21 +10,21 @@ from specops.http.errors import InvalidField
 from specops.http.schemas.conversation import (
     Content,
     Conversation,
+    Mode,
     Parameters,
-    ToolChoice,
     ToolName,
     call_message,
+    conversation,
     joined,
     result_message,
-    with_names,
 )
-from specops.http.schemas.openai import Only, OpenAiRequest, Timings, Usage
-from specops.http.schemas.options import Body, Text, wrong_together
+from specops.http.schemas.openai import OpenAiRequest, Timings, Usage
+from specops.http.schemas.options import Body, Only, Text, wrong_together
 from specops.text.tools.formats import Tool
 
 
 class FunctionCall(Body):
-    """What was called."""
+    """The function that was called."""
 
     name: ToolName
     arguments: Text = Field(description="JSON")
@@ -46,12 +45,12 @@ class Message(Body):
     content: Content | None = Field(None, description="null only where the assistant called tools")
     name: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    tool_call_id: Text | None = Field(None, description="which call a tool's message answers")
+    tool_call_id: Text | None = Field(None, description="id of the call that a result answers")
     reasoning_content: Text | None = Field(None, description="what the assistant thought")
     refusal: Annotated[Any, Only(None)] = Field(None, description="not supported")
 
     def for_template(self) -> dict[str, Any]:
-        """What a chat template is given: plain text, and the roles that templates know."""
+        """Return the message for a chat template: plain text, and a role that templates know."""
         if self.content is None and not self.tool_calls:
             raise InvalidField("messages", "a message has no content", code="missing_parameter")
         text = joined(self.content, "messages")
@@ -67,87 +66,77 @@ class Message(Body):
                 for call in self.tool_calls or ()
             ]
             return call_message(text, calls, self.reasoning_content or "") | name
-        # OpenAI's newer name for the same: the operator says how the assistant should be.
+        # `developer` is OpenAI's newer name of `system`.
         return {"role": self.role.replace("developer", "system"), "content": text} | name
 
 
 class Function(Body):
-    """A function of the client's."""
+    """A function that the model may call."""
 
     name: ToolName
     description: Text | None = None
     parameters: Parameters | None = None
     strict: bool | None = Field(False, description="arguments follow the schema")
 
-    def tool(self) -> Tool:
-        """The function as all protocols have it."""
-        return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
-
 
 class ChatTool(Body):
-    """What the model may call; of other types than `function` there are none here."""
+    """A tool that the model may call; this server only has the type `function`."""
 
     type: Text
     function: Function | None = None
 
+    def tool(self) -> Tool | None:
+        """Return the function, or None for another type of tool.
 
-def applied(choice: ToolChoice, tools: Sequence[ChatTool]) -> dict[str, Any]:
-    """A conversation's fields that say what may be called.
-
-    Raises:
-        InvalidField: a function is missing, or see `ToolChoice.apply`.
-    """
-    if any(tool.type == "function" and tool.function is None for tool in tools):
-        raise InvalidField("tools", "a function is missing", code="missing_parameter")
-    functions = [tool.function for tool in tools if tool.function and tool.type == "function"]
-    return choice.apply(
-        (function.tool() for function in functions),
-        (tool.type for tool in tools if tool.type != "function"),
-    )
-
-
-class NamedFunction(Body):
-    """Which function to call."""
-
-    name: ToolName
+        Raises:
+            InvalidField: the function is missing.
+        """
+        if self.type != "function":
+            return None
+        if (own := self.function) is None:
+            raise InvalidField("tools", "a function is missing", code="missing_parameter")
+        return Tool(own.name, own.description or "", own.parameters, bool(own.strict))
 
 
 class NamedTool(Body):
     """The tool that must be called."""
 
     type: Literal["function"]
-    function: NamedFunction
+    function: Function
 
 
 class ChatRequest(OpenAiRequest):
-    """A conversation that the assistant goes on with."""
+    """A conversation that the assistant continues."""
 
     without_effect = OpenAiRequest.without_effect | {
         *("metadata", "store", "service_tier", "safety_identifier", "prediction"),
         *("reasoning_effort", "verbosity", "prompt_cache_key", "prompt_cache_retention"),
     }
 
-    # The first wrong one ends the check: 400,000, in 1 MB, would take 4 s to list.
+    # The first wrong message ends the check: 400,000 of them, in 1 MB, would take 4 s to list.
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(
         None, ge=1, description="default: what the context and the server allow"
     )
     max_tokens: int | None = Field(None, ge=1, description="older name of max_completion_tokens")
-    logprobs: bool | None = Field(False, description="tell each token's probability")
+    logprobs: bool | None = Field(False, description="report each token's probability")
     top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="and of so many others; only with `logprobs`"
+        None,
+        ge=0,
+        le=20,
+        description="report so many likely tokens beside it; only with `logprobs`",
     )
 
     tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: Mode | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="more for the model's chat template, such as `enable_thinking`"
+        None, description="more variables for the chat template, such as `enable_thinking`"
     )
     return_tokens: bool | None = Field(
-        False, description="streams: each choice has `tokens`, as the events of `/generate`"
+        False, description="streams: each choice has `tokens`, like the events of `/generate`"
     )
     functions: Annotated[Any, Only(None, [])] = Field(None, description="not supported: `tools`")
     function_call: Annotated[Any, Only(None, "none", "auto")] = Field(
@@ -169,34 +158,37 @@ class ChatRequest(OpenAiRequest):
             raise wrong_together("max_tokens", "not together with `max_completion_tokens`")
         return self
 
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of an answer."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def token_logprobs(self) -> int | None:
+        """Number of likeliest tokens to report beside each token."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     def conversation(self) -> Conversation:
-        """What is asked, without the protocol.
+        """Return the conversation without the protocol.
 
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        match self.tool_choice:
-            case NamedTool(function=function):
-                choice = ToolChoice("required", function.name)
-            case mode:
-                choice = ToolChoice(mode or "auto")
-        return Conversation(
-            messages=with_names([message.for_template() for message in self.messages]),
-            source="messages",
-            limit=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,
-            sampling=self.sampling,
+        choice = self.tool_choice
+        named = choice.function.name if isinstance(choice, NamedTool) else None
+        return conversation(
+            [message.for_template() for message in self.messages],
+            "messages",
+            self.tools,
+            "required" if isinstance(choice, NamedTool) else choice,
+            named,
             parallel=self.parallel_tool_calls is not False,
             template_options=self.chat_template_kwargs or {},
-            choices=self.choices,
-            stops=self.stops,
-            stream=bool(self.stream),
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            **applied(choice, self.tools or ()),
         )
 
 
 class TopLogprob(BaseModel):
-    """A token that could have been here."""
+    """A token that was possible at this place."""
 
     token: str
     logprob: float = Field(description="natural logarithm of its probability")
@@ -229,13 +221,13 @@ class AnswerCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """What the assistant says."""
+    """The assistant's message."""
 
     role: Literal["assistant"] = "assistant"
-    content: str | None = Field(description="null where it only calls tools")
+    content: str | None = Field(description="null where the assistant only calls tools")
     refusal: None = None
     reasoning_content: str | None = Field(
-        None, exclude_if=_absent, description="what it thought, where it does"
+        None, exclude_if=_absent, description="what the assistant thought, if it did"
     )
     tool_calls: list[AnswerCall] | None = Field(None, exclude_if=_absent)
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions, as OpenAI has it."""
+"""Bodies of OpenAI's POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from specops.http.schemas.openai import (
-    MOST_CHOICES,
-    OpenAiRequest,
-    Timings,
-    Usage,
-)
+from specops.http.schemas.openai import MOST_CHOICES, OpenAiRequest, Timings, Usage
 from specops.http.schemas.options import Text, TokenId, wrong_together
 
+_DEFAULT_TOKENS = 16  # OpenAI's
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Prompts = (
     Text
@@ -26,13 +22,17 @@ Prompts = (
 class CompletionRequest(OpenAiRequest):
     """One or several prompts to continue, as text or as tokens."""
 
+    limit_field = "max_tokens"
+    strict_limit = True
+
     prompt: Prompts
-    max_tokens: int | None = Field(16, ge=0, description="0: nothing, only with `echo`")
+    max_tokens: int | None = Field(
+        _DEFAULT_TOKENS, ge=0, description="0: generate nothing, only with `echo`"
+    )
     logprobs: int | None = Field(
-        None, ge=0, le=5, description="tell each token's probability, and of so many others"
+        None, ge=0, le=5, description="report each token's probability, and of so many others"
     )
     echo: bool | None = Field(False, description="begin the answer with the prompt")
-
     best_of: int | None = Field(
         None,
         ge=1,
@@ -47,9 +47,9 @@ class CompletionRequest(OpenAiRequest):
     def _fits_together(self) -> CompletionRequest:
         if self.stream_options is not None and not self.stream:
             raise wrong_together("stream_options", "only where `stream` is true")
-        if self.best_of is not None and self.best_of < self.choices:
+        if self.best_of is not None and self.best_of < self.returned:
             raise wrong_together("best_of", "at least `n`")
-        if self.best_of is not None and self.best_of > self.choices and self.stream:
+        if self.ranks and self.stream:
             raise wrong_together("best_of", "no more than `n` where `stream` is true")
         if self.suffix and self.echo:
             raise wrong_together("suffix", "not together with `echo`")
@@ -58,13 +58,33 @@ class CompletionRequest(OpenAiRequest):
         return self
 
     @property
-    def drawn_choices(self) -> int:
-        """Answers that are drawn for each prompt, of which `choices` are returned."""
-        return self.best_of or self.choices
+    def returned(self) -> int:
+        """Number of answers to each prompt that the client gets."""
+        return self.n or 1
+
+    @property
+    def choices(self) -> int:
+        """Number of answers to each prompt that are drawn."""
+        return self.best_of or self.returned
+
+    @property
+    def ranks(self) -> bool:
+        """More answers are drawn than returned: the best ones have to be found."""
+        return self.choices > self.returned
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of an answer; the engine generates one even where none is asked for."""
+        return _DEFAULT_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
+
+    @property
+    def token_logprobs(self) -> int | None:
+        """Number of likeliest tokens to report; ranking needs the chosen tokens' at least."""
+        return 0 if self.ranks and self.logprobs is None else self.logprobs
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, however many were given."""
+        """The prompts as a list, also where there is only one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
@@ -73,16 +93,16 @@ class CompletionRequest(OpenAiRequest):
 
 
 class CompletionLogprobs(BaseModel):
-    """Probabilities, one item per token of the text, as natural logarithms."""
+    """Natural logarithms of probabilities, one item per token of the text."""
 
     tokens: list[str]
-    token_logprobs: list[float | None] = Field(description="null: it follows nothing")
+    token_logprobs: list[float | None] = Field(description="null: the token follows nothing")
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int] = Field(description="where in the choice's text the token begins")
 
 
 class CompletionChoice(BaseModel):
-    """One answer, or what a step brought for it."""
+    """One answer, or in a stream the part of it that a step brought."""
 
     index: int
     text: str
@@ -91,7 +111,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """All answers; in a stream what one step brought, the usage last."""
+    """All answers; in a stream what one step brought, with the usage in the last event."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

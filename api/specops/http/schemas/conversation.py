@@ -1,95 +1,123 @@
-"""What a chat request of any protocol comes down to: a conversation, and how it goes on.
+"""The conversation that a chat request of any protocol is turned into.
 
-The protocols differ in how they write messages, tools and the choice among them. Each request turns
-itself into a `Conversation`, and what follows knows no protocol.
+The protocols differ in how they write messages, tools and the choice among them. Each request body
+turns itself into a `Conversation`. The code after that does not know the protocol.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
 from specops.http.errors import InvalidField
 from specops.http.schemas.options import Body, Text
-from specops.request import SamplingParams
 from specops.text.tools.formats import TOOL_NAME, Tool
 
-_MESSAGE_SIZE, _TOOL_SIZE = 32, 512  # characters that a template adds, or would add in the time
-Message = dict[str, Any]  # as chat templates take it
+# Characters that a template adds, or that it could have added in the time that it takes.
+_MESSAGE_SIZE, _TOOL_SIZE = 32, 512
+Message = dict[str, Any]  # in the form that chat templates read
 ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
 Parameters = Annotated[dict[str, Any], Field(description="JSON schema of the arguments")]
+Mode = Literal["auto", "none", "required"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages to answer, with what may be called, and how the answer is drawn.
+    """Messages to answer, and the tools that the answer may call.
 
     Attributes:
-        messages: as chat templates take them.
-        source: the request's field that has them, for errors.
-        limit: the most tokens that the client wants; None: as many as the server gives.
-        sampling: how the tokens of one of the choices are drawn.
-        tools: that the model is told about.
-        skipped: names of tools that this server does not have; they are as good as unknown fields.
+        messages: in the form that chat templates read.
+        source: name of the request's field with the messages, for errors.
+        tools: the tools that the prompt describes.
+        skipped: names of tools that this server does not have; they are reported like unknown
+            fields.
         required: the answer must be a call.
-        named: of this tool, where it is set.
+        named: name of the tool that must be called, if one is set.
         parallel: an answer may have several calls.
-        template_options: more for the chat template.
+        template_options: more variables for the chat template.
     """
 
     messages: Sequence[Message]
     source: str
-    limit: int | None = None
-    sampling: Callable[[int], SamplingParams] = lambda _: SamplingParams()
     tools: tuple[Tool, ...] = ()
     skipped: tuple[str, ...] = ()
     required: bool = False
     named: str | None = None
     parallel: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    choices: int = 1
-    stops: tuple[str, ...] = ()
-    stream: bool = False
-    logprobs: int | None = None
 
     @property
     def size(self) -> int:
-        """Characters, of which rendering and encoding take time, roughly."""
-        told = sum(_MESSAGE_SIZE + len(message["content"]) for message in self.messages)
-        return told + _TOOL_SIZE * len(self.tools)
+        """Number of characters, roughly: rendering and encoding take time in proportion to it."""
+        characters = sum(_MESSAGE_SIZE + len(message["content"]) for message in self.messages)
+        return characters + _TOOL_SIZE * len(self.tools)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """Whether tools may be called: the answer's part of every protocol's `tool_choice`."""
+class AnyTool(Protocol):
+    """A tool as a protocol writes it."""
 
-    mode: Literal["auto", "none", "required"] = "auto"
-    named: str | None = None
+    @property
+    def type(self) -> str | None:
+        """The type of the tool; a function is `function`, or what the protocol calls it."""
 
-    def apply(self, tools: Iterable[Tool], skipped: Iterable[str]) -> dict[str, Any]:
-        """Return a conversation's fields.
+    def tool(self) -> Tool | None:
+        """Return the function, or None where this server has no tools of that type."""
 
-        Raises:
-            InvalidField: a call is wanted, and there is no such tool.
-        """
-        offered = tuple(tools) if self.mode != "none" else ()
-        names = {tool.name for tool in offered}
-        if len(names) < len(offered):
-            raise InvalidField("tools", "two of them have the same name")
-        if self.mode == "required" and not offered:
-            raise InvalidField("tool_choice", "a call is required, but there are no tools to call")
-        if self.named is not None and self.named not in names:
-            raise InvalidField("tool_choice", f"there is no tool {self.named!r}")
-        return {
-            "tools": offered,
-            "skipped": tuple(dict.fromkeys(f"tools.{name}" for name in skipped)),
-            "required": self.mode == "required",
-            "named": self.named,
-        }
+
+def conversation(
+    messages: list[Message],
+    source: str,
+    tools: Iterable[AnyTool] | None = None,
+    mode: Mode | None = None,
+    named: str | None = None,
+    **fields: Any,
+) -> Conversation:
+    """Build a conversation from the parts that a protocol's request has.
+
+    Args:
+        messages: in the form that chat templates read.
+        source: name of the request's field with the messages.
+        tools: the request's tools.
+        mode: whether tools may be called or must be; None: they may.
+        named: name of the tool that must be called.
+        fields: other fields of `Conversation`.
+
+    Raises:
+        InvalidField: two tools have one name, or the tool that must be called is missing.
+    """
+    found = [(tool.type, tool.tool()) for tool in tools or ()]
+    offered = tuple(tool for _, tool in found if tool and mode != "none")
+    names = {tool.name for tool in offered}
+    if len(names) < len(offered):
+        raise InvalidField("tools", "two of them have the same name")
+    if mode == "required" and not offered:
+        raise InvalidField("tool_choice", "a call is required, but there are no tools to call")
+    if named is not None and named not in names:
+        raise InvalidField("tool_choice", f"there is no tool {named!r}")
+    return Conversation(
+        messages=_with_names(messages),
+        source=source,
+        tools=offered,
+        skipped=tuple(dict.fromkeys(f"tools.{kind}" for kind, tool in found if tool is None)),
+        required=mode == "required",
+        named=named,
+        **fields,
+    )
+
+
+def _with_names(messages: list[Message]) -> list[Message]:
+    """Add to results the names of the tools that were called: some templates write them."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool" and message["tool_call_id"] in names:
+            message.setdefault("name", names[message["tool_call_id"]])
+    return messages
 
 
 class Part(Body):
@@ -103,32 +131,32 @@ class Part(Body):
 Content = Text | Annotated[list[Part], Field(fail_fast=True)]
 
 
-def joined(content: str | Sequence[Part] | None, field: str) -> str:
-    """The text of a message.
+def joined(content: str | Sequence[Part] | None, source: str) -> str:
+    """Return the text of a message.
 
     Raises:
-        InvalidField: a part is no text.
+        InvalidField: a part is not a text.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(_text(part, field) for part in content)
+    return "".join(_text(part, source) for part in content)
 
 
-def _text(part: Part, field: str) -> str:
+def _text(part: Part, source: str) -> str:
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in ("text", "input_text", "output_text", "refusal", "summary_text"):
-        raise not_text(part.type, field)
+        raise not_text(part.type, source)
     if text is None:
-        raise InvalidField(field, f"a part of the type {part.type!r} has no text")
+        raise InvalidField(source, f"a part of the type {part.type!r} has no text")
     return text
 
 
 class Typed(Body):
-    """A part of a conversation whose `type` says which of its fields it has.
+    """A part of a conversation whose `type` says which other fields it has.
 
     Attributes:
-        source: the request's field that has it, for errors.
-        called: what the protocol calls it.
+        source: name of the request's field with the messages, for errors.
+        called: the protocol's word for such a part.
     """
 
     source: ClassVar[str]
@@ -136,10 +164,10 @@ class Typed(Body):
     type: str
 
     def required(self, name: str) -> Any:
-        """The value of a field that one of this type has.
+        """Return the value of a field that every part of this type has.
 
         Raises:
-            InvalidField: it has none.
+            InvalidField: the field is missing.
         """
         if (value := getattr(self, name)) is None:
             message = f"{self.called} of the type {self.type!r} has no {name}"
@@ -147,19 +175,19 @@ class Typed(Body):
         return value
 
 
-def not_text(kind: str, field: str) -> InvalidField:
-    """Return the refusal of a part that is no text."""
+def not_text(kind: str, source: str) -> InvalidField:
+    """Return the error of a part that is not a text."""
     message = f"this server reads texts only, a part is {kind[:64]!r}"
-    return InvalidField(field, message, code="unsupported_parameter")
+    return InvalidField(source, message, code="unsupported_parameter")
 
 
 def call_message(text: str, calls: Sequence[tuple[str, str, Any]], thoughts: str = "") -> Message:
-    """The assistant's turn, as chat templates take it.
+    """Return a turn of the assistant, in the form that chat templates read.
 
     Args:
-        text: what it said.
-        calls: id, name and arguments of each call, these as an object or as JSON.
-        thoughts: what it thought.
+        text: what the assistant said.
+        calls: id, name and arguments of each call; arguments are an object, or its JSON.
+        thoughts: what the assistant thought.
     """
     message: Message = {"role": "assistant", "content": text}
     if thoughts:
@@ -177,24 +205,13 @@ def call_message(text: str, calls: Sequence[tuple[str, str, Any]], thoughts: str
 
 
 def result_message(call_id: str, text: str, name: str | None = None) -> Message:
-    """What a tool returned, as chat templates take it."""
+    """Return a tool's result, in the form that chat templates read."""
     message = {"role": "tool", "content": text, "tool_call_id": call_id}
     return message if name is None else message | {"name": name}
 
 
-def with_names(messages: list[Message]) -> list[Message]:
-    """Results with the names of the tools that were called: some templates write them."""
-    names: dict[str, str] = {}
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            names[call["id"]] = call["function"]["name"]
-        if message["role"] == "tool" and message["tool_call_id"] in names:
-            message.setdefault("name", names[message["tool_call_id"]])
-    return messages
-
-
 def _arguments(given: Any) -> Any:
-    """Templates write objects as JSON; what is no JSON they get as it is."""
+    """Return arguments as an object for the template; a text that is not JSON stays a text."""
     if not isinstance(given, str):
         return given
     try:

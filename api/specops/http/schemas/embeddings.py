@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI has it."""
+"""Bodies of OpenAI's POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TokenLists = Annotated[list[_Tokens], Field(min_length=1, max_length=MOST_INPUT
 
 
 class EmbeddingRequest(Body):
-    """One or several texts, as text or as tokens, to be made vectors of."""
+    """One or several texts to embed, as text or as tokens."""
 
     without_effect = frozenset({"user"})
 
@@ -31,7 +31,7 @@ class EmbeddingRequest(Body):
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
-        """The texts, however many were given."""
+        """The texts as a list, also where there is only one."""
         if isinstance(self.input, str):
             return [self.input]
         if isinstance(self.input[0], int):

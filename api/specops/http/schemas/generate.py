@@ -1,4 +1,4 @@
-"""POST /generate: a prompt, its continuation, and what that took."""
+"""Bodies of POST /generate, this project's own endpoint."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from specops.http.schemas.options import STRICT, EngineOptions, Stops, Text, listed
-from specops.request import GenerationRequest, GenerationStats, Output, SamplingParams
+from specops.http.schemas.options import STRICT, SeededOptions, Text
+from specops.request import GenerationRequest, GenerationStats, Output
 
 
-class GenerateRequest(EngineOptions):
+class GenerateRequest(SeededOptions):
     """A prompt to continue."""
 
     model_config = ConfigDict(
         **STRICT, json_schema_extra={"examples": [{"prompt": "def main(", "max_new_tokens": 50}]}
     )
+
+    limit_field = "max_new_tokens"
+    strict_limit = True
 
     prompt: Text = Field(description="may be empty")
     system: Text | None = Field(
@@ -26,53 +29,42 @@ class GenerateRequest(EngineOptions):
     )
     max_new_tokens: int = Field(50, ge=1)
     temperature: float = Field(0.0, ge=0, le=2, description="0: always the likeliest token")
-    top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest that sum to this")
     seed: int | None = Field(
         None,
         ge=0,
         le=(1 << 63) - 1,
-        description="same seed, same output, whatever drafter proposes and whatever else is served",
+        description="same seed, same output, with any drafter and beside any other requests",
     )
-    stop: Stops = Field(default=[], description="strings that end the output; not part of it")
-    stream: bool = Field(False, description="server-sent events, one per step")
     details: bool = Field(False, description="add `details` to the answer")
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings, however many were given."""
-        return listed(self.stop)
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """How tokens are drawn."""
-        return self.drawn(self.temperature, self.top_p, self.seed)
 
 
 class SourceDetails(BaseModel):
-    """How well one source's draft tokens did."""
+    """Counts of the draft tokens of one source."""
 
     verified_per_position: list[int] = Field(
-        description="item i: drafts whose token i + 1 was verified"
+        description="item i: number of drafts whose token i + 1 was verified"
     )
-    accepted_per_position: list[int] = Field(description="item i: those whose token was accepted")
+    accepted_per_position: list[int] = Field(
+        description="item i: number of them that were accepted"
+    )
 
 
 class Details(BaseModel):
-    """What a request cost, and how well its draft tokens did."""
+    """The cost of a request, and the figures of its draft tokens."""
 
     prompt_tokens: int
-    cached_prompt_tokens: int = Field(description="of them, computed for an earlier request")
+    cached_prompt_tokens: int = Field(description="tokens of the prompt from the cache")
     generated_tokens: int
     sequence_steps: int = Field(description="decode and verify passes of the target")
     drafts: int = Field(description="passes with at least one draft token")
-    draft_misses: int = Field(description="passes for which the drafter was asked and had nothing")
+    draft_misses: int = Field(description="passes for which the drafter proposed nothing")
     draft_tokens: int = Field(description="draft tokens verified")
-    accepted_tokens: int = Field(description="of them, those accepted")
+    accepted_tokens: int = Field(description="draft tokens accepted")
     accepted_per_position: list[int] = Field(
-        description="item i: drafts whose token i + 1 was accepted"
+        description="item i: number of drafts whose token i + 1 was accepted"
     )
     sources: dict[str, SourceDetails] = Field(
-        description="the same by what proposed them: a drafter, or the grammar"
+        description="the same counts by source: a drafter, or the grammar"
     )
     queue_seconds: float
     prefill_seconds: float = Field(description="from leaving the queue to the first token")
@@ -85,14 +77,14 @@ class Details(BaseModel):
     )
     draft_length: float = Field(description="draft tokens per pass; passes without count as 0")
     estimated_speedup: float = Field(
-        description="speed over plain decoding, as the measured costs of the passes have it"
+        description="speed relative to plain decoding, by the cost model"
     )
     acceptance: dict[str, list[float]] = Field(
-        description="adaptive: the controller's estimate per drafter that token i + 1 is accepted "
-        "where those before it were"
+        description="adaptive: by drafter, item i is the controller's estimate that token i + 1 is "
+        "accepted if those before it are"
     )
     preemptions: int = Field(
-        description="how often it gave its KV blocks up to others and was computed again"
+        description="number of times that the request lost its KV blocks and was computed again"
     )
     drafter: str
     k_draft: int
@@ -100,7 +92,7 @@ class Details(BaseModel):
 
     @classmethod
     def of(cls, stats: GenerationStats, request: GenerationRequest) -> Details:
-        """Build from an engine's figures and what the request ran with."""
+        """Build from the engine's figures and the request."""
         return cls(
             **asdict(stats),
             draft_tokens=stats.draft_tokens,
@@ -116,14 +108,14 @@ class Details(BaseModel):
 
 
 class GenerateResponse(BaseModel):
-    """The continuation and what it took."""
+    """The generated text, and what it cost."""
 
     generated_text: str
     tokens_per_second: float = Field(
-        description="tokens after the first, per second; 0 where there was only one"
+        description="tokens after the first, per second; 0 if there was only one"
     )
     avg_tokens_per_jump: float = Field(
-        description="tokens after the first, per pass of the target; 0 where there was only one"
+        description="tokens after the first, per pass of the target; 0 if there was only one"
     )
     latency_ms: float = Field(description="from the request's arrival, waiting included")
     finish_reason: Literal["stop", "length"]
@@ -134,13 +126,13 @@ class GenerateResponse(BaseModel):
 
 
 def stream_event(output: Output) -> dict[str, Any]:
-    """Return what one step brought: `text`, and each token's `id`, `text` and `origin`.
+    """Return the event of one step: `text`, and each token's `id`, `text` and `origin`.
 
-    A token's text is empty while a character is incomplete; its origin is `target`, the drafter
+    A token's text is empty while a character is incomplete. Its origin is `target`, the drafter
     whose draft token was accepted, or `grammar`. A stream ends with a `GenerateResponse` and then
     `[DONE]`.
     """
-    # No model of pydantic's: this is done for every step, and takes a fifth of the time so.
+    # Not a pydantic model: that takes five times as long, and this runs in every step.
     tokens = [
         {"id": piece.token, "text": piece.text, "origin": piece.origin} for piece in output.pieces
     ]

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic has them."""
+"""Bodies of Anthropic's POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ from specops.http.errors import InvalidField
 from specops.http.schemas.conversation import (
     Conversation,
     Message,
+    Mode,
     Parameters,
-    ToolChoice,
     ToolName,
     Typed,
     call_message,
+    conversation,
     not_text,
     result_message,
-    with_names,
 )
 from specops.http.schemas.options import Body, EngineOptions, StopString, Text
 from specops.text.tools.formats import Tool
 
 _FIELD = "messages"
+_MODES: dict[str, Mode] = {
+    "auto": "auto",
+    "none": "none",
+    "any": "required",
+    "tool": "required",
+}
 
 
 class ContentBlock(Typed):
@@ -45,16 +51,11 @@ class ContentBlock(Typed):
     content: Text | list[ContentBlock] | None = Field(None, description="of a result")
     is_error: bool | None = None
 
-    def said(self) -> str:
-        """The text of a block that has nothing else."""
+    def only_text(self) -> str:
+        """Return the block's text; a block of another type is refused."""
         if self.type != "text":
             raise not_text(self.type, _FIELD)
         return str(self.required("text"))
-
-    def result(self) -> Message:
-        """What a tool returned."""
-        text = _said(self.content or "")
-        return result_message(self.required("tool_use_id"), text)
 
 
 class Turn(Body):
@@ -64,28 +65,32 @@ class Turn(Body):
     content: Text | Annotated[list[ContentBlock], Field(fail_fast=True)]
 
     def messages(self) -> list[Message]:
-        """What chat templates take: results are messages of their own."""
+        """Return the messages for a chat template: results are messages of their own."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         blocks = [block for block in self.content if block.type != "redacted_thinking"]
-        results = [block.result() for block in blocks if block.type == "tool_result"]
+        results = [
+            result_message(block.required("tool_use_id"), _text(block.content))
+            for block in blocks
+            if block.type == "tool_result"
+        ]
         rest = [block for block in blocks if block.type != "tool_result"]
         if self.role != "assistant":
-            said = _said(rest)
-            told: Message = {"role": self.role, "content": said}
-            return [*results, told] if said or not results else results
+            text = _text(rest)
+            turn: Message = {"role": self.role, "content": text}
+            return [*results, turn] if text or not results else results
         calls = [
             (block.required("id"), block.required("name"), block.required("input"))
             for block in rest
             if block.type == "tool_use"
         ]
         thoughts = [block.thinking or "" for block in rest if block.type == "thinking"]
-        said = _said([block for block in rest if block.type not in ("tool_use", "thinking")])
-        return [*results, call_message(said, calls, "".join(thoughts))]
+        text = _text([block for block in rest if block.type not in ("tool_use", "thinking")])
+        return [*results, call_message(text, calls, "".join(thoughts))]
 
 
 class MessagesTool(Body):
-    """What the model may call; tools with a `type` but `custom` are Anthropic's own."""
+    """A tool that the model may call; a `type` other than `custom` is one of Anthropic's own."""
 
     without_effect = frozenset({"cache_control"})
 
@@ -94,6 +99,12 @@ class MessagesTool(Body):
     description: Text | None = None
     input_schema: Parameters | None = None
     strict: bool | None = Field(False, description="arguments follow the schema")
+
+    def tool(self) -> Tool | None:
+        """Return the function, or None for one of Anthropic's own tools."""
+        if self.type not in (None, "custom"):
+            return None
+        return Tool(self.name, self.description or "", self.input_schema, bool(self.strict))
 
 
 class Choice(Body):
@@ -105,14 +116,14 @@ class Choice(Body):
 
 
 class Thinking(Body):
-    """Whether a model that can think does."""
+    """Whether a model thinks, if it can."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, description="accepted and without effect")
 
 
 class TokensRequest(Body):
-    """A conversation, to be counted or gone on with."""
+    """A conversation to count the tokens of, or to continue."""
 
     model: str = Field(description="as GET /v1/models tells")
     messages: list[Turn] = Field(min_length=1, fail_fast=True)
@@ -123,73 +134,51 @@ class TokensRequest(Body):
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
 
-    def conversation(self, **fields: Any) -> Conversation:
-        """What is asked, without the protocol.
+    def conversation(self) -> Conversation:
+        """Return the conversation without the protocol.
 
         Raises:
             InvalidField: a field's value cannot be used.
         """
         messages = [message for turn in self.messages for message in turn.messages()]
-        if system := _said(self.system or ""):
+        if system := _text(self.system):
             messages.insert(0, {"role": "system", "content": system})
-        chosen = self.tool_choice
-        match chosen:
-            case Choice(type="tool", name=None):
-                raise InvalidField("tool_choice", "name the tool", code="missing_parameter")
-            case Choice(type="tool", name=name):
-                choice = ToolChoice("required", name)
-            case Choice(type="any"):
-                choice = ToolChoice("required")
-            case Choice(type="none"):
-                choice = ToolChoice("none")
-            case _:
-                choice = ToolChoice()
-        tools = self.tools or ()
-        own = [tool for tool in tools if tool.type in (None, "custom")]
-        options = {"enable_thinking": self.thinking.type != "disabled"} if self.thinking else {}
-        return Conversation(
-            messages=with_names(messages),
-            source=_FIELD,
-            parallel=not (chosen and chosen.disable_parallel_tool_use),
-            template_options=options,
-            **fields,
-            **choice.apply(
-                (
-                    Tool(tool.name, tool.description or "", tool.input_schema, bool(tool.strict))
-                    for tool in own
-                ),
-                (tool.type for tool in tools if tool not in own and tool.type),
-            ),
+        choice = self.tool_choice or Choice(type="auto", name=None)
+        if choice.type == "tool" and choice.name is None:
+            raise InvalidField("tool_choice", "name the tool", code="missing_parameter")
+        return conversation(
+            messages,
+            _FIELD,
+            self.tools,
+            _MODES[choice.type],
+            choice.name if choice.type == "tool" else None,
+            parallel=not choice.disable_parallel_tool_use,
+            template_options={"enable_thinking": self.thinking.type != "disabled"}
+            if self.thinking
+            else {},
         )
 
 
 class MessagesRequest(TokensRequest, EngineOptions):
-    """A conversation that the assistant goes on with."""
+    """A conversation that the assistant continues."""
 
     without_effect = frozenset(
         {"metadata", "service_tier", "container", "context_management", "mcp_servers"}
     )
 
+    limit_field = "max_tokens"
+
     max_tokens: int = Field(ge=1)
     stop_sequences: Annotated[list[StopString], Field(max_length=4)] | None = None
-    stream: bool | None = Field(False, description="server-sent events")
-    temperature: float | None = Field(1.0, ge=0, le=2, description="0: always the likeliest token")
-    top_p: float | None = Field(1.0, gt=0, le=1)
 
-    def conversation(self, **fields: Any) -> Conversation:
-        """What is asked, without the protocol."""
-        sampling = self.drawn(self.temperature, self.top_p)
-        return super().conversation(
-            limit=self.max_tokens,
-            sampling=lambda _: sampling,
-            stops=tuple(self.stop_sequences or ()),
-            stream=bool(self.stream),
-            **fields,
-        )
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return tuple(self.stop_sequences or ())
 
 
 class TokensResponse(BaseModel):
-    """How long a conversation's prompt is."""
+    """The length of a conversation's prompt."""
 
     input_tokens: int
 
@@ -197,7 +186,7 @@ class TokensResponse(BaseModel):
 class MessagesUsage(BaseModel):
     """Tokens in and out."""
 
-    input_tokens: int = Field(description="of the prompt, but for those in the cache")
+    input_tokens: int = Field(description="tokens of the prompt that were not in the cache")
     output_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = Field(description="computed for an earlier request")
@@ -216,7 +205,7 @@ class MessagesResponse(BaseModel):
     usage: MessagesUsage
 
 
-def _said(content: str | list[ContentBlock]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(block.said() for block in content)
+def _text(content: str | list[ContentBlock] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(block.only_text() for block in content)

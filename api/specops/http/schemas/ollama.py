@@ -1,7 +1,7 @@
-"""POST /api/chat, /api/generate, /api/embed and /api/show, as Ollama has them.
+"""Bodies of Ollama's POST /api/chat, /api/generate, /api/embed and /api/show.
 
-Defaults are Ollama's, but for `repeat_penalty`, which counts the last 64 tokens there and all of
-them here.
+Defaults are Ollama's, except for `repeat_penalty`: Ollama counts the last 64 tokens, this server
+counts all tokens.
 """
 
 from __future__ import annotations
@@ -14,42 +14,39 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from specops.http.errors import InvalidField
-from specops.http.schemas.chat import ChatTool, applied
+from specops.http.schemas.chat import ChatTool
 from specops.http.schemas.conversation import (
     Conversation,
     Message,
-    ToolChoice,
     ToolName,
     call_message,
+    conversation,
     result_message,
-    with_names,
 )
-from specops.http.schemas.openai import Only
 from specops.http.schemas.options import (
     ANY_OBJECT,
     Body,
-    EngineOptions,
-    Stops,
+    Only,
+    SeededOptions,
     Text,
     json_grammar,
-    listed,
 )
 from specops.request import Grammar, SamplingParams
 from specops.text.chat_template import question
 
-_MACHINE = frozenset(
+_MACHINE_OPTIONS = frozenset(
     {
         *("keep_alive", "num_ctx", "num_batch", "num_keep", "num_gpu", "main_gpu", "num_thread"),
         *("low_vram", "numa", "use_mmap", "use_mlock", "repeat_last_n"),
     }
 )
-_NO_PICTURES = Field(None, description="not supported")
+_NO_IMAGES = Field(None, description="not supported")
 
 
-class OllamaRequest(EngineOptions):
-    """What chats and prompts share. What stands in `options` may as well stand beside it."""
+class OllamaRequest(SeededOptions):
+    """The fields that chats and prompts share. Fields of `options` may also stand beside it."""
 
-    without_effect = _MACHINE
+    without_effect = _MACHINE_OPTIONS
 
     model: str = Field(description="as GET /api/tags tells, with or without `:latest`")
     options: dict[str, Any] | None = Field(
@@ -60,7 +57,7 @@ class OllamaRequest(EngineOptions):
         None, description="`json`, or a JSON schema that the answer follows"
     )
     think: bool | Literal["low", "medium", "high"] | None = Field(
-        None, description="whether a model that can think does"
+        None, description="whether the model thinks, if it can"
     )
     num_predict: int | None = Field(
         None, ge=-2, description="most tokens of the answer; 0 and less: what the server allows"
@@ -71,10 +68,6 @@ class OllamaRequest(EngineOptions):
     repeat_penalty: float | None = Field(
         None, gt=0, le=10, description="Ollama's name of `repetition_penalty`"
     )
-    seed: int | None = Field(
-        None, ge=-(1 << 63), le=(1 << 63) - 1, description="same seed, same output; below 0: none"
-    )
-    stop: Stops | None = Field(None, description="strings that end the output; not part of it")
 
     @model_validator(mode="before")
     @classmethod
@@ -82,27 +75,33 @@ class OllamaRequest(EngineOptions):
         options = given.get("options") if isinstance(given, dict) else None
         return {**options, **given} if isinstance(options, dict) else given
 
-    @property
-    def sampling(self) -> SamplingParams:
-        """How tokens are drawn."""
-        seed = None if self.seed is None or self.seed < 0 else self.seed
-        drawn = self.drawn(self.temperature, self.top_p, seed)
-        penalty = self.repeat_penalty
+    def choice_seed(self, choice: int) -> int | None:
+        """Return the seed; a negative one means that there is none."""
+        return None if self.seed is None or self.seed < 0 else self.seed
+
+    def sampling(self, choice: int) -> SamplingParams:
+        """Return how tokens are drawn."""
+        drawn, penalty = super().sampling(choice), self.repeat_penalty
         return drawn if penalty is None else replace(drawn, repetition_penalty=penalty)
 
     @property
     def limit(self) -> int | None:
-        """The most tokens that the client wants; None: as many as the server gives."""
+        """Most tokens of the answer; None: as many as the server allows."""
         return self.num_predict if (self.num_predict or 0) > 0 else None
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings, however many were given."""
-        return listed(self.stop)
+    def streams(self) -> bool:
+        """The answer is a stream."""
+        return self.stream is not False
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """More variables for the chat template."""
+        return {} if self.think is None else {"enable_thinking": bool(self.think)}
 
     @cached_property
     def grammar(self) -> Grammar | None:
-        """What the answer follows."""
+        """The grammar that the answer follows."""
         if not self.format:
             return super().grammar
         return ANY_OBJECT if self.format == "json" else json_grammar(self.format)
@@ -110,23 +109,9 @@ class OllamaRequest(EngineOptions):
     def _constraints(self) -> list[str]:
         return [*(["format"] if self.format else []), *super()._constraints()]
 
-    def _conversation(
-        self, messages: Sequence[Message], source: str, **fields: Any
-    ) -> Conversation:
-        return Conversation(
-            messages=messages,
-            source=source,
-            limit=self.limit,
-            sampling=lambda _: self.sampling,
-            template_options={} if self.think is None else {"enable_thinking": bool(self.think)},
-            stops=self.stops,
-            stream=self.stream is not False,
-            **fields,
-        )
-
 
 class OllamaFunction(Body):
-    """What was called."""
+    """The function that was called."""
 
     without_effect = frozenset({"index"})
 
@@ -148,64 +133,67 @@ class OllamaMessage(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text = ""
     thinking: Text | None = Field(None, description="what the assistant thought")
-    images: Annotated[Any, Only(None, [])] = _NO_PICTURES
+    images: Annotated[Any, Only(None, [])] = _NO_IMAGES
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True)] | None = None
-    tool_name: ToolName | None = Field(None, description="whose result a tool's message is")
+    tool_name: ToolName | None = Field(None, description="of a result: the tool that was called")
 
 
 class OllamaChat(OllamaRequest):
-    """A conversation that the assistant goes on with."""
+    """A conversation that the assistant continues."""
 
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(
-        default_factory=list, description="none: only tells whether the model is loaded"
+        default_factory=list, description="none: asks only whether the model is loaded"
     )
     tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
 
     def conversation(self) -> Conversation:
-        """What is asked, without the protocol.
+        """Return the conversation without the protocol.
 
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        told = applied(ToolChoice(), self.tools or ())
-        return self._conversation(_for_template(self.messages), "messages", **told)
+        messages = _for_template(self.messages)
+        return conversation(
+            messages, "messages", self.tools, template_options=self.template_options
+        )
 
 
 class OllamaPrompt(OllamaRequest):
-    """A prompt: a chat model answers it, any other model goes on with it."""
+    """A prompt: a chat model answers it, any other model continues it."""
 
-    prompt: Text = Field("", description="empty: only tells whether the model is loaded")
-    system: Text | None = Field(None, description="how a chat model should be")
-    raw: bool | None = Field(False, description="go on with the prompt as it is")
+    prompt: Text = Field("", description="empty: asks only whether the model is loaded")
+    system: Text | None = Field(None, description="the system message")
+    raw: bool | None = Field(False, description="continue the prompt without the chat template")
     suffix: Text | None = Field(
         None, description="what follows the answer, for models that were trained to fill in"
     )
-    images: Annotated[Any, Only(None, [])] = _NO_PICTURES
+    images: Annotated[Any, Only(None, [])] = _NO_IMAGES
     template: Annotated[Any, Only(None, "")] = Field(None, description="not supported")
     context: Annotated[Any, Only(None, [])] = Field(None, description="not supported: /api/chat")
 
     def conversation(self) -> Conversation:
-        """What is asked of a chat model, without the protocol."""
-        return self._conversation(question(self.prompt, self.system or ""), "prompt")
+        """Return the prompt as a question to a chat model."""
+        messages = question(self.prompt, self.system or "")
+        return conversation(messages, "prompt", template_options=self.template_options)
 
 
 class OllamaTexts(Body):
-    """One or several texts to be made vectors of."""
+    """One or several texts to embed."""
 
-    without_effect = _MACHINE | {"options"}
+    without_effect = _MACHINE_OPTIONS | {"options"}
 
     model: str = Field(description="as GET /api/tags tells, with or without `:latest`")
     input: Text | Annotated[list[Text], Field(min_length=1, max_length=2048, fail_fast=True)]
-    truncate: bool | None = Field(True, description="leave out what the context has no room for")
+    truncate: bool | None = Field(True, description="cut texts that are longer than the context")
     dimensions: int | None = Field(
         None, ge=1, description="only the size that the model's embeddings have"
     )
 
     @property
     def inputs(self) -> list[str]:
-        """The texts, however many were given."""
+        """The texts as a list, also where there is only one."""
         return [self.input] if isinstance(self.input, str) else self.input
 
 
@@ -224,7 +212,7 @@ class OllamaCalled(BaseModel):
 
 
 class OllamaAnswer(BaseModel):
-    """What the assistant says."""
+    """The assistant's message."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -233,7 +221,7 @@ class OllamaAnswer(BaseModel):
 
 
 class OllamaReply(BaseModel):
-    """A line of a stream, or all of it in one. Durations are in nanoseconds."""
+    """A line of a stream, or the whole answer. Durations are in nanoseconds."""
 
     model: str
     created_at: str
@@ -248,13 +236,13 @@ class OllamaReply(BaseModel):
 
 
 class OllamaChatReply(OllamaReply):
-    """What a chat is answered with."""
+    """The answer to a chat."""
 
     message: OllamaAnswer
 
 
 class OllamaPromptReply(OllamaReply):
-    """What a prompt is answered with."""
+    """The answer to a prompt."""
 
     response: str
     thinking: str | None = None
@@ -271,9 +259,9 @@ class OllamaVectors(BaseModel):
 
 
 def _for_template(turns: Sequence[OllamaMessage]) -> list[Message]:
-    """What chat templates take: calls have ids there, and each result names its call's."""
-    told: list[Message] = []
-    waiting: list[tuple[str, str]] = []  # calls without a result: id and name
+    """Return the messages for a chat template: it wants an id for each call and its result."""
+    messages: list[Message] = []
+    unanswered: list[tuple[str, str]] = []  # calls without a result: id and name
     count = 0
     for turn in turns:
         if turn.role == "assistant":
@@ -281,14 +269,14 @@ def _for_template(turns: Sequence[OllamaMessage]) -> list[Message]:
             for call in turn.tool_calls or ():
                 count += 1
                 calls.append((f"{count:09d}", call.function.name, call.function.arguments))
-            waiting += [call[:2] for call in calls]
-            told.append(call_message(turn.content, calls, turn.thinking or ""))
+            unanswered += [call[:2] for call in calls]
+            messages.append(call_message(turn.content, calls, turn.thinking or ""))
         elif turn.role == "tool":
-            mine = [call for call in waiting if turn.tool_name in (None, call[1])]
-            if not mine:
+            answered = [call for call in unanswered if turn.tool_name in (None, call[1])]
+            if not answered:
                 raise InvalidField("messages", "a tool's message answers no call before it")
-            waiting.remove(mine[0])
-            told.append(result_message(mine[0][0], turn.content, mine[0][1]))
+            unanswered.remove(answered[0])
+            messages.append(result_message(answered[0][0], turn.content, answered[0][1]))
         else:
-            told.append({"role": turn.role, "content": turn.content})
-    return with_names(told)
+            messages.append({"role": turn.role, "content": turn.content})
+    return messages

@@ -1,4 +1,8 @@
-"""What may be chosen with every request, whichever API it comes through."""
+"""Base classes of all request bodies, and the options that every generating endpoint takes.
+
+Each protocol's body says in its own field names what the engine is asked for; `EngineOptions` is
+the one view that the rest of the server has of all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,23 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from annotated_types import GroupedMetadata
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from specops.request import FORMER_DRAFTERS, DrafterName, Grammar, GrammarKind, SamplingParams
 
 
 def _encodable(text: str) -> str:
-    """JSON can spell half a surrogate pair, which no encoding of text can."""
+    """Refuse half a surrogate pair: JSON can spell it, but no encoding of text can."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -22,8 +35,7 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _current(drafter: object) -> object:
-    """The name that a drafter has now."""
+def _current_name(drafter: object) -> object:
     return FORMER_DRAFTERS.get(drafter, drafter) if isinstance(drafter, str) else drafter
 
 
@@ -36,11 +48,29 @@ Stops = StopString | Annotated[list[StopString], Field(max_length=4)]
 STRICT = ConfigDict(extra="allow", strict=True, frozen=True)
 
 
+class Only(GroupedMetadata):
+    """Marks a field that this server does not support: only values that ask for nothing pass."""
+
+    def __init__(self, *neutral: Any) -> None:
+        self._neutral = neutral
+
+    def __iter__(self) -> Iterator[object]:
+        yield AfterValidator(self._check)
+        yield WithJsonSchema({"enum": list(self._neutral)})
+
+    def _check(self, value: Any) -> Any:
+        for neutral in self._neutral:  # False is not 0 here
+            if value == neutral and isinstance(value, bool) == isinstance(neutral, bool):
+                return value
+        raise PydanticCustomError("unsupported", "this server does not support it")
+
+
 class Body(BaseModel):
-    """Fields that a client sends. Those that there are not are kept apart: see `unknown_fields`.
+    """A JSON object that a client sends. Unknown fields are kept apart: see `unknown_fields`.
 
     Attributes:
-        without_effect: fields that concern other services alone.
+        without_effect: names of unknown fields that only concern other services. They are ignored
+            even where unknown fields are refused.
     """
 
     model_config = STRICT
@@ -48,10 +78,10 @@ class Body(BaseModel):
 
 
 def unknown_fields(body: BaseModel, at: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield the fields that a body has besides those that there are; items of lists share a name.
+    """Yield the names of a body's unknown fields; the items of a list share one name.
 
-    Returns:
-        Each with whether it is known to be without effect.
+    Yields:
+        The name, and whether the field is known to be without effect.
     """
     harmless = body.without_effect if isinstance(body, Body) else frozenset()
     for name in body.model_extra or ():
@@ -64,8 +94,8 @@ def unknown_fields(body: BaseModel, at: str = "") -> Iterator[tuple[str, bool]]:
 
 
 def wrong_together(field: str, message: str) -> PydanticCustomError:
-    """Return what a validator of a whole request raises, with the field that is to blame."""
-    # The message is a template of pydantic's, with nothing to fill in.
+    """Return the error of a validator that finds `field` in conflict with another field."""
+    # pydantic formats the message as a template: ours goes in as a value, so braces stay.
     return PydanticCustomError("combination", "{message}", {"field": field, "message": message})
 
 
@@ -82,7 +112,7 @@ class JsonObject(Body):
 
 
 class NamedSchema(Body):
-    """A JSON schema, as OpenAI wraps it."""
+    """A JSON schema with OpenAI's fields around it."""
 
     name: Text = Field("", description="ignored")
     description: Text | None = Field(None, description="ignored")
@@ -103,22 +133,35 @@ _CONSTRAINTS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar"
 
 
 class EngineOptions(Body):
-    """What all endpoints that generate take: drafter, draft tokens, how tokens are chosen."""
+    """The options that all generating endpoints take.
 
+    Attributes:
+        limit_field: name of the field with the most tokens of an answer.
+        strict_limit: a value above the server's limit is an error; otherwise that one applies.
+    """
+
+    limit_field: ClassVar[str] = ""
+    strict_limit: ClassVar[bool] = False
+
+    temperature: float | None = Field(1.0, ge=0, le=2, description="0: always the likeliest token")
+    top_p: float | None = Field(
+        1.0, gt=0, le=1, description="draw from the likeliest tokens that sum up to this"
+    )
+    stream: bool | None = Field(False, description="server-sent events, one per step")
     k_draft: int | None = Field(
         None,
         ge=0,
         description="most draft tokens per step; default: the server's (8; 3 where not adaptive)",
     )
-    drafter: Annotated[DrafterName, BeforeValidator(_current)] | None = Field(
+    drafter: Annotated[DrafterName, BeforeValidator(_current_name)] | None = Field(
         None,
         description="the drafter that proposes draft tokens; default: the server's; `ngram` and "
-        "`ngram_cache` are taken for `suffix`",
+        "`ngram_cache` are older names of `suffix`",
     )
     share_ngrams: bool = Field(
         True,
-        description="accepted and without effect: requests draw on what earlier ones said as far "
-        "as the server's prefix cache is shared, by default each client's on its own",
+        description="accepted and without effect: SPECOPS_PREFIX_CACHE decides which requests use "
+        "the texts of earlier requests; by default those of the same client",
     )
     adaptive: bool | None = Field(
         None,
@@ -134,10 +177,10 @@ class EngineOptions(Body):
         0, ge=-1, description="draw from the k likeliest tokens only; 0 or -1: from all"
     )
     min_p: float | None = Field(
-        0.0, ge=0, le=1, description="draw from tokens with this share of the likeliest's chance"
+        0.0, ge=0, le=1, description="least probability, as a share of the likeliest token's"
     )
     typical_p: float | None = Field(
-        1.0, gt=0, le=1, description="draw from the most typical tokens that sum to this"
+        1.0, gt=0, le=1, description="draw from the most typical tokens that sum up to this"
     )
     top_n_sigma: float | None = Field(
         0.0,
@@ -145,10 +188,10 @@ class EngineOptions(Body):
         description="draw from logits within so many standard deviations of the largest; 0: all",
     )
     presence_penalty: float | None = Field(
-        0.0, ge=-2, le=2, description="taken off the logits of tokens that the answer has"
+        0.0, ge=-2, le=2, description="subtracted from the logits of tokens that the answer has"
     )
     frequency_penalty: float | None = Field(
-        0.0, ge=-2, le=2, description="taken off them for each time that it has them"
+        0.0, ge=-2, le=2, description="subtracted from them for each time that they occur"
     )
     repetition_penalty: float | None = Field(
         1.0, gt=0, le=10, description="divides the logits of tokens of the prompt and the answer"
@@ -157,7 +200,7 @@ class EngineOptions(Body):
         None, description="added to logits, by token: its number, or a text that is one token"
     )
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = Field(
-        default=[], description="texts whose tokens the answer has not in a row"
+        default=[], description="texts whose tokens never stand in the answer in a row"
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(
         default=[], description="tokens that end the output, as a part of it"
@@ -193,15 +236,46 @@ class EngineOptions(Body):
             raise wrong_together(given[0], f"it cannot be written as JSON: {error}") from None
         return self
 
-    def drawn(
-        self, temperature: float | None, top_p: float | None, seed: int | None = None
-    ) -> SamplingParams:
-        """How tokens are chosen; what is said in texts is added where they become tokens."""
+    @property
+    def choices(self) -> int:
+        """Number of answers to each prompt."""
+        return 1
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of an answer; None: as many as the server allows."""
+        found: int | None = getattr(self, self.limit_field, None)
+        return found
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return ()
+
+    @property
+    def token_logprobs(self) -> int | None:
+        """Number of likeliest tokens to report beside each token; None: no probabilities."""
+        return None
+
+    @property
+    def streams(self) -> bool:
+        """The answer is a stream."""
+        return bool(self.stream)
+
+    def choice_seed(self, choice: int) -> int | None:
+        """Return the seed of one of the choices."""
+        return None
+
+    def sampling(self, choice: int) -> SamplingParams:
+        """Return how the tokens of one choice are drawn, without biases and bad words.
+
+        Those are texts; the endpoint adds them when it has the tokenizer.
+        """
         return SamplingParams(
-            temperature=1.0 if temperature is None else temperature,
+            temperature=1.0 if self.temperature is None else self.temperature,
             top_k=max(0, self.top_k or 0),
-            top_p=1.0 if top_p is None else top_p,
-            seed=seed,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            seed=self.choice_seed(choice),
             grammar=self.grammar,
             min_p=self.min_p or 0.0,
             typical_p=self.typical_p or 1.0,
@@ -213,12 +287,12 @@ class EngineOptions(Body):
 
     @property
     def grammar_field(self) -> str | None:
-        """The field that constrains the answer."""
+        """Name of the field that constrains the answer."""
         return next(iter(self._constraints()), None)
 
     @cached_property
     def grammar(self) -> Grammar | None:
-        """What the answer follows."""
+        """The grammar that the answer follows."""
         if isinstance(self.response_format, JsonBySchema):
             return json_grammar(self.response_format.json_schema.json_schema)
         if isinstance(self.response_format, JsonObject):
@@ -227,29 +301,47 @@ class EngineOptions(Body):
             return json_grammar(self.guided_json)
         if self.guided_choice is not None:
             return Grammar(GrammarKind.CHOICE, orjson.dumps(self.guided_choice).decode())
-        texts = {GrammarKind.REGEX: self.guided_regex, GrammarKind.LARK: self.guided_grammar}
-        found = (Grammar(kind, text) for kind, text in texts.items() if text is not None)
-        return next(found, None)
+        if self.guided_regex is not None:
+            return Grammar(GrammarKind.REGEX, self.guided_regex)
+        text = self.guided_grammar
+        return None if text is None else Grammar(GrammarKind.LARK, text)
 
     def _constraints(self) -> list[str]:
-        """The fields that constrain the answer."""
+        """Return the names of the fields that constrain the answer."""
         found = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if isinstance(self.response_format, JsonObject | JsonBySchema):
             found.insert(0, "response_format")
         return found
 
 
+class SeededOptions(EngineOptions):
+    """Options with a seed and stop strings, by the names that most protocols share."""
+
+    seed: int | None = Field(
+        None,
+        ge=-(1 << 63),
+        le=(1 << 63) - 1,
+        description="same seed, same output, with any drafter and beside any other requests; "
+        "choice i has seed + i",
+    )
+    stop: Stops | None = Field(None, description="strings that end the output; not part of it")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def choice_seed(self, choice: int) -> int | None:
+        """Return the seed of one of the choices; the engine takes no negative ones."""
+        return None if self.seed is None else (self.seed + choice) % (1 << 63)
+
+
 def json_grammar(schema: Any) -> Grammar:
-    """The grammar of the JSON that a schema, or its text, describes.
+    """Return the grammar of the JSON that a schema, or its text, describes.
 
     Raises:
-        orjson.JSONEncodeError: it is nested too deeply.
+        orjson.JSONEncodeError: the schema is nested too deeply.
     """
     # Properties come in the order in which the schema has them.
     text = schema if isinstance(schema, str) else orjson.dumps(schema).decode()
     return Grammar(GrammarKind.JSON_SCHEMA, text)
-
-
-def listed(stop: str | list[str] | None) -> tuple[str, ...]:
-    """The stop strings, however many were given."""
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())

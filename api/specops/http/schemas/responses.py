@@ -1,4 +1,4 @@
-"""POST /v1/responses, as OpenAI has it; nothing is stored, a request brings all that was said."""
+"""Bodies of OpenAI's POST /v1/responses. A request has the whole conversation."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from specops.http.schemas.conversation import (
     Content,
     Conversation,
     Message,
+    Mode,
     Parameters,
     Part,
-    ToolChoice,
     ToolName,
     Typed,
     call_message,
+    conversation,
     joined,
     result_message,
-    with_names,
 )
-from specops.http.schemas.openai import Only
 from specops.http.schemas.options import (
     ANY_OBJECT,
     AnyText,
     Body,
     EngineOptions,
     JsonObject,
+    NamedSchema,
+    Only,
     Text,
     json_grammar,
 )
@@ -39,7 +40,7 @@ _FIELD = "input"
 
 
 class Item(Typed):
-    """Something that was said, thought, called or returned."""
+    """A message, a thought, a call of a tool or its result."""
 
     without_effect = frozenset({"status", "encrypted_content", "id", "phase"})
     source, called = _FIELD, "an item"
@@ -60,13 +61,25 @@ class Item(Typed):
 
 
 class ResponsesTool(Body):
-    """What the model may call; of other types than `function` there are none here."""
+    """A tool that the model may call; this server only has the type `function`."""
 
     type: Text
     name: ToolName | None = None
     description: Text | None = None
     parameters: Parameters | None = None
     strict: bool | None = Field(None, description="arguments follow the schema")
+
+    def tool(self) -> Tool | None:
+        """Return the function, or None for another type of tool.
+
+        Raises:
+            InvalidField: the function's name is missing.
+        """
+        if self.type != "function":
+            return None
+        if self.name is None:
+            raise InvalidField("tools", "a function has no name", code="missing_parameter")
+        return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
 
 
 class NamedTool(Body):
@@ -77,25 +90,21 @@ class NamedTool(Body):
 
 
 class Reasoning(Body):
-    """Whether a model that can think does."""
+    """Whether a model thinks, if it can."""
 
     without_effect = frozenset({"summary", "generate_summary"})
 
     effort: str | None = Field(None, description="`none` turns it off; else without effect")
 
 
-class FlatSchema(Body):
-    """A JSON schema, as this protocol wraps it."""
+class FlatSchema(NamedSchema):
+    """A JSON schema with this protocol's fields around it."""
 
     type: Literal["json_schema"]
-    name: Text = Field("", description="ignored")
-    description: Text | None = Field(None, description="ignored")
-    json_schema: dict[str, Any] = Field(alias="schema", description="local references only")
-    strict: bool | None = Field(None, description="ignored: the answer always follows the schema")
 
 
 class TextOptions(Body):
-    """What form the answer's text has."""
+    """The form of the answer's text."""
 
     without_effect = frozenset({"verbosity"})
 
@@ -103,7 +112,7 @@ class TextOptions(Body):
 
 
 class ResponsesRequest(EngineOptions):
-    """A conversation that the assistant goes on with."""
+    """A conversation that the assistant continues."""
 
     without_effect = frozenset(
         {
@@ -113,19 +122,18 @@ class ResponsesRequest(EngineOptions):
         }
     )
 
+    limit_field = "max_output_tokens"
+
     model: str = Field(description="as GET /v1/models tells")
     input: Text | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
     instructions: Text | None = Field(None, description="the system message")
     max_output_tokens: int | None = Field(
         None, ge=1, description="default: what the context and the server allow"
     )
-    temperature: float | None = Field(1.0, ge=0, le=2, description="0: always the likeliest token")
-    top_p: float | None = Field(1.0, gt=0, le=1)
-    stream: bool | None = Field(False, description="server-sent events")
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: Mode | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
@@ -141,7 +149,7 @@ class ResponsesRequest(EngineOptions):
 
     @cached_property
     def grammar(self) -> Grammar | None:
-        """What the answer follows."""
+        """The grammar that the answer follows."""
         match self.text and self.text.format:
             case FlatSchema(json_schema=schema):
                 return json_grammar(schema)
@@ -154,41 +162,25 @@ class ResponsesRequest(EngineOptions):
         return [*(["text"] if own else []), *super()._constraints()]
 
     def conversation(self) -> Conversation:
-        """What is asked, without the protocol.
+        """Return the conversation without the protocol.
 
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        match self.tool_choice:
-            case NamedTool(name=name):
-                choice = ToolChoice("required", name)
-            case mode:
-                choice = ToolChoice(mode or "auto")
-        tools = self.tools or ()
-        own = [tool for tool in tools if tool.type == "function"]
-        if any(tool.name is None for tool in own):
-            raise InvalidField("tools", "a function has no name", code="missing_parameter")
-        effort = self.reasoning.effort if self.reasoning else None
-        sampling = self.drawn(self.temperature, self.top_p)
-        return Conversation(
-            messages=with_names(self._messages()),
-            source=_FIELD,
-            limit=self.max_output_tokens,
-            sampling=lambda _: sampling,
+        choice, effort = self.tool_choice, self.reasoning and self.reasoning.effort
+        named = choice.name if isinstance(choice, NamedTool) else None
+        return conversation(
+            self._messages(),
+            _FIELD,
+            self.tools,
+            "required" if isinstance(choice, NamedTool) else choice,
+            named,
             parallel=self.parallel_tool_calls is not False,
             template_options={} if effort is None else {"enable_thinking": effort != "none"},
-            stream=bool(self.stream),
-            **choice.apply(
-                (
-                    Tool(str(tool.name), tool.description or "", tool.parameters, bool(tool.strict))
-                    for tool in own
-                ),
-                (tool.type for tool in tools if tool.type != "function"),
-            ),
         )
 
     def _messages(self) -> list[Message]:
-        """What chat templates take: the calls of one turn belong to one message."""
+        """Return the messages for a chat template: the calls of one turn belong to one message."""
         messages: list[Message] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
@@ -238,7 +230,7 @@ class ResponsesUsage(BaseModel):
 
 
 class Response(BaseModel):
-    """The answer, and what was asked."""
+    """The answer, and the request's options."""
 
     id: str
     object: Literal["response"] = "response"

@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize and /apply-template: what the model reads, without an answer."""
+"""Bodies of POST /tokenize, /detokenize and /apply-template."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from specops.http.schemas.options import Body, Text, TokenId
 
 
 class TokenizeRequest(Body):
-    """A text to make tokens of."""
+    """A text to encode."""
 
     content: Text
     add_special: bool = Field(False, description="with the special tokens that begin a prompt")
-    with_pieces: bool = Field(False, description="tell each token's text, too")
+    with_pieces: bool = Field(False, description="report each token's text as well")
 
 
 class TokenPiece(BaseModel):
-    """A token and how it is spelled."""
+    """A token and its spelling."""
 
     id: int
-    piece: str | list[int] = Field(description="a text, or bytes that are a part of a character")
+    piece: str | list[int] = Field(description="a text, or the bytes of a part of a character")
 
 
 class TokenizeResponse(BaseModel):
@@ -32,7 +32,7 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(Body):
-    """Tokens to make a text of."""
+    """Tokens to decode."""
 
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
@@ -44,7 +44,7 @@ class DetokenizeResponse(BaseModel):
 
 
 class ApplyTemplateRequest(Body):
-    """A conversation to be written as one text."""
+    """A conversation to write as one text."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = None
@@ -52,6 +52,6 @@ class ApplyTemplateRequest(Body):
 
 
 class ApplyTemplateResponse(BaseModel):
-    """The prompt, as the model's chat template writes it."""
+    """The prompt that the model's chat template writes."""
 
     prompt: str

@@ -1,4 +1,4 @@
-"""Fields that a request has and this server has not: ignored and named, or refused."""
+"""Unknown fields of a request: this server ignores and names them, or refuses them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from specops.config import Settings
 from specops.http.errors import InvalidField
 from specops.http.schemas.options import Body, unknown_fields
 
-_MOST_NAMES = 32  # of ignored fields that a header tells
-_UNPRINTABLE = re.compile(r"[^!-+\--~]")  # in a list in a header
+_MOST_NAMES = 32  # in the header
+_UNPRINTABLE = re.compile(r"[^!-+\--~]")  # and the comma, which separates the names
 
 
 def ignore_unknown(
     body: Body, request: Request, settings: Settings, skipped: Sequence[str] = ()
 ) -> None:
-    """Note the fields that are ignored for `ignored_header`.
+    """Note the ignored fields for `ignored_header`.
 
     Args:
-        settings: whether unknown fields are refused instead.
-        skipped: more that is ignored.
+        settings: say whether unknown fields are refused instead.
+        skipped: names of other ignored parts of the body.
 
     Raises:
-        InvalidField: there is an unknown field, and such are refused.
+        InvalidField: there is an unknown field, and the settings refuse it.
     """
     found = dict.fromkeys(unknown_fields(body))
     if settings.unknown_fields == "refuse":
@@ -38,6 +38,6 @@ def ignore_unknown(
 
 
 def ignored_header(request: Request) -> dict[str, str]:
-    """The header that names what was ignored, if anything was."""
+    """Return the header that names the ignored parts of the body, if there are any."""
     names: list[str] = getattr(request.state, "ignored", [])
     return {"x-ignored-fields": ", ".join(names)} if names else {}

@@ -1,4 +1,4 @@
-"""What says how tokens are chosen, checked against the model: biases, words, gaps, grammars."""
+"""Options that name tokens or need the tokenizer: biases, words, stop tokens, gaps, grammars."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from specops.request import Grammar
 from specops.text.fill_in import FillIn
 from specops.text.grammar import GrammarError
 
-# One thread: grammars are compiled without holding the interpreter, but not without a core.
+# One thread: compiling a grammar does not hold the interpreter, but it takes a core.
 _COMPILER = ThreadPoolExecutor(1, "compile")
-_COMPILE_SECONDS = 5.0  # the largest takes a tenth, alone
+_COMPILE_SECONDS = 5.0  # the largest grammar takes a tenth of it on an idle machine
 
 
 def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[int, ...]:
-    """The tokens of a text, or those that were given.
+    """Return the tokens of a text; tokens are only checked.
 
     Raises:
-        InvalidField: there is no such token.
+        InvalidField: a token does not exist.
     """
     if isinstance(prompt, str):
         return engine.encode(prompt)
@@ -31,14 +31,14 @@ def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[
 
 
 def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]:
-    """What is added to logits, by token.
+    """Return the tokens and the numbers that are added to their logits.
 
     Raises:
-        InvalidField: there is no such token.
+        InvalidField: a token does not exist.
     """
     found: dict[int, float] = {}
     for name, bias in (body.logit_bias or {}).items():
-        tokens = [int(name)] if name.isdecimal() else _spelled(name, engine)
+        tokens = (int(name),) if name.isdecimal() else _spelled(name, engine)
         if len(tokens) != 1 or tokens[0] >= engine.info.vocab_size:
             raise InvalidField("logit_bias", f"{name!r} is no token of this model")
         found[tokens[0]] = bias
@@ -46,36 +46,24 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
 
 
 def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...]:
-    """Each word as it begins a text, and as it stands behind a space."""
+    """Return the tokens of each word, at the beginning of a text and after a space."""
     texts = [spelled for word in body.bad_words or () for spelled in (word, f" {word.lstrip()}")]
-    return tuple(dict.fromkeys(tuple(_spelled(text, engine)) for text in texts))
-
-
-def stop_tokens(body: EngineOptions, engine: Engine) -> tuple[int, ...]:
-    """The tokens that end an answer besides the model's own.
-
-    Raises:
-        InvalidField: there is no such token.
-    """
-    wanted = tuple(body.stop_token_ids or ())
-    if max(wanted, default=0) >= engine.info.vocab_size:
-        raise InvalidField("stop_token_ids", f"there are {engine.info.vocab_size} tokens")
-    return wanted
+    return tuple(dict.fromkeys(_spelled(text, engine) for text in texts))
 
 
 def _spelled(text: str, engine: Engine) -> tuple[int, ...]:
-    return engine.tokenizer.encode(text, special_tokens=False)
+    return tuple(engine.tokenizer.encode(text, special_tokens=False))
 
 
-async def compiled(grammar: Grammar, body: EngineOptions, engine: Engine) -> None:
-    """Have a grammar at hand before the engine's thread asks for it.
+async def compile_grammar(grammar: Grammar, body: EngineOptions, engine: Engine) -> None:
+    """Compile a grammar before the engine's thread needs it.
 
     Raises:
-        InvalidField: it cannot be compiled, or not in time, or goes with what forbids tokens.
+        InvalidField: compiling failed or took too long, or an option forbids tokens besides.
     """
     field = body.grammar_field or "tools"
     for name in ("bad_words", "min_tokens"):
-        if getattr(body, name):  # no token at all might be left
+        if getattr(body, name):  # together they might forbid every token
             raise InvalidField(name, f"not together with `{field}`")
     try:
         async with asyncio.timeout(_COMPILE_SECONDS):
@@ -89,10 +77,10 @@ async def compiled(grammar: Grammar, body: EngineOptions, engine: Engine) -> Non
 
 
 def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:
-    """How the model is asked to fill in; None where it is not.
+    """Return how the model is asked to fill in a gap; None if the client does not ask for it.
 
     Raises:
-        InvalidField: it was not trained for that.
+        InvalidField: the model was not trained for that.
     """
     found = FillIn.of(engine.tokenizer) if suffix else None
     if suffix and found is None:

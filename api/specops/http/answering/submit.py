@@ -1,0 +1,197 @@
+"""Submitting an HTTP request's prompts to the engine, after the checks that a schema cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from specops.config import Settings
+from specops.engine.engine import ModelInfo
+from specops.http.answering.choosing import (
+    bad_words,
+    biases,
+    compile_grammar,
+    prompt_tokens,
+)
+from specops.http.answering.job import Job
+from specops.http.answering.speech import Speech
+from specops.http.answering.unknown import ignore_unknown
+from specops.http.errors import InvalidField, too_late
+from specops.http.schemas.options import EngineOptions
+from specops.http.state import AppState
+from specops.request import FIXED_K_DRAFT, GenerationRequest
+from specops.text.fill_in import FillIn
+
+Tokens = tuple[int, ...]
+_T = TypeVar("_T")
+
+# Encoding takes a third of a microsecond per character: the event loop can wait for so many.
+_LONG_TEXT = 4096
+# One thread: long prompts wait for each other, and the engine keeps its cores.
+_ENCODER = ThreadPoolExecutor(1, "encode")
+# Chat templates come from strangers, and may take a second for a short text. While a thread of
+# their own runs them, the event loop has the interpreter back every 5 ms. That costs a chat 40
+# microseconds.
+_RENDERER = ThreadPoolExecutor(1, "render")
+_sequence = itertools.count(1)
+
+
+async def start(
+    state: AppState,
+    request: Request,
+    body: EngineOptions,
+    encode: Callable[[], Sequence[Tokens]],
+    *,
+    size: int,
+    shown: Any,
+    count: int = 1,
+    rendered: bool = False,
+    speech: Speech | None = None,
+    skipped: Sequence[str] = (),
+    gap: FillIn | None = None,
+    prompt_logprobs: bool = False,
+) -> Job:
+    """Check what the schema cannot check, encode the prompts, and submit them to the engine.
+
+    Args:
+        encode: returns the tokens of each prompt.
+        size: number of characters of the prompts.
+        shown: the prompts as the client sent them, for a log that shows prompts.
+        count: number of prompts.
+        rendered: a chat template writes the prompts.
+        speech: how a chat model writes the answers.
+        skipped: names of ignored parts of the body, besides unknown fields.
+        gap: how the model is asked to fill in a gap.
+        prompt_logprobs: report log-probabilities of the prompts' tokens.
+
+    Raises:
+        InvalidField: this server cannot use a field's value.
+        NotReady, QueueFull, PromptTooLong: see `AsyncEngine.submit`.
+    """
+    service, settings = state.service, state.settings
+    engine = service.engine
+    ignore_unknown(body, request, settings, skipped)
+    places, answers = engine.info.slots + settings.queue_size, count * body.choices
+    if answers > places:
+        message = f"this server takes at most {places} answers at a time: prompts times n"
+        raise InvalidField("n", message)
+    # Exchange the place of one for places of all answers; no other request comes between.
+    request.state.release()
+    request.state.release = service.admission.reserve(answers)
+    grammar = speech.grammar(body.grammar) if speech else body.grammar
+    stop_tokens = prompt_tokens(body.stop_token_ids or [], engine, "stop_token_ids")
+    common = replace(
+        plain_request(request, settings),
+        **_drafting(body, settings, engine.info),
+        max_new_tokens=_limit(body, settings),
+        stop=(*body.stops, *(gap.ends if gap else ())),
+        stop_token_ids=(*stop_tokens, *(gap.ends.values() if gap else ())),
+        min_tokens=body.min_tokens or 0,
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=body.token_logprobs,
+        prompt_logprobs=prompt_logprobs,
+        stream=body.streams,
+    )
+    spelled: dict[str, Any] = {
+        "grammar": grammar,
+        "logit_bias": biases(body, engine),
+        "bad_words": bad_words(body, engine),
+    }
+    if grammar is not None:
+        await compile_grammar(grammar, body, engine)
+    sampling = [replace(body.sampling(choice), **spelled) for choice in range(body.choices)]
+    requests = [
+        replace(common, prompt_tokens=tuple(tokens), sampling=one)
+        for tokens in await computed(encode, size, settings, renders=rendered)
+        for one in sampling
+    ]
+    return submitted(state, request, requests, shown=shown, choices=body.choices, speech=speech)
+
+
+def plain_request(request: Request, settings: Settings) -> GenerationRequest:
+    """Return what the engine's requests of one HTTP request have in common, without a prompt."""
+    arrival: float = request.state.arrival
+    return GenerationRequest(
+        request_id="",
+        prompt_tokens=(),
+        max_new_tokens=0,
+        arrival=arrival,
+        deadline=arrival + settings.request_timeout,
+        client=request.state.client,
+    )
+
+
+def submitted(
+    state: AppState,
+    request: Request,
+    requests: Sequence[GenerationRequest],
+    *,
+    shown: Any,
+    choices: int = 1,
+    speech: Speech | None = None,
+) -> Job:
+    """Submit the engine's requests of one HTTP request, in the place that was reserved for it.
+
+    Raises:
+        NotReady, QueueFull, PromptTooLong: see `AsyncEngine.submit`.
+    """
+    # Two clients may send the same X-Request-ID: the engine needs ids of its own.
+    named = [
+        replace(item, request_id=f"{request.state.request_id}/{next(_sequence)}")
+        for item in requests
+    ]
+    request.state.release()
+    handle = state.service.submit(*named)
+    return Job(handle, request, choices, shown if state.settings.log_prompts else None, speech)
+
+
+async def computed(
+    work: Callable[[], _T], size: int, settings: Settings, *, renders: bool = False
+) -> _T:
+    """Do work that takes time in proportion to a text; on a thread if that may be long.
+
+    Args:
+        size: number of characters.
+        renders: a chat template takes part.
+
+    Raises:
+        ApiError: the work took too long.
+    """
+    if size < _LONG_TEXT and not renders:
+        return work()
+    thread = _RENDERER if size < _LONG_TEXT else _ENCODER
+    try:
+        async with asyncio.timeout(settings.request_timeout):
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
+    except TimeoutError:
+        raise too_late("encoded", settings.request_timeout) from None
+
+
+def _limit(body: EngineOptions, settings: Settings) -> int:
+    """Return the most tokens of an answer: the client's wish, within the server's limit."""
+    most, limit = settings.max_new_tokens, body.limit
+    if limit is None or limit <= most:
+        return most if limit is None else limit
+    if body.strict_limit and body.limit_field in body.model_fields_set:
+        raise InvalidField(body.limit_field, f"at most {most} on this server")
+    return most
+
+
+def _drafting(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[str, Any]:
+    """Return the drafting options, with the server's defaults and within its limits."""
+    adaptive = body.adaptive is not False
+    default = settings.max_k_draft if adaptive else min(FIXED_K_DRAFT, settings.max_k_draft)
+    k_draft = default if body.k_draft is None else body.k_draft
+    if k_draft > settings.max_k_draft:
+        raise InvalidField("k_draft", f"at most {settings.max_k_draft} on this server")
+    drafter = body.drafter or info.default_drafter
+    if drafter not in info.drafters:
+        raise InvalidField("drafter", f"this model has {', '.join(info.drafters)}, not {drafter}")
+    k_draft = k_draft if drafter != "none" else 0
+    return {"k_draft": k_draft, "drafter": drafter, "adaptive": adaptive}

@@ -1,1 +1,0 @@
-"""Ollama's protocol: what generates (`generating`), and what tells about the model (`models`)."""

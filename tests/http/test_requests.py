@@ -1,0 +1,506 @@
+"""What a request's fields become in the engine, which are refused, and which are ignored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specops.http.middleware import MAX_BODY_BYTES
+from specops.request import FIXED_K_DRAFT, FinishReason, Grammar, GrammarKind, SamplingParams
+from specops.text.grammar import GrammarError
+from tests.asgi import AsgiClient
+from tests.fakes import INFO, FakeService, output
+from tests.http.openai_api import (
+    ANSWER,
+    BODIES,
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    ENDPOINTS,
+    GENERATE,
+    MESSAGES,
+    RESPONSES,
+    api,
+    both,
+    problem,
+)
+
+pytestmark = pytest.mark.anyio
+every = pytest.mark.parametrize("path", BODIES)
+JSON = {"content-type": "application/json"}
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x"]}}}
+WRITTEN = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA, separators=(",", ":")))
+
+
+def wrapped(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+# -- what reaches the engine ---------------------------------------------------------------------
+
+ENGINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        GENERATE,
+        {},
+        {
+            "prompt_tokens": (97, 98, 99), "max_new_tokens": 50, "drafter": "draft", "k_draft": 6,
+            "adaptive": True, "sampling": SamplingParams(), "stop": (), "stream": False,
+            "ignore_eos": False,
+        },
+    ),
+    (GENERATE, {"k_draft": 4}, {"k_draft": 4}),
+    (GENERATE, {"adaptive": False}, {"k_draft": FIXED_K_DRAFT, "adaptive": False}),
+    (GENERATE, {"stop": "one", "drafter": "none"}, {"stop": ("one",), "k_draft": 0}),
+    (GENERATE, {"max_new_tokens": 7}, {"max_new_tokens": 7}),
+    *(
+        (GENERATE, {"drafter": name, "share_ngrams": False}, {"drafter": "suffix"})
+        for name in ("ngram", "ngram_cache", "suffix")
+    ),
+    (COMPLETIONS, {}, {"max_new_tokens": 16, "logprobs": None, "stream": False}),
+    (COMPLETIONS, {"max_tokens": 7}, {"max_new_tokens": 7}),
+    (COMPLETIONS, {"logprobs": 0}, {"logprobs": 0}),
+    (CHAT, {}, {"max_new_tokens": 500, "logprobs": None, "stop": ()}),
+    (CHAT, {"max_completion_tokens": 9}, {"max_new_tokens": 9}),
+    (CHAT, {"max_tokens": 32_000}, {"max_new_tokens": 500}),  # agents send other models' limits
+    (MESSAGES, {"max_tokens": 32_000}, {"max_new_tokens": 500}),
+    (RESPONSES, {"max_output_tokens": 32_000}, {"max_new_tokens": 500}),
+    (CHAT, {"logprobs": True}, {"logprobs": 0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "expected"), ENGINE, ids=str)
+async def test_fields_reach_the_engine(
+    path: str, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    async with api(max_new_tokens=500, max_k_draft=6, request_timeout=7.0) as here:
+        await here.ask(path, **fields)
+    request = here.request
+    assert {name: getattr(request, name) for name in expected} == expected
+    assert request.deadline - request.arrival == pytest.approx(7.0)
+
+
+SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"temperature": 0.5, "top_p": 0.9, "top_k": 40}, {}),
+    ({"min_p": 0.1, "typical_p": 0.9, "top_n_sigma": 1.5}, {}),
+    ({"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.2}, {}),
+    ({"seed": 11}, {}),
+    ({"logit_bias": {"5": -100, "a": 1.5}}, {"logit_bias": ((5, -100), (97, 1.5))}),
+    ({"bad_words": ["x"]}, {"bad_words": ((120,), (32, 120))}),
+    ({"response_format": {"type": "text"}}, {"grammar": None}),
+    (
+        {"response_format": {"type": "json_object"}},
+        {"grammar": Grammar(GrammarKind.JSON_OBJECT, '{"type":"object"}')},
+    ),
+    # Properties come in the order in which the schema has them.
+    ({"response_format": wrapped(SCHEMA)}, {"grammar": WRITTEN}),
+    ({"guided_json": SCHEMA}, {"grammar": WRITTEN}),
+    ({"guided_json": WRITTEN.text}, {"grammar": WRITTEN}),
+    ({"guided_regex": "[0-9]+"}, {"grammar": Grammar(GrammarKind.REGEX, "[0-9]+")}),
+    ({"guided_choice": ["a", "é"]}, {"grammar": Grammar(GrammarKind.CHOICE, '["a","é"]')}),
+    ({"guided_grammar": 'start: "a"'}, {"grammar": Grammar(GrammarKind.LARK, 'start: "a"')}),
+]
+
+
+@every
+@pytest.mark.parametrize(("fields", "expected"), SAMPLING, ids=str)
+async def test_every_way_to_choose_tokens_reaches_the_engine(
+    path: str, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    more = {"stop_token_ids": [7], "min_tokens": 0, "ignore_eos": True, "stop": ["\n\n", "END"]}
+    async with api() as here:
+        assert (await here.ask(path, **fields, **more, stream=True)).status_code == 200
+    request = here.request
+    sampling = request.sampling
+    wanted = expected or fields
+    assert {name: getattr(sampling, name) for name in wanted} == wanted
+    assert (request.stop_token_ids, request.stop) == ((7,), ("\n\n", "END"))
+    assert (request.ignore_eos, request.stream) == (True, True)
+
+
+async def test_openais_seeds_may_be_negative() -> None:
+    async with api() as here:
+        await here.ask(CHAT, seed=-3, min_tokens=3)
+    assert (here.request.sampling.seed, here.request.min_tokens) == ((1 << 63) - 3, 3)
+
+
+@every
+async def test_a_limit_above_the_servers_is_refused_where_it_was_asked_for(path: str) -> None:
+    field = "max_new_tokens" if path == GENERATE else "max_tokens"
+    async with api(max_new_tokens=10) as here:
+        assert (await here.ask(path)).status_code == 200
+        assert here.request.max_new_tokens == 10
+        if path != CHAT:
+            status = 422 if path == GENERATE else 400
+            error = problem(await here.ask(path, **{field: 11}), status)
+            assert (error["param"], "10" in error["message"]) == (field, True)
+
+
+UNSET = (
+    *("max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options"),
+    *("user", "logprobs", "top_k", "min_p", "typical_p", "top_n_sigma", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "stop_token_ids"),
+    *("min_tokens", "ignore_eos", "k_draft", "drafter", "adaptive", "guided_json", "exact"),
+    "response_format",
+)
+NEUTRAL = {
+    "logit_bias": {}, "frequency_penalty": 0.0, "presence_penalty": 0, "tools": [],
+    "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"],
+    "metadata": {"a": "b"}, "store": True, "prediction": {"type": "content", "content": "a"},
+    "service_tier": "auto", "parallel_tool_calls": True, "reasoning_effort": "low", "top_k": -1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *((path, dict.fromkeys(UNSET)) for path in (COMPLETIONS, CHAT)),
+        *((path, {"exact": exact}) for path in BODIES for exact in (True, False)),
+        (CHAT, NEUTRAL),
+    ],
+    ids=str,
+)
+async def test_what_asks_for_nothing_changes_nothing(path: str, body: dict[str, Any]) -> None:
+    async with api() as here:
+        assert (await here.ask(path)).status_code == 200
+        assert (await here.ask(path, **body)).status_code == 200
+    plain, asked = here.service.requests
+    named = {"request_id": "", "arrival": 0, "deadline": 0}
+    assert replace(asked, **named) == replace(plain, **named)
+
+
+@pytest.mark.parametrize(
+    ("system", "prompt"),
+    [
+        (None, "abc"),
+        ("", "user: abc\nassistant:"),
+        ("Be brief.", "system: Be brief.\nuser: abc\nassistant:"),
+    ],
+)
+async def test_with_a_system_message_the_prompt_is_a_question(
+    system: str | None, prompt: str
+) -> None:
+    async with api() as here:
+        assert (await here.generate(system=system)).status_code == 200
+    assert here.request.prompt_tokens == tuple(prompt.encode())
+
+
+async def test_messages_go_through_the_models_template() -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+    async with api() as here:
+        await here.ask(CHAT, messages=messages)
+        applied = await here.client.post("/apply-template", json={"messages": messages})
+    assert bytes(here.request.prompt_tokens).decode() == applied.json()["prompt"]
+    assert applied.json()["prompt"] == "system: Be brief.\nuser: ab\nassistant:"
+
+
+@every
+async def test_long_prompts_are_encoded_whole(path: str) -> None:
+    text = "x" * 100_000
+    messages = {"messages": [{"role": "user", "content": text}]}
+    async with api() as here:
+        await here.ask(path, **(messages if path == CHAT else {"prompt": text}))
+    assert bytes(here.request.prompt_tokens).count(b"x") == 100_000
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+USER = {"role": "user", "content": "a"}
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+WRONG: list[tuple[str, str, Any, str]] = [  # path, field, value, code where it is another
+    *((GENERATE, "prompt", value, "") for value in (5, None, "\ud800")),
+    *((GENERATE, "max_new_tokens", value, "") for value in (0, "5", True)),
+    *((GENERATE, "k_draft", value, "") for value in (-1, 9)),
+    *((GENERATE, "temperature", value, "") for value in (-0.1, 2.1, float("nan"))),
+    *((GENERATE, "top_p", value, "") for value in (0, 1.1)),
+    *((GENERATE, "seed", value, "") for value in (-1, 1 << 63)),
+    *((GENERATE, "stop", value, "") for value in ("", ["a", ""], ["a"] * 5, 3, "ok\udfff")),
+    (GENERATE, "drafter", "oracle", ""),
+    (GENERATE, "exact", "yes", ""),
+    (GENERATE, "top_k", -2, ""),
+    (GENERATE, "stream", 1, ""),
+    (COMPLETIONS, "max_tokens", 0, ""),
+    *((COMPLETIONS, "temperature", value, "") for value in (2.5, "1")),
+    *((COMPLETIONS, "n", value, "") for value in (0, 129)),
+    *((COMPLETIONS, "logprobs", value, "") for value in (6, True)),
+    *((COMPLETIONS, "prompt", value, "") for value in ([], None, [-1], [1, INFO.vocab_size])),
+    (COMPLETIONS, "suffix", "x", "unsupported_parameter"),
+    *((COMPLETIONS, "best_of", value, "") for value in (0, 129)),
+    *((COMPLETIONS, "logit_bias", value, "") for value in ({"256": 1}, {"several": 1}, {"5": 101})),
+    (COMPLETIONS, "frequency_penalty", 2.5, ""),
+    (COMPLETIONS, "presence_penalty", False, ""),
+    (COMPLETIONS, "stop_token_ids", [256], ""),
+    (COMPLETIONS, "min_p", 1.5, ""),
+    (COMPLETIONS, "guided_choice", [], ""),
+    (CHAT, "messages", [], ""),
+    (CHAT, "messages", [{"role": "king", "content": "a"}], ""),
+    (CHAT, "messages", [{"role": "user"}], "missing_parameter"),
+    *(
+        (CHAT, "messages", [{"role": "user", "content": [{"type": kind}]}], "unsupported_parameter")
+        for kind in ("image_url", "input_audio", "file")
+    ),
+    (CHAT, "messages", [{"role": "user", "content": [{"type": "text"}]}], ""),
+    (CHAT, "messages", [{"role": "tool", "content": "a"}], "missing_parameter"),
+    (CHAT, "top_logprobs", 21, ""),
+    (CHAT, "top_logprobs", 2, ""),
+    (CHAT, "response_format", {"type": "xml"}, ""),
+    (CHAT, "response_format", {"type": "json_schema"}, "missing_parameter"),
+    (CHAT, "tools", [{"type": "function", "function": {"name": "two words"}}], ""),
+    (CHAT, "tools", [FUNCTION] * 2, ""),
+    (CHAT, "tools", [{"type": "function"}], "missing_parameter"),
+    (CHAT, "tool_choice", "required", ""),
+    (CHAT, "tool_choice", FUNCTION, ""),
+    (CHAT, "functions", [{"name": "f"}], "unsupported_parameter"),
+    *((EMBEDDINGS, "input", value, "") for value in ("", [], ["a", ""], [[]], [["a"]], [999])),
+    *((EMBEDDINGS, "input", value, "") for value in (["a"] * 2049, {"text": "a"})),
+    *((EMBEDDINGS, "dimensions", value, "") for value in (2, 0)),
+    (EMBEDDINGS, "encoding_format", "hex", ""),
+    # What cannot be compiled.
+    (CHAT, "response_format", wrapped({"type": "king"}), "invalid_grammar"),
+    (CHAT, "response_format", wrapped({"$ref": "http://example.com/a.json"}), "invalid_grammar"),
+    (GENERATE, "guided_json", "{", "invalid_grammar"),
+    (COMPLETIONS, "guided_regex", "(?=a)b", "invalid_grammar"),
+    (COMPLETIONS, "guided_regex", "a" * 200_000, "invalid_grammar"),
+    (COMPLETIONS, "guided_grammar", "start: missing", "invalid_grammar"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "code"), WRONG, ids=lambda value: str(value)[:30]
+)
+async def test_a_wrong_field_is_named(path: str, field: str, value: Any, code: str) -> None:
+    async with api() as here:
+        content = json.dumps(ENDPOINTS[path] | {field: value})
+        response = await here.client.post(path, content=content, headers=JSON)
+        error = problem(response, 422 if path == GENERATE else 400)
+    assert (error["param"], error["code"]) == (field, code or "invalid_value")
+    assert error["type"] == "invalid_request_error"
+    assert re.match(rf"{field}[.:]", error["message"])
+    assert not here.service.requests
+    assert here.rejected("invalid") == 1
+
+
+TOGETHER: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {"n": 3, "best_of": 2}, "best_of"),
+    (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of"),
+    (COMPLETIONS, {"suffix": "b", "echo": True}, "suffix"),
+    (COMPLETIONS, {"max_tokens": 0, "logprobs": 1}, "max_tokens"),
+    (COMPLETIONS, {"max_tokens": 0, "echo": True, "stream": True}, "max_tokens"),
+    (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (COMPLETIONS, {"prompt": ["a", "b"], "n": 3}, "n"),  # more than this server's places
+    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"max_completion_tokens": 9, "max_tokens": 9}, "max_tokens"),
+    *(
+        (path, {"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex")
+        for path in (COMPLETIONS, CHAT)
+    ),
+    # With a grammar, no token might be left.
+    (CHAT, {"guided_regex": "a+", "bad_words": ["x"]}, "bad_words"),
+    (COMPLETIONS, {"guided_regex": "a+", "min_tokens": 3}, "min_tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), TOGETHER)
+async def test_fields_that_do_not_go_together(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    async with api(queue_size=3) as here:
+        assert problem(await here.ask(path, **fields), 400)["param"] == param
+        assert not here.service.requests
+
+
+@pytest.mark.parametrize(
+    ("path", "missing"), [(CHAT, "model"), (CHAT, "messages"), (GENERATE, "prompt")]
+)
+async def test_a_missing_field_is_named(path: str, missing: str) -> None:
+    body = {name: value for name, value in BODIES[path].items() if name != missing}
+    async with api() as here:
+        response = await here.client.post(path, json=body)
+    error = problem(response, 422 if path == GENERATE else 400)
+    assert (error["param"], error["code"]) == (missing, "missing_parameter")
+
+
+async def test_the_message_has_every_wrong_field_and_its_place() -> None:
+    messages = [USER, {"role": "user", "content": [{"type": 5}]}]
+    async with api() as here:
+        error = problem(await here.generate(top_p=7, seed="x"), 422)
+        assert all(word in error["message"] for word in ("top_p: ", "seed: "))
+        error = problem(await here.ask(CHAT, messages=messages), 400)
+    assert "messages.1.content.0.type: Input should be a valid string" in error["message"]
+
+
+async def test_a_drafter_that_the_model_lacks_is_refused() -> None:
+    service = FakeService(ANSWER)
+    service.info = replace(INFO, drafters=("suffix", "none"))
+    async with api(service) as here:
+        error = problem(await here.generate(drafter="draft"), 422)
+    assert error["param"] == "drafter"
+    assert "suffix, none" in error["message"]
+
+
+async def test_a_model_without_a_template_says_so() -> None:
+    service = FakeService(ANSWER)
+    service.loaded.chat_template = None
+    async with api(service) as here:
+        chat = problem(await here.ask(CHAT), 400)
+        question = problem(await here.generate(system="Be brief."), 422)
+    assert (chat["code"], chat["param"]) == ("no_chat_template", "messages")
+    assert (question["code"], question["param"]) == ("no_chat_template", "system")
+
+
+# -- what is ignored -----------------------------------------------------------------------------
+
+UNKNOWN: list[tuple[str, str, Any, str]] = [
+    (COMPLETIONS, "max_token", 5, "max_token"),
+    (CHAT, "prompt", "a", "prompt"),
+    (CHAT, "messages", [{"role": "user", "content": "a", "cache": 1}] * 2, "messages.cache"),
+    (CHAT, "chat_id", {"\n": 1}, "chat_id"),
+    (GENERATE, "bad\nname,", 1, "bad?name?"),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "value", "name"), UNKNOWN, ids=str)
+async def test_unknown_fields_are_ignored_and_named_or_refused(
+    path: str, field: str, value: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "specops")
+    async with api() as here:
+        plain = await here.ask(path, **{field: value})
+        streamed = await here.ask(path, **{field: value, "stream": True})
+        usual = await here.ask(path)
+    assert plain.headers["x-ignored-fields"] == streamed.headers["x-ignored-fields"] == name
+    assert "x-ignored-fields" not in usual.headers
+    lines = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
+    assert [line.get("ignored_fields") for line in lines] == [name, name, None]
+    async with api(unknown_fields="refuse") as here:
+        error = problem(await here.ask(path, **{field: value}), 422 if path == GENERATE else 400)
+        assert (await here.ask(CHAT, user="me", store=True)).status_code == 200
+    assert (error["param"], error["code"]) == (field, "unknown_parameter")
+
+
+async def test_a_header_names_so_many_and_no_more() -> None:
+    async with api() as here:
+        response = await here.ask(CHAT, **{f"field-{number}": 1 for number in range(2000)})
+    assert response.status_code == 200
+    assert len(response.headers["x-ignored-fields"].split(", ")) == 32
+
+
+# -- bodies --------------------------------------------------------------------------------------
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        *((content, JSON["content-type"], 400) for content in (b"{", b"\xff\xfe", b'{"prompt": }')),
+        (b"[" * 100_000, JSON["content-type"], 400),
+        *((content, JSON["content-type"], 422) for content in (b"[]", b"3", b'"text"', b"")),
+        (b'{"prompt": "abc"}', FORM, 415),
+        (b'{"prompt": "' + b"a" * (MAX_BODY_BYTES - 14) + b'"}', JSON["content-type"], 200),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_a_body_is_a_json_object(content: bytes, kind: str, status: int) -> None:
+    async with api() as here:
+        headers = {"content-type": kind}
+        response = await here.client.post(GENERATE, content=content, headers=headers)
+    if status == 200:
+        assert response.status_code == 200
+    else:
+        assert problem(response, status)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("announced", "read"), [(str(MAX_BODY_BYTES + 1), 0), ("", 3)])
+async def test_a_large_body_is_refused_as_soon_as_it_is_known_to_be(
+    announced: str, read: int
+) -> None:
+    async with api() as here:
+        client = AsgiClient(here.app, GENERATE, {"content-length": announced})
+        for _ in range(10):
+            client.send_body(b" " * (MAX_BODY_BYTES // 2), more=True)
+        status, body = await client.response()
+        await client.done
+    assert (status, body["error"]["code"]) == (413, "body_too_large")
+    assert client.received == read
+    assert here.rejected("too_large") == 1
+
+
+async def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    nested = "[" * 400 + "]" * 400
+    body = f'{{"prompt": "a", "model": "fake", "guided_json": {{"enum": {nested}}}}}'
+    async with api() as here:
+        error = problem(await here.client.post(COMPLETIONS, content=body, headers=JSON), 400)
+    assert error["param"] == "guided_json"
+
+
+# -- slow work holds up no other request ---------------------------------------------------------
+
+
+class Waiting:
+    """A chat template, and a compiler of grammars, that work when they may."""
+
+    calls = thinking = None
+
+    def __init__(self) -> None:
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def render(self, *_: Any) -> str:
+        self.begun.set()
+        assert self.may.wait(60)
+        return "a"
+
+    def matcher(self, _: Grammar) -> None:
+        self.render()
+        raise GrammarError("at last")
+
+    def begins_thinking(self, *_: Any) -> bool:
+        return False
+
+
+SLOW: list[tuple[str, dict[str, Any], int]] = [
+    (CHAT, {}, 200),
+    (GENERATE, {"system": ""}, 200),
+    ("/v1/messages/count_tokens", BODIES[CHAT], 200),
+    ("/apply-template", BODIES[CHAT], 200),
+    (COMPLETIONS, {"guided_regex": "a"}, 400),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "status"), SLOW)
+async def test_slow_templates_and_grammars_hold_up_no_other_request(
+    path: str, fields: dict[str, Any], status: int
+) -> None:
+    async with api() as here:
+        slow = Waiting()
+        here.service.loaded.chat_template = slow  # type: ignore[assignment]
+        here.service.loaded.grammars = slow
+        asked = asyncio.create_task(here.client.post(path, json=BODIES.get(path, {}) | fields))
+        await asyncio.to_thread(slow.begun.wait, 60)
+        assert (await here.ask(COMPLETIONS)).status_code == 200
+        assert not asked.done()
+        slow.may.set()
+        assert (await asked).status_code == status
+
+
+async def test_a_grammar_that_cannot_be_followed_further_is_the_clients_error() -> None:
+    async with api(FakeService([output(finish=FinishReason.GRAMMAR)])) as here:
+        error = problem(await here.ask(CHAT, guided_regex="a+"), 400)
+    assert error["code"] == "invalid_grammar"
+
+
+@both
+async def test_every_choice_has_a_seed_and_the_grammar(path: str) -> None:
+    async with api() as here:
+        await here.ask(path, n=3, seed=5, guided_json=SCHEMA)
+    sampling = [request.sampling for request in here.service.requests]
+    assert [item.seed for item in sampling] == [5, 6, 7]
+    assert [item.grammar for item in sampling] == [WRITTEN] * 3

@@ -1,0 +1,252 @@
+"""What the service says of itself: models, health, metrics, links; ids, keys and the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from specops.engine.engine import ModelState
+from specops.system import logs
+from tests.fakes import INFO, FakeService
+from tests.http.openai_api import (
+    ANSWER,
+    CHAT,
+    COMPLETIONS,
+    ENDPOINTS,
+    GENERATE,
+    MESSAGES,
+    api,
+    problem,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("foreign", [(), ("/lm_head/MatMul", "/gate/MatMul")])
+async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
+    service = FakeService(ANSWER)
+    service.info = replace(INFO, foreign_products=foreign)
+    async with api(service) as here:
+        listed = (await here.client.get("/v1/models")).json()
+        alone = (await here.client.get("/v1/models/fake")).json()
+        other = await here.client.get("/v1/models/org/other")
+    assert (listed["object"], listed["data"]) == ("list", [alone])
+    assert (listed["first_id"], listed["has_more"]) == ("fake", False)
+    created = datetime.fromisoformat(alone.pop("created_at"))
+    assert alone.pop("created") == created.timestamp() > 0
+    assert alone == {
+        "id": "fake", "object": "model", "type": "model", "display_name": "fake",
+        "max_model_len": 64, "owned_by": "specops", "context_length": 64,
+        "quantization": "int8-128", "drafters": ["draft", "suffix", "none"], "chat": False,
+        "batch_invariant": not foreign, "foreign_products": list(foreign),
+    }  # fmt: skip
+    assert problem(other, 404)["code"] == "model_not_found"
+
+
+async def test_a_question_about_the_service_is_never_counted_as_refused() -> None:
+    service = FakeService()
+    service.info = None
+    async with api(service) as here:
+        problem(await here.client.get("/v1/models"), 503)
+        problem(await here.ask(CHAT), 503)
+    assert here.rejected("not_ready") == 1
+
+
+async def test_unknown_path_and_method_are_error_objects() -> None:
+    async with api() as here:
+        missing = await here.client.get("/generat")
+        wrong = await here.client.get(GENERATE)
+    assert problem(missing, 404)["code"] == "not_found"
+    assert "GET / lists" in problem(missing, 404)["message"]
+    assert problem(wrong, 405)["code"] == "method_not_allowed"
+    assert wrong.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("state", list(ModelState))
+async def test_health_is_200_only_when_ready(state: ModelState) -> None:
+    service = FakeService()
+    service.state, service.detail, service.running, service.waiting = state, "busy", 2, 3
+    async with api(service) as here:
+        response = await here.client.get("/health")
+        head = await here.client.head("/health")
+    expected = 200 if state is ModelState.READY else 503
+    assert (response.status_code, head.status_code, head.content) == (expected, expected, b"")
+    assert response.json() == {
+        "state": state.value, "detail": "busy", "model": "fake", "error": None, "running": 2,
+        "waiting": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("loaded", "status"), [(False, 200), (True, 503)])
+async def test_only_an_engine_that_has_served_asks_for_a_restart(loaded: bool, status: int) -> None:
+    service = FakeService()
+    async with api(service, model="demo") as here:
+        assert (await here.client.get("/health/live")).status_code == 200
+        service.state, service.error, service.alive = ModelState.FAILED, "no such folder", False
+        service.info = INFO if loaded else None
+        health = await here.client.get("/health")
+        assert (await here.client.get("/health/live")).status_code == status
+    assert health.status_code == 503
+    assert health.json()["error"] == "no such folder"
+    assert health.json()["model"] == ("fake" if loaded else "demo")
+
+
+async def test_metrics_are_prometheus_text() -> None:
+    async with api() as here:
+        for shape in ("ramp", "ramp", "made up"):
+            await here.client.get("/health", headers={"x-load-test": shape})
+        response = await here.client.get("/metrics")
+        wanted = {"accept": "application/openmetrics-text; version=1.0.0"}
+        openmetrics = await here.client.get("/metrics", headers=wanted)
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "specops_avg_jump 0.0" in response.text
+    assert 'specops_load_test_requests_total{shape="ramp"} 2.0' in response.text
+    assert 'specops_load_test_requests_total{shape="other"} 1.0' in response.text
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+
+
+async def test_links_and_description_agree_and_have_our_errors_alone() -> None:
+    async with api() as here:
+        index = (await here.client.get("/")).json()
+        text = (await here.client.get("/openapi.json")).text
+    paths = json.loads(text)["paths"]
+    fixed = {path for path in paths if "{" not in path}
+    assert fixed <= set(index["links"].values()) | {"/"}
+    assert index["links"]["generate"] == GENERATE
+    assert "HTTPValidationError" not in text
+    assert set(paths[CHAT]["post"]["responses"]) == {
+        *("200", "400", "401", "404", "408", "413", "415", "429", "500", "503", "504")
+    }
+    assert "422" in paths[GENERATE]["post"]["responses"]
+
+
+# -- ids -----------------------------------------------------------------------------------------
+
+
+async def test_requests_with_the_same_id_stay_apart_in_the_engine() -> None:
+    async with api() as here:
+        here.client.headers["x-request-id"] = "mine"
+        for _ in range(2):
+            response = await here.generate()
+            assert response.json()["request_id"] == response.headers["x-request-id"] == "mine"
+    first, second = here.service.requests
+    assert first.request_id != second.request_id
+
+
+@pytest.mark.parametrize("given", ["x" * 65, "with space", "ümlaut".encode().decode("latin-1"), ""])
+async def test_an_unusable_request_id_is_replaced(given: str) -> None:
+    async with api() as here:
+        headers = {"x-request-id": given.encode("latin-1")}
+        response = await here.client.get("/health/live", headers=headers)
+    assert len(response.headers["x-request-id"]) == 32
+    assert response.headers["x-request-id"] != given
+
+
+# -- keys ----------------------------------------------------------------------------------------
+
+KEYS = "first-key,second-key"
+CLOSED = (*ENDPOINTS, "/v1/models", "/v1/other", "/tokenize", "/api/chat")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"authorization": "Bearer first-key"},
+        {"authorization": "Bearer second-key"},
+        {"x-api-key": "second-key"},
+    ],
+)
+async def test_any_of_the_keys_opens(header: dict[str, str]) -> None:
+    async with api(api_keys=KEYS) as here:
+        here.client.headers.update(header)
+        for path in (CHAT, MESSAGES, GENERATE):
+            assert (await here.ask(path)).status_code == 200
+        assert (await here.client.get("/v1/models")).status_code == 200
+
+
+async def test_a_key_is_a_client_and_the_engine_is_not_told_which_key() -> None:
+    async with api(api_keys=KEYS) as here:
+        for key in ("first-key", "second-key", "first-key"):
+            here.client.headers["authorization"] = f"Bearer {key}"
+            await here.ask(CHAT)
+    first, second, again = (request.client for request in here.service.requests)
+    assert first == again != second
+    assert not {first, second} & {"", *KEYS.split(",")}
+    async with api() as here:
+        await here.ask(CHAT)
+    assert here.request.client == ""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "", "Bearer", "Bearer ", "Bearer first", "Basic first-key", "first-key", "Bearer é"],
+)
+async def test_without_a_key_it_is_401(value: str | None) -> None:
+    headers = {} if value is None else {"authorization": value.encode()}
+    async with api(api_keys=KEYS) as here:
+        for path in CLOSED:
+            response = await here.client.post(path, headers=headers, content=b"{}")
+            assert response.status_code == 401, path
+            assert "Authorization: Bearer KEY" in response.text
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.headers["x-request-id"]
+        error = problem(await here.client.post(CHAT, headers=headers), 401)
+        for path in ("/", "/health", "/health/live", "/metrics", "/docs", "/openapi.json"):
+            assert (await here.client.get(path)).status_code == 200
+    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+    assert here.rejected("unauthorized") == len(CLOSED) + 1
+    assert not here.service.requests
+
+
+# -- the log -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shows", [False, True])
+async def test_the_log_has_figures_and_no_text_unless_asked(
+    shows: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "specops")
+    async with api(log_level="info+prompts" if shows else "info") as here:
+        await here.ask(CHAT, n=2)
+        await here.ask(COMPLETIONS, stream=True)
+        await here.generate()
+    lines = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
+    assert [line["finish"] for line in lines] == [["stop"] * 2, ["stop"], ["stop"]]
+    assert [line["generated_tokens"] for line in lines] == [10, 5, 5]
+    assert all(line["queue_seconds"] == 0.25 for line in lines)
+    prompts = [[{"role": "user", "content": "abc"}], "abc", "abc"] if shows else [None] * 3
+    answers = [["Hello world"] * len(line["finish"]) if shows else None for line in lines]
+    assert [line.get("prompt") for line in lines] == prompts
+    assert [line.get("answers") for line in lines] == answers
+    assert shows or ("abc" not in str(lines) and "Hello" not in str(lines))
+
+
+async def test_log_lines_are_json_with_the_requests_id_and_without_its_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = logging.getLogger()
+    before = root.handlers, root.level
+    logs.configure("debug")
+    prompt = "tell nobody of this"
+    try:
+        async with api() as here:
+            here.client.headers["x-request-id"] = "the-id"
+            for body in ({}, {"stream": True}, {"top_p": 7}, {"stop": 3}):
+                await here.generate(prompt=prompt, **body)
+            here.service.refusal = RuntimeError("unforeseen")
+            await here.generate(prompt=prompt)
+    finally:
+        root.handlers, root.level = before
+    text = capsys.readouterr().err
+    lines = [json.loads(line) for line in text.splitlines()]
+    ours = [line for line in lines if line["logger"].startswith("specops")]
+    assert {line["request_id"] for line in ours} == {"the-id"}
+    answered = [line for line in ours if line["message"] == "request"]
+    assert [line["status"] for line in answered] == [200, 200, 422, 422, 500]
+    assert all(line["path"] == GENERATE and line["seconds"] > 0 for line in answered)
+    assert any("unforeseen" in line.get("exception", "") for line in ours)
+    assert prompt not in text
