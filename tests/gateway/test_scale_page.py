@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.gateway.replicas import load
-from tests.stack.support import ROOT, MadeUp, made_up, run, tool
+from tests.stack.support import ROOT, NativeStack, native_stack, run, tool
 from tests.waiting import PATIENCE, answers
 
 pytestmark = pytest.mark.e2e
@@ -22,7 +22,7 @@ CLIENTS = 6
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), flags=re.DOTALL)
 
 
-class Started(MadeUp):
+class Started(NativeStack):
     """What the page's first command has brought up."""
 
     def replicas(self) -> list[str]:
@@ -38,7 +38,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     folder = tmp_path_factory.mktemp("scale")
     # All clients of the load are one address.
     settings = {"SPECOPS_THREADS": "1", "GATEWAY_CLIENT_RATE": "5000"}
-    with made_up(folder, *arguments, **settings) as running:
+    with native_stack(folder, *arguments, **settings) as running:
         yield Started(**vars(running))
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from specops.metrics.metrics import Metrics
 from tests.stack import queries
-from tests.stack.support import ROOT, Finished, MadeUp, made_up, run, tool
+from tests.stack.support import ROOT, Finished, NativeStack, native_stack, run, tool
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.e2e
@@ -28,7 +28,7 @@ SCRAPE_SECONDS = 60.0
 Answers = dict[str, list[float]]  # the values of a query's series, by panel and legend
 
 
-class Stack(MadeUp):
+class Stack(NativeStack):
     """`make up`, and what its tests ask of it."""
 
     def make(self, target: str, *arguments: str) -> Finished:
@@ -49,7 +49,7 @@ class Stack(MadeUp):
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     if tool("prometheus") is None:
         pytest.skip("no Prometheus here")
-    with made_up(tmp_path_factory.mktemp("stack")) as running:
+    with native_stack(tmp_path_factory.mktemp("stack")) as running:
         yield Stack(**vars(running))
 
 
