@@ -88,10 +88,10 @@ def test_baking_builds_the_api_image_alone_for_both_architectures() -> None:
 @pytest.mark.parametrize(
     ("machine", "there", "expected"),
     [
-        ("x86_64", ("x86_64", "aarch64"), "wheels/specops-0.1.0-py3-none-linux_x86_64.whl"),
-        ("aarch64", ("x86_64", "aarch64"), "wheels/specops-0.1.0-py3-none-linux_aarch64.whl"),
+        ("x86_64", ("x86_64", "aarch64"), "wheels/specops-0.1.0-py3-none-manylinux_2_28_x86_64.whl"),
+        ("aarch64", ("x86_64", "aarch64"), "wheels/specops-0.1.0-py3-none-manylinux_2_28_aarch64.whl"),
         # To compile it instead would be slow in an emulator, and hard to notice.
-        ("aarch64", ("x86_64",), "no wheel for aarch64: scripts/wheels makes it"),
+        ("aarch64", ("x86_64",), "There is no wheel for aarch64: scripts/wheels makes it"),
         ("riscv64", (), "."),
     ],
 )
@@ -100,7 +100,7 @@ def test_the_image_takes_the_wheel_of_its_machine_or_compiles(
 ) -> None:
     (tmp_path / "wheels").mkdir()
     for built in there:
-        (tmp_path / "wheels" / f"specops-0.1.0-py3-none-linux_{built}.whl").touch()
+        (tmp_path / "wheels" / f"specops-0.1.0-py3-none-manylinux_2_28_{built}.whl").touch()
     if not there:
         (tmp_path / "wheels" / "LICENSE").touch()  # what the Dockerfile copies by default
     lines = instructions(ROOT / "api" / "Dockerfile")
