@@ -96,7 +96,9 @@ class Address:
 class Part:
     """One running process of the stack, with a log file of its own."""
 
-    def __init__(self, name: str, command: list[str], log: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: list[str], log: Path, environ: Mapping[str, str]
+    ) -> None:
         self.name = name
         self._command, self._log, self._environ = command, log, environ
         log.unlink(missing_ok=True)

@@ -69,7 +69,9 @@ class Load:
             else:
                 self.failed.append(problem)
         if problem:
-            self._ended.wait(0.1)  # as long as a server without room asks a client to wait, at least
+            self._ended.wait(
+                0.1
+            )  # as long as a server without room asks a client to wait, at least
 
     def run_client(self, number: int) -> None:
         turns = count()

@@ -65,7 +65,9 @@ def test_every_setting_can_be_passed_on() -> None:
 
 
 def test_only_locust_waits_for_a_request_to_start() -> None:
-    profiles = {name: one["profiles"] for name, one in COMPOSE["services"].items() if "profiles" in one}
+    profiles = {
+        name: one["profiles"] for name, one in COMPOSE["services"].items() if "profiles" in one
+    }
     assert profiles == {"locust": ["load"]}
 
 

@@ -88,8 +88,16 @@ def test_baking_builds_the_api_image_alone_for_both_architectures() -> None:
 @pytest.mark.parametrize(
     ("machine", "there", "expected"),
     [
-        ("x86_64", ("x86_64", "aarch64"), "wheels/specops-0.1.0-py3-none-manylinux_2_28_x86_64.whl"),
-        ("aarch64", ("x86_64", "aarch64"), "wheels/specops-0.1.0-py3-none-manylinux_2_28_aarch64.whl"),
+        (
+            "x86_64",
+            ("x86_64", "aarch64"),
+            "wheels/specops-0.1.0-py3-none-manylinux_2_28_x86_64.whl",
+        ),
+        (
+            "aarch64",
+            ("x86_64", "aarch64"),
+            "wheels/specops-0.1.0-py3-none-manylinux_2_28_aarch64.whl",
+        ),
         # To compile it instead would be slow in an emulator, and hard to notice.
         ("aarch64", ("x86_64",), "There is no wheel for aarch64: scripts/wheels makes it"),
         ("riscv64", (), "."),
