@@ -136,7 +136,7 @@ class Part:
 
 
 def prometheus_config(apis: list[str], gateway: str | None = None) -> str:
-    """prometheus/prometheus.yml with addresses in place of names, and the full path of the rules."""
+    """prometheus/prometheus.yml with addresses for names, and the rules by their full path."""
     text = (ROOT / "prometheus" / "prometheus.yml").read_text()
     replaced = {"rules/": f"{ROOT}/prometheus/rules/"}
     for name, port, targets in (("api", 8000, apis), ("gateway", 9901, [gateway] * bool(gateway))):
@@ -218,6 +218,32 @@ def supervise(parts: list[Part], stopped: threading.Event) -> None:
             part.require_alive()
 
 
+def start_api(
+    api: Address, count: int, state: Path, environ: Mapping[str, str], parts: list[Part]
+) -> tuple[list[Address], str | None]:
+    """Start the API, or so many replicas and their gateway; add them to `parts`.
+
+    Returns:
+        Where the replicas listen, and the gateway's address for Prometheus if there is a gateway.
+    """
+    serve = [str(Path(sys.executable).parent / "specops"), "serve"]
+    if count == 1:
+        parts.append(Part("The API", serve, state / "api.log", environ))
+        return [api], None
+    *replicas, figures = free_addresses(count + 1)
+    command = [sys.executable, str(ROOT / "gateway" / "run.py"), "--state", str(state)]
+    command += ["--listen", f"{api.host}:{api.port}", "--figures", figures.target]
+    for replica in replicas:
+        command += ["--replica", replica.target]
+    # The gateway comes first: at the end it waits for answers that replicas still give.
+    parts.append(Part("The gateway", command, state / "gateway.log", environ))
+    for number, replica in enumerate(replicas, start=1):
+        own = {"SPECOPS_HOST": replica.host, "SPECOPS_PORT": str(replica.port)}
+        log = state / f"api-{number}.log"
+        parts.append(Part(f"Replica {number}", serve, log, {**environ, **own}))
+    return replicas, figures.target
+
+
 def run(state: Path, environ: Mapping[str, str]) -> int:
     """Start everything, wait for the end, end everything; returns the exit status."""
     api = Address.read(environ, "SPECOPS_PORT", 8000, environ.get("SPECOPS_HOST") or LOCAL)
@@ -238,25 +264,8 @@ def run(state: Path, environ: Mapping[str, str]) -> int:
     pid_file = state / "native.pid"
     pid_file.write_text(str(os.getpid()))
     parts: list[Part] = []
-    # The gateway comes first in the list: at the end it waits for answers that replicas still give.
     try:
-        serve = [str(Path(sys.executable).parent / "specops"), "serve"]
-        gateway = None
-        if count == "1":
-            replicas = [api]
-            parts.append(Part("The API", serve, state / "api.log", environ))
-        else:
-            *replicas, figures = free_addresses(int(count) + 1)
-            gateway = figures.target
-            command = [sys.executable, str(ROOT / "gateway" / "run.py"), "--state", str(state)]
-            command += ["--listen", f"{api.host}:{api.port}", "--figures", gateway]
-            for replica in replicas:
-                command += ["--replica", replica.target]
-            parts.append(Part("The gateway", command, state / "gateway.log", environ))
-            for number, replica in enumerate(replicas, start=1):
-                own = {"SPECOPS_HOST": replica.host, "SPECOPS_PORT": str(replica.port)}
-                log = state / f"api-{number}.log"
-                parts.append(Part(f"Replica {number}", serve, log, {**environ, **own}))
+        replicas, gateway = start_api(api, int(count), state, environ, parts)
         if binary:
             config = state / "prometheus.yml"
             config.write_text(prometheus_config([one.target for one in replicas], gateway))

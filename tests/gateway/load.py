@@ -55,7 +55,7 @@ class Load:
                 begun = answer.status_code == 200 and stream
                 text = answer.read().decode()
                 told = begun and text.endswith(f"{GONE}\n\n")
-            if answer.status_code != 200 or stream and "[DONE]" not in text:
+            if answer.status_code != 200 or (stream and "[DONE]" not in text):
                 problem = f"{answer.status_code} {text}"
         except httpx.TransportError as error:
             problem = repr(error)

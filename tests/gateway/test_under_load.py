@@ -1,4 +1,4 @@
-"""docs/scale.md as it is written: three replicas at one URL, killed, stopped, full and restarted."""
+"""docs/scale.md as written: three replicas at one URL, killed, stopped, full and restarted."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from tests.infra.manifests import (
     INFRA,
     KUSTOMIZED,
     SCHEMAS,
-    Manifest,
     container,
     documents,
     one,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def succeed(*command: object, **options: Any) -> str:
     finished = run(*command, **options)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
+
+
+def compose_command() -> tuple[str, ...] | None:
+    """The command of a Docker Compose 2 or newer, plugin or not; None if it is missing."""
+    for name, *rest in (("docker", "compose"), ("docker-compose",)):
+        if path := tool(name):
+            version = run(path, *rest, "version", "--short")
+            found = re.match(r"v?(\d+)\.", version.stdout)
+            if version.returncode == 0 and found and int(found[1]) >= 2:
+                return (path, *rest)
+    return None
 
 
 def promtool(*arguments: object) -> str:

@@ -1,4 +1,4 @@
-"""compose.yaml and compose.scale.yaml: hardened, limited, pinned, and able to pass every setting on."""
+"""compose.yaml and compose.scale.yaml: hardened, limited, pinned, passing every setting on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from specops.config import PREFIX, Settings
-from tests.stack.support import ROOT, read_yaml, run, succeed, tool
+from tests.stack.support import ROOT, compose_command, read_yaml, succeed
 
 yaml.SafeLoader.add_constructor("!reset", lambda loader, node: None)  # Compose's own word
 COMPOSE: dict[str, Any] = read_yaml("compose.yaml")
@@ -23,11 +23,8 @@ SCALED = ("--file", "compose.yaml", "--file", "compose.scale.yaml", "--profile",
 
 def resolved(tmp_path: Path, dotenv: str = "", *options: str) -> dict[str, Any]:
     """The file as Docker Compose understands it, with the lines of `dotenv` as .env."""
-    if tool("docker") and run("docker", "compose", "version").returncode == 0:
-        command = ["docker", "compose"]
-    elif path := tool("docker-compose"):
-        command = [path]
-    else:
+    command = compose_command()
+    if command is None:
         pytest.skip("no Docker Compose here")
     env_file = tmp_path / "env"
     env_file.write_text(dotenv)

@@ -128,16 +128,6 @@ def test_a_refused_request_shows_the_services_error(page: Any) -> None:
     assert "max_new_tokens" in alert.inner_text()
 
 
-def answer_with(page: Any, status: int, *events: object, **headers: str) -> None:
-    """Answer the next completions with this instead of the service's answer."""
-    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-    headers |= {"content-type": "text/event-stream" if status == 200 else "application/json"}
-    body = body if status == 200 else json.dumps(events[0])
-    page.route(
-        "**/generate", lambda route: route.fulfill(status=status, headers=headers, body=body)
-    )
-
-
 HTML = "<img src=x onerror=alert(1)><b>bold</b>"
 ERROR = {"error": {"message": "the engine failed", "code": "engine_error"}}
 
@@ -147,19 +137,27 @@ def token(text: str, origin: str = "target") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("status", "events", "headers", "words", "shown"),
+    ("answer", "words", "shown"),
     [
-        (429, [ERROR], {"retry-after": "7"}, "429: the engine failed (try again in 7 s)", ""),
-        (200, [token("a"), ERROR], {}, "the engine failed", "a"),
-        (200, [token("a")], {}, "the answer broke off", "a"),
-        (200, [token(HTML, HTML)], {}, "the answer broke off", HTML),
+        ((429, ERROR), "429: the engine failed (try again in 7 s)", ""),
+        ((200, token("a"), ERROR), "the engine failed", "a"),
+        ((200, token("a")), "the answer broke off", "a"),
+        ((200, token(HTML, HTML)), "the answer broke off", HTML),
     ],
     ids=["refused", "failed in the middle", "broken off", "text that looks like a page"],
 )
 def test_an_answer_that_fails_shows_why_and_the_next_one_clears_that(
-    page: Any, status: int, events: list[object], headers: dict[str, str], words: str, shown: str
+    page: Any, answer: tuple[Any, ...], words: str, shown: str
 ) -> None:
-    answer_with(page, status, *events, **headers)
+    status, *events = answer
+    kind, body = "application/json", json.dumps(events[0])
+    if status == 200:
+        kind = "text/event-stream"
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    headers = {"content-type": kind, "retry-after": "7"}
+    page.route(
+        "**/generate", lambda route: route.fulfill(status=status, headers=headers, body=body)
+    )
     page.get_by_role("button", name="Generate").click()
     alert = page.get_by_role("alert")
     alert.wait_for()
