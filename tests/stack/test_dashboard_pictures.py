@@ -58,7 +58,7 @@ def photograph(odd: str, folder: Path) -> tuple[Finished, list[str]]:
             boards = queries.boards().values()
             found = [one for one in boards if self.path.startswith(f"/d/{one['uid']}?")]
             if not found or odd == "not found":
-                self.reply(404, b"")
+                self.reply(404, b"not found", {"Content-Type": "text/plain"})
                 return
             panels = {
                 panel["title"]: "text" if panel["type"] == "stat" else "drawn"

@@ -60,18 +60,6 @@ def test_every_query_is_asked_and_every_panel_drawn(path: Path, picture: ModuleT
     assert {axes.get_title(loc="left") for axes in figure.axes} - {""} == titles
 
 
-def test_a_series_of_another_size_has_an_axis_of_its_own(picture: ModuleType) -> None:
-    panels = queries.boards()["capacity"]["panels"]
-    (panel,) = (panel for panel in panels if panel["title"] == "Page faults per second")
-    _, axes = picture.plt.subplots()
-    found = [("major", [-1.0, 0.0], [1.0, 2.0]), ("minor", [-1.0, 0.0], [1e5, 2e5])]
-    picture.draw_curves(axes, panel, found)
-    assert axes.get_ylim()[1] < 10
-    assert axes.figure.axes[1].get_ylim()[1] > 1e5
-    assert axes.lines[0].get_color() == picture.NAMED["red"]
-    picture.plt.close(axes.figure)
-
-
 Values = dict[int, float]  # by seconds before now
 WHOLE = dict.fromkeys((-15, -10, -5, 0), 1.0)
 BEFORE, AFTER = {-25: 1.0, -20: 1.0}, {-5: 1.0, 0: 1.0}
