@@ -35,6 +35,6 @@ def started(
 
 @pytest.fixture
 def stack(started: Stack) -> Stack:
-    """The stack, healthy again whatever the test before has done to it."""
+    """The stack, healthy again after the test before."""
     started.up()
     return started

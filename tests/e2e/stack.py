@@ -1,4 +1,4 @@
-"""The project in compose.yaml, started beside whatever else the engine runs."""
+"""The project in compose.yaml, started beside other projects on the engine."""
 
 from __future__ import annotations
 
