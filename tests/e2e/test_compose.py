@@ -251,7 +251,7 @@ def test_a_killed_service_breaks_its_streams_and_comes_back(
 def test_a_stop_drains_requests_and_exits_with_0(
     stack: Stack, pool: ThreadPoolExecutor, tell: Tell
 ) -> None:
-    api, tokens, wanted_seconds = stack.url("api"), 900, 20
+    api, tokens, wanted_seconds = stack.url("api"), 900, 10
 
     def health() -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(f"{api}/health", timeout=PATIENCE).json()
