@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Gives the host the swap that the stack's 4 GB + 12 GB split can use: a swap file, made, activated
-# and removed by this script alone. It needs nothing beyond coreutils and util-linux.
+# Makes, activates and removes a swap file for the stack, which has limits of 4 GB of memory and 12 GB
+# of swap. The script needs only coreutils and util-linux.
 set -euo pipefail
 
 usage() {
@@ -26,7 +26,7 @@ EOF
 readonly REFUSED=3 NO_ROOM=4
 readonly KEEP_FREE=$((1 << 30)) # bytes that stay free on the file's disk
 readonly FILE_NAME=swapfile-specops
-readonly HOLD_SWAP=(ext2 ext3 ext4 xfs btrfs f2fs) # file systems whose files may be swap
+readonly HOLD_SWAP=(ext2 ext3 ext4 xfs btrfs f2fs) # file systems that can hold swap files
 readonly MARK="# specops swap"
 readonly SYSCTL_FILE=/etc/sysctl.d/60-specops-swap.conf
 
@@ -35,7 +35,7 @@ size_text=${SWAP_SIZE:-12G}
 path=${SWAP_PATH:-} # empty: found or chosen, see choose_path
 swappiness=${SWAP_SWAPPINESS:-}
 action=add
-named=0 # by the user: the path
+named=0 # whether the user gave the path
 persist=0
 dry_run=0
 
@@ -46,7 +46,7 @@ fail() { # STATUS MESSAGE…
     printf 'swap-setup: %s\n' "$*" >&2
     exit "$status"
 }
-run() { # COMMAND…: carried out, or shown where --dry-run
+run() { # COMMAND…: runs it, or shows it with --dry-run
     if ((dry_run)); then say "would run: $*"; else "$@"; fi
 }
 human() { numfmt --to=iec --format=%.1f "$1"; }
@@ -95,7 +95,7 @@ need_root() {
     if ! ((dry_run)) && ((EUID != 0)); then fail 1 "changing swap takes root: sudo $0 …"; fi
 }
 
-disks() { # lines "BYTES FOLDER": where files may be swap and we may write, the most room first
+disks() { # lines "BYTES FOLDER": writable disks that can hold swap, the most room first
     local folder available
     df --local --output=avail,target -B1 "${HOLD_SWAP[@]/#/--type=}" 2>/dev/null | tail -n +2 |
         sort -rn | while read -r available folder; do
@@ -105,7 +105,7 @@ disks() { # lines "BYTES FOLDER": where files may be swap and we may write, the 
     done
 }
 
-choose_path() { # sets: path, to the file that an earlier run made, or to where one should be
+choose_path() { # sets: path, to an existing swap file of ours or to the place for a new one
     if [[ -n $path ]]; then
         named=1
         return
@@ -117,7 +117,7 @@ choose_path() { # sets: path, to the file that an earlier run made, or to where 
     while [[ -z $found ]] && read -r _ folder; do
         if [[ -e $folder$FILE_NAME ]]; then found=$folder$FILE_NAME; fi
     done < <(disks)
-    if [[ -z $found ]] && ! disks | grep ' /$' >/dev/null; then # the root is no disk: a container, say
+    if [[ -z $found ]] && ! disks | grep ' /$' >/dev/null; then # no disk at /: in a container, for example
         folder=$(disks | awk 'NR == 1 { print $2 }')
         if [[ -n $folder ]]; then found=$folder$FILE_NAME; fi
     fi
@@ -126,7 +126,7 @@ choose_path() { # sets: path, to the file that an earlier run made, or to where 
 
 active() { awk -v path="$path" '$1 == path { found = 1 } END { exit !found }' /proc/swaps; }
 
-other_swap() { # bytes of swap that is not ours
+other_swap() { # bytes of the machine's other swap
     awk -v path="$path" \
         'NR > 1 && $1 != path { kib += $3 } END { printf "%.0f", kib * 1024 }' /proc/swaps
 }
@@ -192,8 +192,8 @@ make_file() {
     if [[ $file_system == btrfs ]]; then # no copy-on-write and no compression below swap
         chattr +C -- "$path" || refuse "$path cannot be taken out of btrfs' copy-on-write"
     fi
-    # fallocate is instant; where it is not supported, or leaves holes that swapon would refuse
-    # (old kernels on xfs), the blocks are written.
+    # fallocate takes no time. If it is not supported, or leaves holes that swapon refuses (old
+    # kernels on xfs), dd writes the blocks.
     if [[ $file_system == xfs ]] || ! fallocate -l "$size" -- "$path" 2>/dev/null; then
         dd if=/dev/zero of="$path" bs=1M count=$((size / (1 << 20))) conv=fsync status=none
     fi

@@ -1,8 +1,8 @@
--- Where a replica is killed in the midst of a stream, the client gets its protocol's error event.
+-- If a replica is killed in the middle of a stream, the client gets its protocol's error event.
 --
--- Envoy runs no filter any more once a chunked body has broken off. So replicas are asked to send streams
--- that end with their connection (x-specops-unframed): how they end is theirs to say, and they end a whole
--- one with the byte EOT, which no event contains. It is kept from the client, who gets chunks as ever.
+-- Envoy runs no filter after a chunked body has broken off. So the gateway asks replicas for streams that
+-- end with their connection (x-specops-unframed). A replica ends a complete stream with the byte EOT, which
+-- no event contains. This filter removes the byte; the client gets chunks as usual.
 local EOT = '\4'
 local MESSAGE = 'the replica that wrote this answer is gone; ask again'
 local OPENAI = 'data: {"error":{"message":"%s","type":"server_error","param":null,"code":"replica_gone"}}\n\n'
@@ -26,8 +26,8 @@ function envoy_on_response(handle)
     if length > 0 then
       last = chunk:getBytes(length - 1, 1)
       if last == EOT then chunk:setBytes(chunk:getBytes(0, length - 1)) end
-    elseif last ~= EOT then -- the body's end, an empty chunk of its own
-      local apart = last == '\n' and '' or '\n\n' -- from half an event
+    elseif last ~= EOT then -- the end of the body is an empty chunk
+      local apart = last == '\n' and '' or '\n\n' -- half an event comes before it
       chunk:setBytes(apart .. event)
     end
   end

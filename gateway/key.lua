@@ -1,21 +1,21 @@
--- What a request is routed by, as the header x-specops-key: its session, its user, or what its
--- prompt begins with. The header holds a hash: no replica and no log sees the text through it.
+-- Adds the header x-specops-key, by which a request is routed: a hash of its session, of its user, or
+-- of the beginning of its prompt. Replicas and logs see the hash, never the text.
 
-local MOST_BYTES = 512   -- of one text that counts
-local MOST_STEPS = 20000 -- over a body: one of a million brackets must not hold up the others
+local MOST_BYTES = 512   -- of each text that counts
+local MOST_STEPS = 20000 -- through a body: a million brackets must not delay other requests
 local QUOTE, OPEN, LIST = 34, 123, 91
 
--- Where the string that begins at `i` ends: the place behind it.
+-- The place behind the string that begins at `i`.
 local function behind_string(text, i)
   while true do
     i = text:find('["\\]', i + 1)
     if not i then return #text + 1 end
     if text:byte(i) == QUOTE then return i + 1 end
-    i = i + 1 -- whatever is escaped
+    i = i + 1 -- the escaped character
   end
 end
 
--- The place behind the JSON value that begins at `i`, and how many steps that took.
+-- The place behind the JSON value that begins at `i`, and the number of steps to it.
 local function behind(text, i)
   local first = text:byte(i)
   if first == QUOTE then return behind_string(text, i), 1 end
@@ -37,7 +37,7 @@ local function behind(text, i)
   return #text + 1, steps
 end
 
--- The fields of a JSON object, values as they are written.
+-- The fields of a JSON object; values keep their JSON text.
 local function fields(text)
   local found, steps = {}, 0
   local i = text:match('^%s*{()')
@@ -54,7 +54,7 @@ local function fields(text)
   return found
 end
 
--- The beginning of a conversation: up to the first words of its user, which no later turn changes.
+-- The beginning of a conversation, up to the user's first message, which later turns do not change.
 local function beginning(value)
   if value:byte(1) ~= LIST then return value:sub(1, MOST_BYTES) end
   local parts, i = {}, 2
@@ -96,10 +96,10 @@ function envoy_on_request(handle)
   if session and #session > 0 then
     key = 'session ' .. session:sub(1, MOST_BYTES)
   else
-    local body = handle:body() -- waits for all of it; what `headers` held is void after that
+    local body = handle:body() -- waits for the whole body; `headers` is invalid after that
     if body then key = text_key(body:getBytes(0, body:length())) end
   end
   if not key then return end
-  -- Two clients' sessions of one name are two: they share no prefix cache either.
+  -- Sessions of two clients differ, even with one name: clients share no prefix cache either.
   handle:headers():add('x-specops-key', hash(client .. '\n' .. key))
 end

@@ -1,8 +1,8 @@
--- Where every replica that was asked says 429, the client is told the shortest of their waits.
+-- If every replica that was asked answers 429, the client gets the shortest Retry-After of them.
 --
--- Runs once for each replica that a request is tried on. Envoy lets the last answer through, so
--- each refusal is given the least Retry-After so far. What an earlier try found is kept by the
--- request's id, for two generations of at most MOST requests, so that nothing piles up.
+-- The filter runs once for each replica that gets the request. Envoy passes the last answer on, so each
+-- refusal gets the shortest Retry-After so far. The waits of earlier tries are kept by the request's id,
+-- in two generations of at most MOST requests, so that the memory is bounded.
 local MOST = 1000
 local young, old, count = {}, {}, 0
 

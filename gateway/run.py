@@ -1,11 +1,11 @@
-"""Runs the gateway: Envoy on gateway/envoy.yaml, ended so that no request is lost.
+"""Runs the gateway, Envoy on gateway/envoy.yaml, and ends it without losing a request.
 
-Envoy drops whatever is under way at SIGTERM. Here a signal lets it drain first: it takes no new
-connection, says `Connection: close` on those there are, and ends when the last answer has gone
-out, or after --drain seconds, or at a second signal.
+At SIGTERM Envoy drops the requests that it serves. Here Envoy drains first: it takes no new
+connection, says `Connection: close` on open ones, and ends after the last answer, after --drain
+seconds, or at a second signal.
 
-Without options it is what runs in the container. `make up REPLICAS=3` names addresses. Standard
-library only: the image has nothing else.
+Without options this runs in the container. `make up REPLICAS=3` gives addresses. The image has
+only the standard library.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-_ADMIN = "/tmp/specops-gateway.sock"  # noqa: S108 - as the file says it
+_ADMIN = "/tmp/specops-gateway.sock"  # noqa: S108 - as in envoy.yaml
 _ENDPOINT = "{endpoint: {address: {socket_address: {address: %s, port_value: %d}}}}"
 _ADDRESS = "address: {socket_address: {address: %s, port_value: %d}}"
 _POLL_SECONDS = 0.1
-_DRAIN_MARGIN = 30.0  # of the gateway's deadline over the API's own
+_MARGIN = 30.0  # seconds between the API's deadline of a request and the gateway's
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be made; the message says why."""
+    """The gateway cannot be configured; the message says why."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the gateway runs; the defaults are what gateway/envoy.yaml says.
+    """Where the gateway runs; the defaults are those of gateway/envoy.yaml.
 
     Attributes:
         listen: address and port for clients.
         figures: address and port for Prometheus.
-        replicas: address and port of each; a name stands for all that it resolves to.
-        admin: the admin interface's socket.
-        request_timeout: seconds, the API's own (SPECOPS_REQUEST_TIMEOUT).
-        client_rate: requests per second of one client's address; twice as many at once.
+        replicas: address and port of each; a name stands for all its addresses.
+        admin: path of the admin interface's socket.
+        request_timeout: the API's deadline of a request, in seconds (SPECOPS_REQUEST_TIMEOUT).
+        client_rate: requests per second from one address; twice as many may come at once.
     """
 
     listen: tuple[str, int] = ("0.0.0.0", 8000)  # noqa: S104
@@ -60,10 +60,8 @@ def configuration(place: Place) -> str:
     """gateway/envoy.yaml for a place.
 
     Raises:
-        ConfigError: there is no replica, or the file does not say what is to be replaced.
+        ConfigError: the file does not have the values that are to be replaced.
     """
-    if not place.replicas:
-        raise ConfigError("a gateway needs at least one replica")
     default = Place()
     text = (FOLDER / "envoy.yaml").read_text()
     rate = "{max_tokens: %d, tokens_per_fill: %d, fill_interval: 1s}"
@@ -74,8 +72,8 @@ def configuration(place: Place) -> str:
         _ENDPOINT % default.replicas[0]: ", ".join(_ENDPOINT % one for one in place.replicas),
         rate % (2 * default.client_rate, default.client_rate): rate
         % (2 * place.client_rate, place.client_rate),
-        deadline % (default.request_timeout + _DRAIN_MARGIN): deadline
-        % (place.request_timeout + _DRAIN_MARGIN),
+        deadline % (default.request_timeout + _MARGIN): deadline
+        % (place.request_timeout + _MARGIN),
     }
     for old, new in replaced.items():
         if text.count(old) != 1:
@@ -85,7 +83,7 @@ def configuration(place: Place) -> str:
 
 
 def envoy() -> str:
-    """Envoy's program: the PyPI package's beside this Python, else the first on the PATH."""
+    """The path of Envoy: beside this Python, where the PyPI package puts it, or on the PATH."""
     beside = Path(sys.executable).parent / "envoy"
     found = str(beside) if beside.exists() else shutil.which("envoy")
     if found is None:
@@ -94,7 +92,7 @@ def envoy() -> str:
 
 
 def ask(admin: str, method: str, path: str) -> str:
-    """What the admin interface answers; OSError where nobody does."""
+    """The answer of the admin interface; raises OSError if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(5)
         connection.connect(admin)
@@ -106,7 +104,7 @@ def ask(admin: str, method: str, path: str) -> str:
 
 
 def in_flight(admin: str) -> int:
-    """Requests of clients that have no whole answer yet."""
+    """The number of requests without a complete answer."""
     name = "http.gateway.downstream_rq_active"
     for line in ask(admin, "GET", f"/stats?filter=^{name}$").splitlines():
         if line.startswith(f"{name}: "):
@@ -117,18 +115,18 @@ def in_flight(admin: str) -> int:
 def drain(
     admin: str, process: subprocess.Popen[bytes], seconds: float, now: threading.Event
 ) -> None:
-    """Let answers end; returns when they have, when Envoy has, after `seconds`, or with `now`."""
+    """Wait until all answers or Envoy have ended, for at most `seconds`, or until `now` is set."""
     try:
         ask(admin, "POST", "/drain_listeners?graceful")
         for _ in range(int(seconds / _POLL_SECONDS)):
             if process.poll() is not None or in_flight(admin) == 0 or now.wait(_POLL_SECONDS):
                 return
-    except OSError as error:  # it ends by itself
+    except OSError as error:  # Envoy is ending by itself
         print(f"gateway: cannot drain ({error})", file=sys.stderr, flush=True)
 
 
 def run(place: Place, state: Path, drain_seconds: float) -> int:
-    """Run Envoy until a signal; its exit status, 0 where it was asked to end."""
+    """Run Envoy until a signal; returns its exit status, or 0 if a signal ended it."""
     state.mkdir(parents=True, exist_ok=True)
     config = state / "envoy.yaml"
     config.write_text(configuration(place))
@@ -139,8 +137,8 @@ def run(place: Place, state: Path, drain_seconds: float) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
-    # One worker carries thousands of requests a second, and knows all that were refused. Its
-    # session is its own: a signal to the terminal's group is for this process to pass on.
+    # One worker serves thousands of requests a second, and keeps the waits of all refusals. Envoy
+    # has a session of its own, so that Ctrl-C reaches only this process, which lets it drain.
     command = [envoy(), "--config-path", str(config), "--concurrency", "1"]
     command += ["--use-dynamic-base-id", "--log-level", "warning"]
     command += ["--drain-strategy", "immediate", "--drain-time-s", "1"]
@@ -178,7 +176,7 @@ def main() -> int:
             arguments.listen,
             arguments.figures,
             arguments.replica or default.replicas,
-            # Short, as a socket's path has to be, and no other gateway's.
+            # A socket's path must be short, and no other gateway may have it.
             f"{tempfile.gettempdir()}/specops-gateway-{os.getpid()}.sock",
             float(os.environ.get("SPECOPS_REQUEST_TIMEOUT") or default.request_timeout),
             int(os.environ.get("GATEWAY_CLIENT_RATE") or default.client_rate),

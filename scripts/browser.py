@@ -8,37 +8,43 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-# Only pages of our own are opened: as root in a container Chromium can set up no sandbox, and a
-# container's /dev/shm is too small for it.
+# The browser opens only our own pages. As root in a container Chromium cannot set up its sandbox,
+# and a container's /dev/shm is too small for it.
 _ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage")
 
 
 class BrowserError(RuntimeError):
-    """There is no Chromium, or nothing to drive it with; the message says what to install."""
+    """Chromium or Playwright is missing; the message says what to install."""
+
+
+def executable() -> str:
+    """The path of Chromium.
+
+    Raises:
+        BrowserError: Chromium or Playwright is missing.
+    """
+    if find_spec("playwright") is None:
+        raise BrowserError("no playwright (`scripts/venv dev` installs it)")
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    raise BrowserError("no Chromium (Debian: apt-get install chromium)")
 
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """Run a headless Chromium.
+    """Run a headless Chromium; raises as `executable`."""
+    path = executable()
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - not every machine has it
 
-    Raises:
-        BrowserError: there is none, or Playwright is missing.
-    """
-    try:
-        from playwright.sync_api import sync_playwright  # noqa: PLC0415 - not every machine has it
-    except ImportError as error:
-        raise BrowserError("no playwright (`scripts/venv dev` installs it)") from error
-    binary = next(filter(None, map(shutil.which, _NAMES)), None)
-    if binary is None:
-        raise BrowserError("no Chromium (Debian: apt-get install chromium)")
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=binary, args=_ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=path, args=_ARGUMENTS)
         try:
             yield browser
         finally:

@@ -25,7 +25,7 @@ QUESTIONS = (
     "Tell me about Switzerland: its name, its capital and its languages.",
     "Describe the Alps in three paragraphs, with a short heading above each.",
 )
-SHOWN_CHARACTERS = 200  # of the last answer, when the picture is taken
+SHOWN_CHARACTERS = 200  # the picture shows so many of the last answer
 
 
 def say(page: Page, text: str) -> None:
@@ -35,7 +35,7 @@ def say(page: Page, text: str) -> None:
 
 
 def take(page: Page, output: Path) -> None:
-    """An answer that follows a schema, then one that does not, and the picture while it streams."""
+    """Ask for an answer that follows a schema, then for a free one; take the picture meanwhile."""
     page.wait_for_selector("#state.ready")
     page.get_by_role("tab", name="Chat").click()
     page.evaluate("(schema) => { document.getElementById('schema').value = schema; }", SCHEMA)
@@ -46,7 +46,7 @@ def take(page: Page, output: Path) -> None:
     say(page, QUESTIONS[1])
     shown = "document.querySelector('#turns > li:last-child').innerText.length"
     complete = "!document.querySelector('.send').disabled"
-    # The page forbids playwright's own way to wait for an expression.
+    # The page's policy forbids playwright's own way to wait for an expression.
     while not page.evaluate(f"{complete} || {shown} > {SHOWN_CHARACTERS}"):
         page.wait_for_timeout(50)
     page.screenshot(path=output)

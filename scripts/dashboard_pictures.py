@@ -2,10 +2,10 @@
 
     python scripts/dashboard_pictures.py [URL] [--output FOLDER] [--minutes 15] [--patience 60]
 
-A picture is taken when every panel has been drawn: it is there, it has stopped loading, and there
-is something in it. Where one shows an error or no data, or is not drawn in time, the pictures are
-saved all the same, the panels are named and the exit status is 1. Panels are told by the marks that
-Grafana keeps for tests of its own (`@grafana/e2e-selectors`, the same from 11 on).
+The script takes a picture when every panel is drawn: it exists, it has stopped loading, and it has
+content. If a panel shows an error or no data, or is not drawn in time, the script still saves the
+pictures, names the panels and ends with 1. It finds panels by the marks that Grafana keeps for its
+own tests (`@grafana/e2e-selectors`, unchanged since version 11).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import sys
 import time
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file
 from scripts.browser import BrowserError, launched
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Response
+    from playwright.sync_api import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 DASHBOARDS = ROOT / "grafana" / "dashboards"
-DRAWN = "drawn"
 POLL_MS = 100
 WIDTH = 1600
-# Grafana's grid: 30 pixels a row and 8 between. Only what is in sight is drawn, so all of it is.
+# Grafana's grid: 30 pixels a row and 8 between rows. Grafana draws only visible panels: the window
+# is as high as the dashboard.
 ROW_PIXELS, FRAME_PIXELS = 38, 160
 LOOK = """(titles) => titles.map((title) => {
   const marked = (mark) => `[data-testid="data-testid ${mark}"]`;
@@ -46,49 +45,36 @@ LOOK = """(titles) => titles.map((title) => {
 })"""
 
 
-def titles(board: dict[str, Any]) -> list[str]:
-    """Of the panels that show data."""
-    return [panel["title"] for panel in board["panels"] if panel["type"] != "row"]
-
-
 def undrawn(page: Page, names: list[str], patience: float) -> dict[str, str]:
-    """Wait until all panels are drawn; those that are not by then, and what is wrong with each."""
+    """Wait until all panels are drawn; returns the others, each with its problem."""
     deadline = time.monotonic() + patience
     while True:
         states = dict(zip(names, page.evaluate(LOOK, names), strict=True))
-        wrong = {name: state for name, state in states.items() if state != DRAWN}
+        wrong = {name: state for name, state in states.items() if state != "drawn"}
         if not wrong or time.monotonic() > deadline:
             return wrong
-        page.wait_for_timeout(POLL_MS)  # between two looks at the condition
+        page.wait_for_timeout(POLL_MS)
 
 
 def unopened(page: Page, url: str) -> str | None:
-    """Go to a page; what is wrong where there is none."""
+    """Open a page; returns the problem if that fails."""
     from playwright.sync_api import Error  # noqa: PLC0415 - not every machine has it
 
-    answers: list[Response] = []
-
-    def keep(answer: Response) -> None:
-        answers.append(answer)
-
-    page.on("response", keep)
     try:
-        page.goto(url)
-    except Error as failed:  # as for an answer without a page, too
-        if not answers:
-            return f"does not answer: {failed.message.splitlines()[0]}"
-    finally:
-        page.remove_listener("response", keep)
-    return None if answers[0].status < HTTPStatus.BAD_REQUEST else f"answers {answers[0].status}"
+        answer = page.goto(url)
+    except Error as failed:
+        return f"does not answer: {failed.message.splitlines()[0]}"
+    return None if answer is None or answer.ok else f"answers {answer.status}"
 
 
 def take(page: Page, url: str, board: dict[str, Any], output: Path, patience: float) -> list[str]:
-    """Save a picture of one dashboard; what is wrong with it, a line for each panel."""
+    """Save a picture of one dashboard; returns its problems, a line for each panel."""
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     page.set_viewport_size({"width": WIDTH, "height": rows * ROW_PIXELS + FRAME_PIXELS})
     if problem := unopened(page, url):
         return [f"{board['title']} {url} {problem}"]
-    wrong = undrawn(page, titles(board), patience)
+    titles = [panel["title"] for panel in board["panels"] if panel["type"] != "row"]
+    wrong = undrawn(page, titles, patience)
     page.screenshot(path=output)
     return [f"{board['title']} / {title} {state}" for title, state in wrong.items()]
 

@@ -1,7 +1,7 @@
 """Writes docs/metrics.md, the page of all metrics: `python scripts/metrics_page.py [--check]`.
 
-Names, types, labels and meanings come from the service's own registry, the dashboards that show a
-metric from their JSON. `--check` writes nothing and fails where the page is not up to date.
+Names, types, labels and meanings come from the service's registry. The JSON of the dashboards tells
+which of them show a metric. `--check` writes nothing and fails if the page is not up to date.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RECORDED = """
 
 
 def shown_on() -> dict[str, str]:
-    """Dashboard's title → all its expressions."""
+    """All expressions of each dashboard, by its title."""
     found = {}
     for path in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
         board = json.loads(path.read_text())
@@ -49,7 +49,7 @@ def shown_on() -> dict[str, str]:
 
 
 def mentions(text: str, family: str) -> bool:
-    """Whether one of the family's series is in the text."""
+    """Whether the text names a series of the family."""
     return bool(re.search(rf"\b{family}(_total|_bucket|_count|_sum|_info)?\b(?!:)", text))
 
 

@@ -1,9 +1,8 @@
-"""Runs the stack without Docker: the API, and Prometheus where its binary is there.
+"""Runs the stack without Docker: the API, and Prometheus if its program is installed.
 
-With REPLICAS=3 there are three of the API, on free ports, and the gateway at the one's URL.
-Everything listens on this machine alone. Ends cleanly (exit 0) on Ctrl-C or SIGTERM, the API
-first, so that running requests finish. If a part dies by itself, its last log lines are shown,
-the rest is ended and the exit status is 1.
+With REPLICAS=3 the API runs three times, on free ports, and the gateway listens at the usual URL.
+Everything listens on this machine alone. The stack ends cleanly (exit 0) on Ctrl-C or SIGTERM. If
+a part dies by itself, its last log lines are shown, the rest is ended and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from specops.presets import CHAT
@@ -39,42 +37,41 @@ class StartError(Exception):
 
 
 def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` over the settings in `env_file`, read as Compose reads them: `NAME=value` lines.
+    """The variables for a native run: `NAME=value` lines of `env_file`, then `environ` over them.
 
-    Of the file only what concerns a native run: the service's settings and the ports.
+    Of the file only the service's settings and the ports count.
     """
     values: dict[str, str] = {}
-    if env_file.exists():
-        for line in env_file.read_text().splitlines():
-            name, _, value = line.strip().partition("=")
-            if name.startswith(("SPECOPS_", "GATEWAY_", "REPLICAS")) or (
-                name.endswith("_PORT") and name.isidentifier()
-            ):
-                value = value.strip().strip("\"'")
-                values[name] = os.path.expanduser(value) if name.endswith("_DIR") else value
+    for line in env_file.read_text().splitlines() if env_file.exists() else ():
+        name, _, value = line.strip().partition("=")
+        if name.startswith(("SPECOPS_", "GATEWAY_", "REPLICAS")) or (
+            name.endswith("_PORT") and name.isidentifier()
+        ):
+            value = value.strip().strip("\"'")
+            values[name] = os.path.expanduser(value) if name.endswith("_DIR") else value
     return {**values, **environ}
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a part listens; `knob` is the variable that moves it."""
+    """Where a part listens, and the variable that sets its port."""
 
     host: str
     port: int
-    knob: str
+    variable: str
 
     @classmethod
-    def read(cls, environ: Mapping[str, str], knob: str, default: int, host: str) -> Address:
-        """The port named by the variable `knob`, or `default`."""
-        text = environ.get(knob) or str(default)
+    def read(cls, environ: Mapping[str, str], variable: str, default: int, host: str) -> Address:
+        """The port in the variable, or `default`."""
+        text = environ.get(variable) or str(default)
         if not text.isdecimal() or not 0 < int(text) < 1 << 16:
-            raise StartError(f"{knob} takes a port number, not {text!r}")
-        return cls(host, int(text), knob)
+            raise StartError(f"{variable} takes a port number, not {text!r}")
+        return cls(host, int(text), variable)
 
     @property
     def target(self) -> str:
         """`host:port` as a client on this machine reaches it."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104
+        host = {"0.0.0.0": LOCAL, "::": "[::1]"}.get(self.host, self.host)  # noqa: S104
         return f"{host}:{self.port}"
 
     @property
@@ -83,7 +80,7 @@ class Address:
         return f"http://{self.target}"
 
     def require_free(self) -> None:
-        """Raise StartError where something listens already."""
+        """Raise StartError if another process listens here already."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -92,47 +89,42 @@ class Address:
             except OSError as error:
                 raise StartError(
                     f"{self.host}:{self.port} cannot be used ({error.strerror}). End what runs "
-                    f"there (`make down`), or choose another port with {self.knob}=… in .env."
+                    f"there (`make down`), or choose another port with {self.variable}=… in .env."
                 ) from None
 
 
-@dataclass
 class Part:
-    """One running process of the stack, where its output goes, and how it is started again."""
+    """One running process of the stack, with a log file of its own."""
 
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-    spawn: Callable[[], subprocess.Popen[bytes]]
-
-    @classmethod
-    def start(cls, name: str, command: list[str], log: Path, environ: dict[str, str]) -> Part:
-        """Start `command` in a session of its own, so that Ctrl-C reaches only this script."""
-
-        def spawn() -> subprocess.Popen[bytes]:
-            with log.open("ab") as output:
-                return subprocess.Popen(  # noqa: S603
-                    command,
-                    cwd=ROOT,
-                    env=environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-
+    def __init__(
+        self, name: str, command: list[str], log: Path, environ: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self._command, self._log, self._environ = command, log, environ
         log.unlink(missing_ok=True)
-        return cls(name, spawn(), log, spawn)
+        self.start()
+
+    def start(self) -> None:
+        """Start the process in a session of its own, so that Ctrl-C reaches only this script."""
+        with self._log.open("ab") as output:
+            self.process = subprocess.Popen(  # noqa: S603
+                self._command,
+                cwd=ROOT,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def require_alive(self) -> None:
         """Raise StartError with the last lines of the log if the process has ended."""
-        status = self.process.poll()
-        if status is not None:
-            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+        if (status := self.process.poll()) is not None:
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
             raise StartError(f"{self.name} ended with status {status}. Its last words:\n{tail}")
 
     def stop(self, patience: float) -> None:
-        """SIGTERM, then SIGKILL after `patience` seconds."""
+        """Send SIGTERM, and SIGKILL after `patience` seconds."""
         if self.process.poll() is None:
             self.process.terminate()
         try:
@@ -144,7 +136,7 @@ class Part:
 
 
 def prometheus_config(apis: list[str], gateway: str | None = None) -> str:
-    """prometheus/prometheus.yml for a native run: addresses for names, the rules by full path."""
+    """prometheus/prometheus.yml with addresses for names, and the rules by their full path."""
     text = (ROOT / "prometheus" / "prometheus.yml").read_text()
     replaced = {"rules/": f"{ROOT}/prometheus/rules/"}
     for name, port, targets in (("api", 8000, apis), ("gateway", 9901, [gateway] * bool(gateway))):
@@ -159,95 +151,41 @@ def prometheus_config(apis: list[str], gateway: str | None = None) -> str:
     return text
 
 
-def start_prometheus(address: Address, config_text: str, state: Path, binary: str) -> Part:
-    """Start Prometheus on a configuration; its data goes below `state`."""
-    (config := state / "prometheus.yml").write_text(config_text)
-    command = [
-        binary,
-        f"--config.file={config}",
-        f"--storage.tsdb.path={state / 'prometheus'}",
-        "--storage.tsdb.retention.time=15d",
-        f"--web.listen-address={address.target}",
-    ]
-    return Part.start("Prometheus", command, state / "prometheus.log", dict(os.environ))
-
-
-def replica_count(environ: Mapping[str, str]) -> int:
-    """REPLICAS, how many of the API are to run."""
-    if (text := environ.get("REPLICAS") or "1") not in map(str, range(1, 65)):
-        raise StartError(f"REPLICAS takes a number from 1 to 64, not {text!r}")
-    return int(text)
-
-
 def free_addresses(count: int) -> list[Address]:
-    """Addresses on this machine alone, that nobody listens on now."""
+    """Addresses on this machine alone on which no process listens now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.create_server((LOCAL, 0))) for _ in range(count)]
         return [Address(LOCAL, probe.getsockname()[1], "REPLICAS") for probe in probes]
 
 
-def start_apis(apis: list[Address], state: Path, environ: Mapping[str, str]) -> list[Part]:
-    """Start the API once for each address, all at the same time."""
-    serve = [str(Path(sys.executable).parent / "specops"), "serve"]
-    if len(apis) == 1:
-        return [Part.start("The API", serve, state / "api.log", dict(environ))]
-    started = []
-    for number, api in enumerate(apis, start=1):
-        own = {**environ, "SPECOPS_HOST": api.host, "SPECOPS_PORT": str(api.port)}
-        started.append(Part.start(f"Replica {number}", serve, state / f"api-{number}.log", own))
-    return started
-
-
-def start_gateway(
-    listen: Address, figures: Address, apis: list[Address], state: Path, environ: Mapping[str, str]
-) -> Part:
-    """Start the gateway before these replicas."""
-    command = [sys.executable, str(ROOT / "gateway" / "run.py"), "--state", str(state)]
-    command += ["--listen", f"{listen.host}:{listen.port}", "--figures", figures.target]
-    for api in apis:
-        command += ["--replica", api.target]
-    return Part.start("The gateway", command, state / "gateway.log", dict(environ))
-
-
-def api_awaited(api: Address) -> str | None:
-    """What the API still does before it serves, "" where it does not listen yet; None: ready."""
+def awaited(url: str) -> str | None:
+    """What a part still does before it serves ("" if it does not say so); None if it is ready."""
     try:
-        with urllib.request.urlopen(f"{api.url}/health", timeout=2):  # noqa: S310
+        with urllib.request.urlopen(url, timeout=2):  # noqa: S310
             return None
     except urllib.error.HTTPError as error:
-        health = json.loads(error.read())
-        if "state" not in health:  # it is the gateway's answer: no replica is ready
-            return ""
-        if health["error"]:
-            raise StartError(f"The model cannot be served: {health['error']}") from None
-        return f"{health['state']} {health['detail'] or ''}".strip()
+        answer = error.read()
     except OSError:
         return ""
-
-
-def prometheus_awaited(prometheus: Address) -> str | None:
-    """As `api_awaited`: its port opens, and refuses queries, before its data is read."""
-    try:
-        with urllib.request.urlopen(f"{prometheus.url}/-/ready", timeout=2):  # noqa: S310
-            return None
-    except OSError:
+    if b'"state"' not in answer:  # Prometheus reads its data, or no replica of the gateway is ready
         return ""
+    health = json.loads(answer)
+    if health["error"]:
+        raise StartError(f"The model cannot be served: {health['error']}")
+    return f"{health['state']} {health['detail'] or ''}".strip()
 
 
-def wait_ready(
-    awaited: Callable[[], str | None], parts: list[Part], stopped: threading.Event
-) -> None:
-    """Return when nothing is `awaited` any more, or when `stopped` is set; say what is."""
-    said = ""
+def wait_ready(url: str, parts: list[Part], stopped: threading.Event) -> None:
+    """Return when `url` answers with 200, or when `stopped` is set; print what it waits for."""
+    printed = ""
     while not stopped.wait(0.2):
         for part in parts:
             part.require_alive()
-        now = awaited()
-        if now is None:
+        if (now := awaited(url)) is None:
             return
-        if now and now != said:
+        if now not in ("", printed):
             print(now, flush=True)
-            said = now
+            printed = now
 
 
 def show_urls(api: Address, replicas: list[Address], prometheus: str, state: Path) -> None:
@@ -268,32 +206,55 @@ def show_urls(api: Address, replicas: list[Address], prometheus: str, state: Pat
 
 
 def supervise(parts: list[Part], stopped: threading.Event) -> None:
-    """Return when `stopped` is set; raise StartError when a part ends before that.
+    """Return when `stopped` is set; raise StartError if a part ends before that.
 
-    One replica of several is started again instead, as Compose does it.
+    A replica is started again instead, as Compose does it.
     """
     while not stopped.wait(0.5):
         for part in parts:
             if part.name.startswith("Replica") and (status := part.process.poll()) is not None:
                 print(f"{part.name} ended with status {status}: started again", flush=True)
-                part.process = part.spawn()
+                part.start()
             part.require_alive()
 
 
-def run(state: Path, environ: dict[str, str]) -> int:
-    """Start everything, wait for the end, end everything. Returns the exit status."""
-    host = environ.get("SPECOPS_HOST") or LOCAL
-    api = Address.read(environ, "SPECOPS_PORT", 8000, host)
+def start_api(
+    api: Address, count: int, state: Path, environ: Mapping[str, str], parts: list[Part]
+) -> tuple[list[Address], str | None]:
+    """Start the API, or so many replicas and their gateway; add them to `parts`.
+
+    Returns:
+        Where the replicas listen, and the gateway's address for Prometheus if there is a gateway.
+    """
+    serve = [str(Path(sys.executable).parent / "specops"), "serve"]
+    if count == 1:
+        parts.append(Part("The API", serve, state / "api.log", environ))
+        return [api], None
+    *replicas, figures = free_addresses(count + 1)
+    command = [sys.executable, str(ROOT / "gateway" / "run.py"), "--state", str(state)]
+    command += ["--listen", f"{api.host}:{api.port}", "--figures", figures.target]
+    for replica in replicas:
+        command += ["--replica", replica.target]
+    # The gateway comes first: at the end it waits for answers that replicas still give.
+    parts.append(Part("The gateway", command, state / "gateway.log", environ))
+    for number, replica in enumerate(replicas, start=1):
+        own = {"SPECOPS_HOST": replica.host, "SPECOPS_PORT": str(replica.port)}
+        log = state / f"api-{number}.log"
+        parts.append(Part(f"Replica {number}", serve, log, {**environ, **own}))
+    return replicas, figures.target
+
+
+def run(state: Path, environ: Mapping[str, str]) -> int:
+    """Start everything, wait for the end, end everything; returns the exit status."""
+    api = Address.read(environ, "SPECOPS_PORT", 8000, environ.get("SPECOPS_HOST") or LOCAL)
     prometheus = Address.read(environ, "PROMETHEUS_PORT", 9090, LOCAL)
-    count = replica_count(environ)
-    binary = shutil.which("prometheus")
+    if (count := environ.get("REPLICAS") or "1") not in map(str, range(1, 65)):
+        raise StartError(f"REPLICAS takes a number from 1 to 64, not {count!r}")
     api.require_free()
-    if binary:
+    if binary := shutil.which("prometheus"):
         prometheus.require_free()
     if (environ.get("SPECOPS_MODEL") or CHAT) == CHAT and not environ.get("SPECOPS_TARGET"):
         subprocess.run([sys.executable, ROOT / "scripts" / "chat_model.py"], check=True)  # noqa: S603
-    *replicas, figures = free_addresses(count + 1)
-    replicas = replicas if count > 1 else [api]
 
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -304,24 +265,25 @@ def run(state: Path, environ: dict[str, str]) -> int:
     pid_file.write_text(str(os.getpid()))
     parts: list[Part] = []
     try:
-        parts += start_apis(replicas, state, environ)
-        if count > 1:
-            parts.append(start_gateway(api, figures, replicas, state, environ))
+        replicas, gateway = start_api(api, int(count), state, environ, parts)
         if binary:
-            gateway = figures.target if count > 1 else None
-            config = prometheus_config([one.target for one in replicas], gateway)
-            parts.append(start_prometheus(prometheus, config, state, binary))
+            config = state / "prometheus.yml"
+            config.write_text(prometheus_config([one.target for one in replicas], gateway))
+            command = [binary, f"--config.file={config}"]
+            command += [f"--storage.tsdb.path={state / 'prometheus'}"]
+            command += ["--storage.tsdb.retention.time=15d"]
+            command += [f"--web.listen-address={prometheus.target}"]
+            parts.append(Part("Prometheus", command, state / "prometheus.log", os.environ))
         for one in dict.fromkeys([*replicas, api]):
-            wait_ready(partial(api_awaited, one), parts, stopped)
-        if binary:
-            wait_ready(partial(prometheus_awaited, prometheus), parts, stopped)
+            wait_ready(f"{one.url}/health", parts, stopped)
+        if binary:  # its port opens before it has read its data
+            wait_ready(f"{prometheus.url}/-/ready", parts, stopped)
         if not stopped.is_set():
             show_urls(api, replicas, prometheus.url if binary else PROMETHEUS_HELP, state)
             supervise(parts, stopped)
     finally:
         patience = float(environ.get("SPECOPS_DRAIN_TIMEOUT") or 25) + 10
-        # The gateway first: it waits for the answers that the replicas still give.
-        for part in sorted(parts, key=lambda part: part.name != "The gateway"):
+        for part in parts:
             part.stop(patience)
         pid_file.unlink(missing_ok=True)
     print("Ended.", flush=True)

@@ -1,8 +1,8 @@
-"""Carries the service's settings to where they are repeated: `python scripts/settings.py`.
+"""Copies the service's settings to the files that repeat them: `python scripts/settings.py`.
 
-.env.example, the table in docs/settings.md and the API's environment in compose.yaml come from
+.env.example, the tables in docs/settings.md and the API's environment in compose.yaml come from
 api/specops/config.py; the table of presets in README.md comes from api/specops/presets.toml.
-`--check` writes nothing and fails where one of these files has fallen behind.
+`--check` writes nothing and fails if one of these files is out of date.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ HEADER = """\
 
 """
 
-# What huggingface_hub reads in the service's process: name, default, meaning.
+# Variables that huggingface_hub reads in the service's process: name, default, meaning.
 HUB = (
     ("HF_TOKEN", "", "token for private and gated models on the hub"),
     ("HF_ENDPOINT", "", "address of the hub; empty: the public one"),
     ("HF_HUB_OFFLINE", "", "1: download nothing, use what is in SPECOPS_CACHE_DIR"),
 )
 
-# What compose.yaml and scripts/ read, not the service itself: name, default, meaning.
+# Variables for compose.yaml and scripts/, not for the service: name, default, meaning.
 STACK = (
     ("PROMETHEUS_PORT", "9090", "port of Prometheus on this machine"),
     ("GRAFANA_PORT", "3000", "port of Grafana on this machine (Docker)"),
@@ -57,7 +57,7 @@ STACK = (
 
 
 def default_of(item: Field[Any]) -> str:
-    """A setting's default as it would be written in .env."""
+    """A setting's default, as .env would have it."""
     value = item.default
     if isinstance(value, Path):
         for base, name in ((ROOT, "."), (Path.home(), "~")):
@@ -108,7 +108,7 @@ def table(rows: list[tuple[str, str, str]]) -> list[str]:
 
 
 def model_rows() -> list[str]:
-    """The table of presets: what each is made of, without the commits."""
+    """The table of presets; it names models without their commits."""
     lines = ["| `SPECOPS_MODEL` | what it is | target | weights | draft | weights |"]
     lines.append("|---|---|---|---|---|---|")
     for name, preset in presets().items():
@@ -125,7 +125,7 @@ def model_rows() -> list[str]:
 
 
 def source(text: str) -> str:
-    """A preset's model as the table names it."""
+    """The name of a preset's model in the table."""
     hub = HubModel.parse(text)
     if text.startswith("share/"):
         return "from PyPI"
@@ -133,7 +133,7 @@ def source(text: str) -> str:
 
 
 def compose() -> str:
-    """compose.yaml with every setting passed on, except what only the container decides."""
+    """compose.yaml, passing every setting on, except those that only the container decides."""
     names = [name for name, _, _ in (*service_rows(), *HUB) if name not in IN_CONTAINER]
     lines = [f"      {name}: ${{{name}:-}}" for name in names]
     return replaced(COMPOSE.read_text(), SETTINGS, lines)

@@ -1,4 +1,4 @@
-"""Clients of the API as the tests of the stack need them: one answer, or a stream to watch."""
+"""Clients of the API for the tests of containers: one answer, or a stream to watch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 PROMPT = "def add(a, b):\n"
-TIMEOUT = 120.0  # silence counts as an error after this many seconds
+TIMEOUT = 120.0  # after so many seconds of silence a client gives up
 
 
 def generate(url: str, **fields: Any) -> dict[str, Any]:
@@ -23,31 +23,17 @@ def generate(url: str, **fields: Any) -> dict[str, Any]:
 
 @dataclass
 class Stream:
-    """A streamed answer without speculation, which takes its time."""
+    """A streamed answer without speculation, so that it takes longer."""
 
     url: str
     max_new_tokens: int
     events: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = False
 
-    @property
-    def generated_tokens(self) -> int:
-        """What the last event says."""
-        return int(self.events[-1]["generated_tokens"])
-
     def follow(self) -> None:
-        """Read it to its end.
-
-        Raises:
-            httpx.TransportError: the connection broke, or nothing came for a long time.
-        """
-        body = {
-            "prompt": PROMPT,
-            "max_new_tokens": self.max_new_tokens,
-            "ignore_eos": True,
-            "drafter": "none",
-            "stream": True,
-        }
+        """Read the stream to its end; raises httpx.TransportError if it breaks off or stops."""
+        body = {"prompt": PROMPT, "max_new_tokens": self.max_new_tokens, "ignore_eos": True}
+        body |= {"drafter": "none", "stream": True}
         request = httpx.stream("POST", f"{self.url}/generate", json=body, timeout=TIMEOUT)
         with request as response:
             assert response.status_code == 200

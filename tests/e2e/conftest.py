@@ -1,4 +1,4 @@
-"""One stack for all tests, and lines about it at the end of the run."""
+"""One stack for all tests of containers, and lines about it in the summary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tell = Callable[[str], None]
 
 @pytest.fixture(scope="session")
 def tell(told: dict[str, list[str]]) -> Tell:
-    """Puts a line into the summary, whether tests pass or fail."""
+    """Add a line to the summary, whether tests pass or fail."""
     return told.setdefault("the stack on a Docker Engine", []).append
 
 
@@ -35,6 +35,6 @@ def started(
 
 @pytest.fixture
 def stack(started: Stack) -> Stack:
-    """The stack, all of it healthy whatever the test before has done to it."""
+    """The stack, healthy again after the test before."""
     started.up()
     return started

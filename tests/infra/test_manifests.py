@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -17,149 +16,72 @@ from specops.config import PREFIX, Settings
 from specops.http.app import _GENERATING, create_app
 from specops.http.routes import embeddings, ollama
 from specops.metrics.metrics import Metrics
+from specops.runtime.kernels import BLOCK_TOKENS
 from tests.infra.manifests import (
+    CRDS,
     INFRA,
     KUSTOMIZED,
+    SCHEMAS,
     container,
     documents,
     one,
-    plain,
     pod,
     rendered,
+    validate,
 )
-from tests.stack.support import ROOT, run
+from tests.stack.support import ROOT, read_yaml, succeed
 
-OLDEST = "1.30"  # preStop's sleep
-GATEWAY_API = sorted((Path(__file__).parent / "crds").glob("*.json"))
-# The projects' own schemas, with their version and licence; descriptions are left out.
-SCHEMAS: dict[str, Any] = {
-    name: schema
-    for path in GATEWAY_API
-    for name, schema in json.loads(path.read_text())["schemas"].items()
-}
-CUSTOM = {("keda.sh/v1alpha1", "ScaledObject"), ("monitoring.coreos.com/v1", "PodMonitor")}
+PLAIN = documents("k8s_deployment.yaml")
 SELECTOR = {"app.kubernetes.io/name": "specops", "app.kubernetes.io/component": "api"}
-every_overlay = pytest.mark.parametrize(
-    "name", [str(folder.relative_to(INFRA)) for folder in KUSTOMIZED]
-)
+GATEWAY, PICKER = "overlays/envoy-gateway", "overlays/inference-extension"
+GATEWAY_FILES = [f"{GATEWAY}/{name}.yaml" for name in ("gateway", "policies")]
+PICKER_FILES = [f"{PICKER}/{name}.yaml" for name in ("gateway", "pool", "picker")]
+every_overlay = pytest.mark.parametrize("name", KUSTOMIZED)
 
 
-def strictly(schema: Any) -> Any:
-    """The schema, refusing fields that it does not name, as an API server's strict check does."""
-    if isinstance(schema, list):
-        return [strictly(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {name: strictly(value) for name, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
-        if schema["properties"].keys() & {"apiVersion", "metadata"}:
-            found["properties"]["metadata"] = {"type": "object"}
-        found["additionalProperties"] = bool(schema.get("x-kubernetes-preserve-unknown-fields"))
-    return found
+# -- validity ----------------------------------------------------------------------------------
 
 
-def validate(manifest: dict[str, Any]) -> None:
-    """Hold a manifest against the schemas of the oldest and the newest version, strictly."""
-    if (manifest["apiVersion"], manifest["kind"]) in CUSTOM:
-        return  # their schemas are the operators' own
-    if schema := SCHEMAS.get(f"{manifest['apiVersion']}/{manifest['kind']}"):
-        # Every resource has these; not every project's schema says so.
-        common = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {}}
-        schema = {**schema, "properties": {**common, **schema["properties"]}}
-        jsonschema.Draft202012Validator(strictly(schema)).validate(manifest)
-        return
-    for version in (OLDEST, kubernetes_validate.latest_version()):
-        kubernetes_validate.validate(manifest, version, strict=True)
-
-
-def test_the_plain_file_is_valid() -> None:
-    for manifest in plain():
+def test_the_plain_file_is_the_base_and_valid() -> None:
+    for manifest in PLAIN:
         validate(manifest)
-
-
-def test_a_mistake_would_be_found() -> None:
-    broken = one(plain(), "Deployment")
-    broken["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
+    names = yaml.safe_load((INFRA / "base" / "kustomization.yaml").read_text())["resources"]
+    assert [manifest for name in names for manifest in documents(f"base/{name}")] == PLAIN
+    broken = documents("k8s_deployment.yaml")
+    container(broken)["readynessProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
-        validate(broken)
+        validate(one(broken, "Deployment"))
+
+
+def test_gateway_manifests_fit_the_projects_schemas_without_kustomize() -> None:
+    for project in CRDS:
+        assert project["project"]
+        assert project["version"].startswith("v")
+        assert project["license"] == "Apache-2.0"
+    checked = set()
+    for path in (*GATEWAY_FILES, *PICKER_FILES):
+        for manifest in documents(path):
+            validate(manifest)
+            kind = f"{manifest['apiVersion']}/{manifest['kind']}"
+            assert kind in SCHEMAS or path == PICKER_FILES[2], kind
+            if kind in SCHEMAS:
+                checked.add(manifest["kind"])
+                with pytest.raises(jsonschema.ValidationError):
+                    validate({**manifest, "spec": {**manifest["spec"], "selektor": {}}})
+    assert checked >= {"InferencePool", "HTTPRoute", "DestinationRule", "BackendTrafficPolicy"}
 
 
 @every_overlay
-def test_what_kustomize_renders_is_valid(name: str) -> None:
+def test_what_kustomize_renders_is_valid_and_selects_the_same_unprivileged_pods(name: str) -> None:
     manifests = rendered(name)
-    assert manifests
     for manifest in manifests:
         validate(manifest)
-
-
-def test_the_plain_file_is_the_base() -> None:
-    names = yaml.safe_load((INFRA / "base" / "kustomization.yaml").read_text())["resources"]
-    assert plain() == [
-        manifest for name in names for manifest in documents((INFRA / "base" / name).read_text())
-    ]
-
-
-@every_overlay
-def test_everything_selects_the_same_pods(name: str) -> None:
-    manifests = rendered(name)
-    deployment = one(manifests, "Deployment")
-    assert deployment["spec"]["selector"]["matchLabels"] == SELECTOR
-    assert deployment["spec"]["template"]["metadata"]["labels"] == SELECTOR
+    deployment = one(manifests, "Deployment")["spec"]
+    assert deployment["selector"]["matchLabels"] == SELECTOR
+    assert deployment["template"]["metadata"]["labels"] == SELECTOR
     assert one(manifests, "Service")["spec"]["selector"] == SELECTOR
     assert one(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == SELECTOR
     assert one(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == SELECTOR
-
-
-def test_probes_ask_what_the_service_answers() -> None:
-    paths = {getattr(route, "path", None) for route in create_app(Settings()).routes}
-    probes = {
-        name: container(plain())[f"{name}Probe"]["httpGet"]["path"]
-        for name in ("startup", "readiness", "liveness")
-    }
-    assert probes == {
-        "startup": "/health",
-        "readiness": "/health",
-        "liveness": "/health/live",
-    }
-    described = create_app(Settings()).openapi()["paths"]
-    assert set(probes.values()) <= paths | set(described)
-
-
-def test_a_first_start_may_download_for_half_an_hour() -> None:
-    probe = container(plain())["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
-
-
-def test_the_grace_period_is_longer_than_the_longest_answer() -> None:
-    settings = service_settings()
-    pause = container(plain())["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert settings.drain_timeout >= settings.request_timeout
-    assert pod(plain())["terminationGracePeriodSeconds"] > settings.drain_timeout + pause
-
-
-def service_settings() -> Settings:
-    """The settings that the container's environment makes."""
-    environment = {item["name"]: item["value"] for item in container(plain())["env"]}
-    return Settings.from_env(environment)
-
-
-def test_no_service_of_the_cluster_reaches_the_settings() -> None:
-    # `specops` as a Service's name becomes SPECOPS_PORT in every pod that has service links.
-    assert one(plain(), "Service")["metadata"]["name"].upper() + "_" == PREFIX
-    assert pod(plain())["enableServiceLinks"] is False
-
-
-def test_it_gets_two_cpus_and_as_much_memory_as_in_compose() -> None:
-    resources = container(plain())["resources"]
-    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["api"]
-    assert resources["limits"]["cpu"] == resources["requests"]["cpu"] == "2"
-    assert resources["limits"]["memory"] == resources["requests"]["memory"] == "4Gi"
-    assert compose["mem_limit"] == "4g"
-
-
-@every_overlay
-def test_the_container_has_no_privileges(name: str) -> None:
-    manifests = rendered(name)
     whole, own = pod(manifests)["securityContext"], container(manifests)["securityContext"]
     (user,) = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "api/Dockerfile").read_text(), re.MULTILINE)
     assert (str(whole["runAsUser"]), str(whole["runAsGroup"])) == user
@@ -169,137 +91,184 @@ def test_the_container_has_no_privileges(name: str) -> None:
     assert own["allowPrivilegeEscalation"] is False
     assert own["capabilities"] == {"drop": ["ALL"]}
     assert pod(manifests)["automountServiceAccountToken"] is False
-
-
-@every_overlay
-def test_what_it_writes_to_is_mounted(name: str) -> None:
-    manifests = rendered(name)
     mounts = {item["mountPath"]: item["name"] for item in container(manifests)["volumeMounts"]}
     assert set(mounts) == {"/var/cache/specops", "/tmp"}  # noqa: S108
     assert set(mounts.values()) == {item["name"] for item in pod(manifests)["volumes"]}
 
 
-def test_the_image_is_the_one_that_compose_builds() -> None:
-    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["api"]
-    assert container(plain())["image"] == compose["image"]
+# -- agreement with the service ----------------------------------------------------------------
 
 
-def test_the_base_scales_at_70_percent_of_the_cpu() -> None:
-    (metric,) = one(plain(), "HorizontalPodAutoscaler")["spec"]["metrics"]
-    assert metric["resource"] == {
-        "name": "cpu",
-        "target": {"type": "Utilization", "averageUtilization": 70},
-    }
+def service_settings() -> Settings:
+    """The settings that the container's environment makes."""
+    return Settings.from_env({item["name"]: item["value"] for item in container(PLAIN)["env"]})
 
 
-def test_the_queue_overlay_scales_on_requests_and_on_nothing_else() -> None:
+def test_probes_ask_what_the_service_answers() -> None:
+    names = ("startup", "readiness", "liveness")
+    probes = [container(PLAIN)[f"{name}Probe"]["httpGet"]["path"] for name in names]
+    assert probes == ["/health", "/health", "/health/live"]
+    app = create_app(Settings())
+    paths = {getattr(route, "path", None) for route in app.routes} | set(app.openapi()["paths"])
+    assert set(probes) <= paths
+    startup = container(PLAIN)["startupProbe"]  # a first start may download for half an hour
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
+
+
+def test_the_grace_period_is_longer_than_the_longest_answer() -> None:
+    settings = service_settings()
+    pause = container(PLAIN)["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert settings.drain_timeout >= settings.request_timeout
+    assert pod(PLAIN)["terminationGracePeriodSeconds"] > settings.drain_timeout + pause
+
+
+def test_no_service_of_the_cluster_reaches_the_settings() -> None:
+    # A Service named `specops` becomes SPECOPS_PORT in every pod that has service links.
+    assert one(PLAIN, "Service")["metadata"]["name"].upper() + "_" == PREFIX
+    assert pod(PLAIN)["enableServiceLinks"] is False
+
+
+def test_image_memory_and_port_are_those_of_compose_and_the_service() -> None:
+    compose = read_yaml("compose.yaml")["services"]["api"]
+    resources = container(PLAIN)["resources"]
+    for part in (resources["limits"], resources["requests"]):
+        assert (part["cpu"], part["memory"]) == ("2", "4Gi")
+    assert compose["mem_limit"] == "4g"
+    assert container(PLAIN)["image"] == compose["image"]
+    (rule,) = one(PLAIN, "NetworkPolicy")["spec"]["ingress"]
+    (port,) = container(PLAIN)["ports"]
+    assert [item["port"] for item in rule["ports"]] == [port["containerPort"]]
+
+
+def test_the_base_scales_on_cpu_and_the_queue_overlay_on_requests_alone() -> None:
+    (metric,) = one(PLAIN, "HorizontalPodAutoscaler")["spec"]["metrics"]
+    target = {"type": "Utilization", "averageUtilization": 70}
+    assert metric["resource"] == {"name": "cpu", "target": target}
     manifests = rendered("overlays/queue")
-    assert not [item for item in manifests if item["kind"] == "HorizontalPodAutoscaler"]
+    assert "HorizontalPodAutoscaler" not in {item["kind"] for item in manifests}
     scaled = one(manifests, "ScaledObject")["spec"]
     assert scaled["scaleTargetRef"] == {"name": "specops"}
     (trigger,) = scaled["triggers"]
-    names = re.findall(r"specops_\w+", trigger["metadata"]["query"])
+    names = set(re.findall(r"specops_\w+", trigger["metadata"]["query"]))
     assert "specops_requests_waiting" in names
-    exported = {family.name for family in Metrics().registry.collect()}
-    assert set(names) <= exported
+    assert names <= {family.name for family in Metrics().registry.collect()}
 
 
-def test_the_monitor_reads_the_port_that_is_named_and_its_job_is_the_dashboards() -> None:
+def test_the_monitor_reads_the_named_port_under_the_job_of_the_dashboards() -> None:
     manifests = rendered("overlays/monitoring")
     monitor = one(manifests, "PodMonitor")["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in container(manifests)["ports"]}
     assert monitor["selector"]["matchLabels"] == SELECTOR
-    scraped = yaml.safe_load((ROOT / "prometheus/prometheus.yml").read_text())["scrape_configs"]
-    labels = one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    assert labels[monitor["jobLabel"]] == scraped[0]["job_name"]
-
-
-def test_the_network_policy_lets_the_api_be_asked() -> None:
-    manifests = plain()
-    (rule,) = one(manifests, "NetworkPolicy")["spec"]["ingress"]
-    (port,) = container(manifests)["ports"]
-    assert [item["port"] for item in rule["ports"]] == [port["containerPort"]]
+    scraped = read_yaml("prometheus/prometheus.yml")["scrape_configs"]
+    assert SELECTOR[monitor["jobLabel"]] == scraped[0]["job_name"]
 
 
 def test_every_dashboard_becomes_a_config_map_that_the_sidecar_finds() -> None:
-    printed = run(sys.executable, INFRA / "dashboards.py")
-    assert printed.returncode == 0, printed.stderr
-    maps = json.loads(printed.stdout)["items"]
     carried: dict[str, str] = {}
-    for manifest in maps:
+    for manifest in json.loads(succeed(sys.executable, INFRA / "dashboards.py"))["items"]:
         validate(manifest)
         assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
-        assert len(json.dumps(manifest)) < 1 << 20  # what a ConfigMap holds
+        assert len(json.dumps(manifest)) < 1 << 20  # the limit of a ConfigMap
         carried |= manifest["data"]
-    there = {
-        path.name: path.read_text() for path in Path(ROOT / "grafana/dashboards").glob("*.json")
-    }
-    assert carried == there
+    folder = ROOT / "grafana" / "dashboards"
+    assert carried == {path.name: path.read_text() for path in folder.glob("*.json")}
 
 
-ENVOY = INFRA / "overlays" / "envoy-gateway"
+# -- routes ------------------------------------------------------------------------------------
 
 
-def gateway_manifests() -> list[dict[str, Any]]:
-    """The overlay's own manifests, without kustomize."""
-    return [
-        manifest
-        for name in ("gateway.yaml", "policies.yaml")
-        for manifest in documents((ENVOY / name).read_text())
-    ]
+def generating_route(path: str) -> Any:
+    """The rule of the route for requests that generate, and the set of its paths."""
+    (rule,) = one(documents(path), "HTTPRoute", "specops-generate")["spec"]["rules"]
+    return rule, {match["path"]["value"] for match in rule["matches"]}
 
 
-@pytest.mark.parametrize("path", GATEWAY_API, ids=lambda path: path.stem)
-def test_a_schema_says_whose_it_is(path: Path) -> None:
-    whole = json.loads(path.read_text())
-    assert whole["project"]
-    assert whole["version"].startswith("v")
-    assert whole["license"] == "Apache-2.0"
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    gateway_manifests(),
-    ids=lambda manifest: f"{manifest['kind']} {manifest['metadata']['name']}",
-)
-def test_the_gateways_manifests_fit_the_projects_schemas(manifest: dict[str, Any]) -> None:
-    assert f"{manifest['apiVersion']}/{manifest['kind']}" in SCHEMAS
-    validate(manifest)
-    broken = json.loads(json.dumps(manifest))
-    broken["spec"]["readyness"] = {}
-    with pytest.raises(jsonschema.ValidationError):
-        validate(broken)
-
-
-def test_the_gateways_policy_is_that_of_one_machine() -> None:
-    config = yaml.safe_load((ROOT / "gateway" / "envoy.yaml").read_text())
-    cluster = config["static_resources"]["clusters"][0]
+def test_envoy_gateway_has_the_policy_of_one_machine() -> None:
+    config = read_yaml("gateway/envoy.yaml")["static_resources"]
+    cluster = config["clusters"][0]
     (check,), outliers = cluster["health_checks"], cluster["outlier_detection"]
-    policies = [item for item in gateway_manifests() if item["kind"] == "BackendTrafficPolicy"]
+    http = config["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    retry = http["route_config"]["virtual_hosts"][0]["retry_policy"]
+    manifests = [manifest for path in GATEWAY_FILES for manifest in documents(path)]
+    policies = [one["spec"] for one in manifests if one["kind"] == "BackendTrafficPolicy"]
     assert len(policies) == 2
     for policy in policies:
-        spec = policy["spec"]
-        active, passive = spec["healthCheck"]["active"], spec["healthCheck"]["passive"]
+        active, passive = policy["healthCheck"]["active"], policy["healthCheck"]["passive"]
         assert active["http"]["path"] == check["http_health_check"]["path"]
-        for ours, theirs in (("timeout", "timeout"), ("interval", "interval")):
-            assert active[theirs] == check[ours]
+        assert (active["timeout"], active["interval"]) == (check["timeout"], check["interval"])
         assert active["unhealthyThreshold"] == check["unhealthy_threshold"]
         assert passive["maxEjectionPercent"] == outliers["max_ejection_percent"]
         assert passive["baseEjectionTime"] == outliers["base_ejection_time"]
-        retry = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]
-        own = retry["typed_config"]["route_config"]["virtual_hosts"][0]["retry_policy"]
-        assert ",".join(spec["retry"]["retryOn"]["triggers"]) == own["retry_on"]
-        assert spec["retry"]["retryOn"]["httpStatusCodes"] == own["retriable_status_codes"]
-        assert spec["retry"]["numRetries"] == own["num_retries"]
-    assert (ENVOY / "key.lua").read_text() == (ROOT / "gateway" / "key.lua").read_text()
-
-
-def test_the_same_paths_are_routed_by_key() -> None:
-    (route,) = (
-        item
-        for item in gateway_manifests()
-        if item["kind"] == "HTTPRoute" and item["metadata"]["name"] == "specops-generate"
-    )
-    paths = {match["path"]["value"] for match in route["spec"]["rules"][0]["matches"]}
+        assert ",".join(policy["retry"]["retryOn"]["triggers"]) == retry["retry_on"]
+        assert policy["retry"]["retryOn"]["httpStatusCodes"] == retry["retriable_status_codes"]
+        assert policy["retry"]["numRetries"] == retry["num_retries"]
+    key = "key.lua"
+    assert (INFRA / GATEWAY / key).read_text() == (ROOT / "gateway" / key).read_text()
+    _, paths = generating_route(GATEWAY_FILES[0])
     assert paths == _GENERATING - {embeddings.PATH, ollama.EMBED_PATH}
+
+
+def test_the_picker_routes_what_it_can_read() -> None:
+    rule, paths = generating_route(PICKER_FILES[0])
+    # It has no parser for /generate, and no use for embeddings.
+    assert paths == {
+        f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "responses")
+    }
+    assert paths < _GENERATING
+    assert [item["kind"] for item in rule["backendRefs"]] == ["InferencePool"]
+    for route in (item for item in documents(PICKER_FILES[0]) if item["kind"] == "HTTPRoute"):
+        (rule,) = route["spec"]["rules"]
+        seconds = float(rule["timeouts"]["request"].removesuffix("s"))
+        assert seconds > service_settings().request_timeout
+
+
+def test_the_picker_reads_existing_series_and_plugins() -> None:
+    config = yaml.safe_load((INFRA / PICKER / "picker-config.yaml").read_text())
+    plugins = {plugin["type"]: plugin.get("parameters", {}) for plugin in config["plugins"]}
+    extractor = plugins["core-metrics-extractor"]
+    (engine,) = extractor["engineConfigs"]
+    assert engine.pop("name") == extractor["defaultEngine"]
+    assert set(engine) == {"queuedRequestsSpec", "runningRequestsSpec", "kvUsageSpec"}
+    samples = {
+        sample.name: sample.labels
+        for family in Metrics().registry.collect()
+        for sample in family.samples
+    }
+    for series in engine.values():
+        assert samples[series] == {}, f"the picker takes one number: {series}"
+    assert plugins["metrics-data-source"]["path"] == "/metrics"
+    assert plugins["approx-prefix-cache-producer"]["blockSizeTokens"] == BLOCK_TOKENS
+    declared = {plugin.get("name", plugin["type"]) for plugin in config["plugins"]}
+    (profile,) = config["schedulingProfiles"]
+    named = {item["pluginRef"] for item in profile["plugins"]}
+    named |= {item["pluginRef"] for item in config["requestHandler"]["parsers"]}
+    assert {"queue-scorer", "kv-cache-utilization-scorer", "prefix-cache-scorer"} <= named
+    assert named <= declared
+
+
+def test_the_pool_is_all_replicas_and_asks_the_picker_which_has_its_file() -> None:
+    manifests = rendered(PICKER)
+    pool = one(manifests, "InferencePool")
+    assert pool["spec"]["selector"]["matchLabels"] == SELECTOR
+    (port,) = container(manifests)["ports"]
+    assert pool["spec"]["targetPorts"] == [{"number": port["containerPort"]}]
+    reference = pool["spec"]["endpointPickerRef"]
+    service = one(manifests, "Service", reference["name"])["spec"]
+    assert reference["port"]["number"] in {item["port"] for item in service["ports"]}
+    template = one(manifests, "Deployment", "specops-picker")["spec"]["template"]
+    assert template["metadata"]["labels"] == service["selector"]
+    # No Service of the base and no budget counts the picker as a replica.
+    assert template["metadata"]["labels"] != SELECTOR
+    spec = template["spec"]
+    (picker,) = spec["containers"]
+    flags = dict(argument.removeprefix("--").split("=", 1) for argument in picker["args"])
+    assert flags["pool-name"] == pool["metadata"]["name"]
+    (mount,) = picker["volumeMounts"]
+    config = one(manifests, "ConfigMap", spec["volumes"][0]["configMap"]["name"])["data"]
+    folder, _, name = flags["config-file"].rpartition("/")
+    assert folder == mount["mountPath"]
+    assert config[name] == (INFRA / PICKER / "picker-config.yaml").read_text()
+    account = one(manifests, "ServiceAccount", spec["serviceAccountName"])["metadata"]["name"]
+    (subject,) = one(manifests, "RoleBinding", "specops-picker")["subjects"]
+    assert subject["name"] == account

@@ -1,14 +1,14 @@
-"""`python -m tests.soak --minutes 60`: mixed load for long; the service has to stay as it was.
+"""`python -m tests.soak --minutes 60`: mixed load for a long time; the service must stay as it was.
 
-A first server answers every request alone, by plain decoding. It is told to end under load; another
-one, with other settings, follows at its address and is watched. Its memory has to be level, its
-descriptors and threads as many as before, its answers those of the first server, and the last ones
-as fast as the first ones. Ends with 1 and the reasons where that does not hold.
+A first server answers every request alone, by plain decoding. It is told to end under load; a
+second server, with other settings, follows at its address and is watched. Its memory must be level,
+its descriptors and threads as many as before, its answers those of the first server, and the last
+answers as fast as the first ones. The exit status is 1 if that does not hold; the reasons follow.
 
-Memory may grow by 1 MB an hour after the first sixth of the time. Runs in which it is watched for
-less than half an hour cannot tell that from a step of the allocator: there it is 2 MB in all. The
-95th percentile of the last sixth may be 15 % above that of the first one; runs of less than ten
-minutes only tell it.
+Memory may grow by 1 MB an hour after the first sixth of the time. A run that watches it for less
+than half an hour cannot tell that from a step of the allocator; it allows 2 MB in all. The 95th
+percentile of the last sixth may be 15 % above that of the first one; a run of less than ten minutes
+reports it without a judgement.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tests.soak.load import Load, asks
 from tests.soak.watch import Course, at_rest, watch
 
 WINDOWS = 6
-# At first so many times as many clients come, more than there are places: memory keeps what it once
-# took, on a machine that others slow down later, too. After 6 times as many it took 5 MB more when
-# such a machine had them pile up; after 15 times it stayed level while answers took 7 s.
+# At first so many times as many clients come, more than the server has places for: memory keeps its
+# largest size. After 6 times as many it grew by 5 MB when other work on the machine made clients
+# pile up later; after 15 times it stayed level while answers took 7 s.
 CROWD_SECONDS, CROWD = 12.0, 15.0
-CALM_SECONDS = 20.0  # then, until each kind of request was served: some start a thread
-# The first server does nothing by which requests could be each other's business.
+CALM_SECONDS = 20.0  # after that, so that each kind of request is served: some start a thread
+# The first server shares nothing between requests.
 ALONE = {"SPECOPS_PREFIX_CACHE": "off", "SPECOPS_SLOTS": "1", "SPECOPS_DRAFTER": "none"}
-# Few tokens in the KV cache: all of it has been in use, and gone back, before the first window.
+# The KV cache is small, so that all of it has been used and freed before the first window.
 WATCHED = {"SPECOPS_KV_TOKENS": "2048", "SPECOPS_QUEUE_ORDER": "clients"}
 COLUMNS = ("sixth", "answers", "median, ms", "95 %, ms", "CPU, ms", "memory, MB")
 COLUMNS += ("descriptors", "threads", "others' cores")
@@ -53,7 +53,7 @@ TABLE = f"| {' | '.join(COLUMNS)} |\n|{'---:|' * len(COLUMNS)}"
 async def server(
     folder: Path, port: int, variables: dict[str, str]
 ) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A server that is ready; killed at the end if it has not ended by then."""
+    """A server that is ready; the end of the block kills it if it still runs."""
     context = serving(folder, port, **variables)
     _, process = await asyncio.to_thread(context.__enter__)
     try:
@@ -63,7 +63,7 @@ async def server(
 
 
 async def end(process: subprocess.Popen[bytes], load: Load) -> None:
-    """Tell a server to end, and see that it does so by itself."""
+    """Tell a server to end, and check that it does."""
     load.ending = time.monotonic()
     process.send_signal(signal.SIGTERM)
     if status := await asyncio.to_thread(process.wait, 60):
@@ -71,7 +71,7 @@ async def end(process: subprocess.Popen[bytes], load: Load) -> None:
 
 
 async def soak(folder: Path, load: Load, port: int, minutes: float) -> Course:
-    """One server after the other, and what was seen of the second one."""
+    """Run one server after the other; returns what was seen of the second one."""
     async with server(folder, port, ALONE) as first:
         await load.record()
         crowd = asyncio.create_task(load.play(CROWD_SECONDS, CROWD))
@@ -94,7 +94,7 @@ async def soak(folder: Path, load: Load, port: int, minutes: float) -> Course:
 
 
 def report(course: Course, load: Load, arrivals: float, machine: str) -> str:
-    """The page that is kept."""
+    """The page with the results."""
     lines = [
         f"### {course.minutes:.0f} minutes of mixed load: the demo pair",
         "",
@@ -119,7 +119,7 @@ def report(course: Course, load: Load, arrivals: float, machine: str) -> str:
 
 
 async def run(minutes: float, arrivals: float) -> tuple[Course, Load]:
-    """Soak in a folder that goes afterwards."""
+    """Soak in a temporary folder."""
     lines = (Settings().models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
     prompts = [json.loads(line)["prompt"][:400] for line in lines.splitlines()]
     port, limits = free_port(), httpx.Limits(max_keepalive_connections=0)
@@ -131,7 +131,7 @@ async def run(minutes: float, arrivals: float) -> tuple[Course, Load]:
 
 
 def main() -> int:
-    """Soak, report and judge; returns the exit status."""
+    """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--arrivals", type=float, default=8, help="clients a second")

@@ -1,7 +1,7 @@
-"""Who comes during a soak: clients whose answers are known, clients that leave, and wrong requests.
+"""The clients of a soak: some wait for a known answer, some leave, some send wrong requests.
 
-Clients come when they come (open loop), however busy the server is. They come at the same moments
-in each window, so that what windows take can be compared.
+Clients arrive at fixed moments (open loop), however busy the server is. The moments are the same
+in each window, so that windows can be compared.
 """
 
 from __future__ import annotations
@@ -19,31 +19,29 @@ from typing import Any
 import httpx
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
-PATHS = (COMPLETIONS, CHAT, GENERATE)
 DRAFTERS = ("suffix", "draft", "cascade", "none")
 PLAIN = {"drafter": "none", "stream": False}
-HONEST = 0.7  # share of those that stay for their answer
-PATIENCE = 1.0  # seconds before a server is told to end in which a request may not have reached it
+HONEST = 0.7  # share of the clients that wait for their answer
+PATIENCE = 1.0  # a request this many seconds before SIGTERM may not have reached the server
 
-Visit = Callable[[], Awaitable[None]]
+Visit = Callable[[], Awaitable[object]]
 Answer = dict[int, tuple[str, tuple[float, ...], str]]  # choice: text, log-probabilities, end
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A request and where it goes."""
+    """A request: its path and its body."""
 
     path: str
     body: dict[str, Any]
 
 
 def asks(prompts: list[str], number: int = 36) -> list[Ask]:
-    """Requests of every sort whose answer is certain; some begin alike, as follow-ups do."""
+    """Requests of every kind with a certain answer; some begin alike, as follow-ups do."""
     return [_ask(index, prompts) for index in range(number)]
 
 
 def _ask(index: int, prompts: list[str]) -> Ask:
-    path = PATHS[index % 3]
     prompt = prompts[index]
     if index % 5 < 2:
         prompt = prompts[index % 2] + prompt
@@ -52,6 +50,7 @@ def _ask(index: int, prompts: list[str]) -> Ask:
     if index % 4 == 3:
         body |= {"temperature": 0.8, "seed": index, "top_p": 0.95}
     tokens = 16 + 8 * (index % 7)
+    path = (COMPLETIONS, CHAT, GENERATE)[index % 3]
     if path == GENERATE:
         return Ask(path, body | {"prompt": prompt, "max_new_tokens": tokens})
     body |= {"model": "demo", "max_tokens": tokens, "n": 2 if index % 9 == 4 else 1}
@@ -71,6 +70,7 @@ def _post(body: bytes, path: str = GENERATE, length: int | None = None) -> bytes
     ).encode() + body
 
 
+HALF_BODY = _post(b'{"prompt": "def ', length=100)
 WRONG: tuple[tuple[bytes, int], ...] = (
     (_post(b'{"prompt": '), 400),
     (_post(b"{}"), 422),
@@ -81,13 +81,13 @@ WRONG: tuple[tuple[bytes, int], ...] = (
     (_post(b'{"prompt": "' + b"a" * (1 << 20) + b'"}'), 413),
     (b"GET /nothing HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n", 404),
     (b"GET / HTTP\x00\r\n\r\n", 400),
-    (_post(b'{"prompt": "def ', length=100), 408),  # half a body, and then nothing
+    (HALF_BODY, 408),
 )
-_SOON = 0.2  # seconds until another server may have taken the place of one that ends
+_SOON = 0.2  # seconds until the next server may listen
 
 
-class _ToldToComeBack(Exception):  # noqa: N818 - an answer, not an error
-    """429 or 503, and after how many seconds."""
+class _ComeAgain(Exception):  # noqa: N818 - an answer, not an error
+    """429 or 503: the client comes again after so many seconds."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -96,16 +96,16 @@ class _ToldToComeBack(Exception):  # noqa: N818 - an answer, not an error
 
 @dataclass
 class Load:
-    """Clients of one server after another, which listen at the same address.
+    """Clients of one server and of the next one at the same address.
 
     Attributes:
-        client: for requests; it keeps no connection.
-        requests: whose answers are known once `record` has asked for them.
+        client: HTTP client that keeps no connection.
+        requests: the requests; `record` asks for their answers.
         arrivals: clients each second.
-        ending: the moment when the server was told to end, until the next one is ready.
-        seconds: that honest clients waited for their answers; emptied from outside.
-        ended: clients by what became of them.
-        problems: what should not have been.
+        ending: when the server was told to end; None again once the next server is ready.
+        seconds: times that honest clients waited for their answers; `watch` empties the list.
+        ended: number of clients by how their visit ended.
+        problems: what went wrong.
     """
 
     client: httpx.AsyncClient
@@ -119,12 +119,12 @@ class Load:
     _here: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def record(self) -> None:
-        """Ask for each answer alone, by plain decoding; later ones are compared with these."""
+        """Get each answer alone and by plain decoding; later answers must equal these."""
         for ask in self.requests:
             self._expected.append(await self._answer(Ask(ask.path, ask.body | PLAIN)))
 
     async def play(self, seconds: float, times: float = 1.0) -> None:
-        """Let clients come for so long, so many times as often; they come alike each time."""
+        """Let clients arrive for so long, `times` as often; each call has the same clients."""
         rng, moment, started = random.Random(1), 0.0, time.monotonic()
         while (moment := moment + rng.expovariate(self.arrivals * times)) < seconds:
             await asyncio.sleep(started + moment - time.monotonic())
@@ -135,11 +135,11 @@ class Load:
         await asyncio.sleep(started + seconds - time.monotonic())
 
     async def all_gone(self) -> None:
-        """Wait until no client is left."""
+        """Wait until every client has left."""
         await asyncio.gather(*self._here)
 
     async def see(self, name: str, visit: Visit) -> None:
-        """See a client through, and note what became of it."""
+        """Run a client to its end and count it."""
         try:
             await self._patiently(visit)
         except (httpx.HTTPError, OSError, AssertionError, LookupError, ValueError) as error:
@@ -150,24 +150,26 @@ class Load:
 
     def _visitor(self, chance: random.Random) -> tuple[str, Visit]:
         ask = chance.choice(self.requests)
-        others: tuple[tuple[str, Visit], ...] = (
-            ("left in the midst of a stream", lambda: self._leave(ask, chance.randrange(1, 12))),
-            ("left before the answer", lambda: self._leave_early(ask)),
-            ("left with half a body sent", self._leave_half_body),
-            ("drawn without a seed", self._draw),
-            ("refused as is right", lambda: self._be_refused(*chance.choice(WRONG))),
-        )
         if chance.random() < HONEST:
             return "answered as alone", lambda: self.stay(ask)
+        early, wrong = _post(json.dumps(ask.body).encode(), ask.path), chance.choice(WRONG)
+        lines = chance.randrange(1, 12)
+        others: tuple[tuple[str, Visit], ...] = (
+            ("left in the middle of a stream", lambda: self._leave(ask, lines)),
+            ("left before the answer", lambda: self._send(early)),
+            ("left with half a body sent", lambda: self._send(HALF_BODY)),
+            ("drawn without a seed", self._draw),
+            ("refused as is right", lambda: self._be_refused(*wrong)),
+        )
         return chance.choice(others)
 
     async def _patiently(self, visit: Visit) -> None:
-        """Come again when told to, and when another server has taken the place."""
+        """Repeat a visit if the server asks for that, or if the next server takes its place."""
         while True:
             began = time.monotonic()
             try:
-                return await visit()
-            except _ToldToComeBack as told:
+                await visit()
+            except _ComeAgain as told:
                 self.ended["times told to come back"] += 1
                 await asyncio.sleep(told.seconds)
             except (httpx.TransportError, OSError):
@@ -175,11 +177,13 @@ class Load:
                     raise
                 self.ended["times sent again, as the server ended"] += 1
                 await asyncio.sleep(_SOON)
+            else:
+                return
 
     # -- what clients do -------------------------------------------------------------------------
 
     async def stay(self, ask: Ask) -> None:
-        """Wait for an answer, which has to be the one that was recorded."""
+        """Wait for an answer, which must be the recorded one."""
         began = time.monotonic()
         answer = await self._answer(ask)
         self.seconds.append(time.monotonic() - began)
@@ -194,28 +198,22 @@ class Load:
     async def _leave(self, ask: Ask, lines: int) -> None:
         body = ask.body | {"stream": True}
         async with self.client.stream("POST", ask.path, json=body) as response:
-            _accept(response)
+            _require_accepted(response)
             async for _ in response.aiter_lines():
                 if not (lines := lines - 1):
                     return
 
-    async def _leave_early(self, ask: Ask) -> None:
-        await self._send(_post(json.dumps(ask.body).encode(), ask.path))
-
-    async def _leave_half_body(self) -> None:
-        await self._send(_post(b'{"prompt": "def ', length=100))
-
-    async def _be_refused(self, sent: bytes, status: int) -> None:
-        answer = await self._send(sent, wait=True)
+    async def _be_refused(self, content: bytes, status: int) -> None:
+        answer = await self._send(content, wait=True)
         line, _, _ = answer.partition(b"\r\n")
         if line.split()[1:2] == [b"503"] and self.ending is not None:
-            raise _ToldToComeBack(_SOON)
+            raise _ComeAgain(_SOON)
         assert line.split()[1:2] == [b"%d" % status], f"{answer!r} instead of {status}"
 
     # -- requests --------------------------------------------------------------------------------
 
     async def _send(self, content: bytes, *, wait: bool = False) -> bytes:
-        """Send bytes on a connection; all that comes back, or nothing where none waits for it."""
+        """Send bytes on a new connection; returns the answer if the client waits for it."""
         url = self.client.base_url
         reader, writer = await asyncio.open_connection(url.host, url.port)
         try:
@@ -225,12 +223,12 @@ class Load:
         finally:
             writer.close()
         if re.match(rb"HTTP/1.1 (429|503) ", answer):
-            raise _ToldToComeBack(int(re.findall(rb"retry-after: (\d+)", answer)[0]))
+            raise _ComeAgain(int(re.findall(rb"retry-after: (\d+)", answer)[0]))
         return answer
 
     async def _answer(self, ask: Ask) -> Answer:
         async with self.client.stream("POST", ask.path, json=ask.body) as response:
-            _accept(response)
+            _require_accepted(response)
             if not ask.body.get("stream"):
                 return _read([json.loads(await response.aread())])
             lines = [line async for line in response.aiter_lines() if line.startswith("data: ")]
@@ -238,9 +236,9 @@ class Load:
             return _read([json.loads(line.removeprefix("data: ")) for line in lines[:-1]])
 
 
-def _accept(response: httpx.Response) -> None:
+def _require_accepted(response: httpx.Response) -> None:
     if response.status_code in (429, 503):
-        raise _ToldToComeBack(float(response.headers["retry-after"]))
+        raise _ComeAgain(float(response.headers["retry-after"]))
     assert response.status_code == 200, f"status {response.status_code}"
 
 
@@ -258,7 +256,8 @@ def _read(events: list[dict[str, Any]]) -> Answer:
             listed = [item["logprob"] for item in logprobs.get("content") or ()]
             listed += logprobs.get("token_logprobs") or ()
             found[choice["index"]] = (
-                *(text + (said.get("content") or ""), (*numbers, *listed)),
+                text + (said.get("content") or ""),
+                (*numbers, *listed),
                 choice["finish_reason"] or end,
             )
     return found

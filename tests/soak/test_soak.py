@@ -1,4 +1,4 @@
-"""A soak finds what it looks for: growth, leftovers, slowness, other answers."""
+"""A soak finds growth, leftovers, slowness and different answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REST = Sample(0, 100_000_000, descriptors=10, threads=6)
 
 
 def course(minutes: float, growth: float = 0.0, last: float = 1.0) -> Course:
-    """Of so many minutes, with memory that grows by MB an hour, and slower answers at the end."""
+    """A soak in which memory grows by so many MB an hour and the last window is slower."""
 
     def sample(moment: float) -> Sample:
         return replace(REST, moment=moment, memory=int(1e8 + growth * 1e6 * moment / 3600))
@@ -51,13 +51,13 @@ def course(minutes: float, growth: float = 0.0, last: float = 1.0) -> Course:
         (replace(course(2), problems=["x"] * 12), "and 2 more clients"),
     ],
 )
-def test_what_is_not_well_is_told(seen: Course, reason: str) -> None:
+def test_each_fault_of_a_server_is_named(seen: Course, reason: str) -> None:
     found = seen.reasons()
     assert found[-1].startswith(reason) if reason else not found
 
 
 @pytest.mark.parametrize("broken", ["", "text", "stream", "status"])
-async def test_another_answer_than_alone_is_a_problem(broken: str) -> None:
+async def test_a_different_answer_is_a_problem(broken: str) -> None:
     def reply(request: httpx.Request) -> httpx.Response:
         stays = b'"stream":true' in request.content
         text = "b" if broken == "text" and stays else "a"

@@ -1,4 +1,4 @@
-"""What is seen of a server in the course of a soak, and whether that is well."""
+"""What a soak sees of a server, and whether the server stays as it was."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.tools.quiet import watched
 from tests.overload import resident_bytes
@@ -17,7 +18,7 @@ from tests.overload import resident_bytes
 SAMPLE_SECONDS = 2.0
 REST_SECONDS = 4.0
 MOST_GROWTH = 1.0  # MB of memory in an hour
-STEP = 2.0  # MB that an allocator takes at once: shorter runs cannot tell less from growth
+STEP = 2.0  # MB that an allocator takes at once: shorter runs cannot tell it from less growth
 LONG_HOURS = 0.5
 MOST_DRIFT = 0.15  # of the first window's 95th percentile
 GATED_MINUTES = 10.0  # shorter runs have too few answers for percentiles
@@ -25,7 +26,7 @@ GATED_MINUTES = 10.0  # shorter runs have too few answers for percentiles
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a process: when, bytes that are no file's, descriptors and threads."""
+    """One look at a process: time, bytes of memory without files, descriptors and threads."""
 
     moment: float
     memory: int
@@ -38,16 +39,22 @@ class Sample:
         descriptors, threads = (len(list((folder / name).iterdir())) for name in ("fd", "task"))
         return cls(time.monotonic(), resident_bytes(process), descriptors, threads)
 
+    @classmethod
+    def over(cls, samples: Sequence[Sample], choose: Callable[..., Any]) -> Sample:
+        """The largest or the smallest value of each kind."""
+        names = ("moment", "memory", "descriptors", "threads")
+        return cls(*(choose(getattr(one, name) for one in samples) for name in names))
+
 
 @dataclass(frozen=True)
 class Window:
-    """One part of the time; all are loaded alike.
+    """One of the parts of the time; all parts have the same load.
 
     Attributes:
-        seconds: that answers took.
-        cpu: the server's seconds of it.
-        others: cores that neither the server nor its clients kept busy.
-        samples: of the server.
+        seconds: the times of the answers.
+        cpu: processor seconds of the server.
+        others: cores that other processes than the server and its clients kept busy.
+        samples: looks at the server.
     """
 
     seconds: Sequence[float]
@@ -63,24 +70,21 @@ class Window:
     def row(self) -> str:
         """Answers; milliseconds of each: median, 95th percentile, the server's CPU; then the most
         memory in MB, descriptors and threads, and others' cores."""
-        most = [
-            max(getattr(one, name) for one in self.samples)
-            for name in ("memory", "descriptors", "threads")
-        ]
+        most = Sample.over(self.samples, max)
         number = len(self.seconds)
         times = (statistics.median(self.seconds), self.p95, self.cpu / number)
-        cells = [str(number), *(f"{1000 * one:.0f}" for one in times), f"{most[0] / 1e6:.2f}"]
-        return " | ".join([*cells, str(most[1]), str(most[2]), f"{self.others:.2f}"])
+        cells = [str(number), *(f"{1000 * one:.0f}" for one in times), f"{most.memory / 1e6:.2f}"]
+        return " | ".join([*cells, f"{most.descriptors} | {most.threads} | {self.others:.2f}"])
 
 
 @dataclass
 class Course:
-    """All that was seen of a server.
+    """All that a soak has seen of a server.
 
     Attributes:
-        before, after: at rest, before and after the load.
-        windows: in the order of time.
-        problems: of its clients.
+        before, after: the server at rest, before and after the load.
+        windows: the parts of the time, in order.
+        problems: problems of its clients.
     """
 
     before: Sample
@@ -89,20 +93,19 @@ class Course:
     problems: Sequence[str] = field(default_factory=list)
 
     @property
-    def hours(self) -> float:
-        """That memory was watched: from the second window on; in the first one it warms up."""
-        warm = self._warm()
-        return (warm[-1].moment - warm[0].moment) / 3600
+    def warm(self) -> list[Sample]:
+        """From the second window on; in the first one memory warms up."""
+        return [one for window in self.windows[1:] for one in window.samples]
 
     @property
     def growth(self) -> float:
-        """MB of memory an hour: the slope of the straight line through the samples."""
-        moments, memory = zip(*((one.moment, one.memory) for one in self._warm()), strict=True)
+        """MB of memory an hour: the slope of the straight line through the warm samples."""
+        moments, memory = zip(*((one.moment, one.memory) for one in self.warm), strict=True)
         return statistics.linear_regression(moments, memory).slope * 3600 / 1e6
 
     @property
     def drift(self) -> float:
-        """By how much of the first window's 95th percentile the last window's is above it."""
+        """The growth of the 95th percentile from the first window to the last one, as a share."""
         return self.windows[-1].p95 / self.windows[0].p95 - 1
 
     @property
@@ -110,15 +113,13 @@ class Course:
         samples = [one for window in self.windows for one in window.samples]
         return (samples[-1].moment - samples[0].moment + SAMPLE_SECONDS) / 60
 
-    def _warm(self) -> list[Sample]:
-        return [one for window in self.windows[1:] for one in window.samples]
-
     def reasons(self) -> list[str]:
-        """Why this is not well; empty where it is."""
+        """Why the soak fails; empty if it passes."""
         found = list(self.problems[:10])
         if len(self.problems) > len(found):
             found.append(f"and {len(self.problems) - len(found)} more clients")
-        most = MOST_GROWTH if self.hours >= LONG_HOURS else STEP / self.hours
+        hours = (self.warm[-1].moment - self.warm[0].moment) / 3600
+        most = MOST_GROWTH if hours >= LONG_HOURS else STEP / hours
         if self.growth > most:
             found.append(f"memory grows by {self.growth:.2f} MB an hour, more than {most:.2f}")
         for name in ("descriptors", "threads"):
@@ -131,19 +132,18 @@ class Course:
 
 
 async def at_rest(process: subprocess.Popen[bytes]) -> Sample:
-    """The least that a server without clients has of each, within a few seconds."""
+    """The least of each that a server without clients has within a few seconds."""
     end, seen = time.monotonic() + REST_SECONDS, [Sample.of(process)]
     while time.monotonic() < end:
         await asyncio.sleep(0.2)
         seen.append(Sample.of(process))
-    least = [min(getattr(one, name) for one in seen) for name in ("memory", "descriptors")]
-    return Sample(end, *least, min(one.threads for one in seen))
+    return Sample.over(seen, min)
 
 
 async def watch(
     process: subprocess.Popen[bytes], play: Awaitable[None], seconds: list[float]
 ) -> Window:
-    """A window that lasts as long as `play`, which adds to `seconds` how long answers took."""
+    """A window as long as `play`, which appends the times of answers to `seconds`."""
     samples = [Sample.of(process)]
     seconds.clear()
     playing = asyncio.ensure_future(play)

@@ -1,4 +1,4 @@
-"""A browser and a console to open in it, for the tests that drive it."""
+"""A browser and a running console, shared by all tests that use one."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tests.overload import HOST, serving
 from tests.stack.console import console
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def console_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A running API on the demo pair."""
     with serving(tmp_path_factory.mktemp("console")) as (port, _):
         yield f"http://{HOST}:{port}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     try:
         with launched() as started:
             yield started
     except BrowserError as missing:
-        pytest.skip(f"THE CONSOLE WAS NOT TESTED IN A BROWSER: {missing}")
+        pytest.skip(f"NOTHING WAS TESTED IN A BROWSER: {missing}")
 
 
 @pytest.fixture
 def page(browser: Any, console_url: str) -> Iterator[Any]:
-    """The console on a desk."""
+    """The console on a desktop screen."""
     with console(browser, console_url, viewport={"width": 1280, "height": 1000}) as opened:
         yield opened

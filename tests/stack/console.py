@@ -1,20 +1,22 @@
-"""What tests of the console in a browser do with it: open, ask, wait."""
+"""What tests do with the console in a browser: open, ask, wait, script answers, measure."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Repeats itself, so that there is something to draft.
+# The prompt repeats itself, so that drafters find draft tokens.
 PROMPT = "def __enter__(self):\n    return self\n\ndef __exit__(self, *args):\n    self.close()\n\n"
-PATIENCE_MS = 90_000  # a machine may be busy; nothing waits longer than it has to
+PATIENCE_MS = 90_000  # for a busy machine
+CHAT_URL = "**/v1/chat/completions"
 
 
 @contextmanager
 def console(browser: Any, url: str, **context: Any) -> Iterator[Any]:
-    """The console, connected; an error in its script, or one against its policy, fails the test."""
+    """The connected console; an error in its script or against its policy fails the test."""
     within = browser.new_context(**context)
     opened = within.new_page()
     opened.set_default_timeout(PATIENCE_MS)
@@ -38,12 +40,98 @@ def until(page: Any, condition: str) -> None:
         page.wait_for_timeout(20)
 
 
+def option(page: Any, label: str, text: str) -> None:
+    if not page.get_by_label(label).is_visible():
+        page.get_by_text("Options").click()
+    page.get_by_label(label).fill(text)
+
+
 def ask(page: Any, tokens: int, prompt: str = PROMPT) -> None:
+    """Start a completion of so many tokens."""
     page.get_by_label("Prompt").fill(prompt)
-    page.get_by_text("Options").click()
-    page.get_by_label("Longest answer").fill(str(tokens))
+    option(page, "Longest answer", str(tokens))
     page.get_by_role("button", name="Generate").click()
+
+
+def open_chat(page: Any) -> None:
+    page.get_by_role("tab", name="Chat").click()
+
+
+def say(page: Any, text: str) -> None:
+    """Send a message in the chat."""
+    page.locator("#message").fill(text)
+    page.get_by_role("button", name="Send").click()
 
 
 def finish(page: Any) -> None:
     until(page, "document.getElementById('progress').textContent.startsWith('Done')")
+
+
+def slow_network(page: Any) -> None:
+    slow = {"offline": False, "latency": 0, "downloadThroughput": 10_000, "uploadThroughput": -1}
+    page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", slow)
+
+
+# -- scripted answers of the chat --------------------------------------------------------------
+
+
+def chunk(text: str = "", origin: str = "target", finish: str | None = None, **delta: Any) -> Any:
+    """One event of a streamed chat answer."""
+    tokens = [{"id": 1, "text": text, "origin": origin}] if text else []
+    if text and not delta:
+        delta = {"content": text}
+    return {"choices": [{"index": 0, "delta": delta, "tokens": tokens, "finish_reason": finish}]}
+
+
+LAST = chunk(finish="stop") | {
+    "timings": {
+        "predicted_n": 3,
+        "predicted_per_second": 10.0,
+        "tokens_per_step": 1.5,
+        "draft_n": 2,
+        "draft_n_accepted": 1,
+    }
+}
+
+
+def script(page: Any, *events: Any, asked: list[Any] | None = None) -> None:
+    """Answer the next chat requests with these events; append their bodies to `asked`."""
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+
+    def answer(route: Any) -> None:
+        if asked is not None:
+            asked.append(route.request.post_data_json)
+        route.fulfill(status=200, headers={"content-type": "text/event-stream"}, body=body)
+
+    page.unroute(CHAT_URL)
+    page.route(CHAT_URL, answer)
+
+
+# -- contrast ----------------------------------------------------------------------------------
+
+
+def _luminance(colour: list[float]) -> float:
+    """WCAG's relative luminance of red, green and blue out of 255."""
+    parts = [c / 255 for c in colour]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrasts(page: Any, selector: str) -> dict[str, float]:
+    """WCAG's contrast ratio of each element's text to its background, by the element's HTML."""
+    found = page.evaluate(
+        """(selector) => [...document.querySelectorAll(selector)].map((element) => {
+            const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+            const clear = (colour) => colour.length === 4 && colour[3] === 0;
+            let painted = element;
+            const behind = () => numbers(getComputedStyle(painted).backgroundColor);
+            while (clear(behind())) painted = painted.parentElement;
+            return [element.outerHTML, numbers(getComputedStyle(element).color), behind()];
+        })""",
+        selector,
+    )
+    ratios = {}
+    for html, own, below in found:
+        dark, light = sorted(map(_luminance, (own[:3], below[:3])))
+        ratios[html] = (light + 0.05) / (dark + 0.05)
+    return ratios

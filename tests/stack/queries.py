@@ -1,4 +1,4 @@
-"""What dashboards and rules ask Prometheus for, and what the service has to answer with."""
+"""What dashboards and rules ask Prometheus for, and the series that the service exposes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from tests.stack.support import ROOT
 
 DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
 RULE_FILES = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
-# Prometheus' own series, with the labels that are asked for.
-OWN = {"up": {"job"}, "ALERTS": {"alertstate", "alertname"}}
-# The gateway's; tests/gateway asks a running one for them.
+# The gateway's series, with the labels that are asked for; tests/gateway asks a running one.
 CLUSTER, CLIENTS = {"envoy_cluster_name"}, {"envoy_http_conn_manager_prefix"}
 GATEWAY = {
-    "envoy_cluster_membership_total": CLUSTER,
-    "envoy_cluster_membership_healthy": CLUSTER,
-    "envoy_cluster_upstream_rq_total": CLUSTER,
-    "envoy_cluster_upstream_rq_retry": CLUSTER,
-    "envoy_cluster_upstream_rq_retry_success": CLUSTER,
-    "envoy_cluster_outlier_detection_ejections_active": CLUSTER,
+    **dict.fromkeys(
+        (
+            "envoy_cluster_membership_total",
+            "envoy_cluster_membership_healthy",
+            "envoy_cluster_upstream_rq_total",
+            "envoy_cluster_upstream_rq_retry",
+            "envoy_cluster_upstream_rq_retry_success",
+            "envoy_cluster_outlier_detection_ejections_active",
+            "envoy_cluster_upstream_rq_time_sum",
+            "envoy_cluster_upstream_rq_time_count",
+        ),
+        CLUSTER,
+    ),
     "envoy_cluster_upstream_rq_time_bucket": CLUSTER | {"le"},
-    "envoy_cluster_upstream_rq_time_sum": CLUSTER,
-    "envoy_cluster_upstream_rq_time_count": CLUSTER,
     "envoy_http_downstream_rq_time_bucket": CLIENTS | {"le"},
     "envoy_http_downstream_rq_time_sum": CLIENTS,
     "envoy_http_downstream_rq_time_count": CLIENTS,
     "envoy_http_downstream_rq_xx": CLIENTS | {"envoy_response_code_class"},
 }
-OWN |= GATEWAY
-ATTACHED = {"instance", "job"}  # by Prometheus, to everything that it scrapes
+# Series that the service does not expose: Prometheus' own and the gateway's.
+OWN = {"up": {"job"}, "ALERTS": {"alertstate", "alertname"}, **GATEWAY}
+ATTACHED = {"instance", "job"}  # labels that Prometheus adds to everything it scrapes
 _WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring"}
 _WORDS |= {"group_left", "group_right", "inf", "nan"}
 
@@ -44,7 +48,7 @@ Registry = dict[str, dict[str, set[str]]]
 
 
 def filled(promql: str) -> str:
-    """The expression with Grafana's variables filled in: everything, over a minute."""
+    """The expression with values for Grafana's variables: every instance, over a minute."""
     for variable, value in (("$__rate_interval", "1m"), ("$instance", ".*"), ("$model", ".*")):
         promql = promql.replace(variable, value)
     return promql
@@ -67,7 +71,7 @@ def panels() -> list[tuple[str, dict[str, Any]]]:
 
 
 def dashboard_queries() -> list[tuple[str, str]]:
-    """(dashboard / panel: legend, PromQL) with Grafana's variables filled in."""
+    """(dashboard / panel: legend, PromQL) with values for Grafana's variables."""
     return [
         (f"{name} / {panel['title']}: {target['legendFormat']}", filled(target["expr"]))
         for name, panel in panels()
@@ -95,9 +99,9 @@ def rules() -> list[dict[str, Any]]:
     ]
 
 
-def recorded() -> list[str]:
-    """Names of the series that recording rules make."""
-    return [rule["record"] for rule in rules() if "record" in rule]
+def recorded() -> dict[str, str]:
+    """The series that recording rules make, with their expressions."""
+    return {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
 
 
 def rule_queries() -> list[tuple[str, str]]:
@@ -109,8 +113,8 @@ def rule_queries() -> list[tuple[str, str]]:
 class Asked:
     """What one expression names: series with their matchers, and labels that it groups by."""
 
-    series: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-    grouping: frozenset[str]
+    series: list[tuple[str, list[tuple[str, str]]]]
+    grouping: set[str]
 
     @property
     def names(self) -> set[str]:
@@ -118,18 +122,17 @@ class Asked:
 
 
 def asked(promql: str) -> Asked:
-    """Take an expression apart, as far as names and labels go."""
+    """The names and the labels in an expression."""
     found = []
     for name, matchers in re.findall(r"([a-zA-Z_:][\w:]*)\s*\{([^}]*)\}", promql):
-        pairs = re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers)
-        found.append((name, tuple(pairs)))
+        found.append((name, re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers)))
     rest = re.sub(r"[a-zA-Z_:][\w:]*\s*\{[^}]*\}|\[[^\]]*\]|\"[^\"]*\"", " ", promql)
     lists = r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)"
     grouping = {word for group in re.findall(lists, rest) for word in re.findall(r"\w+", group)}
     rest = re.sub(lists, " ", rest)
     bare = re.findall(r"(?<![\w.])([a-zA-Z_:][\w:]*)(?!\s*\()(?![\w:])", rest)
-    found += [(name, ()) for name in bare if name.lower() not in _WORDS]
-    return Asked(tuple(found), frozenset(grouping))
+    found += [(name, []) for name in bare if name.lower() not in _WORDS]
+    return Asked(found, grouping)
 
 
 def registry() -> Registry:
@@ -144,14 +147,14 @@ def registry() -> Registry:
 
 
 def problems(promql: str, exposed: Registry) -> list[str]:
-    """What the expression asks for that is not there: series, labels, values of labels."""
+    """What the expression asks for that does not exist: series, labels, values of labels."""
     found = []
     what = asked(promql)
-    made = set(recorded())
+    made = recorded()
     labels = set(ATTACHED)
     for name, matchers in what.series:
         if name in made:
-            labels |= asked(_rule_of(name)).grouping
+            labels |= asked(made[name]).grouping
             continue
         if name not in exposed and name not in OWN:
             found.append(f"no series {name}")
@@ -166,7 +169,3 @@ def problems(promql: str, exposed: Registry) -> list[str]:
                 found += [f"{name} has no {label}={v}" for v in sorted(absent)]
     found += [f"nothing to group by {label}" for label in sorted(what.grouping - labels)]
     return found
-
-
-def _rule_of(name: str) -> str:
-    return next(rule["expr"] for rule in rules() if rule.get("record") == name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+import yaml
 
 from tests.loopback import HOST, free_port
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV_BIN = Path(sys.executable).parent
@@ -23,13 +28,18 @@ START_SECONDS = 300.0  # a first start converts the weights
 Finished = subprocess.CompletedProcess[str]
 
 
+def read_yaml(path: str) -> Any:
+    """A YAML file of the repository."""
+    return yaml.safe_load((ROOT / path).read_text())
+
+
 def tool(name: str) -> str | None:
-    """A program on the PATH or in the virtual environment; None where there is none."""
+    """The path of a program on the PATH or in the virtual environment; None if it is missing."""
     return shutil.which(name) or shutil.which(name, path=str(VENV_BIN))
 
 
 def run(*command: object, env: Mapping[str, str] | None = None, timeout: float = 120) -> Finished:
-    """Run a command in the repository with `env` over the environment; its status is not judged."""
+    """Run a command in the repository, with `env` added; the caller checks its exit status."""
     return subprocess.run(
         list(map(str, command)),
         check=False,
@@ -41,8 +51,41 @@ def run(*command: object, env: Mapping[str, str] | None = None, timeout: float =
     )
 
 
+def succeed(*command: object, **options: Any) -> str:
+    """Run a command that must end with status 0; returns its stdout."""
+    finished = run(*command, **options)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+def compose_command() -> tuple[str, ...] | None:
+    """The command of a Docker Compose 2 or newer, plugin or not; None if it is missing."""
+    for name, *rest in (("docker", "compose"), ("docker-compose",)):
+        if path := tool(name):
+            version = run(path, *rest, "version", "--short")
+            found = re.match(r"v?(\d+)\.", version.stdout)
+            if version.returncode == 0 and found and int(found[1]) >= 2:
+                return (path, *rest)
+    return None
+
+
+def promtool(*arguments: object) -> str:
+    """Run Prometheus' checker, which must accept what it is given; skips if it is missing."""
+    if tool("promtool") is None:
+        pytest.skip("no promtool here")
+    return succeed("promtool", *arguments)
+
+
+def prometheus_values(url: str, promql: str, at: float | None = None) -> list[float]:
+    """The values of an expression, now or at a time, through Prometheus' HTTP API."""
+    query = {"query": promql} if at is None else {"query": promql, "time": str(at)}
+    body = httpx.get(f"{url}/api/v1/query", params=query, timeout=PATIENCE).json()
+    assert body["status"] == "success", body
+    return [float(series["value"][1]) for series in body["data"]["result"]]
+
+
 @dataclass
-class MadeUp:
+class NativeStack:
     """A running `make up` without Docker, with ports and a state folder of its own."""
 
     process: subprocess.Popen[bytes]
@@ -54,17 +97,20 @@ class MadeUp:
     def wait(
         self, what: str, condition: Callable[[], bool], seconds: float = START_SECONDS
     ) -> None:
-        """Poll until `condition` holds; fail where the stack ends or time runs out."""
+        """Poll until `condition` holds; fail if the stack ends or time runs out."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"waited in vain: {what}\n{self.output.read_text()}")
             time.sleep(0.1)
 
+    def query(self, promql: str, at: float | None = None) -> list[float]:
+        return prometheus_values(self.prometheus, promql, at)
+
 
 @contextmanager
-def made_up(folder: Path, *arguments: str, **variables: str) -> Iterator[MadeUp]:
-    """Bring the demo pair up, natively; end it with `scripts/down`, and see that all went well."""
+def native_stack(folder: Path, *arguments: str, **variables: str) -> Iterator[NativeStack]:
+    """Start the demo pair natively; end it with `scripts/down`, and check its exit status."""
     ports = {"SPECOPS_PORT": str(free_port()), "PROMETHEUS_PORT": str(free_port())}
     env = {**ports, "SPECOPS_MODEL": "demo", "NATIVE_STATE": str(folder / "state"), **variables}
     output = folder / "up.log"
@@ -77,7 +123,8 @@ def made_up(folder: Path, *arguments: str, **variables: str) -> Iterator[MadeUp]
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    running = MadeUp(process, output, *(f"http://{HOST}:{port}" for port in ports.values()), env)
+    urls = (f"http://{HOST}:{port}" for port in ports.values())
+    running = NativeStack(process, output, *urls, env)
     try:
         running.wait("Ready", lambda: "Ready." in output.read_text())
         yield running

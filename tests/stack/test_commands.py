@@ -1,4 +1,4 @@
-"""The commands of the project: thin targets, clear refusals, clean ends."""
+"""The commands of the project: short targets, clear refusals, clean ends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ def test_every_target_is_one_line() -> None:
     assert tuple(name for name, _ in found) == TARGETS
     assert "\n\t" not in text
     for _, command in found:
-        script = ROOT / command.split()[0]
-        assert os.access(script, os.X_OK), script
+        assert os.access(ROOT / command.split()[0], os.X_OK), command
 
 
 @pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
 def test_an_old_python_is_refused_by_name(python: str, tmp_path: Path) -> None:
-    (tmp_path / "scripts").mkdir()
     script = tmp_path / "scripts" / "venv"
+    script.parent.mkdir()
     script.write_bytes((ROOT / "scripts" / "venv").read_bytes())
     script.chmod(0o755)
     result = run(script, env={"PYTHON": python})
@@ -39,8 +38,9 @@ def test_an_old_python_is_refused_by_name(python: str, tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-def test_dotenv_gives_way_to_the_environment(tmp_path: Path) -> None:
+def test_the_environment_overrides_dotenv(tmp_path: Path) -> None:
     dotenv = tmp_path / ".env"
+    assert native.environment(dotenv, {"A": "1"}) == {"A": "1"}
     dotenv.write_text(
         "# SPECOPS_SLOTS=9\nSPECOPS_PORT='8001'\nSPECOPS_SLOTS=2\nSPECOPS_CACHE_DIR=~/cache\n"
         "PROMETHEUS_PORT=9099\nGRAFANA_ADMIN_PASSWORD=secret\n"
@@ -53,25 +53,18 @@ def test_dotenv_gives_way_to_the_environment(tmp_path: Path) -> None:
     }
 
 
-def test_a_missing_dotenv_is_no_error(tmp_path: Path) -> None:
-    assert native.environment(tmp_path / ".env", {"A": "1"}) == {"A": "1"}
-
-
-@pytest.mark.parametrize("port", ["http", "0", "65536", "-1"])
-def test_a_wrong_port_is_named(port: str) -> None:
-    with pytest.raises(native.StartError, match="SPECOPS_PORT"):
-        native.Address.read({"SPECOPS_PORT": port}, "SPECOPS_PORT", 8000, "127.0.0.1")
-
-
-@pytest.mark.parametrize("count", ["some", "0", "65", "-1"])
-def test_a_wrong_number_of_replicas_is_named(count: str) -> None:
-    with pytest.raises(native.StartError, match="REPLICAS"):
-        native.replica_count({"REPLICAS": count})
-
-
-def test_listening_everywhere_is_reached_on_this_machine() -> None:
-    address = native.Address.read({}, "SPECOPS_PORT", 8000, "0.0.0.0")  # noqa: S104
-    assert address.url == "http://127.0.0.1:8000"
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("SPECOPS_PORT", ["http", "0", "65536", "-1"]),
+        ("PROMETHEUS_PORT", ["0"]),
+        ("REPLICAS", ["some", "0", "65", "-1"]),
+    ],
+)
+def test_a_wrong_setting_is_named(name: str, values: list[str], tmp_path: Path) -> None:
+    for value in values:
+        with pytest.raises(native.StartError, match=f"{name} takes a"):
+            native.run(tmp_path / "state", {name: value})
 
 
 def test_a_taken_port_stops_the_start_and_names_the_setting(tmp_path: Path) -> None:
@@ -82,8 +75,13 @@ def test_a_taken_port_stops_the_start_and_names_the_setting(tmp_path: Path) -> N
     assert not (tmp_path / "state").exists()
 
 
+def test_a_server_that_listens_everywhere_is_reached_on_this_machine() -> None:
+    address = native.Address.read({}, "SPECOPS_PORT", 8000, "0.0.0.0")  # noqa: S104
+    assert address.url == "http://127.0.0.1:8000"
+
+
 def test_a_second_stack_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    """It would write over the first one's logs, and `make down` would no longer find that."""
+    """It would overwrite the first stack's logs, and `make down` could not find that stack."""
     program = tmp_path / "native.py"
     program.write_text("input()")
     with subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE) as first:
@@ -96,7 +94,7 @@ def test_a_second_stack_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_part_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
     command = ["sh", "-c", "echo the disk is full; exit 7"]
-    part = native.Part.start("The API", command, tmp_path / "log", dict(os.environ))
+    part = native.Part("The API", command, tmp_path / "log", dict(os.environ))
     part.process.wait()
     with pytest.raises(native.StartError, match=r"The API ended with status 7(?s:.*)disk is full"):
         part.require_alive()
@@ -107,7 +105,7 @@ def test_a_part_that_ignores_sigterm_is_killed(
 ) -> None:
     ready = tmp_path / "ready"
     command = ["sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"]
-    part = native.Part.start("Stubborn", command, tmp_path / "log", dict(os.environ))
+    part = native.Part("Stubborn", command, tmp_path / "log", dict(os.environ))
     while not ready.exists():
         assert part.process.poll() is None
     part.stop(patience=0.2)

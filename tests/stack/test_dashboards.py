@@ -1,4 +1,4 @@
-"""Dashboards: made by the generator, explained, and reading nothing that does not exist."""
+"""Dashboards: generated, explained, and reading only what exists."""
 
 from __future__ import annotations
 
@@ -12,150 +12,116 @@ import yaml
 
 from specops.metrics.metrics import STATES
 from tests.stack import queries
-from tests.stack.support import ROOT, run, tool
+from tests.stack.support import promtool, read_yaml, succeed
 
 PANELS = queries.panels()
-every_panel = pytest.mark.parametrize(
-    "panel",
-    [panel for _, panel in PANELS],
-    ids=[f"{name} / {panel['title']}" for name, panel in PANELS],
-)
+(SOURCE,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
+QUESTIONS = {
+    "Is it healthy?",
+    "Does speculation pay?",
+    "Where does the time go?",
+    "Will it fit?",
+    "How is the load spread?",
+}
 
 
 def test_the_generator_makes_what_is_committed() -> None:
     pytest.importorskip("grafana_foundation_sdk")
-    result = run(sys.executable, "grafana/generate.py", "--check")
-    assert result.returncode == 0, result.stderr
-
-
-@every_panel
-def test_a_panel_has_a_unit_an_explanation_and_words_for_nothing(panel: dict[str, Any]) -> None:
-    defaults = panel["fieldConfig"]["defaults"]
-    assert defaults["unit"]
-    assert defaults["noValue"]
-    assert len(panel["description"]) > 80
-    assert defaults["thresholds"]["steps"][0] == {"color": "green", "value": None}
-    assert panel["datasource"]["uid"] == datasource()["uid"]
-    assert all(target["datasource"]["uid"] == datasource()["uid"] for target in panel["targets"])
-
-
-def datasource() -> dict[str, Any]:
-    path = ROOT / "grafana" / "provisioning" / "datasources" / "prometheus.yml"
-    (source,) = yaml.safe_load(path.read_text())["datasources"]
-    assert isinstance(source, dict)
-    return source
-
-
-@pytest.mark.parametrize("path", queries.DASHBOARDS, ids=lambda path: path.stem)
-def test_a_dashboard_can_be_provisioned(path: Any) -> None:
-    text = path.read_text()
-    board = json.loads(text)
-    assert board["id"] is None
-    assert board["uid"].startswith("specops-")
-    assert board["links"][0]["tags"] == board["tags"] == ["specops"]
-    assert [variable["name"] for variable in board["templating"]["list"]] == ["model", "instance"]
-    assert all("$instance" in mark["target"]["expr"] for mark in board["annotations"]["list"])
-    assert board["title"].endswith("?")  # dashboards are named after the question they answer
-    assert "__inputs" not in board
-    assert "${DS_" not in text
-    titles = [panel["title"] for panel in board["panels"]]
-    assert len(set(titles)) == len(titles)
-    numbers = [panel["id"] for panel in board["panels"]]
-    assert len(set(numbers)) == len(numbers)
-
-
-@pytest.mark.parametrize("path", queries.DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_do_not_overlap(path: Any) -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in json.loads(path.read_text())["panels"]:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        cells = {
-            (place["x"] + dx, place["y"] + dy)
-            for dx in range(place["w"])
-            for dy in range(place["h"])
-        }
-        assert not cells & taken, panel["title"]
-        taken |= cells
+    succeed(sys.executable, "grafana/generate.py", "--check")
 
 
 def test_prometheus_is_asked_no_more_often_than_it_scrapes() -> None:
-    config = yaml.safe_load((ROOT / "prometheus" / "prometheus.yml").read_text())
-    assert datasource()["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+    interval = read_yaml("prometheus/prometheus.yml")["global"]["scrape_interval"]
+    assert SOURCE["jsonData"]["timeInterval"] == interval
 
 
-def test_there_is_a_dashboard_for_each_question() -> None:
-    titles = {board["title"] for board in queries.boards().values()}
-    assert titles == {
-        "Is it healthy?",
-        "Does speculation pay?",
-        "Where does the time go?",
-        "Will it fit?",
-        "How is the load spread?",
-    }
-    assert len({board["uid"] for board in queries.boards().values()}) == len(titles)
-
-
-def test_every_panel_asks_the_chosen_instances_alone() -> None:
+def test_every_panel_has_a_unit_an_explanation_and_asks_the_chosen_instances() -> None:
     for name, panel in PANELS:
+        place = f"{name} / {panel['title']}"
+        defaults = panel["fieldConfig"]["defaults"]
+        assert defaults["unit"], place
+        assert defaults["noValue"], place
+        assert len(panel["description"]) > 80, place
+        assert defaults["thresholds"]["steps"][0] == {"color": "green", "value": None}, place
+        sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
+        assert {source["uid"] for source in sources} == {SOURCE["uid"]}, place
         for target in panel["targets"]:
             for series, matchers in queries.asked(target["expr"]).series:
-                if series not in queries.OWN:
-                    assert ("instance", "$instance") in matchers, f"{name} / {panel['title']}"
+                assert series in queries.OWN or ("instance", "$instance") in matchers, place
 
 
-def colour(panel: dict[str, Any], value: float) -> str:
-    """In which a panel's thresholds show a value."""
-    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-    return str([s["color"] for s in steps if s["value"] is None or value >= s["value"]][-1])
+def test_a_dashboard_can_be_provisioned_for_each_question() -> None:
+    boards = queries.boards().values()
+    assert {board["title"] for board in boards} == QUESTIONS
+    assert len({board["uid"] for board in boards}) == len(QUESTIONS)
+    for board in boards:
+        assert board["id"] is None
+        assert board["uid"].startswith("specops-")
+        assert board["links"][0]["tags"] == board["tags"] == ["specops"]
+        variables = [variable["name"] for variable in board["templating"]["list"]]
+        assert variables == ["model", "instance"]
+        assert all("$instance" in mark["target"]["expr"] for mark in board["annotations"]["list"])
+        assert "__inputs" not in board
+        assert "${DS_" not in json.dumps(board)
+        for key in ("title", "id"):
+            values = [panel[key] for panel in board["panels"]]
+            assert len(set(values)) == len(values)
+
+
+def test_panels_do_not_overlap() -> None:
+    for board in queries.boards().values():
+        taken: set[tuple[int, int]] = set()
+        for panel in board["panels"]:
+            place = panel["gridPos"]
+            columns = range(place["x"], place["x"] + place["w"])
+            cells = {(x, place["y"] + dy) for x in columns for dy in range(place["h"])}
+            assert place["x"] + place["w"] <= 24
+            assert not cells & taken, panel["title"]
+            taken |= cells
+
+
+def healthy_panel(title: str) -> dict[str, Any]:
+    (panel,) = (panel for name, panel in PANELS if (name, panel["title"]) == ("healthy", title))
+    return panel
 
 
 def assert_shows(
-    place: tuple[str, str], series: dict[str, float], samples: dict[str, float], folder: Path
+    title: str, series: dict[str, float], samples: dict[str, float], folder: Path
 ) -> None:
-    """With these series in Prometheus, the panel has these samples."""
-    if tool("promtool") is None:
-        pytest.skip("no promtool here")
-    (panel,) = (panel for name, panel in PANELS if (name, panel["title"]) == place)
-    (target,) = panel["targets"]
-    test = {
-        "interval": "5s",
-        "input_series": [{"series": name, "values": str(n)} for name, n in series.items()],
-        "promql_expr_test": [
-            {
-                "expr": queries.filled(target["expr"]),
-                "eval_time": "0s",
-                "exp_samples": [{"labels": name, "value": n} for name, n in samples.items()],
-            }
-        ],
+    """If Prometheus has these series, the panel shows these samples."""
+    (target,) = healthy_panel(title)["targets"]
+    expected = {
+        "expr": queries.filled(target["expr"]),
+        "eval_time": "0s",
+        "exp_samples": [{"labels": name, "value": n} for name, n in samples.items()],
     }
+    inputs = [{"series": name, "values": str(n)} for name, n in series.items()]
+    test = {"interval": "5s", "input_series": inputs, "promql_expr_test": [expected]}
     file = folder / "test.yml"
     file.write_text(yaml.safe_dump({"tests": [test]}))
-    result = run("promtool", "test", "rules", file)
-    assert result.returncode == 0, result.stdout + result.stderr
+    promtool("test", "rules", file)
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [(state, {"ready": "green", "failed": "red"}.get(state, "yellow")) for state in STATES]
-    + [("unreachable", "red")],
-)
-def test_the_models_state_has_its_colour(state: str, expected: str, tmp_path: Path) -> None:
-    place = ("healthy", "Model")
-    (panel,) = (panel for name, panel in PANELS if (name, panel["title"]) == place)
-    (value,) = (value for value in (1, 2, 3) if colour(panel, value) == expected)
+@pytest.mark.parametrize("state", [*STATES, "unreachable"])
+def test_the_models_state_has_its_colour(state: str, tmp_path: Path) -> None:
+    colours = {"ready": "green", "failed": "red", "unreachable": "red"}
+    steps = healthy_panel("Model")["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    colour = {
+        value: [s["color"] for s in steps if s["value"] is None or value >= s["value"]][-1]
+        for value in (1, 2, 3)
+    }
+    (value,) = (value for value in colour if colour[value] == colours.get(state, "yellow"))
     present = STATES if state in STATES else ()  # Prometheus forgets what it cannot scrape
     series = {
         f'specops_model_state{{instance="a", state="{name}"}}': float(name == state)
         for name in present
     }
-    assert_shows(place, series, {f'{{state="{state}"}}': value}, tmp_path)
+    assert_shows("Model", series, {f'{{state="{state}"}}': value}, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("series", "samples"),
     [
-        ({}, {'{alertname="none"}': 0}),
         ({'ALERTS{alertname="SwapInUse", alertstate="pending"}': 1}, {'{alertname="none"}': 0}),
         (
             {f'ALERTS{{alertname="{n}", alertstate="firing"}}': 1 for n in ("A", "B")},
@@ -166,4 +132,4 @@ def test_the_models_state_has_its_colour(state: str, expected: str, tmp_path: Pa
 def test_alerts_are_named_while_they_fire(
     series: dict[str, float], samples: dict[str, float], tmp_path: Path
 ) -> None:
-    assert_shows(("healthy", "Alerts, by name"), series, samples, tmp_path)
+    assert_shows("Alerts, by name", series, samples, tmp_path)

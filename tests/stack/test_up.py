@@ -1,4 +1,4 @@
-"""`make up` on an engine: it shows the model on its way, and ends at once where that failed."""
+"""`make up` on an engine: it shows the model's progress, and ends at once if the model failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.http.test_healthcheck import Health, answering, state
 from tests.stack.support import ROOT, Finished, run
 
-# Writes its arguments down; in the container it runs the command, here on this machine.
+# Writes its arguments down. Commands for the container run on this machine.
 DOCKER = """\
 #!/bin/sh
 echo "${{COMPOSE_FILE:+$COMPOSE_FILE }}$*" >>{calls}
@@ -25,7 +25,7 @@ esac
 
 
 def up(tmp_path: Path, *answers: Health, replicas: str = "") -> tuple[Finished, list[str]]:
-    """What `scripts/up` does beside a service that answers so, and what it asks of Docker."""
+    """Run `scripts/up` beside a service with these answers; returns its calls of Docker, too."""
     calls = tmp_path / "calls"
     docker = tmp_path / "docker"
     docker.write_text(DOCKER.format(calls=calls, python=shlex.quote(sys.executable)))
@@ -40,22 +40,21 @@ def up(tmp_path: Path, *answers: Health, replicas: str = "") -> tuple[Finished, 
         return run("scripts/up", env=env), calls.read_text().splitlines()
 
 
-def test_progress_is_shown_until_everything_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "files", "door"),
+    [("", "", "api"), ("3", "compose.yaml:compose.scale.yaml ", "gateway")],
+)
+def test_progress_is_shown_until_everything_runs(
+    tmp_path: Path, replicas: str, files: str, door: str
+) -> None:
     steps = [state("downloading", "1 of 2 MB"), state("converting", "50 %"), state("ready")]
-    finished, calls = up(tmp_path, *steps)
+    finished, calls = up(tmp_path, *steps, replicas=replicas)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.startswith("downloading 1 of 2 MB\nconverting 50 %\n")
     assert "http://127.0.0.1:8000" in finished.stdout
-    ups = [call for call in calls if call.startswith("compose up")]
-    assert ups == ["compose up --build --detach", "compose up --detach --wait"]
-
-
-def test_several_replicas_take_the_gateways_file(tmp_path: Path) -> None:
-    finished, calls = up(tmp_path, state("ready"), replicas="3")
-    assert finished.returncode == 0, finished.stderr
-    files = "compose.yaml:compose.scale.yaml"
-    assert f"{files} compose up --build --detach" in calls
-    assert f"{files} compose port gateway 8000" in calls
+    ups = [call for call in calls if "compose up" in call]
+    assert ups == [f"{files}compose up --build --detach", f"{files}compose up --detach --wait"]
+    assert f"{files}compose port {door} 8000" in calls
 
 
 def test_a_model_that_failed_ends_it_with_the_reason(tmp_path: Path) -> None:
@@ -67,5 +66,5 @@ def test_a_model_that_failed_ends_it_with_the_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["compose.yaml", "api/Dockerfile"])
-def test_the_same_check_runs_wherever_the_image_does(file: str) -> None:
+def test_the_same_check_runs_in_the_container(file: str) -> None:
     assert "specops.http.healthcheck" in (ROOT / file).read_text()
