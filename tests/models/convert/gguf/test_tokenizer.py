@@ -13,8 +13,7 @@ from gguf import GGUFWriter
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers, processors
 
 from specops.models.convert import ExportError, export_checkpoint
-from specops.models.convert.gguf import header as reading
-from specops.models.convert.gguf.metadata import Metadata
+from specops.models.convert.gguf.header import Metadata, read_header
 from specops.models.convert.gguf.tokenizer import TokenizerFiles, tokenizer_files
 from specops.models.folder import ModelFolder
 from specops.text.chat_template import ChatTemplate
@@ -63,7 +62,7 @@ def header(file: Path, architecture: str, write: Callable[[GGUFWriter], None]) -
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return Metadata(reading.read_header(file))
+    return Metadata(read_header(file).metadata, file)
 
 
 def made_of(file: Path, architecture: str, write: Callable[[GGUFWriter], None]) -> TokenizerFiles:
@@ -172,7 +171,8 @@ def test_what_goes_with_a_tokenizer(tmp_path: Path) -> None:
 )
 def test_refusals(key: str, value: Any, message: str, tmp_path: Path) -> None:
     made = json.loads(published.gpt2(600).to_str())
-    metadata = header(tmp_path / "t.gguf", "llama", lambda writer: write_tokenizer(writer, made))
-    metadata._values[key] = value
+    file = tmp_path / "t.gguf"
+    header(file, "llama", lambda writer: write_tokenizer(writer, made))
+    metadata = Metadata(read_header(file).metadata | {key: value}, file)
     with pytest.raises(ExportError, match=f"t.gguf: key '{key}' .*{message}"):
         tokenizer_files(metadata)

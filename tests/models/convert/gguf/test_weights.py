@@ -39,7 +39,7 @@ def matrix(kind: Kind, folder: Path) -> tuple[GgufRows, np.ndarray]:
     file = folder / kind.name
     file.write_bytes(b"before" + data.tobytes())
     found = TYPES[kind]
-    tensor = GgufTensor("w", file, found.name, (ROWS, COLUMNS), 6, data.nbytes, found)
+    tensor = GgufTensor("w", file, found.name, (ROWS, COLUMNS), 6, data.nbytes, type=found)
     return GgufRows(tensor), gguf.dequantize(data, kind)
 
 
