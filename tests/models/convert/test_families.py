@@ -1,6 +1,6 @@
-"""Every family computes what transformers computes, in every form the decoder runs it.
+"""Every family computes what transformers computes, in all kinds of passes of the engine.
 
-Checkpoints have random weights and the true architecture's proportions, in small.
+Checkpoints are small, with random weights and the proportions of published models.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.passes import Passes, prepared, random_chunks
 
 VOCAB = 320
 TOKENS = [int(token) for token in np.random.default_rng(2).integers(0, VOCAB, 150)]
-SPANS = {0: 1, 1: 4, 2: 1}  # tokens of each slot where several are in a pass
+SPANS = {0: 1, 1: 4, 2: 1}  # tokens of each slot in a pass
 OTHER_TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 80)]
 
 Make = Callable[..., Path]
@@ -41,10 +41,10 @@ Float = NDArray[np.float32]
 
 
 class Case(NamedTuple):
-    """A maker of checkpoints and what it is asked for.
+    """A maker of checkpoints and its options.
 
-    `rounding` is how many times as much as in other cases rounded weights may change: norms of what
-    parts give pass their errors on whole.
+    `rounding` multiplies the allowed error of rounded weights: norms after a part scale its error
+    up.
     """
 
     make: Make
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 def long_rope(pairs: int) -> dict[str, Any]:
-    """Keys that ask for other frequencies beyond 64 positions."""
+    """Keys with other frequencies for more than 64 positions."""
     scaling = {
         "type": "longrope",
         "short_factor": [1, *np.linspace(1.0, 1.4, pairs - 1).tolist()],
@@ -171,7 +171,7 @@ def assert_same(actual: Float, expected: Float) -> None:
 
 
 class Reference(NamedTuple):
-    """An fp32 export and what transformers says about both texts."""
+    """An fp32 export and the logits of transformers for both texts."""
 
     model: ExportedModel
     logits: Float
@@ -248,7 +248,7 @@ def test_quantized_logits_stay_close_to_fp32(
 def test_a_token_has_the_same_bits_whatever_else_is_in_its_pass(
     folder: Path, quantization: str
 ) -> None:
-    """Alone, in chunks of any width, beside other slots, also where a window has moved on."""
+    """Alone, in chunks of any width and beside other slots; also beyond a sliding window."""
     passes = opened(export(folder, quantization))
     tokens = TOKENS[:96]
     whole = passes.step(0, tokens)
@@ -263,7 +263,7 @@ def test_a_token_has_the_same_bits_whatever_else_is_in_its_pass(
     np.testing.assert_array_equal(np.concatenate(beside), whole)
 
 
-def test_the_last_hidden_state_is_what_the_logits_are_a_product_of(fp32: ExportedModel) -> None:
+def test_logits_are_a_product_of_the_last_hidden_state(fp32: ExportedModel) -> None:
     """Soft caps and factors behind the product keep the order of its entries."""
     passes = opened(fp32)
     kept = passes.runner.give_hidden()
@@ -278,7 +278,7 @@ def test_the_last_hidden_state_is_what_the_logits_are_a_product_of(fp32: Exporte
         assert found.argmax() == expected.argmax()
 
 
-# What a Llama's config.json may say, and how its weights may lie.
+# Settings of a Llama's config.json, and layouts of its weights.
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -312,7 +312,7 @@ LLAMAS: dict[str, dict[str, Any]] = {
 @pytest.mark.reference
 @pytest.mark.parametrize("name", LLAMAS)
 def test_a_llama_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
-    """And computes the same as the service runs it, and as exported, with ONNX Runtime alone."""
+    """Both in the engine and with ONNX Runtime alone."""
     source = make_llama_checkpoint(tmp_path / "source", **LLAMAS[name])
     edit_config(source)
     model, expected = export(tmp_path, "fp32"), transformers_logits(source, TOKENS)
@@ -322,7 +322,7 @@ def test_a_llama_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> 
 
 @pytest.mark.reference
 def test_a_context_within_the_trained_one_rotates_by_its_own_frequencies(tmp_path: Path) -> None:
-    """And one beyond it by the long ones, from the first position on."""
+    """A longer context rotates by the long frequencies, from the first position on."""
     source = make_phi3_checkpoint(tmp_path / "source", vocab=VOCAB, config=long_rope(8))
     model, tokens = export(tmp_path, "fp32"), TOKENS[:64]
     within = transformers_logits(source, tokens)
@@ -330,13 +330,13 @@ def test_a_context_within_the_trained_one_rotates_by_its_own_frequencies(tmp_pat
     assert np.abs(beyond[:64] - within).max() > 0.1 * np.abs(within).max()
     assert_same(opened(model, context=64).step(0, tokens), within)
     assert_same(opened(model, context=192).step(0, tokens), beyond[:64])
-    # As it is exported, a graph goes by the tokens that it has, as transformers does.
+    # With ONNX Runtime alone, the number of tokens decides, as in transformers.
     assert_same(Runner(model).step(tokens), within)
     assert_same(Runner(model).step(TOKENS), beyond)
 
 
-def test_of_a_model_that_sees_pictures_the_text_is_drawn(tmp_path: Path) -> None:
-    """As the hub has it: text_config says what is not so in all, and names begin otherwise."""
+def test_the_language_model_of_a_multimodal_model_is_exported(tmp_path: Path) -> None:
+    """As on the hub: text_config leaves out common settings, and names have another prefix."""
     text = {"heads": 8, "kv_heads": 4, "config": {"head_dim": 256, "query_pre_attn_scalar": 256}}
     (tmp_path / "alone").mkdir()
     alone = make_relative_checkpoint(tmp_path / "alone/source", kind="gemma3_text", **text)
