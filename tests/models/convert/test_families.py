@@ -74,7 +74,6 @@ CASES = {
     "qwen2 0.5b": Case(
         make_qwen2_checkpoint, {"hidden": 112, "heads": 7, "kv_heads": 1, "ffn": 152}
     ),
-    "qwen2 untied": Case(make_qwen2_checkpoint, {"tie": False, "dtype": "bfloat16"}),
     "phi3 mini": Case(make_phi3_checkpoint, {"hidden": 96, "heads": 1, "kv_heads": 1, "ffn": 256}),
     "phi3 medium": Case(make_phi3_checkpoint, {"heads": 4, "kv_heads": 2, "dtype": "bfloat16"}),
     "phi3 no window": Case(make_phi3_checkpoint, {"window": None}),
@@ -125,7 +124,6 @@ CASES = {
     ),
     "opt 125m": Case(make_opt_checkpoint, {}),
     "opt 350m": Case(make_opt_checkpoint, {"projection": 32, "norm_before": False}),
-    "opt norms last": Case(make_opt_checkpoint, {"norm_before": False}),
     "opt 1.3b": Case(
         make_opt_checkpoint, {"hidden": 96, "heads": 3, "ffn": 384, "dtype": "float16"}
     ),
@@ -133,11 +131,9 @@ CASES = {
     "opt without prefix": Case(make_opt_checkpoint, {"prefix": ""}),
     "gpt2 untied": Case(make_gpt2_checkpoint, {"tie": False, "prefix": "transformer."}),
     "gpt2": Case(make_gpt2_checkpoint, {}),
-    "gpt2 with its head": Case(make_gpt2_checkpoint, {"prefix": "transformer."}),
     "gpt2 odd widths": Case(
         make_gpt2_checkpoint, {"hidden": 80, "heads": 5, "config": {"n_inner": 147}}
     ),
-    "distilgpt2": Case(make_gpt2_checkpoint, {"layers": 3, "dtype": "float16"}),
 }
 
 

@@ -31,14 +31,8 @@ _INLINE_BYTES = 1024  # tensors up to this size stay in the graph file
 
 Extent = tuple[int, int]
 """Offset and length in the weight file, in bytes."""
-
-
-class BlockNames(NamedTuple):
-    """The initializers of a quantized weight; `zero_points` is empty if there are none."""
-
-    codes: str
-    scales: str
-    zero_points: str
+BlockNames = tuple[str, str, str]
+"""The initializers of codes, scales and zero points; the last name is empty if there are none."""
 
 
 class CodeTable(NamedTuple):
@@ -246,7 +240,7 @@ class WeightStore:
             self._refer(f"{name}.{part}", kind, sizes, extent)
             for (part, kind, sizes), extent in zip(tensors, extents, strict=False)
         ]
-        return BlockNames(names[0], names[1], names[2] if len(names) > 2 else "")
+        return names[0], names[1], names[2] if len(names) > 2 else ""
 
     def _refer(self, name: str, kind: int, shape: tuple[int, ...], extent: Extent) -> str:
         tensor = onnx.TensorProto(

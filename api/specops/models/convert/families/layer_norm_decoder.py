@@ -50,6 +50,7 @@ class LayerNormDecoder(Family):
     norm_before = True  # False: a norm follows each sum, and its result is the next residual
 
     def __init__(self, config: ModelConfig, feed_forward_size: int, epsilon: float) -> None:
+        """The two values have other keys, or none, in each family's config.json."""
         width, layers, number, context = self.sizes
         hidden, heads = config.integer(width), config.integer(number)
         head_dim, rest = divmod(hidden, heads)
