@@ -156,21 +156,21 @@ class GatedDecoder(Family):
             )
             x = self.linear(index, "self_attn.o_proj", x)
             x = self._part_output(f"{name}.attention", x, index, self.attention_norms)
-            norm = self.feed_forward_norms.before
-            norm = f"{stored}.{norm}" if norm else ""
+            norm = self._stored(index, self.feed_forward_norms.before)
             x, residual = self._add(f"{name}.feed_forward_norm", x, residual, norm)
             gate, up = self.gate_and_up(index, x)
             function = _FUNCTIONS[self.activation[1]]
             gate = graph.activation(function, f"{name}.gated.{self.activation[1]}", gate)
             x = self.linear(index, "mlp.down_proj", graph.multiply(f"{name}.gated", gate, up))
             x = self._part_output(f"{name}.feed_forward", x, index, self.feed_forward_norms)
-            norm = self.attention_norms.before
-            if index + 1 == self.shape.num_layers:
-                x, residual = self._add("final_norm", x, residual, self._final_norm)
-            else:
-                norm = f"{self.layer(index + 1)}.{norm}" if norm else ""
+            if index + 1 < self.shape.num_layers:
+                norm = self._stored(index + 1, self.attention_norms.before)
                 x, residual = self._add(f"layers.{index + 1}.input_norm", x, residual, norm)
+        x, _ = self._add("final_norm", x, residual, self._final_norm)
         graph.head(x, checkpoint.matrix(f"{self._embedding}.weight" if self._tied else HEAD))
+
+    def _stored(self, index: int, norm: str) -> str:
+        return f"{self.layer(index)}.{norm}" if norm else ""
 
     def norm(self, stored: str) -> Float:
         """The weight of the RMS norm with this stored name."""
