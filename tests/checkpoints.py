@@ -1,9 +1,8 @@
-"""Random-weight Hugging Face checkpoints of any size: tests need the format, not the talent.
+"""Hugging Face checkpoints with random weights of any size, written without torch.
 
-Torch-free. A folder that is written here loads in transformers as well as in the exporter:
-config.json, model.safetensors (or shards with an index) and a byte-level tokenizer.json trained on
-the spot. Configurations carry the keys and tensors the names, order of axes and buffers of the
-published ones, so that what loads these loads those.
+Both transformers and the converter load such a folder: config.json, model.safetensors (or shards
+with an index) and a byte-level tokenizer.json, trained on the spot. Keys of the configuration,
+names of tensors, order of axes and buffers are those of published checkpoints.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _SIZES = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 320, "context": 256}
 def make_llama_checkpoint(path: Path, *, tie: bool = False, **options: Any) -> Path:
     """Writes a Llama checkpoint with random weights to the folder `path` and returns it.
 
-    The options of all makers are those of `_make`. Memory: one tensor at a time. The scale of the
-    weights gives logits spread enough to have clear winners.
+    `_make` describes the options of all makers. The weights are scaled so that logits have clear
+    maxima. Only one tensor is in memory at a time.
     """
     own = {"tie_word_embeddings": tie, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
     return _make_gated(path, "llama", "LlamaForCausalLM", llama_shapes, own, **options)
@@ -171,7 +170,7 @@ def make_gpt2_checkpoint(path: Path, *, tie: bool = True, prefix: str = "", **op
 def _make_gated(
     path: Path, kind: str, architecture: str, shapes: ShapesOf, own: Config, **options: Any
 ) -> Path:
-    """What Llama's relatives have in common."""
+    """The common part of Llama's relatives."""
     keys = {
         "hidden": "hidden_size",
         "layers": "num_hidden_layers",
@@ -201,11 +200,11 @@ def _make(
     """Writes a checkpoint.
 
     Args:
-        shapes: of the tensors, by config.json.
-        own: what its config.json says beside its sizes.
-        keys: of config.json, by size.
+        shapes: computes the shapes of the tensors from config.json.
+        own: the keys of config.json beside its sizes.
+        keys: the key of config.json for each size.
         dtype: float32, float16 or bfloat16.
-        config: overrides keys of config.json.
+        config: replaces keys of config.json.
         sizes: hidden, layers, heads, kv_heads, ffn, vocab and context.
     """
     given = _SIZES | sizes
@@ -223,7 +222,7 @@ def _make(
     return write_checkpoint(path, settings, shapes(settings), seed=seed, shards=shards)
 
 
-# -- what a config.json asks for -------------------------------------------------------------------
+# -- shapes from a config.json ---------------------------------------------------------------------
 
 
 def llama_shapes(settings: Config) -> Shapes:
@@ -268,7 +267,7 @@ def qwen2_shapes(settings: Config) -> Shapes:
 
 
 def phi3_shapes(settings: Config) -> Shapes:
-    """Llama's, with q, k and v on top of each other, and gate and up."""
+    """Llama's, with q, k and v stacked, and gate and up stacked."""
     shapes: Shapes = {}
     for name, (*rows, columns) in llama_shapes(settings).items():
         if name.endswith("q_proj.weight"):
@@ -379,7 +378,7 @@ def write_checkpoint(
 ) -> Path:
     """Writes the folder: configuration, tokenizer and random weights of the shapes.
 
-    `tokenizer` is given the folder and the size of the vocabulary; by default it trains one.
+    `tokenizer` gets the folder and the size of the vocabulary; the default trains one.
     """
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(settings, indent=2))

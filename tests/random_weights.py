@@ -1,4 +1,4 @@
-"""Random tensors in safetensors files: written as fast as the disk takes them, one at a time."""
+"""Random tensors in safetensors files, written one at a time and as fast as the disk allows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_safetensors(
 
 
 class RandomWeights:
-    """Draws tensors with the spread that training leaves them; large ones repeat a block."""
+    """Draws tensors with the spread of trained weights; large ones repeat a block."""
 
     def __init__(self, seed: int, dtype: str) -> None:
         self._rng = np.random.default_rng(seed)
@@ -72,7 +72,9 @@ class RandomWeights:
         if scale not in self._blocks:
             drawn = self._rng.standard_normal(_BLOCK, np.float32)
             self._blocks[scale] = (drawn * np.float32(scale)).astype(self._dtype)
-        start = int(self._rng.integers(_BLOCK))  # elsewhere each time: equal tensors are shared
+        start = int(
+            self._rng.integers(_BLOCK)
+        )  # another start each time, because equal tensors are shared
         return np.resize(np.roll(self._blocks[scale], start), shape)
 
 

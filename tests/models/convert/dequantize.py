@@ -1,4 +1,4 @@
-"""Quantized weights as numbers again: what MatMulNBits computes with."""
+"""The inverse of quantization, as MatMulNBits computes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def dequantize_blockwise(quantized: QuantizedWeight, bits: int, columns: int) ->
         zero_points = stored.astype(np.float32, copy=False)
     elif stored is not None:
         unpacked = _unpack(stored.astype(np.uint8, copy=False), bits).astype(np.float32)
-        zero_points = unpacked[:, : zero_points.shape[1]]  # without the filling of an odd number
+        zero_points = unpacked[:, : zero_points.shape[1]]  # without the padding of an odd number
     values = (codes - zero_points[..., None]) * quantized.scales[..., None]
     return values.reshape(len(codes), -1)[:, :columns]
 

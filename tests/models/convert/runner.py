@@ -1,4 +1,4 @@
-"""Runs a graph as it is exported, with ONNX Runtime alone: one buffer is past and present."""
+"""Runs an exported graph with ONNX Runtime alone; one buffer holds past and present."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Float = NDArray[np.float32]
 
 
 class Runner:
-    """One row of an exported model; `past` is the number of tokens that its cache holds."""
+    """One row of an exported model; `past` is the number of tokens in its cache."""
 
     def __init__(self, model: ExportedModel, capacity: int = 256) -> None:
         shape = model.shape
@@ -28,7 +28,7 @@ class Runner:
     def of_graph(
         cls, graph: Path, *, kv_heads: int, head_dim: int, layers: int, vocab: int
     ) -> Runner:
-        """A runner for a graph whose sizes are known."""
+        """A runner for a graph with these sizes."""
         runner = cls.__new__(cls)
         runner._open(graph, kv_heads, head_dim, layers, 256)
         runner.vocab = vocab
@@ -37,7 +37,7 @@ class Runner:
     def _open(self, graph: Path, kv_heads: int, head_dim: int, layers: int, capacity: int) -> None:
         self.session = open_model(str(graph))
         self.past = 0
-        # Filled with NaN, so that a position read before it is written shows.
+        # NaN shows every read of a position before it is written.
         self.cache = {
             f"{layer}.{kind}": np.full((1, kv_heads, capacity, head_dim), np.nan, np.float32)
             for layer in range(layers)
@@ -64,19 +64,19 @@ class Runner:
         return logits[0]
 
     def rewind(self, past: int) -> None:
-        """Forgets all but the first `past` tokens: a length change, nothing is copied."""
+        """Forgets all but the first `past` tokens."""
         self.past = past
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
-    """Sets keys of a checkpoint's config.json; None removes one."""
+    """Sets keys of a checkpoint's config.json; None removes a key."""
     file = folder / "config.json"
     config = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
 def open_model(model: str | bytes) -> onnxruntime.InferenceSession:
-    """A session for a graph's path or content, on the one pool of threads of this process."""
+    """A session for a graph's path or content, on this process's one pool of threads."""
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads = False
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""Rounding by what weights are multiplied with: better than to the nearest, for every family."""
+"""Calibrated rounding loses less than rounding to the nearest, for every family."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lost(weight: Float, moment: Float, restored: Float) -> float:
 
 
 @pytest.mark.parametrize(("columns", "block"), [(96, 32), (200, 32), (1100, 128)])
-def test_errors_make_up_for_each_other_where_inputs_go_together(columns: int, block: int) -> None:
+def test_errors_cancel_if_inputs_are_correlated(columns: int, block: int) -> None:
     rng = np.random.default_rng(0)
     mixed = np.eye(columns) + 0.2 * rng.standard_normal((columns, columns))
     x = (rng.standard_normal((2000, columns)) @ mixed).astype(np.float32)
@@ -44,7 +44,7 @@ def test_errors_make_up_for_each_other_where_inputs_go_together(columns: int, bl
     assert lost(weight, moment, restored[0]) < 0.7 * lost(weight, moment, restored[1])
 
 
-def test_inputs_that_say_nothing_leave_rounding_to_the_nearest() -> None:
+def test_uncorrelated_inputs_give_rounding_to_the_nearest() -> None:
     weight = np.random.default_rng(0).standard_normal((16, 64), np.float32)
     found, expected = Feedback(np.eye(64, dtype=np.float32), 32).quantize(weight), weight
     nearest = quantize_blockwise(expected, 4, 32)
@@ -52,23 +52,15 @@ def test_inputs_that_say_nothing_leave_rounding_to_the_nearest() -> None:
         np.testing.assert_allclose(part, wanted, rtol=1e-5)
 
 
-def test_a_moment_that_rounding_has_made_impossible_is_damped_until_it_can_be_factored() -> None:
+def test_a_moment_that_is_not_positive_definite_is_damped() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2000, 700)).astype(np.float32)
     moment = x.T @ x / np.float32(len(x))
-    moment[600, 601] = moment[601, 600] = 1.2  # two inputs cannot go together more than each alone
+    moment[600, 601] = moment[601, 600] = 1.2  # impossible: a correlation above 1
     weight = rng.standard_normal((8, 700), np.float32)
     restored = dequantize_blockwise(Feedback(moment, 128).quantize(weight), 4, 700)
     nearest = dequantize_blockwise(quantize_blockwise(weight, 4, 128), 4, 700)
     assert np.square(restored - weight).sum() < 2 * np.square(nearest - weight).sum()
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_are_refused(bad: float) -> None:
-    weight = np.ones((2, 64), np.float32)
-    weight[1, 40] = bad
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        Feedback(np.eye(64, dtype=np.float32), 32).quantize(weight)
 
 
 @pytest.mark.parametrize("make", [make_llama_checkpoint, make_gpt2_checkpoint])
@@ -100,7 +92,7 @@ def test_a_family_is_rounded_by_its_own_samples(tmp_path: Path, make: object) ->
 
 
 def test_a_trained_model_loses_less(tmp_path: Path) -> None:
-    """Mean KL divergence to fp32 on text of its own, of the bundled draft model."""
+    """The bundled draft model's mean KL divergence to fp32, on its own text."""
     models = {
         name: export_checkpoint(
             DEMO / "draft", tmp_path / name, quantization=Quantization.parse(name)

@@ -1,4 +1,4 @@
-"""A whole export: what it writes, what it refuses and what it costs."""
+"""A whole export: its files, its errors, its progress and its memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from specops.models.convert import ExportError, Quantization, export_checkpoint
 from specops.models.convert.__main__ import main
+from specops.system.folders import folder_at_once
 from tests.checkpoints import make_llama_checkpoint
 from tests.models.convert.runner import edit_config
 
@@ -62,12 +63,34 @@ def test_the_tokenizer_travels_with_the_graph(tmp_path: Path) -> None:
     assert sorted(file.name for file in (tmp_path / "onnx").iterdir()) == sorted(copied + written)
 
 
-def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_an_earlier_export_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     source = make_llama_checkpoint(tmp_path / "source")
-    for name in ("a", "b"):
-        export_checkpoint(source, tmp_path / name, quantization=INT4)
-    for file in (tmp_path / "a").iterdir():
-        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+    first, again = tmp_path / "a", tmp_path / "b"
+    for folder in (first, again):
+        export_checkpoint(source, folder, quantization=INT4)
+    (again / "old").touch()
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_checkpoint(source, again, quantization=INT4, progress=interrupt)
+    assert (again / "old").exists()
+    killed = tmp_path / ".b.partial"  # left by an export that was killed
+    killed.mkdir()
+    (killed / "half").touch()
+    export_checkpoint(source, again, quantization=INT4)
+    assert {file.name: file.read_bytes() for file in first.iterdir()} == {
+        file.name: file.read_bytes() for file in again.iterdir()
+    }
+    with pytest.raises(ExportError, match="exists and is no earlier export"):
+        export_checkpoint(source, source, quantization=INT4)
+    with (
+        folder_at_once(first),
+        pytest.raises(ExportError, match="another export is writing"),
+    ):
+        export_checkpoint(source, first, quantization=INT4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "source"]
 
 
 @pytest.mark.parametrize("quantization", ["fp32", "int8", "int4-32-rtn"])
@@ -106,20 +129,13 @@ def test_memory_stays_far_below_the_size_of_the_model(tmp_path: Path, quantizati
     assert peak < 30e6
 
 
-def test_an_untied_model_needs_its_head(tmp_path: Path) -> None:
-    source = make_llama_checkpoint(tmp_path / "source", tie=True)
-    edit_config(source, tie_word_embeddings=False)
-    with pytest.raises(ExportError, match=r"tensor lm_head\.weight is missing"):
-        export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
-
-
-def test_a_tied_head_that_is_stored_all_the_same_is_no_error(tmp_path: Path) -> None:
+def test_a_tied_head_may_be_stored(tmp_path: Path) -> None:
     source = make_llama_checkpoint(tmp_path / "source", tie=False)
     edit_config(source, tie_word_embeddings=True)
     export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
 
 
-def test_weights_that_are_no_numbers_name_their_tensor(tmp_path: Path) -> None:
+def test_an_error_names_the_tensor_with_nan(tmp_path: Path) -> None:
     source = make_llama_checkpoint(tmp_path / "source", tie=True)
     weights = source / "model.safetensors"
     content = bytearray(weights.read_bytes())

@@ -1,4 +1,4 @@
-"""What a family's drawing does not cover is refused by the name of its key, and nothing is left."""
+"""Settings that a family does not draw are refused by the name of their key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAKERS = {
     "phi3": make_phi3_checkpoint,
     "opt": make_opt_checkpoint,
     "gpt2": make_gpt2_checkpoint,
-}  # else one of `RELATIVES`
+}  # the others are `RELATIVES`
 YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
 SHORT = {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}
 CHUNKED = {"layer_types": ["full_attention", "chunked"]}
@@ -108,13 +108,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 def make(family: str, folder: Path) -> Path:
-    """Writes a checkpoint of a family, which is named as in `model_type`."""
+    """Writes a checkpoint of the family with this `model_type`."""
     kind = {} if family in MAKERS else {"kind": family}
     return MAKERS.get(family, make_relative_checkpoint)(folder, **kind)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("family", [*MAKERS, *RELATIVES])
-def test_the_kind_of_model_stands_for_the_architecture(tmp_path: Path, family: str) -> None:
+def test_model_type_replaces_an_absent_architecture(tmp_path: Path, family: str) -> None:
     source = make(family, tmp_path)
     config = json.loads((source / "config.json").read_text())
     assert config["model_type"] == family
@@ -123,7 +123,7 @@ def test_the_kind_of_model_stands_for_the_architecture(tmp_path: Path, family: s
 
 
 @pytest.mark.parametrize(("family", "changes", "message"), REFUSED)
-def test_what_a_family_does_not_cover_is_refused_by_name(
+def test_settings_that_a_family_does_not_draw_are_refused(
     tmp_path: Path, family: str, changes: dict[str, Any], message: str
 ) -> None:
     source = make(family, tmp_path / "source")

@@ -1,4 +1,4 @@
-"""Blockwise quantization: its error bounds, and that onnxruntime's kernels read it as we do."""
+"""Blockwise quantization: its error bounds, and that ONNX Runtime's kernels read it alike."""
 
 from __future__ import annotations
 
@@ -25,15 +25,6 @@ blocks = st.sampled_from([16, 32, 64])
 bits_of_codes = st.sampled_from([4, 8])
 
 
-def extreme_scale_codes(weight: Float, block: int) -> Float:
-    """The plain 4-bit convention: the extreme weight of a block becomes -8."""
-    rows, columns = weight.shape
-    padded = np.pad(weight, ((0, 0), (0, -columns % block))).reshape(rows, -1, block)
-    extreme = np.take_along_axis(padded, np.abs(padded).argmax(-1, keepdims=True), -1)
-    scale = np.where(extreme == 0, 1, extreme / -8)
-    return (np.clip(np.rint(padded / scale), -8, 7) * scale).reshape(rows, -1)[:, :columns]
-
-
 @given(weights, blocks)
 def test_int8_is_off_by_at_most_half_a_step(weight: Float, block: int) -> None:
     quantized = quantize_blockwise(weight, 8, block)
@@ -44,8 +35,8 @@ def test_int8_is_off_by_at_most_half_a_step(weight: Float, block: int) -> None:
 
 @given(weights, blocks)
 def test_int4_is_off_by_at_most_a_step_of_the_plain_grid(weight: Float, block: int) -> None:
-    """The plain 16 levels from the smallest to the largest are among what is tried, but for the
-    rounding of the zero point; the least squared error is at most theirs."""
+    """The plain 16 levels from the smallest to the largest weight are among the candidates, except
+    for the rounding of the zero point, so the squared error is at most theirs."""
     rows, columns = weight.shape
     padded = np.pad(weight, ((0, 0), (0, -columns % block))).reshape(rows, -1, block)
     step = (np.maximum(padded.max(-1), 0) - np.minimum(padded.min(-1), 0)) / 15
@@ -53,19 +44,6 @@ def test_int4_is_off_by_at_most_a_step_of_the_plain_grid(weight: Float, block: i
     restored = np.pad(dequantize_blockwise(quantized, 4, columns), ((0, 0), (0, -columns % block)))
     squares = np.square(restored.reshape(padded.shape).astype(np.float64) - padded).sum(-1)
     assert (squares <= block * np.square(step.astype(np.float64)) * (1 + 1e-4)).all()
-
-
-def test_blocks_of_one_sign_keep_their_zero_point_among_the_codes() -> None:
-    weight = np.linspace(3.0, 3.1, 64, dtype=np.float32).reshape(1, 64) * np.array([[1], [-1]])
-    quantized = quantize_blockwise(weight.astype(np.float32), 4, 32)
-    np.testing.assert_allclose(dequantize_blockwise(quantized, 4, 64), weight, rtol=0.05)
-
-
-def test_int4_search_wins_clearly_on_bell_shaped_weights() -> None:
-    weight = np.random.default_rng(0).standard_normal((64, 1024), np.float32)
-    found = dequantize_blockwise(quantize_blockwise(weight, 4, 128), 4, 1024)
-    plain = extreme_scale_codes(weight, 128)
-    assert np.square(found - weight).sum() < 0.93 * np.square(plain - weight).sum()
 
 
 @given(
@@ -76,15 +54,15 @@ def test_int4_search_wins_clearly_on_bell_shaped_weights() -> None:
 def test_int4_weights_already_on_a_grid_come_back_exactly(
     codes: NDArray[np.int8], scale: float, sign: int
 ) -> None:
-    codes[:, ::32], codes[:, 1::32] = -8, 7  # its ends, so that every block of 32 spans it
+    codes[:, ::32], codes[:, 1::32] = -8, 7  # every block of 32 contains both ends
     weight = codes.astype(np.float32) * np.float32(sign * scale)
     restored = dequantize_blockwise(quantize_blockwise(weight, 4, 32), 4, 64)
     np.testing.assert_allclose(restored, weight, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_scales_are_such_as_float16_has(bits: int) -> None:
-    """All codes are rounded with the scale that is stored, also where float16 is coarse."""
+def test_scales_are_float16_numbers(bits: int) -> None:
+    """Codes are rounded with the stored scale, also if float16 is coarse."""
     rng = np.random.default_rng(bits)
     sizes = np.geomspace(2e-4, 1e5, 200, dtype=np.float32)[:, None]
     weight = rng.uniform(-1, 1, (200, 64)).astype(np.float32) * sizes
@@ -97,7 +75,7 @@ def test_scales_are_such_as_float16_has(bits: int) -> None:
 
 @pytest.mark.parametrize("size", [1e-6, 1e8])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_scales_that_float16_has_not_stay_float32(bits: int, size: float) -> None:
+def test_scales_outside_of_float16_stay_float32(bits: int, size: float) -> None:
     weight = np.random.default_rng(bits).normal(0, size, (4, 64)).astype(np.float32)
     scales = quantize_blockwise(weight, bits, 32).scales
     assert np.isfinite(scales).all()
@@ -122,7 +100,7 @@ def test_zeros_and_vanishing_weights_come_back_as_zeros(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_no_numbers_are_refused(bad: float) -> None:
+def test_nan_and_infinity_are_refused(bad: float) -> None:
     weight = np.ones((2, 64), np.float32)
     weight[1, 40] = bad
     with pytest.raises(ValueError, match="NaN or infinity"):

@@ -1,10 +1,9 @@
-"""Checkpoint to ONNX: turns a Hugging Face folder into a graph the decoder can run.
+"""Converts checkpoints to ONNX graphs that the engine can run.
 
-Checkpoints are Hugging Face folders, state dicts of torch, or llama.cpp's GGUF files.
-
-Nothing in the serving path imports this package. It needs neither torch nor the memory of
-a whole model: tensors are read from memory-mapped files, quantized in slabs of rows and
-written to one external-data file in order.
+Checkpoints are Hugging Face folders, torch state dicts or GGUF files of llama.cpp. Nothing in the
+serving path imports this package. It needs neither torch nor the memory of a whole model: it reads
+tensors from memory-mapped files, quantizes them in slabs of rows and writes them in order to one
+external-data file.
 """
 
 from specops.models.convert.converter import ExportedModel, export_checkpoint, quantization_for

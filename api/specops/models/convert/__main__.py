@@ -1,6 +1,6 @@
-"""`python -m specops.models.convert SOURCE DEST --quant int4-128`: a checkpoint becomes a graph.
+"""`python -m specops.models.convert SOURCE DEST --quant int4-128`: converts a checkpoint.
 
-A GGUF keeps its own weights: its quantization is `gguf`, or not given.
+A GGUF keeps its own weights: for it, `--quant` is `gguf` or absent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from specops.models.convert import ExportError, export_checkpoint, quantization_
 
 
 class _Percents:
-    """Prints each new percentage: in place on a terminal, or else a line for a program to read."""
+    """Prints each new percentage: in place on a terminal, otherwise as a line for programs."""
 
     def __init__(self) -> None:
         self._last = -1
@@ -31,7 +31,7 @@ class _Percents:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exports and prints where to; returns the exit status."""
+    """Exports and prints the destination; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m specops.models.convert", description=__doc__)
     parser.add_argument("source", type=Path, help="Hugging Face checkpoint folder, or GGUF")
     parser.add_argument("destination", type=Path, help="folder to write the ONNX model to")
@@ -42,9 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--weights",
         type=Path,
         action="append",
-        help="folder of the safetensors, if elsewhere, or a state dict; again for each shard",
+        help="folder of the safetensors if it is another one, or a state dict, once per shard",
     )
-    parser.add_argument("--source-digest", help="taken of the checkpoint before: not again")
+    parser.add_argument("--source-digest", help="digest of the checkpoint, if already known")
     options = parser.parse_args(arguments)
     try:
         quantization = quantization_for(options.source, options.quant)
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             progress=_Percents(),
             source_digest=options.source_digest,
         )
-    except (ExportError, ValueError, OSError) as error:  # OSError: above all, the disk is full
+    except (ExportError, ValueError, OSError) as error:  # OSError: most often a full disk
         print(f"specops.models.convert: {error}", file=sys.stderr)
         return 1
     size = sum(file.stat().st_size for file in model.path.iterdir())

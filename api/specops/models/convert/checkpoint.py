@@ -1,7 +1,7 @@
 """Reads a Hugging Face checkpoint folder without loading it: headers first, bytes on demand.
 
-The safetensors library checks a file's header; the bytes are mapped here, where the library would
-copy whole tensors. The layout: 8 bytes of header length, a JSON header, raw tensors.
+The safetensors library checks a file's header. This module maps the bytes itself, because the
+library would copy whole tensors. The layout: 8 bytes of header length, a JSON header, raw tensors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -36,7 +36,7 @@ _DTYPES = {
 _KINDS = {dtype: kind for kind, dtype in _DTYPES.items()} | {np.dtype(np.float64): "F32"}
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_OWN_BLOCK = 32  # weights with one scale where a file has blocks
+_OWN_BLOCK = 32  # weights per scale if the file has blocks
 _COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -48,7 +48,10 @@ _COPIED = (
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies: `offset` and `nbytes` are in bytes from the start of `file`."""
+    """The place of a tensor: `nbytes` bytes of `file` from `offset` on.
+
+    `values` is the mapped array of a state dict's tensor, which may have any strides.
+    """
 
     name: str
     file: Path
@@ -56,26 +59,19 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    values: NDArray[Any] | None = None
 
     @property
     def num_elements(self) -> int:
-        """Weights in it."""
+        """Number of weights."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
-class _MappedTensor(StoredTensor):
-    """One of a state dict, whose strides may be any."""
-
-    values: NDArray[Any]
-
-
-@dataclass(frozen=True)
 class Matrix:
-    """One weight [N, K], possibly several stored ones on top of each other (q, k, v).
+    """One weight [N, K], possibly several stored tensors on top of each other (q, k, v).
 
-    The parts stay memory-mapped: arrays, or a GGUF's rows, which come in blocks of their own.
-    `columns` copies out float32.
+    The parts stay memory-mapped: arrays, or rows of a GGUF in blocks.
     """
 
     name: str
@@ -93,12 +89,12 @@ class Matrix:
 
     @property
     def has_codes(self) -> bool:
-        """Whether its numbers are codes in blocks, which `codes` of its rows gives."""
+        """Whether the file stores codes in blocks, which the `codes` method of the rows returns."""
         return not isinstance(self.parts[0], np.ndarray) and self.parts[0].has_codes
 
     @property
     def own_format(self) -> BlockFormat | None:
-        """The format that keeps what all parts have in blocks; None for a matrix of arrays."""
+        """The format that keeps the blocks of all parts; None for a matrix of arrays."""
         if isinstance(self.parts[0], np.ndarray):
             return None
         return BlockFormat(
@@ -108,7 +104,7 @@ class Matrix:
         )
 
     def rows(self, step: int) -> Iterator[Any]:
-        """The matrix in order as it is stored, at most `step` rows at a time."""
+        """The rows as they are stored, at most `step` at a time."""
         for part in self.parts:
             for start in range(0, len(part), step):
                 yield part[start : start + step]
@@ -119,18 +115,18 @@ class Matrix:
 
 
 class Checkpoint:
-    """A folder with config.json, and weights: safetensors, single or sharded, or state dicts.
+    """A folder with config.json and weights: safetensors, single or sharded, or state dicts.
 
-    `config_file` is what errors in `config` name. `quantization` is what the weights are stored
-    with where the checkpoint, not the dial of an export, decides that.
+    Errors in `config` name `config_file`. `quantization` is the checkpoint's own quantization, if
+    the weights keep it.
     """
 
     quantization: FileQuantization | None = None
 
     def __init__(self, path: Path, weights: Sequence[Path] = ()) -> None:
-        """Reads config.json and where the weights lie; raises ExportError naming the file.
+        """Reads config.json and the headers of the weights; raises ExportError naming the file.
 
-        `weights` is the folder of the safetensors, where that is another one, or state dicts.
+        `weights` is the folder of the safetensors if it is another one, or the state dicts.
         """
         self.path = path
         if not path.is_dir():
@@ -144,13 +140,16 @@ class Checkpoint:
             self.tensors |= _read_state_dict(file) if state_dicts else _read_header(file)
 
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
-        """Checks the stored tensors against `shapes`, both ways, before any work is done.
+        """Checks the stored tensors against `shapes`, in both directions, before any work.
 
-        A tensor that is not drawn would make a silently wrong graph, so it is an error too,
-        unless it matches one of `ignored`, names with `*`. Checkpoints that were saved without a
-        head lack the first part of every name (`transformer.h.0…` is `h.0…`); they get it here.
+        A stored tensor that no family draws would make a silently wrong graph, so it is an error
+        too, unless it matches one of `ignored`, names with `*`. Checkpoints that were saved without
+        a head lack the first part of every name (`transformer.h.0…` is `h.0…`); they get it here.
         """
-        self._complete_names(shapes.keys())
+        for name in shapes:
+            _, _, bare = name.partition(".")
+            if name not in self.tensors and bare in self.tensors:
+                self.tensors[name] = replace(self.tensors.pop(bare), name=name)
         for tensor in self.tensors.values():
             if tensor.dtype not in _DTYPES and not _matches(tensor.name, ignored):
                 raise ExportError(
@@ -164,7 +163,7 @@ class Checkpoint:
         return np.asarray(self._view(name), dtype=np.float32)
 
     def vectors(self, *names: str) -> Float:
-        """One-dimensional tensors one after another, as float32."""
+        """Concatenated one-dimensional tensors as float32."""
         return np.concatenate([self.vector(name) for name in names])
 
     def matrix(self, *names: str, transposed: bool = False) -> Matrix:
@@ -173,11 +172,11 @@ class Checkpoint:
         return Matrix(" + ".join(names), tuple(parts))
 
     def matrix_rows(self, name: str, start: int, stop: int | None = None) -> Matrix:
-        """Rows [start, stop) of a tensor [N, K], where one tensor holds what is drawn apart."""
+        """Rows [start, stop) of a tensor [N, K]: one tensor may hold several weights."""
         return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
 
     def special_tokens(self) -> tuple[int | None, tuple[int, ...]]:
-        """bos and eos ids; generation_config.json, which knows all end tokens, goes first."""
+        """bos and eos ids; generation_config.json knows all end tokens and has precedence."""
         file = self.path / "generation_config.json"
         generation = read_json(file) if file.is_file() else {}
         found = {**self.config, **{k: v for k, v in generation.items() if v is not None}}
@@ -189,7 +188,7 @@ class Checkpoint:
         return bos, tuple(ends)
 
     def write_texts(self, folder: Path) -> None:
-        """Puts the tokenizer and what else is no weight into `folder`."""
+        """Copies the tokenizer and the other small files into `folder`."""
         for name in _COPIED:
             if (self.path / name).is_file():
                 shutil.copyfile(self.path / name, folder / name)
@@ -204,12 +203,6 @@ class Checkpoint:
             with file.open("rb") as stream:
                 total.update(hashlib.file_digest(stream, "sha256").digest())
         return f"sha256:{total.hexdigest()}"
-
-    def _complete_names(self, names: Iterable[str]) -> None:
-        for name in names:
-            _, _, bare = name.partition(".")
-            if name not in self.tensors and bare in self.tensors:
-                self.tensors[name] = replace(self.tensors.pop(bare), name=name)
 
     def _compare(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         for name, shape in shapes.items():
@@ -237,12 +230,10 @@ class Checkpoint:
         return self.tensors[name]
 
     def _view(self, name: str, *, transposed: bool = False) -> Any:
-        """The tensor in its file, or its transpose, mapped for as long as the result lives."""
+        """The mapped tensor or its transpose."""
         stored = self._find(name)
-        view: NDArray[Any]
-        if isinstance(stored, _MappedTensor):
-            view = stored.values
-        else:
+        view = stored.values
+        if view is None:
             dtype = _DTYPES[stored.dtype]
             view = np.memmap(stored.file, dtype, "r", offset=stored.offset, shape=stored.shape)
         return view.T if transposed else view
@@ -281,13 +272,13 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _read_state_dict(file: Path) -> dict[str, StoredTensor]:
-    """Where the floating-point tensors lie; integer buffers are no weights."""
+    """The floating-point tensors; integer buffers are no weights."""
     try:
         found = read_state_dict(file)
     except StateDictError as error:
         raise ExportError(str(error)) from error
     return {
-        name: _MappedTensor(name, file, kind, values.shape, 0, values.nbytes, values)
+        name: StoredTensor(name, file, kind, values.shape, 0, values.nbytes, values)
         for name, values in found.items()
         if (kind := _KINDS.get(values.dtype)) is not None
     }
@@ -295,7 +286,7 @@ def _read_state_dict(file: Path) -> dict[str, StoredTensor]:
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
-        with safe_open(file, "numpy"):  # which sees that the header describes the file
+        with safe_open(file, "numpy"):  # checks that the header describes the file
             pass
     except (SafetensorError, OSError) as error:
         raise ExportError(

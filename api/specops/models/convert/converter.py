@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,21 +21,21 @@ from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.quantization import Quantization
 from specops.models.convert.weights import WeightStore
-from specops.models.convert.writer import MANIFEST, WeightFile, export_folder
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
 from specops.system.checksums import write_checksums
+from specops.system.folders import folder_at_once
 
 FORMAT_VERSION = 4  # 3: 4-bit weights were rounded each to the nearest
+MANIFEST = "specops.json"
 _GRAPH_FILE = "model.onnx"
-_WEIGHT_FILE = "model.onnx.data"
-# How long the parts of a calibrated conversion take, where converting to 8 bits takes 1.
+# The duration of a calibrated conversion's parts, relative to a conversion to 8 bits.
 _WRITING, _ROUNDING = 6, 12
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported folder and what its `specops.json` says."""
+    """An exported folder and the content of its `specops.json`."""
 
     path: Path
     family: str
@@ -47,7 +48,7 @@ class ExportedModel:
 
     @property
     def graph_file(self) -> Path:
-        """The ONNX graph; its weights lie beside it."""
+        """The ONNX graph; the file of its weights is beside it."""
         return self.path / _GRAPH_FILE
 
     def manifest(self) -> dict[str, Any]:
@@ -67,9 +68,10 @@ class ExportedModel:
 
 
 def quantization_for(source: Path, text: str | None) -> Quantization | None:
-    """What `export_checkpoint` is to be given for a quantization's name; None for a GGUF's own.
+    """The argument of `export_checkpoint` for a quantization's name.
 
-    No name stands for int4, and for a GGUF's own weights. Raises ValueError for an unknown one.
+    Without a name it is int4, or None for a GGUF, which keeps its own weights. Raises ValueError
+    for an unknown name.
     """
     own = is_gguf(source) and text in (None, OWN_WEIGHTS)
     return None if own else Quantization.parse(text or "int4")
@@ -84,15 +86,19 @@ def export_checkpoint(
     progress: Progress | None = None,
     source_digest: str | None = None,
 ) -> ExportedModel:
-    """Exports the Hugging Face folder or the GGUF `source` to an ONNX folder at `destination`.
+    """Exports a Hugging Face folder or a GGUF to an ONNX folder.
 
-    `weights` is the folder of the safetensors, where they do not lie in the folder `source`, or
-    state dicts of torch.
-    `quantization` must be None for a GGUF, which has its own, and for nothing else. `progress` is
-    called with the bytes of the checkpoint done so far and in all. `source_digest` goes into the
-    manifest; without one, every byte of the checkpoint is read to take it. Raises ExportError for
-    a checkpoint that cannot be exported faithfully; then, as after any other failure,
-    `destination` is as it was before. An earlier export there is replaced.
+    Args:
+        source: the folder or the GGUF file.
+        destination: the folder to write. An earlier export there is replaced.
+        quantization: None for a GGUF, which has its own quantization; never None for a folder.
+        weights: the folder of the safetensors if it is not `source`, or torch state dicts.
+        progress: called with the finished and the total bytes of the checkpoint.
+        source_digest: for the manifest; by default computed from every byte of the checkpoint.
+
+    Raises:
+        ExportError: the checkpoint cannot be exported faithfully, or `destination` is in use. After
+            this and every other failure `destination` is unchanged.
     """
     checkpoint = GgufCheckpoint(source) if is_gguf(source) else Checkpoint(source, weights)
     quantization = _agreed(quantization, checkpoint)
@@ -112,13 +118,13 @@ def export_checkpoint(
         bos_token_id=bos_token_id,
         eos_token_ids=eos_token_ids,
     )
-    with export_folder(destination) as folder:
+    with _export_folder(destination) as folder:
         counter = _ProgressCounter(sum(tensor.nbytes for tensor in stored), progress)
         activations = None
         if quantization.bits == 4 and quantization.calibrated:
             counter.calibrates()
             activations = _activations(source, weights, model, folder, counter)
-        with WeightFile(folder / _WEIGHT_FILE) as file, WeightStore(file, counter.add) as store:
+        with WeightStore(folder / f"{_GRAPH_FILE}.data", counter.add) as store:
             graph = DecoderGraph(family.shape, quantization, store, activations)
             family.draw(graph, checkpoint)
         onnx.save(graph.finish(family.name), folder / _GRAPH_FILE)
@@ -137,7 +143,7 @@ def _activations(
     folder: Path,
     counter: _ProgressCounter,
 ) -> Activations:
-    """What the model computes with: it is converted to 8 bits first, and writes the text itself."""
+    """Converts the model to 8 bits and lets it write the text for calibration."""
     with TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as scratch:
         eight = export_checkpoint(
             source,
@@ -157,7 +163,7 @@ def _activations(
 
 
 def _agreed(asked: Quantization | None, checkpoint: Checkpoint) -> Quantization:
-    """What is asked for, or what the checkpoint has: never both."""
+    """The requested quantization or the checkpoint's own one; having both is an error."""
     if checkpoint.quantization is None:
         if asked is None:
             raise ExportError(f"{checkpoint.path} has no quantization of its own: name one")
@@ -170,18 +176,44 @@ def _agreed(asked: Quantization | None, checkpoint: Checkpoint) -> Quantization:
     return checkpoint.quantization
 
 
-class _ProgressCounter:
-    """Adds up bytes read; a tied weight that is read twice does not take it past the total."""
+@contextmanager
+def _export_folder(destination: Path) -> Iterator[Path]:
+    """A temporary folder that replaces `destination` at the end, see `folder_at_once`.
 
-    def __init__(self, total: int, report: Progress | None) -> None:
-        self._nbytes = total  # of the checkpoint
+    Raises:
+        ExportError: `destination` holds something else than an export, or another export writes it.
+    """
+    destination = destination.absolute()
+    if destination.exists() and not (
+        destination.is_dir()
+        and ((destination / MANIFEST).is_file() or not any(destination.iterdir()))
+    ):
+        raise ExportError(
+            f"{destination} exists and is no earlier export; choose another destination or "
+            "remove it"
+        )
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(folder_at_once(destination))
+        except BlockingIOError as error:
+            raise ExportError(
+                f"another export is writing {error.filename}; wait for it to end"
+            ) from None
+        yield folder
+
+
+class _ProgressCounter:
+    """Adds up the bytes read; a tied weight is read twice and does not exceed the total."""
+
+    def __init__(self, nbytes: int, report: Progress | None) -> None:
+        """`nbytes` is the size of the checkpoint."""
+        self._nbytes = self._total = nbytes
         self._done = 0
-        self._total = total
-        self._weight = 1  # of a byte
+        self._weight = 1  # progress per byte
         self._report = report
 
     def calibrates(self) -> None:
-        """Counts what comes before the weights are read, and that rounding them takes longer."""
+        """Includes the time before the weights are read; calibrated rounding takes longer."""
         self._weight = _ROUNDING
         self._total = (1 + _WRITING + _ROUNDING) * self._nbytes
 
@@ -189,7 +221,7 @@ class _ProgressCounter:
         self._advance(self._done + nbytes * self._weight)
 
     def reach(self, readings: float) -> None:
-        """Says how far it is, in times that the checkpoint is read."""
+        """Sets the progress, in units of one conversion to 8 bits."""
         self._advance(int(readings * self._nbytes))
 
     def finish(self) -> None:

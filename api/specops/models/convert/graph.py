@@ -1,15 +1,15 @@
-"""Draws a decoder as an ONNX graph under the contract that onnxruntime-genai publishes in.
+"""Draws a decoder as an ONNX graph under the contract of onnxruntime-genai.
 
-A family calls these methods in the order of its forward pass; each weight is quantized and
-written the moment it is drawn, so that no more than a slab of it is ever in memory.
+A family calls these methods in the order of its forward pass. Each weight is quantized and written
+as soon as it is drawn, so only a slab of it is in memory at a time.
 
-Inputs: `input_ids` [batch, sequence] int64, `attention_mask` [batch, total] int64, where positions
-are learned `position_ids` [batch, sequence] int64, and
-`past_key_values.{l}.key|value` [batch, kv_heads, capacity, head] float32. Outputs: `logits`
-[batch, sequence, vocab] float32, `present.{l}.key|value`, meant to be bound to the past's buffers.
-The mask may be padded with zeros on the right, to keep its shape the same between steps.
+Inputs: `input_ids` [batch, sequence] int64, `attention_mask` [batch, total] int64, `position_ids`
+[batch, sequence] int64 if positions are learned, and `past_key_values.{l}.key|value`
+[batch, kv_heads, capacity, head] float32. Outputs: `logits` [batch, sequence, vocab] float32 and
+`present.{l}.key|value`, which are meant to share the buffers of the past. The mask may have zeros
+on the right, so that its shape can stay the same between steps.
 
-Any program that knows the contract can run such a graph; the engine rewrites it
+Any program that knows the contract can run such a graph. The engine rewrites it
 (`specops.models.graph.rewrite`).
 """
 
@@ -25,16 +25,21 @@ from onnx import TensorProto, helper
 
 from specops.models.convert.calibration import Activations
 from specops.models.convert.checkpoint import Matrix
-from specops.models.convert.drawing import Drawing
 from specops.models.convert.model_config import ModelShape
 from specops.models.convert.opset import MICROSOFT, model_of
-from specops.models.convert.quantization import Quantization
+from specops.models.convert.quantization import BlockFormat, Quantization
 from specops.models.convert.rope import Rotary
 from specops.models.convert.weights import WeightStore
 
 Float = NDArray[np.float32]
 
-_INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: activations quantized to int8 per block
+_INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits: activations are quantized to int8 per block
+_ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    # QuickGelu is x * sigmoid(alpha * x): with alpha = 1 it is the fused kernel of SiLU.
+    "silu": ("QuickGelu", {"domain": MICROSOFT, "alpha": 1.0}),
+    "gelu_tanh": ("FastGelu", {"domain": MICROSOFT}),
+    "relu": ("Relu", {}),
+}
 
 
 class HeadNorms(NamedTuple):
@@ -44,7 +49,7 @@ class HeadNorms(NamedTuple):
     epsilon: float
 
 
-class DecoderGraph(Drawing):
+class DecoderGraph:
     """Collects the nodes of one decoder; methods take and return the names of tensors."""
 
     def __init__(
@@ -54,11 +59,12 @@ class DecoderGraph(Drawing):
         weights: WeightStore,
         activations: Activations | None = None,
     ) -> None:
-        """With `activations`, products of 4 bits are rounded by what comes into them."""
-        super().__init__(weights)
+        """With `activations`, 4-bit weights are calibrated on the inputs of their products."""
         self.shape = shape
         self.quantization = quantization
+        self._weights = weights
         self._activations = activations
+        self._nodes: list[onnx.NodeProto] = []
         self._inputs = [
             _value("input_ids", TensorProto.INT64, ["batch", "sequence"]),
             _value("attention_mask", TensorProto.INT64, ["batch", "total"]),
@@ -68,16 +74,46 @@ class DecoderGraph(Drawing):
         ]
         self._draw_lengths()
 
-    # -- the pieces of a forward pass ---------------------------------------------------------
+    def finish(self, name: str) -> onnx.ModelProto:
+        """The drawn model; its large initializers refer to the weight file."""
+        graph = helper.make_graph(
+            self._nodes, name, self._inputs, self._outputs, self._weights.initializers
+        )
+        return model_of(graph)
+
+    # -- element by element -------------------------------------------------------------------
+
+    def activation(self, function: str, name: str, x: str) -> str:
+        """`silu`, `gelu_tanh` (GELU by the approximation with tanh) or `relu` of x."""
+        op, attributes = _ACTIVATIONS[function]
+        return self._node(op, [x], name, **attributes)
+
+    def multiply(self, name: str, x: str, y: str) -> str:
+        """x * y."""
+        return self._node("Mul", [x, y], name)
+
+    def add(self, name: str, x: str, y: str) -> str:
+        """x + y."""
+        return self._node("Add", [x, y], name)
+
+    def scaled(self, name: str, x: str, factor: float) -> str:
+        """x times a number."""
+        if factor == 1:
+            return x
+        number = self._weights.constant(f"{name}.factor", np.array(factor, np.float32))
+        return self._node("Mul", [x, number], name)
+
+    # -- tables and products ------------------------------------------------------------------
 
     def embedding(self, matrix: Matrix) -> str:
         """The rows of `matrix` [vocab, hidden] at `input_ids`: [batch, sequence, hidden]."""
         if matrix.has_codes:
             return self._embedding_of_codes(matrix)
-        if self.quantization.embedding_bits == 32:
+        bits = self.quantization.embedding_bits
+        if bits == 32:
             table = self._weights.dense_table("embedding.weight", matrix)
             return self._node("Gather", [table, "input_ids"], "embedding", axis=0)
-        stored = self.quantization.blocks(self.quantization.embedding_bits)
+        stored = BlockFormat(bits, self.quantization.block)
         codes, scales, zero_points = self._weights.table_blocks("embedding", matrix, stored)
         return self._node(
             "GatherBlockQuantized",
@@ -91,7 +127,7 @@ class DecoderGraph(Drawing):
         )
 
     def learned_positions(self, matrix: Matrix) -> str:
-        """The rows of `matrix` [context, hidden] at the positions, which become an input."""
+        """The rows of `matrix` [context, hidden] at the positions, which become a graph input."""
         self._inputs.append(_value("position_ids", TensorProto.INT64, ["batch", "sequence"]))
         table = self._weights.dense_table("positions.weight", matrix)
         return self._node("Gather", [table, "position_ids"], "positions", axis=0)
@@ -105,6 +141,8 @@ class DecoderGraph(Drawing):
         """The graph's output `logits`: x times the transpose of `matrix` [vocab, hidden]."""
         self._linear("logits", x, matrix, self.quantization.head_bits)
 
+    # -- norms --------------------------------------------------------------------------------
+
     def rms_norm(self, name: str, x: str, weight: Float, epsilon: float) -> str:
         """x / rms(x) * weight over the last axis."""
         scale = self._weights.vector(f"{name}.weight", weight)
@@ -112,31 +150,39 @@ class DecoderGraph(Drawing):
             "SimplifiedLayerNormalization", [x, scale], name, axis=-1, epsilon=epsilon
         )
 
-    def add_rms_norm(
-        self, name: str, x: str, residual: str, weight: Float, epsilon: float
+    def add_norm(
+        self,
+        name: str,
+        x: str,
+        residual: str,
+        weight: Float,
+        *,
+        epsilon: float,
+        bias: Float | None = None,
     ) -> tuple[str, str]:
-        """The sum of x and `residual` normalized, and the sum itself, the next residual."""
-        return self._add_norm(
-            "SkipSimplifiedLayerNormalization", name, [x, residual], weight, epsilon
-        )
+        """The normalized sum of x and `residual`, and the sum itself.
 
-    def add_layer_norm(
-        self, name: str, x: str, residual: str, weight: Float, bias: Float, *, epsilon: float
-    ) -> tuple[str, str]:
-        """The sum of x and `residual` normalized, and the sum itself.
-
-        A norm is (x - mean) / sqrt(variance + epsilon) * weight + bias over the last axis.
+        An RMS norm, or with a `bias` a layer norm: (x - mean) / sqrt(variance + epsilon) * weight +
+        bias over the last axis.
         """
-        operands = [x, residual, self._weights.vector(f"{name}.bias", bias)]
-        return self._add_norm("SkipLayerNormalization", name, operands, weight, epsilon)
+        op, operands = "SkipSimplifiedLayerNormalization", [x, residual]
+        if bias is not None:
+            op = "SkipLayerNormalization"
+            operands.append(self._weights.vector(f"{name}.bias", bias))
+        operands.insert(2, self._weights.vector(f"{name}.weight", weight))
+        total = f"{name}.residual"
+        outputs = (name, "", "", total)
+        return self._node(op, operands, *outputs, domain=MICROSOFT, epsilon=epsilon), total
+
+    # -- attention ----------------------------------------------------------------------------
 
     def rotary(self, name: str, rotary: Rotary) -> tuple[str, str]:
-        """Stores the tables of a rotation once for all layers that have it; cos and sin."""
+        """Stores the tables of a rotation once for all layers that use it; returns cos and sin."""
         for kind, table in (("", rotary.table), ("long_", rotary.long)):
             for function, values in table._asdict().items() if table else ():
                 self._weights.constant(f"{name}{kind}{function}_cache", values)
         if rotary.long is not None:
-            return self._chosen(name, len(rotary.table.cos))
+            return self._table_by_length(name, len(rotary.table.cos))
         return f"{name}cos_cache", f"{name}sin_cache"
 
     def attention(
@@ -151,14 +197,20 @@ class DecoderGraph(Drawing):
         scale: float | None = None,
         head_norms: HeadNorms | None = None,
     ) -> str:
-        """Causal grouped-query attention over the past and itself.
+        """Causal grouped-query attention over the past and the new tokens.
 
-        `query`, `key` and `value` are [batch, sequence, heads * head]; without the last two, as
-        where heads have norms, the first has all three behind each other. `rotary` are cos and
-        sin: queries and keys are rotated by the halves of what these cover of a head. A position
-        sees itself and the `window - 1` before it, or all where there is none. `scale` is of
-        scores, without one the root of a head's size divides them. Adds the layer's past inputs and
-        present outputs.
+        Adds the layer's past inputs and present outputs.
+
+        Args:
+            layer: its index.
+            query: [batch, sequence, heads * head]; or queries, keys and values behind each other,
+                without `key` and `value`. With `head_norms` only the second form is possible.
+            key: [batch, sequence, kv_heads * head].
+            value: as `key`.
+            rotary: cos and sin, which rotate the halves of the values of a head that they cover.
+            window: a position sees itself and the `window - 1` positions before it; None: all.
+            scale: factor of scores; by default 1 / sqrt(head).
+            head_norms: norms of queries and keys before the rotation.
         """
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         present = [f"present.{layer}.{kind}" for kind in ("key", "value")]
@@ -183,43 +235,35 @@ class DecoderGraph(Drawing):
             **attributes,
         )
 
-    def finish(self, name: str) -> onnx.ModelProto:
-        """The drawn model, its large initializers pointing into the weight file."""
-        graph = helper.make_graph(
-            self._nodes, name, self._inputs, self._outputs, self._weights.initializers
-        )
-        return model_of(graph)
+    # -----------------------------------------------------------------------------------------
 
-    # -- how they are drawn -------------------------------------------------------------------
+    def _node(self, op: str, inputs: list[str], output: str, *more: str, **attributes: Any) -> str:
+        """Draws a node with the name of its first output; returns that name."""
+        outputs = [output, *more]
+        self._nodes.append(helper.make_node(op, inputs, outputs, name=output, **attributes))
+        return output
 
-    def _add_norm(
-        self, op: str, name: str, operands: list[str], weight: Float, epsilon: float
-    ) -> tuple[str, str]:
-        operands.insert(2, self._weights.vector(f"{name}.weight", weight))
-        total = f"{name}.residual"
-        outputs = (name, "", "", total)
-        return self._node(op, operands, *outputs, domain=MICROSOFT, epsilon=epsilon), total
+    def _integers(self, name: str, *values: int) -> str:
+        return self._weights.constant(name, np.array(values, np.int64))
 
     def _normed_heads(self, layer: int, packed: str, norms: HeadNorms) -> list[str]:
-        """Queries, keys and values, each head of the first two with its norm before it rotates."""
+        """Splits queries, keys and values, and normalizes each head of queries and keys."""
         size, name = self.shape.head_dim, f"layers.{layer}"
         widths = [self.shape.num_heads * size, *[self.shape.num_kv_heads * size] * 2]
         found = [f"{name}.{part}" for part in ("queries", "keys", "values")]
-        split = self._weights.constant(f"{name}.widths", np.array(widths, np.int64))
+        split = self._integers(f"{name}.widths", *widths)
         self._node("Split", [packed, split], *found, axis=-1)
         for place, weight in enumerate(norms.weights):
             called = found[place]
-            shapes = [
-                self._weights.constant(f"{called}.{to}", np.array([0, -1, width], np.int64))
-                for to, width in (("heads", size), ("together", widths[place]))
-            ]
-            apart = self._node("Reshape", [called, shapes[0]], f"{called}.apart")
+            heads = self._integers(f"{called}.heads", 0, -1, size)
+            together = self._integers(f"{called}.together", 0, -1, widths[place])
+            apart = self._node("Reshape", [called, heads], f"{called}.apart")
             normed = self.rms_norm(f"{called}.norm", apart, weight, norms.epsilon)
-            found[place] = self._node("Reshape", [normed, shapes[1]], f"{called}.normed")
+            found[place] = self._node("Reshape", [normed, together], f"{called}.normed")
         return found
 
-    def _chosen(self, name: str, most: int) -> tuple[str, str]:
-        """The tables `name` while all tokens are among the first `most`, then the long ones."""
+    def _table_by_length(self, name: str, most: int) -> tuple[str, str]:
+        """The tables `name` for up to `most` tokens in all, the long tables for more."""
         limit = self._weights.constant(f"{name}positions", np.array(most, np.int32))
         is_long = self._node("Greater", ["total_length", limit], f"{name}is_long")
         branches = [
@@ -238,8 +282,8 @@ class DecoderGraph(Drawing):
         return chosen
 
     def _draw_lengths(self) -> None:
-        """What every attention layer needs from the mask, computed once."""
-        axis = self._weights.constant("axis_1", np.array([1], np.int64))
+        """Computes once what every attention layer reads from the mask."""
+        axis = self._integers("axis_1", 1)
         one = self._weights.constant("one", np.array(1, np.int64))
         last = self._weights.constant("index_1", np.array(1, np.int64))
         ones = self._node("ReduceSum", ["attention_mask", axis], "mask_sum", keepdims=0)
@@ -250,9 +294,9 @@ class DecoderGraph(Drawing):
         self._node("Cast", [width], "total_length", to=TensorProto.INT32)
 
     def _embedding_of_codes(self, matrix: Matrix) -> str:
-        """The same numbers that a table in float32 would have, in a third of its bytes."""
+        """Computes the numbers of a float32 table from a third of its bytes."""
         codes, scales, offsets, zero, blocks = self._weights.code_table("embedding", matrix)
-        in_blocks = self._weights.constant("in_blocks", np.array([0, 0, -1, 1], np.int64))
+        in_blocks = self._integers("in_blocks", 0, 0, -1, 1)
         like_scales = self._node("Gather", [scales, "input_ids"], "embedding.scales.rows", axis=0)
         factors = self._node("Reshape", [like_scales, in_blocks], "embedding.factors")
         rows = self._node("Gather", [codes, "input_ids"], "embedding.rows", axis=0)
@@ -260,17 +304,15 @@ class DecoderGraph(Drawing):
         if zero:
             middle = self._weights.constant("embedding.zero", np.array(zero, np.float32))
             x = self._node("Sub", [x, middle], "embedding.centred")
-        shape = np.array([0, 0, blocks, matrix.shape[1] // blocks], np.int64)
-        shape_of_codes = self._weights.constant("embedding.blocks", shape)
+        width = matrix.shape[1]
+        shape_of_codes = self._integers("embedding.blocks", 0, 0, blocks, width // blocks)
         x = self._node("Reshape", [x, shape_of_codes], "embedding.codes.blocks")
         x = self._node("Mul", [x, factors], "embedding.scaled")
         if offsets:
             rows = self._node("Gather", [offsets, "input_ids"], "embedding.offsets.rows", axis=0)
             added = self._node("Reshape", [rows, in_blocks], "embedding.added")
             x = self._node("Add", [x, added], "embedding.shifted")
-        whole = self._weights.constant(
-            "embedding.width", np.array([0, 0, matrix.shape[1]], np.int64)
-        )
+        whole = self._integers("embedding.width", 0, 0, width)
         return self._node("Reshape", [x, whole], "embedding")
 
     def _linear(self, name: str, x: str, matrix: Matrix, bits: int, bias: str | None = None) -> str:
@@ -281,14 +323,14 @@ class DecoderGraph(Drawing):
             product = self._node("MatMul", [x, weight], f"{name}.product")
             return self._node("Add", [product, bias], name)
         features, inputs = matrix.shape
-        stored = matrix.own_format or self.quantization.blocks(bits)
+        stored = matrix.own_format or BlockFormat(bits, self.quantization.block)
         feedback = None
         if self._activations is not None and bits == 4:
             place = self._weights.initializers, self._weights.folder
             feedback = self._activations.feedback(x, self._nodes, *place, stored.block)
         blocks = self._weights.matmul_blocks(name, matrix, stored, feedback)
         operands = [x, *blocks, "", bias or ""]
-        while not operands[-1]:  # an absent input at the end is left out
+        while not operands[-1]:  # absent inputs at the end are left out
             operands.pop()
         return self._node(
             "MatMulNBits",

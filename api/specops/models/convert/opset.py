@@ -1,4 +1,4 @@
-"""The operators that drawn graphs are made of: their versions, and a model of a graph of them."""
+"""The operator versions of exported graphs, and a model from a graph of these operators."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from onnx import helper
 
 MICROSOFT = "com.microsoft"
 _OPSET = 17
-_IR_VERSION = 10  # onnxruntime refuses an IR newer than it knows; 10 is ample for this opset
+_IR_VERSION = 10  # ONNX Runtime refuses a newer IR than it knows; this opset needs no newer one
 
 
 def model_of(graph: onnx.GraphProto) -> onnx.ModelProto:
-    """The model that a graph of such operators is."""
+    """Wraps `graph` in a model with the operator versions."""
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(MICROSOFT, 1)]
     return helper.make_model(
         graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="specops"

@@ -1,8 +1,8 @@
-"""How the weights of an exported model are stored: the one dial of an export.
+"""How the weights of an exported model are stored: the one setting of an export.
 
-What each kind costs in quality and in time: docs/quantization.md, from `python -m bench quality`.
-Head and embedding have 8 bits: in 4 they cost the demo target 2.1 and 1.0 thousandths of a bit per
-byte, a quarter of what all its layers cost, for a small part of a pass.
+docs/quantization.md has the quality and speed of each kind, from `python -m bench quality`. Head
+and embedding have 8 bits: in 4 bits they cost the demo target 2.1 and 1.0 thousandths of a bit per
+byte, a quarter of the cost of all its layers, for a small part of a forward pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BITS = (4, 8)
 class BlockFormat(NamedTuple):
     """How one weight is stored: bits per weight and weights per scale.
 
-    `fractions`: it comes with blocks of its own, whose zero points are fractions.
+    `fractions`: the blocks come from the file, and their zero points are fractions.
     """
 
     bits: int
@@ -31,11 +31,11 @@ class BlockFormat(NamedTuple):
 class Quantization:
     """Bits per weight and weights per scale, for the linear layers, the head and the embedding.
 
-    `bits` is 32 (plain float32, no blocks), 8 or 4. The output head and the embedding stay at
-    8 bits by default even where the layers take 4: together they decide which token wins a
-    near-tie, and a tied pair shares its bytes in the file only when both are stored alike.
-    Weights of 4 bits are rounded by what they are multiplied with where they are `calibrated`, or
-    each to the nearest: for random weights, on which there is nothing to look at.
+    `bits` is 32 (plain float32, no blocks), 8 or 4. Output head and embedding stay at 8 bits by
+    default even if the layers have 4: together they decide which token wins a near-tie. A tied pair
+    shares its bytes in the file only if both have the same format. With `calibrated`, 4-bit weights
+    are rounded by the inputs of their products; without it, each to the nearest, for random
+    weights, which write no text to calibrate on.
     """
 
     bits: int
@@ -57,10 +57,9 @@ class Quantization:
 
     @classmethod
     def parse(cls, text: str) -> Quantization:
-        """Reads `fp32`, `int8`, `int4`, one of the last two with a block, `int4` with `-rtn`.
+        """Reads `fp32`, `int8[-BLOCK]` or `int4[-BLOCK][-rtn]`; the default block is 128.
 
-        Such as `int4-32` or `int4-128-rtn`; without a block it is 128. Raises ValueError naming
-        the text for anything else.
+        Raises ValueError naming the text for anything else.
         """
         found = WeightsName.parse(text)
         if found is None:
@@ -75,20 +74,16 @@ class Quantization:
 
     @property
     def name(self) -> str:
-        """The text `parse` reads: the block always included."""
+        """The text that `parse` reads, always with the block."""
         return WeightsName(self.bits, self.block, not self.calibrated).full
-
-    def blocks(self, bits: int) -> BlockFormat:
-        """The format of a weight of `bits`: that of the layers, of the head, of the embedding."""
-        return BlockFormat(bits, self.block)
 
 
 @dataclass(frozen=True)
 class FileQuantization(Quantization):
-    """The weights of a file that has them in blocks: `kind` is what it calls that.
+    """The weights of a file that has them in blocks; `kind` is the file's name for them.
 
-    A matrix that comes in blocks keeps them. All others take 8 bits in blocks of 32; the embedding,
-    which is looked up, float32.
+    A matrix in blocks keeps them. Every other matrix gets 8 bits in blocks of 32, but an embedding
+    without blocks stays float32.
     """
 
     bits: int = 8
@@ -96,10 +91,10 @@ class FileQuantization(Quantization):
     embedding_bits: int = 32
     kind: str = ""
 
-    def __post_init__(self) -> None:
-        """Its formats are its own."""
-
     @property
     def name(self) -> str:
-        """What the weights are called where those of an export are called `int8-32`."""
+        """The name of the weights, such as `gguf-Q4_K_M`."""
         return f"{OWN_WEIGHTS}-{self.kind}"
+
+    def __post_init__(self) -> None:
+        """The file decides about the formats: there is nothing to check."""

@@ -1,10 +1,10 @@
 """Blockwise weight quantization in numpy, laid out as onnxruntime's MatMulNBits reads it.
 
-A weight [N, K] is cut along K into blocks that share one scale and one zero point; a weight is
-stored as `round(w / scale) + zero_point`. The zero point is `2**(bits - 1)`, which MatMulNBits and
-GatherBlockQuantized assume when none is given; 4-bit blocks have one of their own.
+A matrix [N, K] is cut along K into blocks that share one scale and one zero point. A weight is
+stored as `round(w / scale) + zero_point`. The zero point of 8-bit blocks is 128, the default of
+MatMulNBits and GatherBlockQuantized; each 4-bit block has its own.
 
-What is rounded to 4 bits by what it is multiplied with: `specops.models.convert.calibration`.
+`specops.models.convert.calibration` rounds to 4 bits by the inputs of the products.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 Float = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
-# Steps that the range from a 4-bit block's smallest to its largest weight is tried to take.
-# 15 stores both exactly; shorter and longer ranges trade them for the others.
+# Candidates for the number of steps from a 4-bit block's smallest to its largest weight.
+# 15 stores both exactly; fewer and more steps trade their error for that of the others.
 _SPANS = (13.0, 13.75, 14.5, 15.25, 16.0, 16.75, 17.5, 18.25, 19.0)
 _LAST = np.float32(15)  # of the 4-bit codes
 _SMALLEST_EXTREME = 1e-30  # below it 1 / scale overflows: such a block is stored as zeros
-# Scales that float16 has with an error of at most 1/32: kernels read half as many bytes of them. A
-# matrix with a smaller or a larger one keeps them all in float32.
+# float16 holds scales in this range with an error of at most 1/32: kernels then read half as many
+# bytes of them. A matrix with a smaller or a larger scale keeps all its scales in float32.
 _LEAST_HALF, _MOST_HALF = np.float32(2**-20), np.float32(65504)
 
 
 class QuantizedWeight(NamedTuple):
     """packed [N, K/block, block*bits/8] uint8, scales [N, K/block] float32, zero points.
 
-    K is rounded up to whole blocks. `zero_points` [N, K/block/2] uint8, rounded up, hold two
-    blocks to a byte; or are fractions, [N, K/block] float32; None where all are the middle of the
+    K is rounded up to whole blocks. `zero_points` is [N, K/block/2] uint8, rounded up, with two
+    blocks in each byte; or fractions, [N, K/block] float32; or None if all are the middle of the
     range.
     """
 
@@ -41,10 +41,10 @@ class QuantizedWeight(NamedTuple):
 
 
 def quantize_blockwise(weight: Float, bits: int, block: int) -> QuantizedWeight:
-    """Quantizes `weight` [N, K] to 4 or 8 bits by its own values alone.
+    """Quantizes `weight` [N, K] to 4 or 8 bits from its own values.
 
     8 bits: the scale is the block's largest magnitude over 127. 4 bits: see `block_grids`. Scales
-    are such as float16 has. Raises ValueError on NaN or infinite weights.
+    are numbers that float16 holds. Raises ValueError on NaN or infinite weights.
     """
     check_finite(weight)
     blocks = in_blocks(weight, block)
@@ -60,19 +60,19 @@ def quantize_blockwise(weight: Float, bits: int, block: int) -> QuantizedWeight:
 
 
 def check_finite(weights: NDArray[Any]) -> None:
-    """ValueError where a number is NaN or infinite."""
+    """Raises ValueError if a number is NaN or infinite."""
     if not np.isfinite(weights).all():
         raise ValueError("weights contain NaN or infinity")
 
 
 def inverses(scales: Float) -> Float:
-    """1 over each scale; 0 over those of empty blocks."""
+    """1 / scale, or 0 for empty blocks."""
     found: Float = np.divide(1, scales, where=scales != 0, out=np.zeros_like(scales))
     return found
 
 
 def nearest_halves(scales: Float) -> Float:
-    """The nearest numbers that float16 has; others stay where that is another number."""
+    """The nearest float16 numbers; scales outside of float16's range stay as they are."""
     magnitudes = np.abs(scales)
     fit = (magnitudes >= _LEAST_HALF) & (magnitudes <= _MOST_HALF)
     found: Float = np.where(fit, scales, 0).astype(np.float16).astype(np.float32)
@@ -80,7 +80,7 @@ def nearest_halves(scales: Float) -> Float:
 
 
 def in_blocks(weight: Float, block: int) -> Float:
-    """[N, K] as [N, ceil(K/block), block], the last block filled up with zeros."""
+    """[N, K] as [N, ceil(K/block), block]; zeros fill the last block."""
     rows, columns = weight.shape
     padding = -columns % block
     if padding:
@@ -89,16 +89,16 @@ def in_blocks(weight: Float, block: int) -> Float:
 
 
 def block_grids(blocks: Float, importance: Float | None = None) -> tuple[Float, Float]:
-    """For every block the scale and the 4-bit zero point, of those tried, with the least error.
+    """Finds the scale and the 4-bit zero point with the least error for every block.
 
-    The range from the smallest to the largest weight is laid over the codes' range, middle on
-    middle, and stretched by several factors. For fixed codes q, counted from the zero point, the
-    best scale is x.q / q.q and removes (x.q)^2 / q.q of the block's energy, so the greatest of
-    these quotients wins (as in llama.cpp's `make_qx_quants`).
+    The candidates lay the range from the smallest to the largest weight over the range of codes,
+    middle on middle, stretched by several factors. For fixed codes q, counted from the zero point,
+    the best scale is x.q / q.q and removes (x.q)^2 / q.q of the block's energy, so the candidate
+    with the greatest quotient wins (as in llama.cpp's `make_qx_quants`).
 
     Args:
         blocks: [..., block], finite.
-        importance: [block] what a weight's squared error counts; 1 where it is not given.
+        importance: [block], factors of the squared errors; 1 by default.
 
     Returns:
         Scales and zero points, [...] each; a block of zeros has the scale 0.
@@ -108,11 +108,11 @@ def block_grids(blocks: Float, importance: Float | None = None) -> tuple[Float, 
     magnitudes[empty] = 1
     relative = blocks / magnitudes[..., None]  # within [-1, 1], so that no square overflows
     counted = relative if importance is None else relative * importance
-    # 0 belongs to the range: its code, the zero point, must be one of the 16.
+    # The range includes 0, because its code, the zero point, must be one of the 16.
     low = np.minimum(relative.min(-1), 0)
     high = np.maximum(relative.max(-1), 0)
     middle = (low + high) / 2
-    span = np.maximum(high - low, 1)  # below it only where a block is empty
+    span = np.maximum(high - low, 1)  # only empty blocks have less
     best_gain = np.full(magnitudes.shape, -1, np.float32)
     best_scale, best_zero_point = np.zeros_like(best_gain), np.zeros_like(best_gain)
     codes, squares = np.empty_like(blocks), np.empty_like(blocks)
@@ -136,16 +136,16 @@ def block_grids(blocks: Float, importance: Float | None = None) -> tuple[Float, 
 
 
 def packed_blocks(codes: Codes, scales: Float, zero_points: Float) -> QuantizedWeight:
-    """4-bit codes [N, blocks, block] as stored, with [N, blocks] scales and zero points."""
+    """Packs 4-bit codes [N, blocks, block] with [N, blocks] scales and zero points."""
     points = zero_points.astype(np.uint8)
-    points = np.pad(points, ((0, 0), (0, points.shape[1] % 2)))  # an odd last one beside a zero
+    points = np.pad(points, ((0, 0), (0, points.shape[1] % 2)))  # a zero beside an odd last one
     return QuantizedWeight(packed_codes(codes, 4), scales, packed_codes(points, 4))
 
 
 def packed_codes(codes: Codes, bits: int) -> Codes:
-    """Codes [..., n], a byte each, as they are stored: [..., n * bits / 8].
+    """Packs codes [..., n], one byte each, into [..., n * bits / 8].
 
-    Two 4-bit codes to a byte, the earlier one in the low half.
+    A byte holds two 4-bit codes, the earlier one in the low half.
     """
     if bits == 8:
         return codes

@@ -1,4 +1,4 @@
-"""Rotary tables: cosines and sines for every position, as attention reads them."""
+"""Rotary tables: the cosines and sines of every position, as attention reads them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,27 @@ from specops.models.convert.model_config import ModelConfig
 Float = NDArray[np.float32]
 
 HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM = 8, 256  # the limits of `specops.Attention`
-_BLOCK = 64  # positions by which a slot's room grows
-_MOST_POSITIONS = 1 << 20  # whose tables take 0.5 GB at 128 values of a head
+_BLOCK = 64  # positions of a KV block
+_MOST_POSITIONS = 1 << 20  # their tables take 0.5 GB for heads of 128 values
 _LONG_ROPE = ("longrope", "su")  # two names of one scaling
 
 
 class Table(NamedTuple):
-    """cos and sin, each [positions, rotated / 2], for halves rotated against each other."""
+    """cos and sin, each [positions, rotated / 2]."""
 
     cos: Float
     sin: Float
 
 
 class Rotary(NamedTuple):
-    """The table, and what takes its place where a context has more positions than it."""
+    """A table, and the table that replaces it in contexts with more positions."""
 
     table: Table
     long: Table | None = None
 
 
 class Rotation(NamedTuple):
-    """What the tables of a family depend on.
-
-    `rotated` are the values of a head that are rotated, from the first one on.
-    """
+    """The parameters of a table; the first `rotated` values of a head are rotated."""
 
     rotated: int
     positions: int
@@ -51,13 +48,12 @@ def rotary(
     partial: bool = False,
     scaling: ModelConfig | None = None,
 ) -> Rotary:
-    """The tables that a config.json asks for.
+    """The tables for a config.json.
 
-    Reads `scaling`, or else transformers 5's `rope_parameters` or the older `rope_theta` with
-    `rope_scaling`. All of a head is rotated, or, where the family is `partial`,
-    `partial_rotary_factor` of it. Raises ExportError for a scaling other than default, linear,
-    llama3 and longrope, for heads that the operator cannot rotate, for more positions than any
-    table should have, and for angles that are no numbers.
+    Reads `scaling` or, without it, transformers 5's `rope_parameters` or the older `rope_theta` and
+    `rope_scaling`. A `partial` family may rotate `partial_rotary_factor` of each head. Raises
+    ExportError for a scaling other than default, linear, llama3 and longrope, for head sizes that
+    the operator cannot rotate, for too many positions, and for angles that are not finite.
     """
     if positions > _MOST_POSITIONS:
         raise config.error(
@@ -69,7 +65,7 @@ def rotary(
     if scaling is not None:
         theta = scaling.number("rope_theta", theta)
     rotation = Rotation(_rotated(config, scaling, head_dim, partial), positions, theta)
-    with np.errstate(all="ignore"):  # the last position tells what was too large or too small
+    with np.errstate(all="ignore"):  # the check below looks at the last position
         found = Rotary(_table(rotation)) if scaling is None else _scaled(rotation, scaling, config)
     if not all(np.isfinite(table.cos[-1]).all() for table in found if table is not None):
         raise (scaling or config).error(
@@ -79,12 +75,12 @@ def rotary(
 
 
 def plain_rotary(head_dim: int, positions: int, theta: float) -> Rotary:
-    """The table of a rotation without any scaling."""
+    """The table of a rotation without scaling."""
     return Rotary(_table(Rotation(head_dim, positions, theta)))
 
 
 def _rotated(config: ModelConfig, scaling: ModelConfig | None, head_dim: int, partial: bool) -> int:
-    """How many of a head's values are rotated, from the first one on."""
+    """The number of a head's values that are rotated."""
     key = "partial_rotary_factor"
     factor = config.number(key, 1.0)
     if scaling is not None:
@@ -100,9 +96,9 @@ def _rotated(config: ModelConfig, scaling: ModelConfig | None, head_dim: int, pa
 
 
 def _frequencies(rotation: Rotation, divisor: Float | None = None) -> Float:
-    """Angles per position [rotated / 2]; float32 in transformers' order.
+    """Angles per position [rotated / 2], in float32 and in transformers' order of operations.
 
-    Only the power is taken in float64 and rounded: that of float32 is another one on arm64.
+    Only the power is computed in float64 and rounded: float32's power differs on arm64.
     """
     exponents = np.arange(0, rotation.rotated, 2, dtype=np.float32) / np.float32(rotation.rotated)
     waves: Float = (np.float64(rotation.theta) ** exponents.astype(np.float64)).astype(np.float32)
@@ -125,7 +121,7 @@ def _scaled(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Ro
         return Rotary(_table(rotation, _frequencies(rotation) / factor))
     if kind == "llama3":
         return Rotary(_table(rotation, _llama3(_frequencies(rotation), scaling)))
-    if kind == "factors":  # of a GGUF: each frequency's own divisor
+    if kind == "factors":  # of a GGUF: one divisor for each frequency
         return Rotary(_table(rotation, _frequencies(rotation, _divisors(rotation, scaling, kind))))
     if kind in _LONG_ROPE:
         return _long_rope(rotation, scaling, config)
@@ -140,7 +136,7 @@ def _divisors(rotation: Rotation, scaling: ModelConfig, key: str) -> Float:
 
 
 def _llama3(frequencies: Float, scaling: ModelConfig) -> Float:
-    """Llama 3.1's scaling: long waves are slowed by `factor`, short ones kept, between blended."""
+    """Llama 3.1's scaling: slows long waves by `factor`, keeps short ones, blends between."""
     factor = np.float32(scaling.number("factor"))
     low = scaling.number("low_freq_factor")
     high = scaling.number("high_freq_factor")
@@ -151,7 +147,7 @@ def _llama3(frequencies: Float, scaling: ModelConfig) -> Float:
 
 
 def _long_rope(rotation: Rotation, scaling: ModelConfig, config: ModelConfig) -> Rotary:
-    """LongRoPE: other divisors for contexts beyond the trained length than for those within it.
+    """LongRoPE: contexts longer than the trained length have other divisors.
 
     Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens" (2024).
     """

@@ -1,12 +1,12 @@
-"""Turns a checkpoint's weights into initializers: quantized in slabs, written in order.
+"""Turns a checkpoint's weights into initializers: quantizes them in slabs and writes them in order.
 
-Only the slab at hand is in memory; the scales of one matrix are kept until its codes are written.
+Only the current slab is in memory, and the scales of one matrix until its codes are written.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,26 +22,23 @@ from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import BlockFormat
 from specops.models.convert.quantize import QuantizedWeight, quantize_blockwise
-from specops.models.convert.writer import Extent, WeightFile
 
+_ALIGNMENT = 4096  # one page: ONNX Runtime maps an initializer from an aligned offset
 _SLAB_WEIGHTS = 2**18  # float32 weights quantized at a time: 1 MiB, so that passes stay in cache
-_FEEDBACK_SLAB_WEIGHTS = 2**20  # with feedback, which works column by column: long ones
+_FEEDBACK_SLAB_WEIGHTS = 2**20  # error feedback works column by column and needs long columns
 _DENSE_SLAB_WEIGHTS = 2**24  # float32 weights transposed at a time: 64 MiB
-_INLINE_BYTES = 1024  # below it a tensor is kept in the graph file itself
+_INLINE_BYTES = 1024  # tensors up to this size stay in the graph file
 
-
-class BlockNames(NamedTuple):
-    """The initializers of a quantized weight; `zero_points` is empty where there are none."""
-
-    codes: str
-    scales: str
-    zero_points: str
+Extent = tuple[int, int]
+"""Offset and length in the weight file, in bytes."""
+BlockNames = tuple[str, str, str]
+"""The initializers of codes, scales and zero points; the last name is empty if there are none."""
 
 
 class CodeTable(NamedTuple):
     """A table [N, K] of codes uint8 [N, K]: `scale * (code - zero)`, plus offsets if any.
 
-    Scales and offsets are float32 [N, blocks]; `offsets` is empty where there are none.
+    Scales and offsets are float32 [N, blocks]; `offsets` is empty if there are none.
     """
 
     codes: str
@@ -51,21 +48,19 @@ class CodeTable(NamedTuple):
     blocks: int
 
 
-class _Written(NamedTuple):
-    codes: Extent
-    scales: Extent
-    zero_points: Extent | None
-
-
 class WeightStore:
-    """Writes weights to the external-data file and collects the initializers that point there."""
+    """Writes weights to the external-data file and collects the initializers that refer to it.
 
-    def __init__(self, file: WeightFile, on_read: Callable[[int], None]) -> None:
-        """`on_read` is told how many bytes of the checkpoint each step has consumed."""
+    The file holds one tensor after the other, each on pages of its own.
+    """
+
+    def __init__(self, path: Path, on_read: Callable[[int], None]) -> None:
+        """Creates the file `path`; `on_read` gets the checkpoint bytes that each step has read."""
         self.initializers: list[onnx.TensorProto] = []
-        self._file = file
+        self._path = path
+        self._file = path.open("wb")
         self._on_read = on_read
-        self._written: dict[tuple[str, BlockFormat, bool], _Written] = {}
+        self._written: dict[tuple[str, BlockFormat, bool], tuple[Extent, ...]] = {}
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         self._workers = len(affinity(0)) if affinity else os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="quantize")
@@ -75,35 +70,49 @@ class WeightStore:
 
     def __exit__(self, *exception: object) -> None:
         self._pool.shutdown()
+        self._file.close()
 
     @property
     def folder(self) -> Path:
-        """Where the external data lie; all that was written can be read there."""
+        """The folder of the external data; readers see everything that was written."""
         self._file.flush()
-        return self._file.path.parent
+        return self._path.parent
 
     def vector(self, name: str, values: NDArray[np.float32]) -> str:
-        """A weight that is stored as it is, such as a norm's."""
+        """A weight of the checkpoint that is stored unchanged, such as a norm's."""
         self._on_read(values.nbytes)
         return self.constant(name, values)
 
     def constant(self, name: str, values: NDArray[Any]) -> str:
-        """A tensor that the graph needs and no checkpoint holds."""
+        """A tensor that the graph needs and that no checkpoint holds."""
         if values.nbytes <= _INLINE_BYTES:
             self.initializers.append(numpy_helper.from_array(values, name))
             return name
         kind = helper.np_dtype_to_tensor_dtype(values.dtype)
-        return self._point(name, kind, values.shape, self._file.write([values]))
+        return self._refer(name, kind, values.shape, self._write([values]))
 
     def dense_table(self, name: str, matrix: Matrix) -> str:
-        """`matrix` [N, K] in float32 as Gather reads it."""
+        """`matrix` [N, K] in float32, as Gather reads it."""
         rows = self._slabs(matrix, _DENSE_SLAB_WEIGHTS)
         with _naming(matrix):
-            extent = self._file.write(np.asarray(slab, np.float32) for slab in rows)
-        return self._point(name, TensorProto.FLOAT, matrix.shape, extent)
+            extent = self._write(np.asarray(slab, np.float32) for slab in rows)
+        return self._refer(name, TensorProto.FLOAT, matrix.shape, extent)
+
+    def dense_transposed(self, name: str, matrix: Matrix) -> str:
+        """`matrix` [N, K] in float32, as MatMul reads it: [K, N]."""
+        features, inputs = matrix.shape
+        step = max(1, _DENSE_SLAB_WEIGHTS // features)
+
+        def columns() -> Iterator[NDArray[np.float32]]:
+            for start in range(0, inputs, step):
+                slab = matrix.columns(start, min(start + step, inputs))
+                yield np.ascontiguousarray(slab.T)
+                self._on_read(matrix.nbytes * slab.shape[1] // inputs)
+
+        return self._refer(name, TensorProto.FLOAT, (inputs, features), self._write(columns()))
 
     def code_table(self, name: str, matrix: Matrix) -> CodeTable:
-        """`matrix` [N, K], which has codes, as they are: a byte each."""
+        """The codes of `matrix` [N, K], unchanged, one byte each."""
         scales: list[NDArray[np.float32]] = []
         offsets: list[NDArray[np.float32]] = []
         zero = 0
@@ -119,51 +128,44 @@ class WeightStore:
                 yield found.codes.reshape(len(found.codes), -1)
 
         with _naming(matrix):
-            written = self._file.write(codes())
-        rows, columns = matrix.shape
-        blocks = (rows, scales[0].shape[1])
-        names = [self._point(f"{name}.codes", TensorProto.UINT8, (rows, columns), written)]
+            written = self._write(codes())
+        blocks = (matrix.shape[0], scales[0].shape[1])
+        names = [self._refer(f"{name}.codes", TensorProto.UINT8, matrix.shape, written)]
         for kind, values in (("scales", scales), ("offsets", offsets)):
             if values:
-                extent = self._file.write(values)
-                names.append(self._point(f"{name}.{kind}", TensorProto.FLOAT, blocks, extent))
+                extent = self._write(values)
+                names.append(self._refer(f"{name}.{kind}", TensorProto.FLOAT, blocks, extent))
         return CodeTable(names[0], names[1], names[2] if offsets else "", zero, blocks[1])
-
-    def dense_transposed(self, name: str, matrix: Matrix) -> str:
-        """`matrix` [N, K] in float32 as MatMul reads it: [K, N]."""
-        features, inputs = matrix.shape
-        extent = self._file.write(self._transposed(matrix))
-        return self._point(name, TensorProto.FLOAT, (inputs, features), extent)
 
     def matmul_blocks(
         self, name: str, matrix: Matrix, stored: BlockFormat, feedback: Feedback | None = None
     ) -> BlockNames:
         """`matrix` [N, K] as MatMulNBits reads it: codes [N, blocks, bytes of a block].
 
-        Rounded with `feedback`, if there is any.
+        `feedback` rounds the weights, if given.
         """
-        features, inputs = matrix.shape
-        blocks = -(-inputs // stored.block)
-        written = self._quantized(matrix, stored, feedback, pad=True)
-        shape = (features, blocks, stored.block * stored.bits // 8)
-        return self._point_blocks(name, written, shape, blocks, stored)
+        blocks = -(-matrix.shape[1] // stored.block)
+        extents = self._quantized(matrix, stored, feedback, pad=True)
+        shape = (matrix.shape[0], blocks, stored.block * stored.bits // 8)
+        return self._refer_blocks(name, extents, shape, blocks, stored)
 
     def table_blocks(self, name: str, matrix: Matrix, stored: BlockFormat) -> BlockNames:
         """`matrix` [N, K] as GatherBlockQuantized reads it: codes [N, bytes of a row].
 
-        Where K is whole blocks these are the bytes of `matmul_blocks`, so a head tied to the
-        embedding and stored alike shares them in the file.
+        If K is whole blocks, these are the bytes of `matmul_blocks`: a head that is tied to the
+        embedding and stored in the same format shares them.
         """
         features, inputs = matrix.shape
-        written = self._quantized(matrix, stored, None, pad=inputs % stored.block == 0)
+        extents = self._quantized(matrix, stored, None, pad=inputs % stored.block == 0)
         shape = (features, inputs * stored.bits // 8)
-        return self._point_blocks(name, written, shape, -(-inputs // stored.block), stored)
+        return self._refer_blocks(name, extents, shape, -(-inputs // stored.block), stored)
 
     # -----------------------------------------------------------------------------------------
 
     def _quantized(
         self, matrix: Matrix, stored: BlockFormat, feedback: Feedback | None, *, pad: bool
-    ) -> _Written:
+    ) -> tuple[Extent, ...]:
+        """Writes codes, scales and zero points, if any, once for each matrix and format."""
         key = (matrix.name, stored, pad)
         if key not in self._written:
             scales: list[NDArray[np.float32]] = []
@@ -177,17 +179,15 @@ class WeightStore:
                         zero_points.append(quantized.zero_points)
                     yield quantized.packed.reshape(len(quantized.packed), -1)[:, :row_bytes]
 
-            self._written[key] = _Written(
-                self._file.write(codes()),
-                self._file.write(scales),
-                self._file.write(zero_points) if zero_points else None,
-            )
+            extents = [self._write(codes())]
+            extents += [self._write(values) for values in (scales, zero_points) if values]
+            self._written[key] = tuple(extents)
         return self._written[key]
 
     def _quantize(
         self, matrix: Matrix, stored: BlockFormat, feedback: Feedback | None
     ) -> Iterator[QuantizedWeight]:
-        """Quantized slabs in order, as many at a time as there are processors."""
+        """Quantized slabs in order; all processors work at the same time."""
 
         def work(slab: Any) -> QuantizedWeight:
             if matrix.own_format is not None:
@@ -199,9 +199,8 @@ class WeightStore:
             return quantize_blockwise(weight, stored.bits, stored.block)
 
         pending: list[Any] = []
-        slabs = self._slabs(matrix, _FEEDBACK_SLAB_WEIGHTS if feedback else _SLAB_WEIGHTS)
         with _naming(matrix):
-            for slab in slabs:
+            for slab in self._slabs(matrix, _FEEDBACK_SLAB_WEIGHTS if feedback else _SLAB_WEIGHTS):
                 pending.append(slab)
                 if len(pending) == 2 * self._workers:
                     yield from self._pool.map(work, pending)
@@ -213,39 +212,42 @@ class WeightStore:
             yield slab
             self._on_read(matrix.nbytes * len(slab) // matrix.shape[0])
 
-    def _transposed(self, matrix: Matrix) -> Iterator[NDArray[np.float32]]:
-        features, inputs = matrix.shape
-        step = max(1, _DENSE_SLAB_WEIGHTS // features)
-        for start in range(0, inputs, step):
-            slab = matrix.columns(start, min(start + step, inputs))
-            yield np.ascontiguousarray(slab.T)
-            self._on_read(matrix.nbytes * slab.shape[1] // inputs)
+    def _write(self, chunks: Iterable[NDArray[Any]]) -> Extent:
+        """Appends `chunks` as one tensor."""
+        self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
+        offset = self._file.tell()
+        for chunk in chunks:
+            self._file.write(chunk.data if chunk.flags.c_contiguous else chunk.tobytes())
+        return offset, self._file.tell() - offset
 
-    def _point_blocks(
+    def _refer_blocks(
         self,
         name: str,
-        written: _Written,
-        codes_shape: tuple[int, ...],
+        extents: tuple[Extent, ...],
+        shape: tuple[int, ...],
         blocks: int,
         stored: BlockFormat,
     ) -> BlockNames:
-        codes = self._point(f"{name}.codes", TensorProto.UINT8, codes_shape, written.codes)
-        scales_shape = (codes_shape[0], blocks)
-        scales = self._point(f"{name}.scales", TensorProto.FLOAT, scales_shape, written.scales)
-        zero_points = ""
-        if written.zero_points is not None:
-            kind, width = TensorProto.UINT8, -(-blocks // 2)
-            if stored.fractions:
-                kind, width = TensorProto.FLOAT, blocks
-            shape = (codes_shape[0], width)
-            zero_points = self._point(f"{name}.zero_points", kind, shape, written.zero_points)
-        return BlockNames(codes, scales, zero_points)
+        zeros = (TensorProto.UINT8, -(-blocks // 2))
+        if stored.fractions:
+            zeros = (TensorProto.FLOAT, blocks)
+        tensors = [
+            ("codes", TensorProto.UINT8, shape),
+            ("scales", TensorProto.FLOAT, (shape[0], blocks)),
+            ("zero_points", zeros[0], (shape[0], zeros[1])),
+        ]
+        names = [
+            self._refer(f"{name}.{part}", kind, sizes, extent)
+            for (part, kind, sizes), extent in zip(tensors, extents, strict=False)
+        ]
+        return names[0], names[1], names[2] if len(names) > 2 else ""
 
-    def _point(self, name: str, kind: int, shape: tuple[int, ...], extent: Extent) -> str:
+    def _refer(self, name: str, kind: int, shape: tuple[int, ...], extent: Extent) -> str:
         tensor = onnx.TensorProto(
             name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL
         )
-        where = {"location": self._file.path.name, "offset": extent.offset, "length": extent.length}
+        offset, length = extent
+        where = {"location": self._path.name, "offset": offset, "length": length}
         for key, value in where.items():
             tensor.external_data.add(key=key, value=str(value))
         self.initializers.append(tensor)
@@ -254,7 +256,7 @@ class WeightStore:
 
 @contextmanager
 def _naming(matrix: Matrix) -> Iterator[None]:
-    """Says which tensor's numbers are none."""
+    """Names the tensor that contains NaN or infinity."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Writes checkpoints as llama.cpp's converter does, with its own library: tests compare with it."""
+"""Writes checkpoints as GGUF files like llama.cpp's converter, with llama.cpp's own library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = {"hidden": 256, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 512, "con
 WRITTEN = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.BF16, Kind.F16, Kind.F32)
 """Types that the library can quantize to."""
 DRAWN = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS)
-"""Types whose blocks are drawn."""
+"""Types that the library only reads; their blocks are random."""
 EXACT = (*WRITTEN[:5], Kind.Q4_K, Kind.Q5_K, Kind.IQ4_NL, Kind.IQ4_XS)
 _STEPS = {Kind.Q4_K: 4e-4, Kind.Q5_K: 2e-4, Kind.Q6_K: 4e-5, Kind.IQ4_NL: 1e-3}
 _STEPS[Kind.IQ4_XS] = 5e-5
@@ -48,7 +48,7 @@ def stored_tensors(folder: Path) -> dict[str, Array]:
 
 
 def packed(kind: Kind, values: Array) -> Array:
-    """A matrix in blocks; of a type that the library only reads, random ones of that size."""
+    """A matrix in blocks; of a type in `DRAWN`, random blocks of the same shape."""
     if kind not in DRAWN:
         return gguf.quantize(values, kind)
     weights, size = gguf.GGML_QUANT_SIZES[kind]
@@ -67,7 +67,7 @@ def packed(kind: Kind, values: Array) -> Array:
 
 
 def interleaved(weights: Array, heads: int) -> Array:
-    """What llama.cpp's converter does to the rows of q and k."""
+    """Reorders the rows of q and k like llama.cpp's converter."""
     shape = weights.shape
     halves = weights.reshape(heads, 2, shape[0] // heads // 2, *shape[1:])
     return halves.swapaxes(1, 2).reshape(shape)
@@ -81,7 +81,7 @@ def straight(weights: Array, heads: int) -> Array:
 
 
 def heads_of(config: dict[str, Any], name: str) -> int:
-    """Heads whose rows a file interleaves; 0 where it does not."""
+    """The number of heads whose rows a file interleaves; 0 if it does not."""
     if config["model_type"] not in ("llama", "mistral", "smollm3", "granite"):
         return 0
     part = name.split(".")[-2]
@@ -102,8 +102,8 @@ def write_gguf(
 ) -> Path:
     """Writes a checkpoint's folder as `file`, or as shards of `split` tensors; returns the first.
 
-    `kind_of` says a matrix's type by its name in transformers. `change` may add to the metadata.
-    The folder `dequantized` becomes the same checkpoint with the weights that the file has.
+    `kind_of` gives a matrix's type by its name in transformers. `change` may add to the metadata.
+    The folder `dequantized` becomes the same checkpoint with the weights of the file.
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = _ARCHITECTURES[config["model_type"]]
@@ -189,7 +189,7 @@ def _write_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
 def write_tokenizer(
     writer: GGUFWriter, made: dict[str, Any], *, pre: str = "gpt-2", bos: int = 0
 ) -> None:
-    """What a tokenizer.json of bytes as letters becomes."""
+    """Writes a byte-level tokenizer.json."""
     ids, types = _tokens(made)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
@@ -202,7 +202,7 @@ def write_tokenizer(
 
 
 def write_pieces(writer: GGUFWriter, made: dict[str, Any]) -> None:
-    """What a tokenizer.json of SentencePiece's becomes: scores, and a type for each byte."""
+    """Writes a tokenizer.json of SentencePiece: scores, and a type for each byte."""
     ids, types = _tokens(made)
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(made["model"]["merges"]):
@@ -222,7 +222,7 @@ def write_pieces(writer: GGUFWriter, made: dict[str, Any]) -> None:
 
 
 def _tokens(made: dict[str, Any]) -> tuple[list[str], list[int]]:
-    """Every entry by its id, and the types."""
+    """All tokens in the order of their ids, and their types."""
     added = {token["id"]: token for token in made["added_tokens"]}
     by_id = {index: text for text, index in made["model"]["vocab"].items()}
     by_id |= {index: token["content"] for index, token in added.items()}

@@ -1,4 +1,4 @@
-"""Whatever a file says, it is read or refused by name: never a crash, never memory without end."""
+"""Every file is read or refused with a clear error, without a crash and in little memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +21,6 @@ from tests.checkpoints import make_llama_checkpoint
 from tests.models.convert.gguf.files import SIZES, write_gguf
 
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A whole file."""
-    folder = tmp_path_factory.mktemp("gguf")
-    source = make_llama_checkpoint(folder / "source", **{**SIZES, "layers": 1})
-    return write_gguf(source, folder / "m.gguf", lambda name: Kind.Q4_1).read_bytes()
 
 
 def text(value: str) -> bytes:
@@ -138,21 +131,16 @@ def test_a_claim_takes_no_memory(
     assert peak < 1 << 20
 
 
-# -- files that are whole, and cannot be exported ---------------------------------------------
+# -- whole files that cannot be exported -------------------------------------------------------
 
 
-def refusal(folder: Path, key: str, add: str, value: object, *, architecture: str = "llama") -> str:
-    """What an export says to a file with an entry of metadata more."""
+def refusal(
+    folder: Path, change: Callable[[GGUFWriter], None], old: str = "", new: str = ""
+) -> str:
+    """The error of an export after a change of the metadata or of a text in the file."""
     source = make_llama_checkpoint(folder / "source", **{**SIZES, "layers": 1})
-
-    def change(writer: GGUFWriter) -> None:
-        getattr(writer, f"add_{add}")(key, value)
-
     file = write_gguf(source, folder / "m.gguf", lambda name: Kind.Q4_0, change=change)
-    if architecture != "llama":
-        content = file.read_bytes()
-        swapped = content.replace(text("llama"), text(architecture), 1)
-        file.write_bytes(swapped)
+    file.write_bytes(file.read_bytes().replace(text(old), text(new), 1))
     with pytest.raises(ExportError) as caught:
         export_checkpoint(file, folder / "onnx", quantization=None)
     assert not (folder / "onnx").exists()
@@ -172,16 +160,15 @@ def refusal(folder: Path, key: str, add: str, value: object, *, architecture: st
 def test_settings_that_cannot_be_drawn(
     key: str, add: str, value: object, message: str, tmp_path: Path
 ) -> None:
-    assert f"m.gguf: key '{key}' " in (said := refusal(tmp_path, key, add, value))
+    said = refusal(tmp_path, lambda writer: getattr(writer, f"add_{add}")(key, value))
+    assert f"m.gguf: key '{key}' " in said
     assert message in said
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
-    said = refusal(tmp_path, "general.name", "string", "x", architecture="mamba")
-    assert (
-        "is mamba, which cannot be exported; known are llama, qwen2, smollm3, granite, qwen3, "
-        in said
-    )
+    said = refusal(tmp_path, lambda writer: None, "llama", "mamba")
+    known = "known are llama, qwen2, smollm3, granite, qwen3, "
+    assert f"is mamba, which cannot be exported; {known}" in said
 
 
 @pytest.mark.parametrize(
@@ -192,33 +179,26 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_tensors_without_a_place_are_named(name: str, message: str, tmp_path: Path) -> None:
-    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
-
-    def change(writer: GGUFWriter) -> None:
-        writer.add_tensor(name, np.ones(64, np.float32))
-
-    file = write_gguf(source, tmp_path / "m.gguf", lambda kind: Kind.Q4_0, change=change)
-    with pytest.raises(ExportError, match=f"{name} .*{message}"):
-        export_checkpoint(file, tmp_path / "onnx", quantization=None)
+    said = refusal(tmp_path, lambda writer: writer.add_tensor(name, np.ones(64, np.float32)))
+    assert f"{name} {message}" in said
 
 
 def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
     source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
     made = json.loads((source / "tokenizer.json").read_text())
-    extra = {"id": 320, "content": "<more>", "special": True}
-    (source / "tokenizer.json").write_text(
-        json.dumps({**made, "added_tokens": [*made["added_tokens"], extra]})
-    )
+    made["added_tokens"].append({"id": 320, "content": "<more>", "special": True})
+    (source / "tokenizer.json").write_text(json.dumps(made))
     file = write_gguf(source, tmp_path / "m.gguf", lambda name: Kind.Q4_0)
     with pytest.raises(ExportError, match="has 321 tokens for a table of 320"):
         GgufCheckpoint(file)
 
 
-def test_a_type_that_cannot_be_read_is_named(tmp_path: Path, written: bytes) -> None:
-    place = written.index(text("blk.0.ffn_down.weight")) + 8 + 21 + 4 + 16
-    damaged = bytearray(written)
+def test_a_type_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "source", **{**SIZES, "layers": 1})
+    file = write_gguf(source, tmp_path / "m.gguf", lambda name: Kind.Q4_1)
+    damaged = bytearray(file.read_bytes())
+    place = damaged.index(text("blk.0.ffn_down.weight")) + 8 + 21 + 4 + 16
     damaged[place : place + 4] = U32.pack(Kind.Q2_K)
-    file = tmp_path / "m.gguf"
     file.write_bytes(damaged)
     with pytest.raises(ExportError, match=r"ffn_down.weight has type Q2_K; those that can be read"):
         GgufCheckpoint(file)

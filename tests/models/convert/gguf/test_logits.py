@@ -1,7 +1,7 @@
 """A GGUF's graph computes what the same weights give in float32, up to the activations' rounding.
 
-Activations have 8 bits in every product of the kernels; weights in the file's own blocks add
-nothing to that, so the error is that of the same numbers stored in 8 bits anew, or below it.
+Activations have 8 bits in every product of the kernels. Weights in the file's own blocks add no
+further error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MIXED = {"v_proj": Kind.Q6_K, "down_proj": Kind.Q6_K, "embed_tokens": Kind.Q6_K}
 HALF = {"q_proj": Kind.Q5_0, "k_proj": Kind.Q4_0, "v_proj": Kind.Q8_0, "embed_tokens": Kind.F16}
 
 
-# What files do not say follows from the architecture: which layers are of which kind.
+# Files do not hold the kinds of layers; these configs have the architecture's usual ones.
 SMOLLM3 = {"layers": 4, "config": {"no_rope_layers": [1, 1, 1, 0]}}
 GEMMA3 = {
     "layers": 6,
@@ -90,11 +90,6 @@ def constants(model: ExportedModel) -> dict[str, np.ndarray]:
     """A graph's weights by their names."""
     tensors = onnx.load(model.graph_file).graph.initializer
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
-
-
-def angles(model: ExportedModel) -> np.ndarray:
-    """The table of the rotation's cosines."""
-    return constants(model)["cos_cache"]
 
 
 def products(graph: Path) -> list[dict[str, int]]:
@@ -207,37 +202,33 @@ def test_a_tied_head_shares_nothing_but_its_numbers(tmp_path: Path) -> None:
     assert (head["N"], head["bits"], head["zero_points"]) == (320, 8, 0)
 
 
-def test_factors_of_the_rotation_are_llama3s(tmp_path: Path) -> None:
-    """A file holds what the frequencies are divided by, a checkpoint how to compute it."""
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("scaling", [LLAMA3, {"type": "linear", "factor": 4.0}])
+def test_scalings_of_the_rotation_are_kept(scaling: dict[str, Any], tmp_path: Path) -> None:
+    """A file holds divisors of the frequencies where a config.json has Llama 3's parameters."""
     source = make_llama_checkpoint(tmp_path / "source", **SIZES, config={"rope_scaling": scaling})
     wavelengths = 2 * np.pi * 10_000.0 ** (np.arange(0, 64, 2) / 64)
     blend = np.clip((64 / wavelengths - 1.0) / 3.0, 0, 1)
-    factors = (1 / (blend + (1 - blend) / 8)).astype(np.float32)
 
     def change(writer: GGUFWriter) -> None:
-        writer.add_tensor("rope_freqs.weight", factors)
+        if scaling is LLAMA3:
+            factors = (1 / (blend + (1 - blend) / 8)).astype(np.float32)
+            writer.add_tensor("rope_freqs.weight", factors)
+        else:
+            writer.add_string("llama.rope.scaling.type", "linear")
+            writer.add_float32("llama.rope.scaling.factor", 4.0)
 
     model, plain = converted(tmp_path, source, lambda name: Kind.Q8_0, change=change)
-    np.testing.assert_allclose(angles(model), angles(plain), atol=1e-5)
-
-
-def test_a_linear_scaling_is_kept(tmp_path: Path) -> None:
-    scaling = {"type": "linear", "factor": 4.0}
-    source = make_llama_checkpoint(tmp_path / "source", **SIZES, config={"rope_scaling": scaling})
-
-    def change(writer: GGUFWriter) -> None:
-        writer.add_string("llama.rope.scaling.type", "linear")
-        writer.add_float32("llama.rope.scaling.factor", 4.0)
-
-    model, plain = converted(tmp_path, source, lambda name: Kind.Q8_0, change=change)
-    np.testing.assert_allclose(angles(model), angles(plain), atol=1e-5)
+    tables = [constants(graph)["cos_cache"] for graph in (model, plain)]
+    np.testing.assert_allclose(*tables, atol=1e-5)
 
 
 def test_shards_are_one_model(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A GGUF's tokenizer gives every text the tokens of the tokenizer.json that it was made from."""
+"""A GGUF's tokenizer gives the same tokens as the tokenizer.json from which it was made."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from gguf import GGUFWriter
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers, processors
 
 from specops.models.convert import ExportError, export_checkpoint
-from specops.models.convert.gguf import header as reading
-from specops.models.convert.gguf.metadata import Metadata
+from specops.models.convert.gguf.header import Metadata, read_header
 from specops.models.convert.gguf.tokenizer import TokenizerFiles, tokenizer_files
 from specops.models.folder import ModelFolder
 from specops.text.chat_template import ChatTemplate
@@ -35,7 +34,7 @@ _LLAMA3_WORDS = (
 
 
 def llama3(size: int = 3000) -> Tokenizer:
-    """Llama 3: words by an expression, whole words first, `<|begin_of_text|>` before a text."""
+    """Llama 3: words by an expression, whole words first, `<|begin_of_text|>` before each text."""
     made = json.loads(published.smollm2(size).to_str())
     made["model"]["ignore_merges"] = True
     made["added_tokens"] = []
@@ -63,7 +62,7 @@ def header(file: Path, architecture: str, write: Callable[[GGUFWriter], None]) -
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return Metadata(reading.read_header(file))
+    return Metadata(read_header(file).metadata, file)
 
 
 def made_of(file: Path, architecture: str, write: Callable[[GGUFWriter], None]) -> TokenizerFiles:
@@ -126,13 +125,13 @@ def test_pieces(architecture: str, tmp_path: Path) -> None:
         if architecture == "gemma3":
             writer.add_add_space_prefix(False)
 
-    # As it is published: in memory, `</s>` stays special although it was added as not so.
+    # Loaded from JSON: in memory, `</s>` would stay special although it was added as not special.
     loaded = Tokenizer.from_str(expected.to_str())
     same(made_of(tmp_path / "t.gguf", architecture, write), loaded)
 
 
-def test_what_goes_with_a_tokenizer(tmp_path: Path) -> None:
-    """Templates, end tokens and the text of special tokens are where other models have them."""
+def test_template_end_tokens_and_special_tokens(tmp_path: Path) -> None:
+    """They are in the same files as for other models."""
     source = make_llama_checkpoint(tmp_path / "source", **SIZES)
     template = "{% for m in messages %}{{ bos_token + m.content + eos_token }}{% endfor %}"
 
@@ -172,7 +171,8 @@ def test_what_goes_with_a_tokenizer(tmp_path: Path) -> None:
 )
 def test_refusals(key: str, value: Any, message: str, tmp_path: Path) -> None:
     made = json.loads(published.gpt2(600).to_str())
-    metadata = header(tmp_path / "t.gguf", "llama", lambda writer: write_tokenizer(writer, made))
-    metadata._values[key] = value
+    file = tmp_path / "t.gguf"
+    header(file, "llama", lambda writer: write_tokenizer(writer, made))
+    metadata = Metadata(read_header(file).metadata | {key: value}, file)
     with pytest.raises(ExportError, match=f"t.gguf: key '{key}' .*{message}"):
         tokenizer_files(metadata)

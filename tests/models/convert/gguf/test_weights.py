@@ -1,4 +1,4 @@
-"""Weights of every type come out as the library that writes them has them, blocks and all."""
+"""Weights of every type are those of the library that writes them, with the same blocks."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ kinds = pytest.mark.parametrize("kind", [*WRITTEN, *DRAWN], ids=lambda kind: kin
 
 
 def matrix(kind: Kind, folder: Path) -> tuple[GgufRows, np.ndarray]:
-    """Rows of a file that holds a matrix and nothing else, and what the library reads in it."""
+    """Rows of a file with one matrix, and the numbers that the library reads."""
     values = np.random.default_rng(kind).normal(0, 0.02, (ROWS, COLUMNS)).astype(np.float32)
-    values[3, :64] = 0  # blocks without a scale,
-    values[4, :64] = 0.25  # and with nothing but an offset
+    values[3, :64] = 0  # blocks with the scale 0,
+    values[4, :64] = 0.25  # and with an offset alone
     data = packed(kind, values)
     file = folder / kind.name
     file.write_bytes(b"before" + data.tobytes())
     found = TYPES[kind]
-    tensor = GgufTensor("w", file, found.name, (ROWS, COLUMNS), 6, data.nbytes, found)
+    tensor = GgufTensor("w", file, found.name, (ROWS, COLUMNS), 6, data.nbytes, type=found)
     return GgufRows(tensor), gguf.dequantize(data, kind)
 
 
@@ -64,7 +64,7 @@ def test_blocks_stand_for_the_same_numbers(kind: Kind, more: bool, tmp_path: Pat
     assert (found.zero_points is not None) == fractions
     values = dequantize_blockwise(found, bits, COLUMNS)
     if kind in EXACT:
-        # scale * (code - zero point): rounded where scale * code + offset is
+        # Both scale * (code - zero point) and scale * code + offset are rounded.
         largest = np.abs(expected).reshape(ROWS, -1, 32).max(-1, keepdims=True)
         error = np.abs(values - expected).reshape(ROWS, -1, 32)
         assert (error <= 4e-7 * np.maximum(largest, np.abs(found.scales[..., None]) * 32)).all()
@@ -79,7 +79,7 @@ def test_types_without_offsets_are_exact_to_the_bit(kind: Kind, tmp_path: Path) 
     np.testing.assert_array_equal(dequantize_blockwise(found, 8, COLUMNS), expected)
 
 
-def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_a_scale_of_nan_is_refused(tmp_path: Path) -> None:
     rows, _ = matrix(Kind.Q4_1, tmp_path)
     file = tmp_path / "Q4_1"
     raw = bytearray(file.read_bytes())

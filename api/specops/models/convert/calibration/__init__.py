@@ -1,7 +1,7 @@
-"""Rounding to 4 bits that looks at what the weights are multiplied with.
+"""Calibrated rounding to 4 bits: it depends on the inputs of the products.
 
-`samples` has the model write text, `activations` runs that text through the graph while it is
-drawn, and `error_feedback` rounds each matrix by what came in there. Nothing is downloaded.
+`samples` lets the model write text, `activations` runs this text through the graph while it is
+drawn, and `error_feedback` rounds each matrix by its inputs. Nothing is downloaded.
 """
 
 from specops.models.convert.calibration.activations import Activations

@@ -1,8 +1,8 @@
-"""Runs text through a graph while it is drawn, to see what comes into each product.
+"""Runs text through a graph while it is drawn, to record the inputs of each product.
 
-A product is rounded when it is drawn, so what comes into the next one has been through rounded
-weights already: its rounding makes up for theirs. What is held is what the rest of the drawing
-still reads, a layer's worth: the graph of an earlier drawing says how often each tensor is read.
+A weight is rounded when it is drawn, so the inputs of the next product come from rounded weights,
+and its rounding compensates their errors. Only tensors that later nodes read stay in memory, about
+one layer's worth: the graph of an earlier drawing tells how often each tensor is read.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from specops.runtime.session import Session, load, plain_options
 
 Float = NDArray[np.float32]
 
-_CHUNK_TOKENS = 2048  # run at a time
-_PANEL = 1024  # rows of a moment that are added up at a time
+_CHUNK_TOKENS = 2048  # tokens in one run
+_PANEL = 1024  # rows of a moment in one addition
 
 
 class Activations:
-    """The tensors of a drawing, over a text.
+    """The tensors of a graph for a text.
 
     Args:
         tokens: [samples, length].
-        drawn: the graph as an earlier drawing left it, whatever its weights were stored as.
+        shape: of the model.
+        drawn: the finished graph of the same model with any quantization.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Activations:
             _inputs(tokens[start : start + samples], shape, drawn)
             for start in range(0, len(tokens), samples)
         ]
-        self._done = 0  # nodes that have run
+        self._done = 0  # number of nodes that have run
         self._last: tuple[str, Feedback] | None = None
 
     def feedback(
@@ -57,16 +58,16 @@ class Activations:
         folder: Path,
         block: int,
     ) -> Feedback:
-        """What the tensor `name` [batch, sequence, K] says about rounding weights.
+        """The error feedback for weights that the tensor `name` [batch, sequence, K] multiplies.
 
         Args:
-            name: of the tensor, which the last of the nodes or one before it makes.
-            nodes: all that are drawn so far.
-            initializers: of these nodes at least.
-            folder: where their weights lie.
-            block: weights that share a scale.
+            name: an output of one of the nodes.
+            nodes: all nodes so far.
+            initializers: at least those of these nodes.
+            folder: the folder of the weight file.
+            block: weights per scale.
         """
-        if self._last is not None and self._last[0] == name:  # products side by side read the same
+        if self._last is not None and self._last[0] == name:  # gate and up read the same tensor
             return self._last[1]
         self._last = None
         self._run(nodes[self._done :], initializers, folder, name)
@@ -76,7 +77,7 @@ class Activations:
         return feedback
 
     def _moment(self, name: str) -> Float:
-        """The mean [K, K] of x x^T over a tensor's rows x."""
+        """The mean [K, K] of x x^T over the rows x of a tensor."""
         rows = [values[name].reshape(-1, values[name].shape[-1]) for values in self._values]
         moment: Float = rows[0].T @ rows[0]
         for x in rows[1:]:
@@ -111,7 +112,7 @@ class Activations:
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
-    """The tensors that a node reads, in its branches too."""
+    """The tensors that a node and its branches read."""
     yield from node.input
     for attribute in node.attribute:
         for inner in attribute.g.node:
@@ -121,7 +122,7 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
 def _inputs(
     tokens: NDArray[np.int64], shape: ModelShape, drawn: onnx.ModelProto
 ) -> dict[str, NDArray[Any]]:
-    """What a graph takes for whole texts with nothing before them."""
+    """The graph inputs for whole texts without a past."""
     past = np.zeros((len(tokens), shape.num_kv_heads, 0, shape.head_dim), np.float32)
     known = {
         "input_ids": tokens,
@@ -134,7 +135,7 @@ def _inputs(
 def _computed(
     session: Session, kept: Sequence[str], given: dict[str, NDArray[Any]]
 ) -> list[NDArray[Any]]:
-    """Run a part; ExportError where ONNX Runtime has no kernel for what the service can compute."""
+    """Runs a part; ExportError if ONNX Runtime, unlike the service, has no kernel for it."""
     try:
         found: list[NDArray[Any]] = session.run(kept, given)
     except Exception as error:  # onnxruntime raises classes without a common base

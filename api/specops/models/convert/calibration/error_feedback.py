@@ -1,11 +1,11 @@
-"""Rounds a matrix so that the errors of its columns cancel on what it is multiplied with.
+"""Rounds a matrix so that the errors of its columns cancel in the product with its inputs.
 
 The error of a product is r^T H r for a row's rounding errors r and the moment H = E[x x^T]. With
 H = U U^T, U upper triangular, that is a sum with one square for each column,
-`(r_j + sum over i < j of r_i U_ij / U_jj)^2 U_jj^2`: from left to right, a column is rounded not to
-its own value but to the one that makes up for the columns before it. These are the steps of GPTQ
-(Frantar et al., 2022), without an inverse. A block's scale is chosen for the values that are to be
-rounded then, each as important as its U_jj^2 says.
+`(r_j + sum over i < j of r_i U_ij / U_jj)^2 U_jj^2`. From left to right, each column is rounded to
+the value that compensates the errors of the columns before it. These are the steps of GPTQ
+(Frantar et al., 2022), without an inverse. A block's scale is chosen for the compensated values,
+weighted by U_jj^2.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from specops.models.convert.quantize import (
 
 Float = NDArray[np.float32]
 
-_DAMPING = 0.01  # of the mean square input, added to each: a few tokens do not say everything
-_LAST = 15  # of the codes
-_PANEL = 512  # columns that are factored at a time
+_DAMPING = 0.01  # of the mean square input, added to each: the text is only a sample
+_LAST = 15  # the largest code
+_PANEL = 512  # columns factored at a time
 
 
 class Feedback:
-    """What a moment says about rounding to 4 bits; of any rows, since rows do not meet.
+    """Rounds rows of a matrix to 4 bits by the moment of its inputs; rows are independent.
 
     Args:
-        moment: [K, K], the mean of x x^T over what the weights are multiplied with; used up, since
-            it may be as large as all else together.
-        block: weights that share a scale.
+        moment: [K, K], the mean of x x^T over the inputs x. It is overwritten, because a copy could
+            take as much memory as everything else.
+        block: weights per scale.
 
     Raises:
-        ValueError: it has NaN or infinity.
+        ValueError: the moment has NaN or infinity.
     """
 
     def __init__(self, moment: Float, block: int) -> None:
@@ -46,8 +46,8 @@ class Feedback:
         if not np.isfinite(mean):
             raise ValueError("activations contain NaN or infinity")
         moment /= np.float32(mean)
-        # Back to front, the lower factor of the matrix back to front is the upper one. Below its
-        # diagonal, where the moment is left over, nothing is read.
+        # The lower factor of the reversed matrix, reversed again, is the upper factor. Below the
+        # diagonal it still holds the moment, which nothing reads.
         lower = _factor(moment[::-1, ::-1])
         diagonal = np.diagonal(lower).copy()
         self._importance: Float = diagonal[::-1] ** 2
@@ -58,7 +58,7 @@ class Feedback:
         """Rounds rows [N, K]. Raises ValueError on NaN or infinite weights."""
         check_finite(weight)
         rows, columns = weight.shape
-        weight = np.ascontiguousarray(weight.T)  # a column lies in one piece
+        weight = np.ascontiguousarray(weight.T)  # columns become contiguous
         errors = np.empty_like(weight)
         codes = np.empty((rows, columns + -columns % self._block), np.uint8)
         grids = []
@@ -74,18 +74,18 @@ class Feedback:
                 code = np.rint((wanted[place] + made_up) * inverse + zero_point).clip(0, _LAST)
                 errors[column] = weight[column] - (code - zero_point) * scale
                 codes[:, column] = code
-            codes[:, part.stop : start + self._block] = zero_point[:, None]  # fills the last block
+            codes[:, part.stop : start + self._block] = zero_point[:, None]  # pads the last block
             grids.append((scale, zero_point))
         scales, zero_points = (np.stack(found, axis=1) for found in zip(*grids, strict=True))
         return packed_blocks(codes.reshape(rows, -1, self._block), scales, zero_points)
 
 
 def _factor(moment: Float) -> Float:
-    """Cholesky's lower factor of a moment whose mean square is 1, with as much damping as it takes.
+    """Cholesky's lower factor of a moment with mean square 1, with as much damping as needed.
 
-    Single precision may not do where a few inputs are thousands of times larger than the others.
-    The factor takes the moment's place below the diagonal; above it the moment stays as it was,
-    so that a second try needs no copy of a matrix that may take 0.4 GB.
+    Single precision may fail if a few inputs are thousands of times larger than the others. The
+    factor overwrites the moment below the diagonal. The part above it stays, so a second try needs
+    no copy of a matrix that may take 0.4 GB.
     """
     diagonal = np.diagonal(moment).copy()
     damping = _DAMPING
@@ -105,7 +105,7 @@ def _factor(moment: Float) -> Float:
 
 
 def _factor_in_place(matrix: Float) -> None:
-    """The lower factor of a symmetric matrix, panel by panel, in its lower triangle."""
+    """Writes the lower factor of a symmetric matrix to its lower triangle, panel by panel."""
     for start in range(0, len(matrix), _PANEL):
         stop = min(start + _PANEL, len(matrix))
         panel = slice(start, stop)

@@ -1,12 +1,13 @@
-"""Text for calibration, written by the model itself: its own languages, its own formats.
+"""Text for calibration, written by the model itself in its own languages and formats.
 
-An 8-bit conversion of the same checkpoint writes it, through the kernels that serve: fast, and its
-weights are mapped, so that a model larger than memory can do it too.
+An 8-bit conversion of the same checkpoint writes the text with the kernels that serve. They are
+fast and map the weights, so this works for models larger than memory too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -31,20 +32,20 @@ Tokens = NDArray[np.int64]
 
 
 def draw_samples(folder: Path, scratch: Path, on_token: Callable[[int, int], None]) -> Tokens:
-    """Have a model write from the start of a text, and from the start of a chat if it knows one.
+    """Lets a model write from the start of a text and, if it has a chat template, of a chat.
 
-    Tokens are drawn from the model's whole distribution, at a temperature of 1.
+    Tokens are sampled from the model's whole distribution, at a temperature of 1.
 
     Args:
         folder: an exported model.
-        scratch: gets its graph in the form that the kernels run.
-        on_token: told how many tokens of a sample are written, and of how many.
+        scratch: a folder for the graph in the form that the kernels run.
+        on_token: called with the number of finished tokens of each sample, and their total.
 
     Returns:
-        [samples, tokens of each]; a context shorter than a sample cuts them.
+        [samples, tokens of each]; the model's context may shorten the samples.
 
     Raises:
-        ExportError: its graph cannot be run here; the message says why.
+        ExportError: this machine cannot run the graph; the message says why.
     """
     model = ModelFolder.read(folder, "calibration")
     length = min(_LENGTH, model.context_length)
@@ -87,18 +88,15 @@ def draw_samples(folder: Path, scratch: Path, on_token: Callable[[int, int], Non
 
 
 def _beginnings(model: ModelFolder) -> list[Sequence[int]]:
-    """Tokens before the first that a text has, and before the first that a user writes."""
+    """The tokens before the first token of a text and, if any, before a user's first message."""
     ends = sorted(model.end_tokens) or [0]
     start = ends[0] if model.bos_token is None else model.bos_token
     found: list[Sequence[int]] = [[start]]
-    try:
+    with suppress(ChatTemplateError):  # without a usable template, all samples are plain text
         template = ChatTemplate.load(model.path)
-        if template is not None:
+        if template is not None and template.opening:
             tokenizer = Tokenizer.load(model.path)
-            if template.opening:
-                found.append(tokenizer.encode(template.opening, special_tokens=False))
-    except ChatTemplateError:
-        return found  # it has no chat that could be begun: plain text says what its weights do
+            found.append(tokenizer.encode(template.opening, special_tokens=False))
     return found
 
 

@@ -1,25 +1,26 @@
-"""One file per model family; a table says which file draws which architecture."""
+"""The model families that can be exported, and which architecture belongs to which family."""
 
 from __future__ import annotations
 
 from specops.models.convert.families.family import Family
-from specops.models.convert.families.gemma3 import Gemma3, Gemma3Pictures
-from specops.models.convert.families.gpt2 import GPT2
-from specops.models.convert.families.granite import Granite
-from specops.models.convert.families.llama import Llama
-from specops.models.convert.families.mistral import Mistral
-from specops.models.convert.families.olmo2 import OLMo2
-from specops.models.convert.families.opt import OPT
-from specops.models.convert.families.phi3 import Phi3
-from specops.models.convert.families.qwen2 import Qwen2
-from specops.models.convert.families.qwen3 import Qwen3
-from specops.models.convert.families.smollm3 import SmolLM3
+from specops.models.convert.families.gemma3 import Gemma3, Gemma3Multimodal
+from specops.models.convert.families.layer_norm_decoder import GPT2, OPT
+from specops.models.convert.families.relatives import (
+    Granite,
+    Llama,
+    Mistral,
+    OLMo2,
+    Phi3,
+    Qwen2,
+    Qwen3,
+    SmolLM3,
+)
 from specops.models.convert.model_config import ModelConfig
 
 _BY_ARCHITECTURE: dict[str, type[Family]] = {
     "GPT2LMHeadModel": GPT2,
     "Gemma3ForCausalLM": Gemma3,
-    "Gemma3ForConditionalGeneration": Gemma3Pictures,
+    "Gemma3ForConditionalGeneration": Gemma3Multimodal,
     "GraniteForCausalLM": Granite,
     "LlamaForCausalLM": Llama,
     "MistralForCausalLM": Mistral,
@@ -30,18 +31,18 @@ _BY_ARCHITECTURE: dict[str, type[Family]] = {
     "Qwen3ForCausalLM": Qwen3,
     "SmolLM3ForCausalLM": SmolLM3,
 }
-# For a config.json that names no architecture. Gemma 3's own name is that of both its classes.
+# For a config.json without an architecture. Both Gemma 3 classes have the name "gemma3".
 _BY_MODEL_TYPE: dict[str, type[Family]] = {
     **{family.name: family for family in _BY_ARCHITECTURE.values()},
-    **{"gemma3": Gemma3Pictures, "gemma3_text": Gemma3},
+    **{"gemma3": Gemma3Multimodal, "gemma3_text": Gemma3},
 }
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The family that config.json's first architecture belongs to, or else its `model_type`.
+    """The family of config.json's first architecture or, if it names none, of its `model_type`.
 
     Raises:
-        ExportError: no family does, or one of its settings cannot be drawn.
+        ExportError: the family is unknown, or cannot draw one of the settings.
     """
     key, name, known = "architectures", config.first_text("architectures"), _BY_ARCHITECTURE
     if name is None:

@@ -1,4 +1,4 @@
-"""What a model family must say of itself to be exported."""
+"""The interface between the export and a model family."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig, ModelShape
 
+Shapes = dict[str, tuple[int, ...]]
+
+HEAD = "lm_head.weight"
+
 
 class Family(ABC):
     """A kind of decoder, read from one config.json.
 
-    The constructor raises ExportError for every setting that the family's drawing does not
-    cover: a graph that computes something else than the checkpoint must not come to exist.
+    The constructor raises ExportError for every setting that the family does not draw. The export
+    must never make a graph that computes something else than the checkpoint.
     """
 
     name: ClassVar[str]
-    ignored_tensors: tuple[str, ...] = ()  # names, with `*`, that may be there and are not read
+    ignored_tensors: tuple[str, ...] = ()  # patterns of tensors that may exist and are not read
     shape: ModelShape
-    graph: DecoderGraph  # that it draws
-    checkpoint: Checkpoint  # that it draws from
+    graph: DecoderGraph
+    checkpoint: Checkpoint
 
     @abstractmethod
     def __init__(self, config: ModelConfig) -> None: ...
 
     @abstractmethod
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor that `draw` reads, with its shape."""
+    def tensors(self) -> Shapes:
+        """The names and shapes of all tensors that `draw` reads."""
 
     @abstractmethod
     def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
-        """Draws the forward pass of `checkpoint` into `graph`, from `input_ids` to the head."""
+        """Draws the forward pass of `checkpoint` into `graph`, from `input_ids` to the logits."""

@@ -1,8 +1,8 @@
 """What Llama and its relatives share: RMS norms, rotary grouped-query attention, a gate.
 
-Tensor names are transformers'. A family says in class attributes where its norms stand, and in its
-constructor what its config.json says about scales and about each layer's attention; families whose
-projections are stored in another form override `projection_tensors` and what reads them.
+Tensor names are transformers'. A family sets class attributes, for example the places of its
+norms. Its constructor reads scales and the attention of each layer from config.json. Families with
+fused projections override `projection_tensors` and the methods that read them.
 """
 
 from __future__ import annotations
@@ -14,35 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specops.models.convert.checkpoint import Checkpoint
-from specops.models.convert.families.family import Family
+from specops.models.convert.families.family import HEAD, Family, Shapes
 from specops.models.convert.graph import DecoderGraph, HeadNorms
 from specops.models.convert.model_config import ModelConfig, ModelShape
-from specops.models.convert.rope import (
-    HEAD_DIM_MULTIPLE,
-    LARGEST_HEAD_DIM,
-    Rotary,
-    rotary,
-)
+from specops.models.convert.rope import HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM, Rotary, rotary
 
-Shapes = dict[str, tuple[int, ...]]
 Float = NDArray[np.float32]
 
-_HEAD = "lm_head.weight"
 _BIASES = {
     "attention_bias": tuple(f"self_attn.{part}_proj" for part in "qkvo"),
     "mlp_bias": tuple(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
 }
+_FUNCTIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # the graph's names of them
 
 
 class Norms(NamedTuple):
-    """The norms of a part of a layer: of what goes in, and of what comes out; empty where none."""
+    """The norms of a part's input and output; an empty name if there is none."""
 
     before: str
     after: str = ""
 
 
 class LayerAttention(NamedTuple):
-    """What may differ between layers: which table rotates, if any, and how far back one sees."""
+    """What may differ between layers: the rotary table, None for no rotation, and the window."""
 
     rotary: str | None = ""
     window: int | None = None
@@ -53,53 +47,55 @@ class GatedDecoder(Family):
 
     defaults: ClassVar[Mapping[str, Any]] = {}  # of keys that a config.json may leave out
     optional_biases: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
-    windowed = False  # whether all layers may look back over a window only
+    windowed = False  # whether `sliding_window` applies to all layers
     partial_rotary = False  # whether the family may rotate a part of each head
     activation = ("hidden_act", "silu")  # the key, and the one function that is drawn
     attention_norms = Norms("input_layernorm")
     feed_forward_norms = Norms("post_attention_layernorm")
     head_norms = False  # whether each head of queries and keys has a norm
-    width_norms = False  # whether all heads of them have one together
-    stem = "model"  # what names of tensors begin with, but for the head's
+    width_norms = False  # whether all query heads have one norm together, and all key heads
+    stem = "model"  # the first part of all tensor names but the head's
 
     def __init__(self, config: ModelConfig) -> None:
         config = config.with_defaults(self.defaults)
-        self.biased = self._biases(config)  # the projections that have one
+        self.biased: list[str] = []  # the projections with a bias
+        for flag, parts in _BIASES.items():
+            if config.flag(flag, False):
+                if flag not in self.optional_biases:
+                    raise config.error(flag, "is true; biases cannot be exported for this family")
+                self.biased += parts
         key, function = self.activation
         if config.text(key, function) != function:
             raise config.error(key, f"must be '{function}' to be exported for this family")
-        self.shape = _shape(config)
+        self.shape = shape = _shape(config)
+        self.query_size = shape.num_heads * shape.head_dim
+        self.key_size = shape.num_kv_heads * shape.head_dim
         self.feed_forward_size = config.integer("intermediate_size")
         self._epsilon = config.number("rms_norm_eps", 1e-6)
         self._tied = config.flag("tie_word_embeddings", False)
+        self._embedding, self._final_norm = f"{self.stem}.embed_tokens", f"{self.stem}.norm"
         self.embedding_scale = self.residual_scale = self.logit_scale = 1.0
         self.attention_scale: float | None = None
         self.rotaries = self.rotary_tables(config)
-        window = config.optional_integer("sliding_window") if self.windowed else None
-        self.layers = [LayerAttention(window=window)] * self.shape.num_layers
-        # old checkpoints store the rotary frequencies, and a tied head is sometimes stored twice
-        self.ignored_tensors = ("*rotary_emb.inv_freq", *([_HEAD] if self._tied else []))
+        windowed = self.windowed and "sliding_window" in config
+        window = config.integer("sliding_window") if windowed else None
+        self.layers = [LayerAttention(window=window)] * shape.num_layers
+        # Old checkpoints store the rotary frequencies, and some store a tied head too.
+        self.ignored_tensors = ("*rotary_emb.inv_freq", *([HEAD] if self._tied else []))
 
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
-        """The tables that layers name."""
-        shape = self.shape
-        partial = self.partial_rotary
+        """The rotary tables by the names that `LayerAttention` uses."""
+        shape, partial = self.shape, self.partial_rotary
         return {"": rotary(config, shape.head_dim, shape.context_length, partial=partial)}
 
-    @property
-    def query_size(self) -> int:
-        """Outputs of the query projection."""
-        return self.shape.num_heads * self.shape.head_dim
-
-    @property
-    def key_size(self) -> int:
-        """Outputs of the key projection, and of the value projection."""
-        return self.shape.num_kv_heads * self.shape.head_dim
+    def layer(self, index: int) -> str:
+        """The first part of the names of a layer's tensors."""
+        return f"{self.stem}.layers.{index}"
 
     # -- the tensors --------------------------------------------------------------------------
 
     def projection_tensors(self) -> Shapes:
-        """The weights of one layer's products into attention and up, by their names in it."""
+        """One layer's weights of query, key, value, gate and up, by their names in the layer."""
         hidden, wide = self.shape.hidden_size, self.feed_forward_size
         return {
             "self_attn.q_proj.weight": (self.query_size, hidden),
@@ -110,76 +106,80 @@ class GatedDecoder(Family):
         }
 
     def tensors(self) -> Shapes:
-        """Embedding, final norm, head unless tied, and those of every layer."""
-        table = (self.shape.vocab_size, self.shape.hidden_size)
-        shapes: Shapes = {self._embedding: table, self._final_norm: table[1:]}
-        if not self._tied:
-            shapes[_HEAD] = table
-        for index in range(self.shape.num_layers):
-            for part, shape in self._layer_tensors().items():
-                shapes[f"{self.layer(index)}.{part}"] = shape
-        return shapes
-
-    def _layer_tensors(self) -> Shapes:
+        """Embedding, final norm, head unless tied, and the tensors of every layer."""
         hidden = self.shape.hidden_size
-        shapes = self.projection_tensors() | {
+        table = (self.shape.vocab_size, hidden)
+        shapes: Shapes = {f"{self._embedding}.weight": table}
+        shapes[f"{self._final_norm}.weight"] = (hidden,)
+        if not self._tied:
+            shapes[HEAD] = table
+        layer = self.projection_tensors() | {
             "self_attn.o_proj.weight": (hidden, self.query_size),
             "mlp.down_proj.weight": (hidden, self.feed_forward_size),
         }
-        shapes |= {f"{part}.bias": shapes[f"{part}.weight"][:1] for part in self.biased}
-        for norm in (*self.attention_norms, *self.feed_forward_norms):
-            if norm:
-                shapes[f"{norm}.weight"] = (hidden,)
+        layer |= {f"{part}.bias": layer[f"{part}.weight"][:1] for part in self.biased}
+        norms = filter(None, (*self.attention_norms, *self.feed_forward_norms))
+        layer |= {f"{norm}.weight": (hidden,) for norm in norms}
         if self.head_norms or self.width_norms:
-            queries, keys = self.query_size, self.key_size
-            if self.head_norms:
-                queries = keys = self.shape.head_dim
-            shapes["self_attn.q_norm.weight"] = (queries,)
-            shapes["self_attn.k_norm.weight"] = (keys,)
+            size = self.shape.head_dim
+            layer["self_attn.q_norm.weight"] = (size if self.head_norms else self.query_size,)
+            layer["self_attn.k_norm.weight"] = (size if self.head_norms else self.key_size,)
+        for index in range(self.shape.num_layers):
+            shapes |= {f"{self.layer(index)}.{part}": shape for part, shape in layer.items()}
         return shapes
 
     # -- the drawing --------------------------------------------------------------------------
 
     def draw(self, graph: DecoderGraph, checkpoint: Checkpoint) -> None:
-        """Each sum with the residual is fused with the norm that follows it, if one does."""
+        """Fuses each sum with the residual and the norm that follows it, if there is one."""
         self.graph, self.checkpoint = graph, checkpoint
         tables = {name: graph.rotary(name, table) for name, table in self.rotaries.items()}
-        x = graph.embedding(checkpoint.matrix(self._embedding))
+        x = graph.embedding(checkpoint.matrix(f"{self._embedding}.weight"))
         x = residual = graph.scaled("embedding.multiplied", x, self.embedding_scale)
-        norms = self._norms_before()
-        if norms[0]:
-            first = self.norm(norms[0])
+        if self.attention_norms.before:
+            first = self.norm(f"{self.layer(0)}.{self.attention_norms.before}")
             x = graph.rms_norm("layers.0.input_norm", residual, first, self._epsilon)
         for index, layer in enumerate(self.layers):
-            name = f"layers.{index}"
+            name, stored = f"layers.{index}", self.layer(index)
+            head_norms = None
+            operands = self.queries_keys_values(index, x)
+            if self.head_norms:
+                queries, keys = (self.norm(f"{stored}.self_attn.{part}_norm") for part in "qk")
+                head_norms = HeadNorms((queries, keys), self._epsilon)
             x = graph.attention(
                 index,
-                *self.queries_keys_values(index, x),
+                *operands,
                 rotary=None if layer.rotary is None else tables[layer.rotary],
                 window=layer.window,
                 scale=self.attention_scale,
-                head_norms=self._head_norms(index),
+                head_norms=head_norms,
             )
             x = self.linear(index, "self_attn.o_proj", x)
-            after = self._stored(index, self.attention_norms.after)
-            x = self._come_out(f"{name}.attention", x, after)
-            x, residual = self._add(f"{name}.feed_forward_norm", x, residual, norms[2 * index + 1])
-            x = self._feed_forward(index, x)
-            after = self._stored(index, self.feed_forward_norms.after)
-            x = self._come_out(f"{name}.feed_forward", x, after)
-            last = index + 1 == self.shape.num_layers
-            name = "final_norm" if last else f"layers.{index + 1}.input_norm"
-            x, residual = self._add(name, x, residual, norms[2 * index + 2])
-        graph.head(x, checkpoint.matrix(self._embedding if self._tied else _HEAD))
+            x = self._part_output(f"{name}.attention", x, index, self.attention_norms)
+            norm = self._stored(index, self.feed_forward_norms.before)
+            x, residual = self._add(f"{name}.feed_forward_norm", x, residual, norm)
+            gate, up = self.gate_and_up(index, x)
+            function = _FUNCTIONS[self.activation[1]]
+            gate = graph.activation(function, f"{name}.gated.{self.activation[1]}", gate)
+            x = self.linear(index, "mlp.down_proj", graph.multiply(f"{name}.gated", gate, up))
+            x = self._part_output(f"{name}.feed_forward", x, index, self.feed_forward_norms)
+            if index + 1 < self.shape.num_layers:
+                norm = self._stored(index + 1, self.attention_norms.before)
+                x, residual = self._add(f"layers.{index + 1}.input_norm", x, residual, norm)
+        x, _ = self._add("final_norm", x, residual, self._final_norm)
+        graph.head(x, checkpoint.matrix(f"{self._embedding}.weight" if self._tied else HEAD))
+
+    def _stored(self, index: int, norm: str) -> str:
+        return f"{self.layer(index)}.{norm}" if norm else ""
 
     def norm(self, stored: str) -> Float:
-        """What an RMS norm multiplies with."""
-        return self.checkpoint.vector(stored)
+        """The weight of the RMS norm with this stored name."""
+        return self.checkpoint.vector(f"{stored}.weight")
 
     def queries_keys_values(self, index: int, x: str) -> list[str]:
-        """The operands of attention: one tensor, or three."""
+        """The operands of attention: one tensor with all three, or three tensors."""
         name, stored = f"layers.{index}", f"{self.layer(index)}.self_attn"
-        if not self.width_norms:  # on top of each other: one product is faster than three
+        if not self.width_norms:  # stacked weights: one product is faster than three
             weight = self.checkpoint.matrix(*(f"{stored}.{part}_proj.weight" for part in "qkv"))
             bias = None
             if "self_attn.q_proj" in self.biased:
@@ -187,22 +187,16 @@ class GatedDecoder(Family):
             return [self.graph.linear(f"{name}.qkv", x, weight, bias)]
         found = [self.linear(index, f"self_attn.{part}_proj", x) for part in "qkv"]
         for place, part in enumerate("qk"):
-            norm = self.norm(f"{stored}.{part}_norm.weight")
-            called = f"{name}.{part}_norm"
-            found[place] = self.graph.rms_norm(called, found[place], norm, self._epsilon)
+            norm = self.norm(f"{stored}.{part}_norm")
+            found[place] = self.graph.rms_norm(
+                f"{name}.{part}_norm", found[place], norm, self._epsilon
+            )
         return found
 
     def gate_and_up(self, index: int, x: str) -> list[str]:
-        """The two products of the feed-forward."""
-        # apart: side by side in one product, splitting its result costs more
+        """The two products of the feed-forward that read `x`."""
+        # Two products: splitting the result of one costs more.
         return [self.linear(index, f"mlp.{part}_proj", x) for part in ("gate", "up")]
-
-    def _feed_forward(self, index: int, x: str) -> str:
-        gate, up = self.gate_and_up(index, x)
-        name, graph = f"layers.{index}.gated", self.graph
-        activate = graph.silu if self.activation[1] == "silu" else graph.gelu_tanh
-        x = graph.multiply(name, activate(f"{name}.{self.activation[1]}", gate), up)
-        return self.linear(index, "mlp.down_proj", x)
 
     def linear(self, index: int, part: str, x: str) -> str:
         """One product with a stored weight, and its bias if it has one."""
@@ -212,63 +206,22 @@ class GatedDecoder(Family):
         weight = self.checkpoint.matrix(f"{stored}.weight")
         return self.graph.linear(f"layers.{index}.{name}", x, weight, bias)
 
-    def _come_out(self, name: str, x: str, norm: str) -> str:
-        """What a part adds to the residual: normalized, scaled, or as it is."""
-        if norm:
-            x = self.graph.rms_norm(f"{name}.after", x, self.norm(norm), self._epsilon)
+    def _part_output(self, name: str, x: str, index: int, norms: Norms) -> str:
+        """What a part adds to the residual: its output, normalized and scaled if need be."""
+        if norms.after:
+            weight = self.norm(f"{self.layer(index)}.{norms.after}")
+            x = self.graph.rms_norm(f"{name}.after", x, weight, self._epsilon)
         return self.graph.scaled(f"{name}.scaled", x, self.residual_scale)
 
     def _add(self, name: str, x: str, residual: str, norm: str) -> tuple[str, str]:
-        """The input of the next part, and what goes around it."""
+        """The input of the next part, and the next residual."""
         if not norm:
             total = self.graph.add(f"{name}.residual", x, residual)
             return total, total
         weight = self.norm(norm)
         if norm == self._final_norm:
             weight = weight * np.float32(self.logit_scale)
-        return self.graph.add_rms_norm(name, x, residual, weight, self._epsilon)
-
-    def _norms_before(self) -> list[str]:
-        """The stored names of the norms before every part and before the head; empty where none."""
-        parts = [
-            self._stored(index, norms.before)
-            for index in range(self.shape.num_layers)
-            for norms in (self.attention_norms, self.feed_forward_norms)
-        ]
-        return [*parts, self._final_norm]
-
-    def _head_norms(self, index: int) -> HeadNorms | None:
-        if not self.head_norms:
-            return None
-        stored = f"{self.layer(index)}.self_attn"
-        queries, keys = (self.norm(f"{stored}.{part}_norm.weight") for part in "qk")
-        return HeadNorms((queries, keys), self._epsilon)
-
-    # -- names and settings -------------------------------------------------------------------
-
-    @property
-    def _embedding(self) -> str:
-        return f"{self.stem}.embed_tokens.weight"
-
-    @property
-    def _final_norm(self) -> str:
-        return f"{self.stem}.norm.weight"
-
-    def layer(self, index: int) -> str:
-        """What the names of a layer's tensors begin with."""
-        return f"{self.stem}.layers.{index}"
-
-    def _stored(self, index: int, norm: str) -> str:
-        return f"{self.layer(index)}.{norm}.weight" if norm else ""
-
-    def _biases(self, config: ModelConfig) -> list[str]:
-        biased: list[str] = []
-        for key, parts in _BIASES.items():
-            if config.flag(key, False):
-                if key not in self.optional_biases:
-                    raise config.error(key, "is true; biases cannot be exported for this family")
-                biased += parts
-        return biased
+        return self.graph.add_norm(name, x, residual, weight, epsilon=self._epsilon)
 
 
 def _shape(config: ModelConfig) -> ModelShape:

@@ -1,7 +1,7 @@
-"""The Gemma 3 family: norms around every part, local and global layers, a scaled embedding.
+"""The Gemma 3 family: norms before and after each part, local and global layers, scaled embedding.
 
-Tensor names are those of transformers' Gemma3ForCausalLM. Of the models that see pictures, too, the
-part that reads and writes text is drawn.
+Tensor names are those of transformers' Gemma3ForCausalLM. Of the multimodal models, the language
+model is exported.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LOCAL_TABLE = "local_"
 
 
 class Gemma3(GatedDecoder):
-    """Gemma 3 from 270M to 1B, and the text of 4B to 27B."""
+    """Gemma 3 of 270M and 1B, and the language models of 4B to 27B."""
 
     name = "gemma3"
-    defaults: ClassVar = {  # the published configs leave out what is so
+    defaults: ClassVar = {  # published configs leave these keys out
         "vocab_size": 262_208,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -48,14 +48,14 @@ class Gemma3(GatedDecoder):
         config = config.with_defaults(self.defaults)
         config.require_flag("use_bidirectional_attention", False)
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
-            if config.optional_number(key) is not None:
+            if key in config:
                 raise config.error(key, "must be absent to be exported for this family")
         super().__init__(config)
         self.embedding_scale = self.shape.hidden_size**0.5
         self.attention_scale = config.number("query_pre_attn_scalar") ** -0.5
         local = LayerAttention(_LOCAL_TABLE, config.integer("sliding_window"))
         kinds = {_GLOBAL: LayerAttention(), _LOCAL: local}
-        types = config.texts("layer_types", self.shape.num_layers)
+        types = config.list_of(str, "layer_types", self.shape.num_layers)
         if types is None:
             pattern = config.integer("sliding_window_pattern")
             numbers = range(1, self.shape.num_layers + 1)
@@ -66,7 +66,7 @@ class Gemma3(GatedDecoder):
         self.layers = [kinds[kind] for kind in types]
 
     def rotary_tables(self, config: ModelConfig) -> dict[str, Rotary]:
-        """One for global layers, which alone are scaled, and one for local ones."""
+        """One table for global layers and one for local layers; only the global one is scaled."""
         size, positions = self.shape.head_dim, self.shape.context_length
         given = config.section("rope_parameters")
         wide, narrow = (config.with_defaults({"rope_theta": theta}) for theta in (1e6, 1e4))
@@ -77,18 +77,18 @@ class Gemma3(GatedDecoder):
                     size, positions, config.number("rope_local_base_freq", 1e4)
                 ),
             }
-        return {  # of transformers 5: a section for each kind of layer
+        return {  # transformers 5 has a section for each kind of layer
             "": rotary(wide, size, positions, scaling=given.section(_GLOBAL)),
             _LOCAL_TABLE: rotary(narrow, size, positions, scaling=given.section(_LOCAL)),
         }
 
     def norm(self, stored: str) -> Float:
-        """The stored weights are what is added to 1."""
+        """The checkpoint stores the weights minus 1."""
         return super().norm(stored) + np.float32(1)
 
 
-class Gemma3Pictures(Gemma3):
-    """The text of Gemma3ForConditionalGeneration."""
+class Gemma3Multimodal(Gemma3):
+    """The language model of Gemma3ForConditionalGeneration."""
 
     stem = "language_model.model"
 

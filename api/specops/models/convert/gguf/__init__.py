@@ -1,8 +1,7 @@
-"""GGUF, llama.cpp's files, as checkpoints: weights keep the blocks that the file has.
+"""GGUF, the file format of llama.cpp, as checkpoints: weights keep the blocks of the file.
 
-A file holds everything: metadata, tokenizer, tensors. It may be a stranger's, so that its header is
-read by code of our own which trusts no number in it; nothing else here looks at bytes that
-`header` has not checked.
+A file holds everything: metadata, tokenizer, tensors. It may come from a stranger, so `header`
+checks every number in it; the other modules use only what `header` has checked.
 """
 
 from specops.models.convert.gguf.checkpoint import GgufCheckpoint

@@ -1,4 +1,4 @@
-"""What llama.cpp's architectures are in transformers' words: a config.json and tensors' names."""
+"""Translates llama.cpp's architectures for transformers: a config.json and the tensors' names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from specops.models.convert.gguf.header import GgufTensor
-from specops.models.convert.gguf.metadata import Metadata
+from specops.models.convert.gguf.header import GgufTensor, Metadata
 
 _GATED = {
     "token_embd": "model.embed_tokens",
@@ -32,7 +31,7 @@ _NORMS_AFTER = {
     "post_ffw_norm": ".post_feedforward_layernorm",
 }
 _BEFORE_PARTS = ("attn_norm", "ffn_norm")
-_NAMES = {  # what begins with a dot stands in a layer
+_NAMES = {  # names with a dot in front belong to a layer
     **dict.fromkeys(("llama", "qwen2", "smollm3", "granite"), _SPLIT),
     "qwen3": _SPLIT | _HEAD_NORMS,
     "gemma3": {
@@ -71,10 +70,10 @@ _CLASSES = {
     "phi3": "Phi3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
-_INTERLEAVED = ("llama", "smollm3", "granite")  # neighbours are rotated against each other
+_INTERLEAVED = ("llama", "smollm3", "granite")  # pairs of neighbours are rotated
 _LAYERS = {"gpt2": "transformer.h"}
 _NAME = re.compile(r"(?:blk\.(?P<layer>0|[1-9]\d{0,4})\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
-# Keys of settings that no drawing here covers, and what they may say all the same.
+# Keys of settings that no family draws, and their allowed values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "{arch}.expert_count": (0,),
     "{arch}.logit_scale": (0, 1),
@@ -95,12 +94,11 @@ _GRANITE = {
     "{arch}.residual_scale": "residual_multiplier",
     "{arch}.attention.scale": "attention_multiplier",
 }
-_GEMMA3_27B = 62  # layers of the one model whose scores have another scale
+_GEMMA3_27B = 62  # layers of the one model with another scale of scores
 _MOST_LAYERS = 1 << 12
 _MOST_POSITIONS = 1 << 20
 _MOST_ANGLES = 1 << 27  # of a table: positions times a head's values
-# Tensors that are no weights of a product or a norm but what the rotation's frequencies are divided
-# by, with what a config.json calls these factors.
+# Tensors with divisors of the rotation's frequencies, and the names of them in a config.json.
 FACTORS = {
     "rope_freqs.weight": "factors",
     "rope_factors_long.weight": "long_factor",
@@ -108,11 +106,11 @@ FACTORS = {
 }
 
 
-Factors = Mapping[str, list[float]]  # by what a config.json calls them
+Factors = Mapping[str, list[float]]  # by the names in a config.json
 
 
 def check_architecture(metadata: Metadata) -> None:
-    """Refuses an architecture, and settings, that no family draws; ExportError names them."""
+    """Raises ExportError for an architecture or a setting that no family draws."""
     if metadata.architecture not in _NAMES:
         raise metadata.error(
             "general.architecture",
@@ -125,7 +123,7 @@ def check_architecture(metadata: Metadata) -> None:
 
 
 def transformers_name(architecture: str, name: str) -> str | None:
-    """What transformers calls a tensor; None for one that has no place in the architecture."""
+    """The name of a tensor in transformers; None if the architecture has no such tensor."""
     found = _NAME.fullmatch(name)
     if found is None or found["part"] not in _NAMES[architecture]:
         return None
@@ -138,7 +136,7 @@ def transformers_name(architecture: str, name: str) -> str | None:
 
 
 def rotated_heads(architecture: str, part: str, metadata: Metadata) -> int:
-    """The heads of a tensor whose rows the file has interleaved; 0 for all others."""
+    """The number of heads of a tensor whose rows the file interleaves; 0 for all other tensors."""
     if architecture not in _INTERLEAVED or part not in ("attn_q", "attn_k"):
         return 0
     heads = metadata.integer("{arch}.attention.head_count")
@@ -148,22 +146,22 @@ def rotated_heads(architecture: str, part: str, metadata: Metadata) -> int:
 
 
 def is_one_more(architecture: str, name: str) -> bool:
-    """Whether a file has 1 added to a vector."""
+    """Whether the file stores a vector plus 1."""
     return architecture == "gemma3" and name.endswith("_norm.weight")
 
 
 def config_of(
     metadata: Metadata, tensors: Mapping[str, GgufTensor], factors: Factors
 ) -> dict[str, Any]:
-    """A config.json as transformers would have it, of checked metadata.
+    """The config.json of transformers for a file.
 
     Args:
-        metadata: of the file, or of the first of several.
-        tensors: all there are, by llama.cpp's names.
-        factors: in the tensors that `FACTORS` names.
+        metadata: of the file, or of the first shard.
+        tensors: all tensors by llama.cpp's names.
+        factors: the content of the tensors in `FACTORS`.
 
     Raises:
-        ExportError: a key is missing, odd, or says what no family draws.
+        ExportError: a key is missing or malformed, or asks for something that no family draws.
     """
     table = tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
@@ -242,7 +240,7 @@ def _gated(
 
 
 def _gemma3(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
-    """What llama.cpp knows of the architecture, and files need not say."""
+    """Settings that llama.cpp knows for the architecture, so files may leave them out."""
     size = config["head_dim"]
     if config["num_hidden_layers"] == _GEMMA3_27B:
         size = config["hidden_size"] // config["num_attention_heads"]
@@ -255,7 +253,7 @@ def _gemma3(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
-    """What transformers calls rope_scaling."""
+    """The `rope_scaling` of transformers."""
     kind = metadata.text("{arch}.rope.scaling.type", "none")
     if kind in ("none", "longrope") and "long_factor" in factors:
         trained = "{arch}.rope.scaling.original_context_length"
@@ -276,7 +274,7 @@ def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
             "{arch}.rope.scaling.type",
             f"is {kind}; only none, linear and longrope can be exported",
         )
-    if "{arch}.rope.scale_linear" in metadata:  # of files before there were types
+    if "{arch}.rope.scale_linear" in metadata:  # files older than the key for the type
         factor = metadata.number("{arch}.rope.scale_linear")
         return None if factor == 1 else {"rope_type": "linear", "factor": factor}
     return {"rope_type": "factors", **factors} if factors else None

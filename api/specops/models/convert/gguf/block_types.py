@@ -1,8 +1,8 @@
-"""GGUF's types of blocks: which there are, and what their bytes stand for.
+"""The types of blocks in GGUF files, and how to read their bytes.
 
-Blocks of 32 weights `scale * code + offset` come out as they are: that is what a product reads.
-All other types come out as numbers. Layouts follow ggml's `ggml-common.h`; `d`, `m` and `dmin` are
-float16, and a product of one with a sub-block's 6 bits is exact in float32.
+Products read blocks of 32 weights `scale * code + offset`, so such blocks stay as they are; other
+types become numbers. Layouts follow ggml's `ggml-common.h`. Scales and offsets are float16; a
+product of one with a sub-block's 6 bits is exact in float32.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from specops.models.convert.quantize import check_finite
 Float = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-BLOCK = 32  # weights with one scale, as products read them
-_SUPER = 256  # weights of a K type's block
+BLOCK = 32  # weights per scale in products
+_SUPER = 256  # weights in a block of a K type
 _NON_LINEAR = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16
 )
@@ -28,7 +28,7 @@ _LOW = np.uint8(15)
 
 
 class Codes(NamedTuple):
-    """Weights [N, K] in blocks: codes [N, blocks, block], a byte each, scales [N, blocks].
+    """Weights [N, K] in blocks: codes [N, blocks, block], one byte each, scales [N, blocks].
 
     A weight is `scale * (code - zero)`, or, with offsets [N, blocks], `scale * code + offset`.
     """
@@ -40,11 +40,11 @@ class Codes(NamedTuple):
 
 
 class BlockType(NamedTuple):
-    """A type: so many weights in so many bytes, in which order only `codes` or `values` knows.
+    """A type of blocks: `bytes` and `weights` are the size of one block.
 
-    Both take whole rows as bytes [N, bytes of a row]; `codes` raises ValueError for a scale or an
-    offset that is no number. A type with `bits` has codes of as many in
-    blocks of 32, as products read them; one with neither `codes` nor `values` cannot be read.
+    `codes` and `values` read whole rows from bytes [N, bytes of a row]; `codes` raises ValueError
+    if a scale or an offset is NaN or infinite. A type with `bits` has codes of that many bits in
+    blocks of 32, as products read them. A type without `codes` and `values` cannot be read.
     """
 
     name: str
@@ -57,7 +57,7 @@ class BlockType(NamedTuple):
 
     @property
     def readable(self) -> bool:
-        """Whether its weights can be had."""
+        """Whether the weights can be read."""
         return self.codes is not None or self.values is not None
 
 
@@ -65,24 +65,24 @@ class BlockType(NamedTuple):
 
 
 def _blocks(raw: Bytes, size: int) -> Bytes:
-    """Rows' bytes as [N, blocks, size]."""
+    """The bytes of rows as [N, blocks, size]."""
     return raw.reshape(len(raw), -1, size)
 
 
 def _half(blocks: Bytes, at: int) -> Float:
-    """The float16 at a byte of each block: [N, blocks]; ValueError where one is no number."""
+    """The float16 at byte `at` of each block: [N, blocks]; ValueError if one is not finite."""
     found = np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
     check_finite(found)
     return found.astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """[..., n] as [..., 2n]: all low halves, then all high ones."""
+    """[..., n] as [..., 2n]: all low halves, then all high halves."""
     return np.concatenate([packed & _LOW, packed >> np.uint8(4)], axis=-1)
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
-    """The 32 bits of 4 bytes, the lowest first, as the fifth of a code: [..., 32] of 0 and 16."""
+    """The 32 bits of 4 bytes, lowest first, as the fifth bits of codes: [..., 32] of 0 and 16."""
     return np.unpackbits(packed, axis=-1, bitorder="little") << np.uint8(4)
 
 
@@ -123,7 +123,7 @@ def _iq4_nl(raw: Bytes) -> Codes:
 
 
 def _iq4_xs(raw: Bytes) -> Codes:
-    blocks = _blocks(raw, 136)  # d, 16 high bits of scales, 8 halves of a byte of low ones, codes
+    blocks = _blocks(raw, 136)  # d, 16 high bits of scales, 8 low halves, codes
     high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2").astype(np.int32)
     high = high >> (2 * np.arange(8, dtype=np.int32)) & 3
     low = np.stack([blocks[..., 4:8] & _LOW, blocks[..., 4:8] >> np.uint8(4)], axis=-1)
@@ -139,7 +139,7 @@ def _in_rows(codes: Bytes, scales: Float) -> tuple[Bytes, Float]:
 
 
 def _sub_blocks(blocks: Bytes) -> tuple[Float, Float]:
-    """Scales and offsets of a K type's eight sub-blocks: [N, blocks, 8] both."""
+    """Scales and offsets [N, blocks, 8] of the eight sub-blocks of a K type."""
     d, m, x = (blocks[..., start : start + 4] for start in (4, 8, 12))
     six, two, four = np.uint8(63), np.uint8(48), np.uint8(4)
     scales = np.concatenate([d & six, x & _LOW | d >> np.uint8(2) & two], axis=-1)
@@ -229,7 +229,7 @@ TYPES: dict[int, BlockType] = {  # by their numbers in a file
 
 
 def values_of(kind: BlockType, raw: Bytes) -> Any:
-    """Rows [N, K] of any readable type in float32, from their bytes."""
+    """Rows [N, K] of any readable type in float32."""
     if kind.values is not None:
         return kind.values(raw)
     if kind.codes is None:

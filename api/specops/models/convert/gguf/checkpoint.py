@@ -1,4 +1,4 @@
-"""A GGUF as a checkpoint: what a family draws from, under transformers' names."""
+"""A GGUF as a checkpoint: families read it under transformers' names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specops.models.convert.checkpoint import Checkpoint, StoredTensor
+from specops.models.convert.checkpoint import Checkpoint, Float, StoredTensor
 from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.architectures import (
     FACTORS,
@@ -21,17 +21,15 @@ from specops.models.convert.gguf.architectures import (
     transformers_name,
 )
 from specops.models.convert.gguf.block_types import TYPES, values_of
-from specops.models.convert.gguf.header import GgufTensor, Header, read_header
-from specops.models.convert.gguf.metadata import Metadata
+from specops.models.convert.gguf.header import GgufTensor, Header, Metadata, read_header
 from specops.models.convert.gguf.rows import GgufRows, interleaved_halves
 from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.quantization import FileQuantization
 from specops.models.convert.quantize import check_finite
 from specops.models.gguf_files import files_of
 
-Float = NDArray[np.float32]
-
 _MOST_FACTORS = 1 << 12
+_TRANSPOSED = "transformer.h."  # the names of GPT-2's layers
 _FILE_TYPES = {  # general.file_type
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"},
     **{14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
@@ -43,51 +41,53 @@ class GgufCheckpoint(Checkpoint):
     """A GGUF, single or in shards."""
 
     def __init__(self, path: Path) -> None:
-        """Reads and checks all headers and makes the tokenizer's files.
+        """Reads and checks all headers, and makes the tokenizer's files.
 
         Args:
             path: the file, or any of its shards.
 
         Raises:
-            ExportError: it is damaged, or no model that can be exported.
+            ExportError: the file is damaged or cannot be exported.
         """
         self.path = path
-        headers = [read_header(file) for file in _files(path)]
+        try:
+            headers = [read_header(file) for file in files_of(path)]
+        except FileNotFoundError as error:
+            raise ExportError(str(error)) from error
         self.files = [header.file for header in headers]
         self.config_file = self.files[0]
-        metadata = Metadata(headers[0])
+        self._metadata = metadata = Metadata(headers[0].metadata, headers[0].file)
         check_architecture(metadata)
-        self._metadata = metadata
         self._stored = _joined(headers, metadata)
         self._texts = tokenizer_files(metadata)
-        factors = self._factors()
-        self.config = config_of(metadata, self._stored, factors)
-        if self._texts.count > self.config["vocab_size"]:
+        self.config = config_of(metadata, self._stored, self._factors())
+        if self._texts.size > self.config["vocab_size"]:
             raise metadata.error(
                 "tokenizer.ggml.tokens",
-                f"has {self._texts.count} tokens for a table of {self.config['vocab_size']}",
+                f"has {self._texts.size} tokens for a table of {self.config['vocab_size']}",
             )
         self.config |= {"bos_token_id": self._texts.bos, "eos_token_id": self._texts.ends}
         self.quantization = FileQuantization(kind=self._kind())
         self.tensors: dict[str, StoredTensor] = {}
         for tensor in self._stored.values():
-            self._name(tensor)
+            if tensor.name not in FACTORS:
+                self.tensors[self._checked_name(tensor)] = tensor
 
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
-        """Checks the tensors against `shapes`, both ways, before any work is done.
+        """Checks the tensors against `shapes`, in both directions, before any work.
 
-        Files have no tensor to ignore, and none transposed.
+        No tensor is ignored. Transformers stores GPT-2's weights transposed, and a file does not.
         """
         del ignored
         self._compare(
             {
-                name: shape[::-1] if _is_transposed(name, shape) else shape
+                name: shape[::-1] if len(shape) == 2 and name.startswith(_TRANSPOSED) else shape
                 for name, shape in shapes.items()
             }
         )
 
     def vector(self, name: str) -> Float:
-        """A one-dimensional tensor as float32; in the order of transformers."""
+        """A one-dimensional tensor as float32, in transformers' order."""
         tensor = self._stored[self._find(name).name]
         try:
             values = _numbers(tensor)
@@ -102,17 +102,15 @@ class GgufCheckpoint(Checkpoint):
         return values if order is None else values[order]
 
     def write_texts(self, folder: Path) -> None:
-        """Writes the tokenizer's files, as checkpoints have them."""
+        """Writes the tokenizer's files, as other checkpoints have them."""
         for name, content in self._texts.files.items():
             text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
             (folder / name).write_text(text, encoding="utf-8")
 
     # -----------------------------------------------------------------------------------------
 
-    def _name(self, tensor: GgufTensor) -> None:
-        """Enters a tensor under transformers' name."""
-        if tensor.name in FACTORS:
-            return
+    def _checked_name(self, tensor: GgufTensor) -> str:
+        """The name of a tensor in transformers."""
         if not tensor.type.readable:
             readable = ", ".join(kind.name for kind in TYPES.values() if kind.readable)
             raise ExportError(
@@ -125,22 +123,22 @@ class GgufCheckpoint(Checkpoint):
                 f"{tensor.file}: tensor {tensor.name} has no place in the architecture "
                 f"{self._metadata.architecture}; exporting without it would give a wrong model"
             )
-        self.tensors[name] = tensor
+        return name
 
     def _view(self, name: str, *, transposed: bool = False) -> GgufRows:
-        """The rows of a tensor; a file has none transposed."""
+        """The rows of a tensor; a file stores none transposed."""
         del transposed
         tensor = self._stored[self._find(name).name]
         return GgufRows(tensor, self._order(tensor))
 
     def _order(self, tensor: GgufTensor) -> NDArray[np.int64] | None:
-        """Where transformers' rows lie in the file, where they lie elsewhere."""
+        """The file's indices of transformers' rows; None if both have the same order."""
         part = tensor.name.split(".")[-2]
         heads = rotated_heads(self._metadata.architecture, part, self._metadata)
         return interleaved_halves(heads, tensor.shape[0]) if heads else None
 
     def _factors(self) -> dict[str, list[float]]:
-        """What the rotation's frequencies are divided by, by what a config.json calls it."""
+        """The divisors of the rotation's frequencies, under the names of a config.json."""
         found: dict[str, list[float]] = {}
         for name, called in FACTORS.items():
             if (tensor := self._stored.get(name)) is None:
@@ -151,7 +149,7 @@ class GgufCheckpoint(Checkpoint):
         return found
 
     def _kind(self) -> str:
-        """What most weights are, or what the file calls its mixture."""
+        """The file's name for its mixture of types, or the type of most weights."""
         told = self._metadata.optional_integer("general.file_type")
         if told in _FILE_TYPES:
             return _FILE_TYPES[told]
@@ -161,27 +159,15 @@ class GgufCheckpoint(Checkpoint):
         return counts.most_common(1)[0][0]
 
 
-def _is_transposed(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether transformers stores a tensor with its dimensions swapped: GPT-2's products."""
-    return len(shape) == 2 and name.startswith("transformer.h.")
-
-
 def _numbers(tensor: GgufTensor) -> Float:
-    """All of a small tensor, as one row in the order of the file."""
+    """All numbers of a small tensor, as one row in the order of the file."""
     raw = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (1, tensor.nbytes))
     values: Float = values_of(tensor.type, raw)[0]
     return values
 
 
-def _files(path: Path) -> tuple[Path, ...]:
-    try:
-        return files_of(path)
-    except FileNotFoundError as error:
-        raise ExportError(str(error)) from error
-
-
 def _joined(headers: list[Header], metadata: Metadata) -> dict[str, GgufTensor]:
-    """The tensors of all shards."""
+    """The tensors of all shards by name."""
     if metadata.integer("split.count", 1) not in (0, len(headers)):
         raise metadata.error("split.count", f"does not say {len(headers)}, as the name does")
     tensors: dict[str, GgufTensor] = {}

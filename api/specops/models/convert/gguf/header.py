@@ -1,10 +1,10 @@
-"""Reads a GGUF's header: metadata and where each tensor lies, every number checked before use.
+"""Reads a GGUF's header and checks every number in it before use.
 
-The layout, little-endian: `GGUF`, version (u32), tensors (u64), entries of metadata (u64); the
-entries: key, type (u32), value; the tensors: name, dimensions (u32 and as many u64, the innermost
-first), type (u32), offset (u64) from the beginning of the data; then the data at the next multiple
-of the alignment. Strings are a length (u64) and UTF-8; arrays a type (u32), a length (u64) and the
-values. A file is hostile until all of that has been seen to hold.
+The layout, little-endian: `GGUF`, version (u32), number of tensors (u64), number of metadata
+entries (u64); the entries: key, type (u32), value; the tensors: name, dimensions (u32 and as many
+u64, the innermost first), type (u32), offset (u64) from the beginning of the data; then the data at
+the next multiple of the alignment. Strings are a length (u64) and UTF-8; arrays are a type (u32), a
+length (u64) and the values. The file may be hostile, so nothing in it is used unchecked.
 """
 
 from __future__ import annotations
@@ -12,32 +12,35 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from reprlib import repr as short
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 from specops.models.convert.checkpoint import StoredTensor
 from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.block_types import TYPES, BlockType
+from specops.models.convert.model_config import Entries
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _HEAD = struct.Struct("<4sIQQ")
 _DEFAULT_ALIGNMENT = 32
 _MOST_ALIGNMENT = 1 << 20
-_MOST_ENTRIES = 1 << 16  # of metadata, and tensors
+_MOST_ENTRIES = 1 << 16  # of metadata, and of tensors
 _LONGEST_KEY = (1 << 16) - 1
 _LONGEST_NAME = 255
-_LONGEST_TEXT = 1 << 24  # a chat template is a few thousand characters
+_LONGEST_TEXT = 1 << 24  # a chat template has a few thousand characters
 _MOST_TEXTS = 1 << 22  # of an array; vocabularies have some hundred thousand
-_LONGEST_HEADER = 1 << 26  # 260,000 tokens take 15 MB; a byte may take 8 in a list
+_LONGEST_HEADER = 1 << 26  # 260,000 tokens take 15 MB; one byte may take 8 in a list
 _MOST_DIMENSIONS = 4
 _MOST_WEIGHTS = 1 << 40
 _MOST_DEPTH = 2  # arrays of arrays
-_LEAST_ENTRY = 8 + 4 + 1  # bytes of metadata: an empty key, a type, a byte
+_LEAST_ENTRY = 8 + 4 + 1  # bytes of an empty key, a type and a value of one byte
 _LEAST_TENSOR = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension, a type, an offset
 _TEXT, _ARRAY = 8, 9
 _NUMBERS = {
@@ -45,17 +48,55 @@ _NUMBERS = {
     **{10: "<u8", 11: "<i8", 12: "<f8"},
 }
 
+_T = TypeVar("_T")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class GgufTensor(StoredTensor):
     """A tensor in a file; `shape` has the innermost dimension last."""
 
     type: BlockType
 
 
-@dataclass(frozen=True)
-class Header:
-    """What a file says of itself; numbers are Python's, arrays of numbers lists."""
+class Metadata(Entries):
+    """The metadata of a file; `{arch}` in a key stands for the file's architecture."""
+
+    def __init__(self, values: Mapping[str, Any], file: Path) -> None:
+        super().__init__(values, file)
+        self.architecture = self.text("general.architecture")
+
+    def raw(self, key: str) -> Any:
+        """The unchecked value of an existing key."""
+        return self._values[self._key(key)]
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """An integer from 0; also a list with the same integer for every layer."""
+        value = self._get(key, default)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.error(key, f"must be an integer from 0, is {short(value)}")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """An integer from 0; None where the key is absent."""
+        return self.integer(key) if key in self else None
+
+    def listed(self, key: str, kind: type[_T]) -> list[_T]:
+        """A list of texts, integers or numbers."""
+        value = self._get(key)
+        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+            raise self.error(key, f"must be a list of {kind.__name__}, is {short(value)}")
+        return value
+
+    def _key(self, key: str) -> str:
+        return key.replace("{arch}", self.architecture) if "{arch}" in key else key
+
+    _name = _key
+
+
+class Header(NamedTuple):
+    """A file's metadata and tensors."""
 
     file: Path
     metadata: dict[str, Any]
@@ -66,9 +107,9 @@ def read_header(file: Path) -> Header:
     """Reads and checks a file's header.
 
     Raises:
-        ExportError: it is no GGUF, or damaged, or has tensors that cannot be read; the message
-            names the file and what is wrong.
-        OSError: it cannot be read.
+        ExportError: the file is no GGUF or damaged, or has tensors of an unknown type; the message
+            names the file and the problem.
+        OSError: the file cannot be read.
     """
     if file.stat().st_size < _HEAD.size:
         raise ExportError(f"{file} is no GGUF: it is shorter than one's header")
@@ -80,7 +121,7 @@ def read_header(file: Path) -> Header:
 
 
 class _Reader:
-    """A place in a mapped file that moves on with what is read."""
+    """A position in a mapped file that every read moves on."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file = file
@@ -122,7 +163,7 @@ class _Reader:
     def _placed(
         self, described: list[tuple[str, BlockType, tuple[int, ...], int]], alignment: int
     ) -> dict[str, GgufTensor]:
-        """The tensors by name, none beyond the file's end or within another."""
+        """The tensors by name; none may reach beyond the file's end or overlap another."""
         start = self._at + -self._at % alignment
         found: dict[str, GgufTensor] = {}
         for name, kind, shape, offset in described:
@@ -141,7 +182,7 @@ class _Reader:
                     f"{start + offset} on, and the file has {self._size}"
                 )
             found[name] = GgufTensor(
-                name, self._file, kind.name, shape, start + offset, nbytes, kind
+                name, self._file, kind.name, shape, start + offset, nbytes, type=kind
             )
         in_order = sorted(found.values(), key=lambda tensor: tensor.offset)
         for one, other in pairwise(in_order):
@@ -150,7 +191,7 @@ class _Reader:
         return found
 
     def _tensor(self) -> tuple[str, BlockType, tuple[int, ...], int]:
-        """Name, type, shape and offset in the data of the next tensor."""
+        """Name, type, shape and data offset of the next tensor."""
         name = self._text("a tensor's name", _LONGEST_NAME)
         count = self._number("<I")
         if not name or not 1 <= count <= _MOST_DIMENSIONS:
@@ -180,9 +221,7 @@ class _Reader:
 
     def _numbers(self, kind: int, count: int, key: str) -> list[Any]:
         dtype = np.dtype(_NUMBERS[kind])
-        self._need(count * dtype.itemsize, key)
-        raw = self._data[self._at : self._at + count * dtype.itemsize]
-        self._at += len(raw)
+        raw = self._bytes(count * dtype.itemsize, key)
         if dtype == np.bool_:
             return [byte != 0 for byte in raw]
         values: list[Any] = np.frombuffer(raw, dtype).tolist()
@@ -192,26 +231,22 @@ class _Reader:
         length = self._number("<Q")
         if length > longest:
             self._refuse(f"has {what!r} of {length} bytes")
-        self._need(length, what)
-        raw = self._data[self._at : self._at + length]
-        self._at += length
         try:
-            return raw.decode()
+            return self._bytes(length, what).decode()
         except UnicodeDecodeError:
             self._refuse(f"has {what!r} that is not UTF-8")
 
     def _number(self, form: str) -> int:
-        size = struct.calcsize(form)
-        self._need(size, "a number")
-        (value,) = struct.unpack_from(form, self._data, self._at)
-        self._at += size
+        (value,) = struct.unpack(form, self._bytes(struct.calcsize(form), "a number"))
         return int(value)
 
-    def _need(self, count: int, what: str) -> None:
+    def _bytes(self, count: int, what: str) -> bytes:
         if count > self._size - self._at:
             self._refuse(f"is damaged or cut short: {what!r} reaches beyond its end")
         if count > _LONGEST_HEADER - self._at:
             self._refuse(f"has {what!r} end beyond the first {_LONGEST_HEADER} bytes")
+        self._at += count
+        return self._data[self._at - count : self._at]
 
     def _refuse(self, problem: str) -> NoReturn:
         raise ExportError(f"{self._file} {problem}: download it again")

@@ -1,8 +1,8 @@
-"""How byte-level tokenizers cut a text into words before they merge: by `tokenizer.ggml.pre`.
+"""The pre-tokenizers of byte-level tokenizers, which cut a text into words: `tokenizer.ggml.pre`.
 
-A GGUF names the way; llama.cpp keeps the expressions, adapted to its own engine, in its source.
-Here they stand as the published tokenizer.json have them. A name that is not here is refused:
-words cut in another way have other tokens, which a model understands badly without any error.
+A GGUF holds only the name. llama.cpp has the expressions in its source, adapted to its own engine;
+here they are as in the published tokenizer.json. An unknown name is refused: a wrong pre-tokenizer
+gives other tokens, which a model understands badly, without any error.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 class PreTokenizer(NamedTuple):
-    """The part of a tokenizer, and what else goes by the same name.
+    """A pre-tokenizer and the other settings that its name implies.
 
-    `whole_words`: a word that is a token is one, whatever the merges make of it. `composed`:
-    characters are composed first (NFC). `adds_bos`: a text begins with bos where a file does not
-    say whether it does.
+    `whole_words`: a word that is in the vocabulary is one token, whatever the merges say.
+    `composed`: the text is normalized to NFC first. `adds_bos`: a text begins with bos, unless the
+    file says otherwise.
     """
 
     part: pre_tokenizers.PreTokenizer
@@ -39,7 +39,7 @@ class PreTokenizer(NamedTuple):
 
 
 def _by(*expressions: str) -> pre_tokenizers.PreTokenizer:
-    """Letters for the bytes of words that expressions cut, one after the other."""
+    """Cuts a text by the expressions, one after the other, and spells bytes as letters."""
     cuts = [pre_tokenizers.Split(Regex(one), "isolated") for one in expressions]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*cuts, letters])
@@ -52,9 +52,9 @@ _LIKE_STARCODER = PreTokenizer(pre_tokenizers.Sequence([_DIGITS, _GPT2_BYTES]))
 _LIKE_LLAMA3 = PreTokenizer(_by(_LLAMA3), whole_words=True, adds_bos=True)
 _LIKE_QWEN2 = PreTokenizer(_by(_QWEN2), composed=True)
 _PLAIN_LLAMA3 = PreTokenizer(_by(_LLAMA3))
-# What llama.cpp does with files that do not say it.
+# llama.cpp's choice for files without a name.
 _DEFAULT = PreTokenizer(_by(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
-PRE_TOKENIZERS: dict[str, PreTokenizer] = {  # by the name of the way
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {  # by `tokenizer.ggml.pre`
     "default": _DEFAULT,
     **dict.fromkeys(("gpt-2", "phi-2", "gigachat", "mpt", "olmo", "jais", "exaone4"), _LIKE_GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _LIKE_STARCODER),
