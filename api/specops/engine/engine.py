@@ -25,7 +25,7 @@ from specops.runtime.memory_plan import MemoryPlan
 from specops.runtime.session import ModelLoadError, share_threads
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter
-from specops.speculation.drafters.registry import Means, make_drafters
+from specops.speculation.drafters.registry import make_drafters
 from specops.system.cpus import available_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.grammar import Grammars
@@ -249,13 +249,11 @@ def _assemble(
     runner, costs = models[0].runner, models[0].costs
     draft_runner, draft_costs = (models[1].runner, models[1].costs) if draft else (None, None)
     drafters = make_drafters(
-        Means(
-            runner.vocab_size,
-            draft_runner,
-            draft_costs,
-            reuse=PrefixCache(settings.prefix_cache),
-            head=head_drafter(head, head_graph, runner, costs) if head and head_graph else None,
-        )
+        runner.vocab_size,
+        draft_runner,
+        draft_costs,
+        reuse=PrefixCache(settings.prefix_cache),
+        head=head_drafter(head, head_graph, runner, costs) if head and head_graph else None,
     )
     scheduler = Scheduler(
         runner,

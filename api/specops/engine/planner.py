@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specops.engine.proposer import Proposal, Proposer
+from specops.engine.proposer import Proposer, SequenceProposal
 from specops.engine.running import Running
 from specops.engine.sequence import Sequence
 from specops.engine.token_budget import TokenBudget
@@ -55,7 +55,7 @@ class PlannedStep:
     """
 
     batch: Batch = field(default_factory=Batch)
-    proposals: list[Proposal] = field(default_factory=list)
+    proposals: list[SequenceProposal] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     budget: int = 0
     draft_seconds: float = 0.0
@@ -127,7 +127,7 @@ class Planner:
                 break
         return step
 
-    def _add_decoding(self, step: PlannedStep, proposal: Proposal) -> None:
+    def _add_decoding(self, step: PlannedStep, proposal: SequenceProposal) -> None:
         sequence = proposal.sequence
         start = sequence.num_computed
         draft = proposal.tokens

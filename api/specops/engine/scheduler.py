@@ -223,7 +223,7 @@ class Scheduler:
         if step.chunks:
             self._budget.observe(step.batch, took)
         self.controller.stepped(
-            [proposal.candidate for proposal in step.proposals],
+            step.proposals,
             progress.decoded,
             [1 + len(proposal.tokens) for proposal in step.proposals],
             draft_seconds=step.draft_seconds,

@@ -299,8 +299,16 @@ class Sequence:
             decode_seconds=last - first,
             estimated_speedup=self.speculation.speedup,
             preemptions=self.preemptions,
-            acceptance={
-                name: tuple(seen.rates[: self.request.k_draft])
-                for name, seen in self.speculation.seen.items()
-            },
+            acceptance={name: _acceptance(found) for name, found in counts.lengths.items()},
         )
+
+
+def _acceptance(drafts: Counter[tuple[int, int]]) -> tuple[float, ...]:
+    """[k], the share of accepted draft tokens at each position where those before were accepted."""
+    rates: list[float] = []
+    while reached := sum(
+        times for (verified, accepted), times in drafts.items() if verified > len(rates) <= accepted
+    ):
+        hits = sum(times for (_, accepted), times in drafts.items() if accepted > len(rates))
+        rates.append(hits / reached)
+    return tuple(rates)
