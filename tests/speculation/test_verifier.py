@@ -12,8 +12,8 @@ from specops.request import SamplingParams
 from specops.runtime.sampling import Floats, draw, draw_seeded, next_token
 from specops.speculation.verifier import (
     Verdict,
+    compare,
     verify,
-    verify_greedy,
     verify_sampled,
     verify_seeded,
 )
@@ -42,7 +42,7 @@ def logits_for(choices: list[int]) -> Floats:
 def test_greedy_accepts_up_to_the_first_difference(
     choices: list[int], draft: list[int], accepted: int, following: int
 ) -> None:
-    assert verify_greedy(logits_for(choices), draft) == Verdict(accepted, following)
+    assert compare(choices, draft) == Verdict(accepted, following)
 
 
 def distributions(seed: int) -> tuple[Floats, Floats]:

@@ -102,20 +102,28 @@ class Planner:
         """Choose the spans of the next pass, maybe none; `started` is when the step began."""
         step = PlannedStep()
         decoding = self._running.with_room_to_decode()
-        # What is to be embedded gets what is left: it may be far longer than any prompt.
-        prompts = sorted(
-            (item for item in self._running if item.missing and not item.finish),
-            key=lambda item: item.request.embed,
-        )
-        if not prompts:
+        prompts = [item for item in self._running if item.missing and not item.finish]
+        beside = 0
+        if prompts:
+            beside = min(sum(item.missing for item in prompts), self._budget.usual_chunk)
+        else:
             step.reading_seconds = self._proposer.let_one_read(
                 decoding, lambda past: self._budget.draft_model_tokens(len(decoding), past)
             )
         if decoding:
-            beside = min(sum(item.missing for item in prompts), self._budget.usual_chunk)
             step.proposals, step.draft_seconds = self._proposer.propose(decoding, beside)
         for proposal in step.proposals:
             self._add_decoding(step, proposal)
+        if prompts:
+            self._add_prompts(step, decoding, prompts, started)
+        return step
+
+    def _add_prompts(
+        self, step: PlannedStep, decoding: list[Sequence], prompts: list[Sequence], started: float
+    ) -> None:
+        """Fill the pass with the prompts' next tokens, as far as the budget goes."""
+        # A text to be embedded may be far longer than any prompt, so it gets what is left.
+        prompts.sort(key=lambda item: item.request.embed)
         watched = any(sequence.request.stream for sequence in decoding)
         seconds = self._budget.pass_seconds(
             step.batch, watched=watched, spent=self._clock() - started
@@ -125,7 +133,6 @@ class Planner:
                 continue
             if not self._add_chunk(step, sequence, seconds):
                 break
-        return step
 
     def _add_decoding(self, step: PlannedStep, proposal: SequenceProposal) -> None:
         sequence = proposal.sequence

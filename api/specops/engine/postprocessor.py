@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from specops.engine.planner import Chunk, PlannedStep
@@ -12,7 +13,7 @@ from specops.request import GRAMMAR, DraftStats
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
-from specops.speculation.verifier import verify
+from specops.speculation.verifier import compare, verify
 
 
 @dataclass(slots=True)
@@ -54,10 +55,14 @@ class Postprocessor:
             logits: [n, V], of the tokens that needed them, in the order of the spans.
         """
         progress, row = Progress(), 0
+        likeliest: list[int] | None = None
+        if not any(proposal.sampled for proposal in step.proposals):
+            rows = sum(proposal.num_logits for proposal in step.proposals)
+            likeliest = logits[:rows].argmax(axis=-1).tolist()
         for proposal in step.proposals:
             rows = proposal.num_logits
             try:
-                self._take_decoded(progress, proposal, logits[row : row + rows], row)
+                self._take_decoded(progress, proposal, logits[row : row + rows], row, likeliest)
             except Exception as error:
                 proposal.sequence.fail(error)
                 progress.decoded.append(0)
@@ -71,7 +76,12 @@ class Postprocessor:
         return progress
 
     def _take_decoded(
-        self, progress: Progress, proposal: SequenceProposal, logits: Floats, row: int
+        self,
+        progress: Progress,
+        proposal: SequenceProposal,
+        logits: Floats,
+        row: int,
+        likeliest: Seq[int] | None,
     ) -> None:
         """Verify a draft. Append its accepted tokens and the target's own token after them.
 
@@ -82,18 +92,24 @@ class Postprocessor:
                 each of the k draft tokens. Where the request wants probabilities, the logits of the
                 forced tokens come before these.
             row: of the first of them among the pass's logits.
+            likeliest: [n], the likeliest token of each of the pass's rows; None where a request
+                draws its tokens.
         """
         sequence, draft, forced = proposal.sequence, proposal.draft, proposal.forced
         drafted, before = len(draft.tokens), len(logits) - 1 - len(draft.tokens)
         start = self._clock() if proposal.sampled else 0.0
-        verdict = verify(
-            sequence.adjusted(logits[before:] if before else logits, draft.tokens, forced),
-            draft.tokens,
-            draft.probs,
-            sampling=sequence.request.sampling,
-            rng=sequence.rng,
-            position=len(sequence.tokens) + len(forced),
-        )
+        choices = logits[before:] if before else logits
+        if likeliest is not None and not sequence.adjusts:
+            verdict = compare(likeliest[row + before : row + len(logits)], draft.tokens)
+        else:
+            verdict = verify(
+                sequence.adjusted(choices, draft.tokens, forced),
+                draft.tokens,
+                draft.probs,
+                sampling=sequence.request.sampling,
+                rng=sequence.rng,
+                position=len(sequence.tokens) + len(forced),
+            )
         accepted = verdict.accepted
         if proposal.sampled:
             self.controller.drawn(drafted + 1, self._clock() - start)

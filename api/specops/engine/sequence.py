@@ -145,6 +145,11 @@ class Sequence:
         grammar = self.request.sampling.grammar
         return None if grammar is None else self._grammars.matcher(grammar)
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether tokens are chosen from other logits than the target's."""
+        return self.matcher is not None or self._adjuster is not None
+
     def start(self) -> None:
         """The request leaves the queue, for the first time or after it was preempted."""
         if self._started is None:
@@ -172,7 +177,7 @@ class Sequence:
         Returns:
             [k + 1, V] with penalties and biases, -inf where a token must not come.
         """
-        if self.matcher is None and self._adjuster is None:
+        if not self.adjusts:
             return logits
         adjusted = logits if self.request.logprobs is None else logits.copy()
         if self.matcher is not None:
@@ -211,7 +216,7 @@ class Sequence:
         self._last_token = self._clock()
         if self._first_token is None:
             self._first_token = self._last_token
-        most, text, room = self.request.logprobs, self._text, self.remaining
+        most, text, room, matcher = self.request.logprobs, self._text, self.remaining, self.matcher
         for position, token in enumerate(tokens):
             origin = TARGET if drafter is None or position >= accepted else drafter
             if position < forced:
@@ -221,20 +226,18 @@ class Sequence:
                 self._adjuster.take(token)
             told = None if most is None else logprob(logits[position], token, most)
             self._pieces += text.push(token, origin, told)
-            if token in self._end_tokens or text.stopped is not None or self._completes(token):
+            if token in self._end_tokens or text.stopped is not None:
                 self.finish, self._stop = FinishReason.STOP, text.stopped
-            elif position + 1 == room:
+                return position + 1
+            if matcher is not None:
+                matcher.advance(token)
+                if matcher.complete:
+                    self.finish = FinishReason.STOP
+                    return position + 1
+            if position + 1 == room:
                 self.finish = FinishReason.LENGTH
-            if self.finish:
                 return position + 1
         return len(tokens)
-
-    def _completes(self, token: int) -> bool:
-        """Take the token into the grammar; whether nothing may follow it."""
-        if self.matcher is None:
-            return False
-        self.matcher.advance(token)
-        return self.matcher.complete
 
     def next_prompt(self) -> bool:
         """The embedding of a prompt is complete: go on with the next one, or end.

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add, truediv
 
 from specops.runtime.cost_model import CostModel, mean_with
 from specops.speculation.acceptance import Acceptance, SpeculationState
@@ -167,27 +168,27 @@ class Controller:
         what that time would bring in a pass without a prompt.
         """
         pair = self._target.pairs(1)
-        values = [item.position * pair + item.sampled * self._drawing for item in proposals]
+        per_token = [item.position * pair + item.sampled * self._drawing for item in proposals]
         tokens = len(proposals) + sum(item.most for item in proposals if item.fixed)
-        brought, beside = float(len(proposals)), sum(values)
-        steps = [(brought, beside)]
+        expected, extra = float(len(proposals)), sum(per_token)
+        expected_tokens, extra_seconds = [expected], [extra]
         widths: defaultdict[int, int] = defaultdict(int)  # tokens of the draft model's passes
         for missed, index, position in places:
-            brought -= missed
-            beside += values[index]
+            expected -= missed
+            extra += per_token[index]
             if (backlog := proposals[index].backlog) and self._draft is not None:
                 before = widths[position]
                 after = widths[position] = before + (1 if position else backlog)
-                beside += self._draft.cost(after) - self._draft.cost(before)
-            steps.append((brought, beside))
-        costs = self._target.costs(tokens, len(places))
-        worth = [value / (cost + extra) for cost, (value, extra) in zip(costs, steps, strict=True)]
+                extra += self._draft.cost(after) - self._draft.cost(before)
+            expected_tokens.append(expected)
+            extra_seconds.append(extra)
+        costs = map(add, self._target.costs(tokens, len(places)), extra_seconds)
+        worth = list(map(truediv, expected_tokens, costs))
         if prompt_tokens:
             rate = max(worth)
-            costs = self._target.costs(tokens + prompt_tokens, len(places))
+            costs = map(add, self._target.costs(tokens + prompt_tokens, len(places)), extra_seconds)
             worth = [
-                value - rate * (cost + extra)
-                for cost, (value, extra) in zip(costs, steps, strict=True)
+                value - rate * cost for value, cost in zip(expected_tokens, costs, strict=True)
             ]
         return worth.index(max(worth))
 

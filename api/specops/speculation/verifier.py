@@ -30,7 +30,7 @@ Beyond the graph, verifying 4 draft tokens among 32,000 tokens, all accepted, ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,9 +38,8 @@ from specops.request import SamplingParams
 from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How many draft tokens stand, and the target's own token that follows them."""
+class Verdict(NamedTuple):
+    """The number of accepted draft tokens, and the target's own token that follows them."""
 
     accepted: int
     next_token: int
@@ -66,21 +65,15 @@ def verify(
         position: of the first draft token in its sequence, for sampling with one.
     """
     if sampling.temperature == 0:
-        return verify_greedy(target_logits, draft_tokens)
+        return compare(target_logits.argmax(axis=-1).tolist(), draft_tokens)
     if sampling.seed is not None:
         return verify_seeded(target_logits, draft_tokens, sampling, position)
     probs = filtered_probs(target_logits, sampling)
     return verify_sampled(probs, draft_tokens, draft_probs, rng)
 
 
-def verify_greedy(target_logits: Floats, draft_tokens: Sequence[int]) -> Verdict:
-    """Accept the draft tokens that equal the target's most probable tokens.
-
-    Args:
-        target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
-        draft_tokens: [k].
-    """
-    choices = target_logits.argmax(axis=-1).tolist()
+def compare(choices: Sequence[int], draft_tokens: Sequence[int]) -> Verdict:
+    """Accept the draft tokens [k] up to the first that is not the target's choice, of [k + 1]."""
     accepted = 0
     while accepted < len(draft_tokens) and choices[accepted] == draft_tokens[accepted]:
         accepted += 1

@@ -129,18 +129,13 @@ def test_every_configuration_runs_on_every_prompt_in_every_round(tiny_settings: 
 
 
 def test_a_way_learns_from_its_own_requests_alone(tiny_settings: Settings) -> None:
-    """Its drafts' acceptance is told with every answer; another one's begins where all begin."""
+    """Each way has a controller of its own, which goes on where it was."""
     runner = Runner.load(BenchModel("tiny", "tiny", tiny_settings))
-    first, second = Config("draft", 3), Config("draft", 2)
-
-    def acceptance(runner: Runner, config: Config) -> float:
-        (answer,) = runner.run([Prompt("code", "def add(a, b):\n")], config, 12).answers
-        return answer.stats.acceptance["draft"][0]
-
-    begun = acceptance(runner, first)
-    assert acceptance(runner, first) != begun
-    acceptance(runner, second)
-    assert acceptance(Runner(runner.engine, tiny_settings.max_k_draft), first) == begun
+    scheduler, found = runner.engine.scheduler, []
+    for config in (Config("draft", 3), Config("draft", 2), Config("draft", 3)):
+        runner.run([Prompt("code", "def add(a, b):\n")], config, 12)
+        found.append(scheduler.controller)
+    assert found[0] is found[2] is not found[1]
 
 
 def test_passes_in_which_all_decode_are_what_is_timed(
