@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from specops.request import SamplingParams
-from specops.runtime.kv_cache import PrefixCache
 from tests.simulated_target import (
     VOCAB,
     SimulatedTarget,
@@ -66,21 +65,6 @@ def test_a_prompt_that_is_there_already_is_computed_from_its_last_token() -> Non
     assert (stats.prompt_tokens, stats.cached_tokens, stats.prefix_hits) == (1, 127, 1)
 
 
-@pytest.mark.parametrize("clients", [("ann", "ann"), ("ann", "bob")])
-@pytest.mark.parametrize("reuse", list(PrefixCache))
-def test_clients_share_as_they_are_meant_to(reuse: PrefixCache, clients: tuple[str, str]) -> None:
-    target = SimulatedTarget(reuse=reuse)
-    scheduler = make_scheduler(target)
-    first, second = (make_request(SYSTEM, 5, client=client) for client in clients)
-    serve(scheduler, first)
-    before = target.computed
-    served = serve(scheduler, second)
-    assert served.tokens(second) == expected(target.text, second)
-    shares = reuse is PrefixCache.ALL or (reuse is PrefixCache.CLIENT and clients[0] == clients[1])
-    assert (served.stats(second).cached_prompt_tokens > 0) == shares
-    assert target.computed - before == (1 if shares else len(SYSTEM)) + 4
-
-
 def test_who_waits_for_the_same_prompt_computes_it_once() -> None:
     """Requests that come together: the others take over what the first one has computed."""
     target = SimulatedTarget(max_tokens=96)
@@ -108,15 +92,6 @@ def test_what_is_kept_is_told_and_given_up_for_those_who_run() -> None:
     assert served.tokens(request) == expected(target.text, request)
     assert max(result.used_blocks for result in served.results) == 5
     assert served.stats(request).preemptions == 0
-
-
-def test_nothing_is_kept_where_it_is_turned_off() -> None:
-    target = SimulatedTarget(reuse=PrefixCache.OFF)
-    scheduler = make_scheduler(target)
-    for _ in range(2):
-        served = serve(scheduler, make_request(SYSTEM, 5))
-        assert served.results[-1].kept_tokens == served.results[-1].kept_blocks == 0
-        assert all(not item.stats.cached_tokens for item in served.results if item.stats)
 
 
 def test_rejected_draft_tokens_are_not_kept() -> None:

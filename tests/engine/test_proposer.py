@@ -284,35 +284,6 @@ def test_a_full_draft_cache_keeps_nobody_else_from_catching_up(
     assert drafts[0] == 0 < drafts[1]
 
 
-@pytest.mark.parametrize(("reader", "reads"), [(Reader(), 0), (CrampedReader(), 3)])
-def test_the_first_that_a_draft_model_can_read_of_is_read(reader: Reader, reads: int) -> None:
-    """Of those with more to take in than goes with a draft token."""
-    sequences = [decoding(name, output=200) for name in ("draft", "none", "draft", "draft")]
-    for slot, (sequence, length) in enumerate(zip(sequences, (100, 100, 20, 100), strict=True)):
-        sequence.slot, sequence.tokens = slot, [1] * length
-        reader.begin(slot, sequence.tokens, "")
-    proposer = Proposer({"draft": reader}, FixedLengths(2), Clock(), max_tokens=96)
-    proposer.let_one_read(sequences, lambda computed: computed - 13)
-    assert [slot for slot, taken in reader.read.items() if taken] == [reads]
-    assert reader.read[reads] == 7
-
-
-def test_while_prompts_are_computed_no_draft_model_takes_one_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scheduler, reader = reading(monkeypatch)
-    scheduler.add(make_request(LONG, 60, drafter="draft", k_draft=2))
-    for _ in range(2):
-        scheduler.step()
-    scheduler.add(make_request(600, 1))
-    while True:
-        before = len(reader.calls)
-        result = scheduler.step()
-        if result.stats is None or not result.stats.prompt_tokens:
-            break
-        assert "take_in" not in reader.calls[before:]
-
-
 def test_no_prompt_is_taken_in_for_drafts_that_do_not_pay_or_have_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -349,20 +320,3 @@ def test_a_draft_model_that_still_reads_misses_nothing(
     assert stats.draft_misses == len(missed)
     # One step before it had read enough; the last of all may have had no room for a draft token.
     assert stats.sequence_steps - 2 <= stats.drafts <= stats.sequence_steps - 1
-
-
-def test_time_that_drafting_takes_is_told_apart_from_the_pass() -> None:
-    target = SimulatedTarget()
-    text = target.text
-
-    class Slow(Scripted):
-        def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-            target.clock.now += 0.002
-            return super().propose(requests)
-
-    scheduler = make_scheduler(target, {"slow": Slow(text, 1.0, name="slow", model=True)})
-    served = serve(scheduler, make_request(9, 30, drafter="slow", k_draft=3))
-    for stats in steps(served)[1:]:
-        drafted = sum(draft.draft_tokens for draft in stats.drafts)
-        assert stats.draft_seconds == pytest.approx(0.002 if drafted else 0.0)
-        assert stats.seconds == pytest.approx(tinyllama().cost(1 + drafted), rel=0.01)

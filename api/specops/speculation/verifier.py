@@ -67,7 +67,7 @@ def verify(
     if sampling.temperature == 0:
         return compare(target_logits.argmax(axis=-1).tolist(), draft_tokens)
     if sampling.seed is not None:
-        return verify_seeded(target_logits, draft_tokens, sampling, position)
+        return verify_seeded(target_logits, draft_tokens, sampling, sampling.seed, position)
     probs = filtered_probs(target_logits, sampling)
     return verify_sampled(probs, draft_tokens, draft_probs, rng)
 
@@ -111,24 +111,25 @@ def verify_sampled(
 
 
 def verify_seeded(
-    target_logits: Floats, draft_tokens: Sequence[int], sampling: SamplingParams, position: int
+    target_logits: Floats,
+    draft_tokens: Sequence[int],
+    sampling: SamplingParams,
+    seed: int,
+    position: int,
 ) -> Verdict:
-    """Accept the draft tokens that equal those that the target draws at their positions.
+    """Accept the draft tokens that equal the tokens that the target draws at their positions.
 
     Args:
         target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
-        draft_tokens: [k], however they came about.
-        sampling: with a seed and a temperature.
-        position: of the first draft token in its sequence.
-
-    Raises:
-        ValueError: there is no seed.
+        draft_tokens: [k], from any source.
+        sampling: its filters and temperature.
+        seed: the request's.
+        position: position of the first draft token in its sequence.
     """
-    if sampling.seed is None:
-        raise ValueError("without a seed there is no noise to draw by")
-    for index, logits in enumerate(target_logits):
-        probs = filtered_probs(logits[None], sampling)[0]
-        token = draw_seeded(probs, sampling.seed, position + index)
+    index = 0
+    while True:
+        probs = filtered_probs(target_logits[index : index + 1], sampling)[0]
+        token = draw_seeded(probs, seed, position + index)
         if index == len(draft_tokens) or token != draft_tokens[index]:
             return Verdict(index, token)
-    raise ValueError(f"{len(target_logits)} rows of logits for {len(draft_tokens)} draft tokens")
+        index += 1
