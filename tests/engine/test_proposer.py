@@ -126,18 +126,6 @@ def test_what_was_looked_up_is_cut_to_what_pays() -> None:
     assert (proposal.missed, proposal.declined) == (None, None)
 
 
-def test_promises_are_cut_with_the_tokens_that_they_are_of() -> None:
-    class Promising(Silent):
-        def look_up(
-            self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0
-        ) -> Draft:
-            return Draft((7, 8, 9), promised=(0.9, 0.8, 0.7))
-
-    (proposal,) = propose([Promising()], FixedLengths(2), decoding("suffix"))
-    assert proposal.promised == (0.9, 0.8, 0.7)
-    assert proposal.draft == Draft((7, 8), promised=(0.9, 0.8))
-
-
 def test_a_draft_model_is_asked_for_as_many_as_pay_and_for_all_at_once() -> None:
     model = Scripted(Text(), 1.0, name="model", model=True)
     sequences = [decoding("model"), decoding("model", k_draft=1), decoding("model", output=3)]

@@ -52,35 +52,6 @@ def test_one_client_is_served_in_the_order_of_its_coming(order: type[RequestQueu
     assert not queue.remove(items[0])
 
 
-def test_a_client_with_one_request_does_not_wait_for_anothers_hundred() -> None:
-    queue = FairShares()
-    for _ in range(100):
-        queue.add(waiting("many", 10))
-    for _ in range(10):
-        queue.next()
-        queue.generated("many", 10)
-    queue.add(waiting("one", 10))
-    assert queue.next().request.client == "one"
-
-
-def test_waiting_saves_nothing_up() -> None:
-    """Who comes back after others were served gets an equal share, not what it missed."""
-    queue = FairShares()
-    for _ in range(50):
-        queue.add(waiting("busy", 10))
-    for _ in range(20):
-        queue.next()
-        queue.generated("busy", 10)
-    for _ in range(50):
-        queue.add(waiting("late", 10))
-    served: Counter[str] = Counter()
-    for _ in range(20):
-        client = queue.next().request.client
-        served[client] += 1
-        queue.generated(client, 10)
-    assert abs(served["busy"] - served["late"]) <= 1
-
-
 @settings(deadline=None)
 @given(
     st.integers(1, 4),

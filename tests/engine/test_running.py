@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from specops.engine.request_queue import FirstComeFirstServed
 from specops.engine.running import Running
 from specops.engine.sequence import Sequence
@@ -139,15 +137,3 @@ def test_a_prompt_that_is_preempted_while_a_batch_is_filled_is_left_out() -> Non
     assert stats.preemptions == 1
     for request in (long, short):
         assert served.tokens(request) == expected(target.text, request)
-
-
-@pytest.mark.parametrize("reuse", list(PrefixCache))
-def test_many_requests_in_few_blocks_all_end(reuse: PrefixCache) -> None:
-    target = SimulatedTarget(num_slots=6, context=256, num_blocks=8, reuse=reuse)
-    scheduler = make_scheduler(target)
-    requests = [make_request(20 + 11 * index, 90) for index in range(12)]
-    served = serve(scheduler, *requests)
-    for request in requests:
-        assert served.tokens(request) == expected(target.text, request)
-    assert sum(result.stats.preempted for result in served.results if result.stats) > 0
-    assert served.results[-1].used_blocks == 0

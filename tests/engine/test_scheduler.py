@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from specops.engine.scheduler import Scheduler
 from specops.request import TARGET, FinishReason, SamplingParams, StepKind, StepStats
-from specops.runtime.kv_cache import PrefixCache
 from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.suffix import SuffixDrafter
 from tests.simulated_target import (
@@ -126,29 +124,6 @@ def test_speculative_output_is_plain_output(
         assert rejected
     elif sampling is not SEEDED:  # what is looked up does not know how a request samples
         assert bool(accepted) == (drafter not in ("none", "wrong"))
-
-
-@pytest.mark.parametrize("max_tokens", [16, 17, 96])
-def test_requests_together_get_what_each_gets_alone(max_tokens: int) -> None:
-    """However their prompts are cut into chunks."""
-    target = SimulatedTarget()
-    scheduler = make_scheduler(target, drafters(target.text), max_batched_tokens=max_tokens)
-    rng = np.random.default_rng(max_tokens)
-    requests = [
-        make_request(
-            int(rng.integers(1, 300)),
-            int(rng.integers(1, 60)),
-            drafter=DRAFTERS[index % len(DRAFTERS)],
-            k_draft=int(rng.integers(0, 9)),
-            sampling=SamplingParams() if index % 3 else replace(SEEDED, seed=index),
-        )
-        for index in range(24)
-    ]
-    served = serve(scheduler, *requests)
-    for request in requests:
-        assert served.tokens(request) == expected(target.text, request)
-    together = max(len(batch.spans) for batch in target.passes)
-    assert together == target.cache.num_slots or max_tokens < 96
 
 
 def test_the_outputs_origin_is_told() -> None:
@@ -375,49 +350,6 @@ def test_a_cancelled_request_frees_its_blocks_within_a_step(where: str) -> None:
         assert served.tokens(request) == expected(target.text, request)
     assert served.tokens(leaving) == expected(target.text, leaving)[: len(served.tokens(leaving))]
     assert target.cache.used_blocks == target.cache.tokens == 0
-
-
-def test_who_waits_for_blocks_can_leave() -> None:
-    """A request that found a slot but no blocks, and one that had to give its own up."""
-    target = SimulatedTarget(num_slots=3, context=256, num_blocks=4, reuse=PrefixCache.OFF)
-    scheduler = make_scheduler(target)
-    first, second = make_request(120, 100), make_request(60, 100)
-    refused = make_request(130, 5)
-    served = Served()
-    for request in (first, second, refused):
-        scheduler.add(request)
-    served.step(scheduler)
-    assert [item.request for item in scheduler.running] == [first, second]
-    scheduler.cancel(refused.request_id)
-    assert served.step(scheduler).waiting == 0
-    assert served.finish(refused) is FinishReason.CANCELLED
-    while len(scheduler.running) == 2:
-        served.step(scheduler)
-    assert served.results[-1].waiting == 1
-    scheduler.cancel(second.request_id)
-    served.step(scheduler)
-    assert served.finish(second) is FinishReason.CANCELLED
-    stats = served.stats(second)
-    assert stats.preemptions == 1
-    while scheduler.busy:
-        served.step(scheduler)
-    assert served.tokens(first) == expected(target.text, first)
-    assert target.cache.used_blocks == 0
-
-
-def test_all_can_be_cancelled_at_once() -> None:
-    target, scheduler = made(num_slots=2)
-    requests = [make_request(30, 40) for _ in range(5)]
-    served = Served()
-    for request in requests:
-        scheduler.add(request)
-    for _ in range(4):
-        served.step(scheduler)
-    scheduler.cancel_all()
-    served.step(scheduler)
-    assert {served.finish(request) for request in requests} == {FinishReason.CANCELLED}
-    assert not scheduler.busy
-    assert target.cache.used_blocks == 0
 
 
 @pytest.mark.parametrize("where", ["waiting", "prefilling", "decoding"])

@@ -88,8 +88,8 @@ class Details(BaseModel):
         description="speed over plain decoding, as the measured costs of the passes have it"
     )
     acceptance: dict[str, list[float]] = Field(
-        description="adaptive: the controller's estimate per drafter that token i + 1 is accepted "
-        "where those before it were"
+        description="per source of draft tokens: how often token i + 1 was accepted where those "
+        "before it were"
     )
     preemptions: int = Field(
         description="how often it gave its KV blocks up to others and was computed again"
