@@ -103,29 +103,6 @@ def test_kinds_of_passes_are_told_apart() -> None:
 # -- the output ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_speculative_output_is_plain_output(
-    drafter: str, adaptive: bool, sampling: SamplingParams
-) -> None:
-    accepted = rejected = 0
-    for k_draft in (1, 2, 5, 8):
-        target, scheduler = made()
-        options = {"drafter": drafter, "k_draft": k_draft, "adaptive": adaptive}
-        request = make_request(20, 60, sampling=sampling, **options)
-        served = serve(scheduler, request)
-        assert served.tokens(request) == expected(target.text, request)
-        stats = served.stats(request)
-        accepted += stats.accepted_tokens
-        rejected += stats.draft_tokens - stats.accepted_tokens
-    if drafter in ("half", "model"):
-        assert accepted
-        assert rejected
-    elif sampling is not SEEDED:  # what is looked up does not know how a request samples
-        assert bool(accepted) == (drafter not in ("none", "wrong"))
-
-
 def test_the_outputs_origin_is_told() -> None:
     _, scheduler = made()
     request = make_request(20, 40, drafter="half", k_draft=4)

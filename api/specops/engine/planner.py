@@ -1,7 +1,7 @@
-"""Chooses what the next pass computes: one flat batch of spans, and the sequence of each.
+"""Plans the next pass: one flat batch of spans, and the sequence of each span.
 
-Requests that decode come first, each with its last token and the draft tokens that are to be
-verified; what the token budget leaves is filled with the prompts of those that were admitted.
+Requests that decode come first, each with its last token and the draft tokens to verify. The rest
+of the token budget goes to the prompts of admitted requests.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from specops.request import StepKind
 from specops.runtime.batch import Batch
 from specops.runtime.kv_cache import KvCache
 
-# Rows of logits of a pass, of which the memory plan counts nine for each slot: a prompt that is
-# read, with logits of all its tokens, takes no more than that.
+# Rows of logits of a pass. The memory plan counts nine for each slot, and a prompt that wants the
+# logits of all its tokens takes no more than that.
 _ROWS_PER_SLOT, _LEAST_ROWS = 8, 8
 
 
@@ -27,10 +27,10 @@ class Chunk:
     """A piece of a prompt in a pass.
 
     Attributes:
-        sequence: whose it is.
-        tokens: how many.
-        last: the prompt ends with it: its last token brings the answer's first.
-        rows: of the pass's logits, those of its last tokens.
+        sequence: the request.
+        tokens: number of tokens.
+        last: the prompt ends with this piece, whose last token brings the answer's first.
+        rows: number of its last tokens that need logits.
     """
 
     sequence: Sequence
@@ -41,17 +41,17 @@ class Chunk:
 
 @dataclass(slots=True)
 class PlannedStep:
-    """What one step computes.
+    """The plan of one step.
 
     Attributes:
         batch: the spans of `proposals`, then those of `chunks`.
         proposals: the requests that decode, with their draft tokens.
         chunks: pieces of prompts.
-        budget: prompt tokens that there was room for; 0 where no prompt waited.
-        draft_seconds: that proposing took.
-        reading_seconds: that a draft model took to catch up with a sequence.
-        cached: tokens of prompts that need no pass.
-        prefix_hits: requests that they belong to.
+        budget: number of prompt tokens that there was room for; 0 where no prompt waited.
+        draft_seconds: time to get the draft tokens.
+        reading_seconds: time that a draft model took to catch up with a sequence.
+        cached: number of prompt tokens that need no pass.
+        prefix_hits: number of requests with such tokens.
     """
 
     batch: Batch = field(default_factory=Batch)
@@ -145,7 +145,7 @@ class Planner:
         step.batch.add(sequence.slot, start, tokens, proposal.num_logits)
 
     def _add_chunk(self, step: PlannedStep, sequence: Sequence, seconds: float) -> bool:
-        """Let a prompt's next tokens join the pass; False where no more of any do."""
+        """Let a prompt's next tokens join the pass; False where the pass is full."""
         held = self._take_prefix(step, sequence)
         room = self._budget.prompt_tokens(step.batch, held, seconds, first=not step.chunks)
         taken = sum(chunk.tokens for chunk in step.chunks)
@@ -153,7 +153,7 @@ class Planner:
         if room < 1:
             return False
         count = min(room, sequence.missing)
-        if not count:  # another request has computed all of what it had given up
+        if not count:  # another request has computed all that this one had given up
             return True
         reads = sequence.reader is not None and not sequence.generated
         if reads:
@@ -170,7 +170,7 @@ class Planner:
         return True
 
     def _take_prefix(self, step: PlannedStep, sequence: Sequence) -> int:
-        """Skip what others have computed of the sequence's beginning; returns what is computed."""
+        """Skip what other requests have computed of the beginning; returns the computed tokens."""
         before = sequence.num_computed if sequence.begun else sequence.cached
         held = self._running.extend_prefix(sequence)
         if held > before and not sequence.preemptions:
