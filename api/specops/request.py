@@ -1,4 +1,4 @@
-"""What a request asks for, what it gets back, and what it cost: the words all layers share."""
+"""The types that all layers share: a request, its output, its statistics, and those of a step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:  # the command line reads these words before it needs arrays
     import numpy.typing as npt
 
 DrafterName = Literal["draft", "head", "suffix", "cascade", "none"]
-DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # those that draft
-GRAMMAR = "grammar"  # the origin of draft tokens that the grammar left no choice about
-SOURCES = (*DRAFTERS, GRAMMAR)  # all that draft tokens come from
-FORMER_DRAFTERS = {"ngram": "suffix", "ngram_cache": "suffix"}  # names that are still taken
+DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # without "none"
+GRAMMAR = "grammar"  # the origin of tokens that the grammar left no choice about
+SOURCES = (*DRAFTERS, GRAMMAR)  # all origins of draft tokens
+FORMER_DRAFTERS = {"ngram": "suffix", "ngram_cache": "suffix"}  # old names that requests may use
 
-FIXED_K_DRAFT = 3  # draft tokens per step where their number is to be fixed and none is given
+FIXED_K_DRAFT = 3  # draft tokens per step of a request that is not adaptive and names no number
 
 
 class PromptTooLong(ValueError):  # noqa: N818 - named as what it says
-    """A prompt that leaves no room for an answer. Both lengths are in tokens."""
+    """The prompt leaves no room for an answer. Both lengths are in tokens."""
 
     def __init__(self, prompt_tokens: int, context: int) -> None:
         super().__init__(
@@ -54,7 +54,7 @@ class StepKind(StrEnum):
 
 
 class GrammarKind(StrEnum):
-    """What a grammar's text is."""
+    """The language of a grammar's text."""
 
     JSON_OBJECT = "json_object"  # a JSON schema that allows every object
     JSON_SCHEMA = "json_schema"
@@ -65,11 +65,11 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer may consist of. Equal text is the same grammar, and compiled once."""
+    """The form of an answer. Grammars of equal text are compiled once."""
 
     kind: GrammarKind
     text: str
-    said: Grammar | None = None  # what `@said` in a Lark grammar's text stands for
+    said: Grammar | None = None  # replaces `@said` in a Lark grammar's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +80,24 @@ class SamplingParams:
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0
     seed: int | None = None
-    grammar: Grammar | None = None  # that the whole answer follows; None: any text
+    grammar: Grammar | None = None  # the whole answer follows it; None: any text
     min_p: float = 0.0  # least probability, as a share of the likeliest token's
     typical_p: float = 1.0  # mass of the tokens whose surprise is nearest to the expected one
     top_n_sigma: float = 0.0  # standard deviations below the largest logit that stay; 0: all
-    presence_penalty: float = 0.0  # for tokens that the answer has
-    frequency_penalty: float = 0.0  # for each time that it has them
-    repetition_penalty: float = 1.0  # divides the logits of tokens of prompt and answer
+    presence_penalty: float = 0.0  # subtracted from tokens that the answer has
+    frequency_penalty: float = 0.0  # subtracted for each time that the answer has them
+    repetition_penalty: float = 1.0  # divides the logits of the tokens of prompt and answer
     logit_bias: tuple[tuple[int, float], ...] = ()  # added to tokens' logits
-    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the answer has not
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the answer must not have
 
     @property
     def penalizes(self) -> bool:
-        """Tokens count less for having been said."""
+        """Whether tokens that were said before become less likely."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     @property
     def adjusts(self) -> bool:
-        """Tokens are chosen by other logits than the target's."""
+        """Whether tokens are chosen by other logits than the target's."""
         return bool(self.penalizes or self.logit_bias or self.bad_words)
 
 
@@ -105,7 +105,7 @@ class SamplingParams:
 class GenerationRequest:
     """One prompt to continue. Times are seconds of `time.monotonic()`.
 
-    `request_id` is the engine's; what comes before a slash in it is the client's.
+    `request_id` is the engine's name for it; the part before a slash is the client's name.
     """
 
     request_id: str
@@ -114,33 +114,33 @@ class GenerationRequest:
     sampling: SamplingParams = SamplingParams()
     drafter: str = "none"
     k_draft: int = 0  # most draft tokens per step
-    adaptive: bool = False  # fewer of them, or none, where that is faster
-    logprobs: int | None = None  # likeliest tokens told beside each; None: no probabilities
-    prompt_logprobs: bool = False  # they are told of the prompt's tokens as well
-    embed: bool = False  # prompts' embeddings are wanted, and no answer
-    more_prompts: tuple[tuple[int, ...], ...] = ()  # to be embedded after the first, in its slot
+    adaptive: bool = False  # the controller may choose fewer draft tokens where that is faster
+    logprobs: int | None = None  # number of likeliest tokens to tell; None: no probabilities
+    prompt_logprobs: bool = False  # probabilities of the prompt's tokens are wanted, too
+    embed: bool = False  # the prompts' embeddings are wanted, and no answer
+    more_prompts: tuple[tuple[int, ...], ...] = ()  # prompts to embed after the first one
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()  # that end the answer as well
-    min_tokens: int = 0  # before which no end token comes
+    stop_token_ids: tuple[int, ...] = ()  # tokens that end the answer, too
+    min_tokens: int = 0  # no end token comes before so many tokens
     ignore_eos: bool = False
-    client: str = ""  # that asks: shares of the machine and of the prefix cache go by it
-    stream: bool = True  # each step's output is wanted at once, not only the last one's
+    client: str = ""  # who asks: the queue's shares and the prefix cache go by it
+    stream: bool = True  # the client reads each step's output, not only the last one's
     arrival: float = 0.0
-    deadline: float = float("inf")  # of the whole answer, the wait for a slot included
+    deadline: float = float("inf")  # for the whole answer, the wait for a slot included
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
-        """All of its prompts: one, but where they are to be embedded."""
+        """All prompts: one, or several where they are to be embedded."""
         return (self.prompt_tokens, *self.more_prompts)
 
     @property
     def tokens(self) -> int:
-        """Most tokens of KV cache that it takes: a prompt and the longest answer."""
+        """Most tokens of KV cache that the request takes: a prompt and the longest answer."""
         return max(map(len, self.prompts)) + self.max_new_tokens
 
     @property
     def client_id(self) -> str:
-        """What the client knows it by."""
+        """The client's name for the request."""
         return self.request_id.partition("/")[0]
 
 
@@ -149,9 +149,9 @@ TARGET = "target"  # the origin of a token that no drafter proposed
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How probable the target found a token: natural logarithms, before temperature and filters.
+    """A token's probability by the target: a natural logarithm, before temperature and filters.
 
-    `top` are the likeliest tokens at its place, likeliest first, as many as were asked for.
+    `top` are the likeliest tokens at its place, likeliest first.
     """
 
     chosen: float
@@ -175,7 +175,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SourceStats:
-    """One source's drafts for one request; item i of each is of the draft's token i + 1."""
+    """Counts of one source's draft tokens for one request; item i counts the token i + 1."""
 
     verified_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
@@ -191,7 +191,7 @@ class SourceStats:
 
     @classmethod
     def of(cls, drafts: Mapping[tuple[int, int], int]) -> SourceStats:
-        """From how often so many tokens were verified and so many of them accepted."""
+        """From the number of drafts by their verified and accepted tokens."""
         longest = max((verified for verified, _ in drafts), default=0)
         return cls(
             *(
@@ -206,41 +206,41 @@ class SourceStats:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStats:
-    """What one request cost. Seconds of wall time; steps are the target's forward passes.
+    """What one request cost. Seconds are wall time; steps are the target's forward passes.
 
     The first token comes out of the prompt's own pass, so `generated_tokens - 1` tokens were
-    decoded, in `sequence_steps` steps. `sources` says whose draft tokens were verified: a drafter's
-    or the grammar's, of which a step may have one each. `acceptance` is the controller's estimate,
-    per drafter, that the draft token at a position is accepted where those before it were.
+    decoded, in `sequence_steps` steps. `sources` counts draft tokens by their origin: a step may
+    verify tokens of a drafter and of the grammar. `acceptance` is, per origin and position, the
+    share of draft tokens that were accepted where those before them were.
     """
 
     prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0  # of them, those that an earlier request had computed
+    cached_prompt_tokens: int = 0  # those of them that an earlier request had computed
     generated_tokens: int = 0
     sequence_steps: int = 0  # passes in which this request decoded
-    drafts: int = 0  # of them, those with at least one draft token
-    draft_misses: int = 0  # those whose drafter was asked and had nothing
+    drafts: int = 0  # steps with at least one draft token
+    draft_misses: int = 0  # steps in which the drafter was asked and had nothing
     sources: Mapping[str, SourceStats] = field(default_factory=dict)
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # from leaving the queue to the first token
     decode_seconds: float = 0.0  # from the first token to the last
     estimated_speedup: float = 1.0  # over plain decoding, by the measured costs of the passes
-    preemptions: int = 0  # how often it gave its KV blocks up and was computed again
+    preemptions: int = 0  # how often the request gave its KV blocks up and was computed again
     acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def draft_tokens(self) -> int:
-        """Draft tokens that were verified."""
+        """Number of verified draft tokens."""
         return sum(sum(source.verified_per_position) for source in self.sources.values())
 
     @property
     def accepted_tokens(self) -> int:
-        """Of them, those that became part of the output."""
+        """Number of draft tokens that became part of the output."""
         return sum(self.accepted_per_position)
 
     @property
     def accepted_per_position(self) -> tuple[int, ...]:
-        """Of all sources together."""
+        """Accepted tokens of all sources, by position."""
         return sum(self.sources.values(), SourceStats()).accepted_per_position
 
     @property
@@ -270,7 +270,7 @@ class GenerationStats:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step brought for one request; `finish` is set on its last output, with `stats`."""
+    """What one step brought one request. The last output has `finish` and `stats`."""
 
     request_id: str
     pieces: tuple[Piece, ...] = ()
@@ -278,8 +278,8 @@ class Output:
     stats: GenerationStats | None = None
     error: str | None = None
     stop: str | None = None  # the stop string that ended it
-    urgent: bool = True  # a client waits for it; others may be handed over together
-    prompt: tuple[Logprob | None, ...] = ()  # of its tokens, with the first output
+    urgent: bool = True  # a client waits for it; other outputs may be handed over together
+    prompt: tuple[Logprob | None, ...] = ()  # of the prompt's tokens, with the first output
     embeddings: npt.NDArray[np.float32] | None = None  # [prompts, size], with the last output
 
     @property
@@ -292,8 +292,8 @@ class Output:
 class DraftStats:
     """One verified draft of one request.
 
-    `promised` are the probabilities to be accepted that its tokens came with, up to the first that
-    was rejected: the others were not judged.
+    `promised` are the probabilities that the drafter gave for its tokens, up to the first rejected
+    one: the tokens behind it were not judged.
     """
 
     drafter: str
@@ -306,18 +306,18 @@ class DraftStats:
 class StepStats:
     """Plain numbers of one forward pass of the target, for the metrics.
 
-    `seconds` is the target's pass alone; `draft_seconds` the time its draft tokens took.
+    `seconds` is the target's pass alone; `draft_seconds` is the time that drafting took.
     """
 
     kind: StepKind
     seconds: float
     decoding: int = 0  # requests that decoded in it, one sequence step each
-    prompt_tokens: int = 0  # tokens of prompts that it computed
-    budget_tokens: int = 0  # tokens of prompts that it had room for; 0 where no prompt waited
-    cached_tokens: int = 0  # of prompts' beginnings that needed no pass; told with the first one
-    prefix_hits: int = 0  # requests that began with such
-    emitted_tokens: int = 0  # generated, requests' first ones included
-    first_tokens: int = 0  # of them, requests' first ones
+    prompt_tokens: int = 0  # prompt tokens that it computed
+    budget_tokens: int = 0  # prompt tokens that it had room for; 0 where no prompt waited
+    cached_tokens: int = 0  # prompt tokens that needed no pass; told with the prompt's first pass
+    prefix_hits: int = 0  # requests with such tokens
+    emitted_tokens: int = 0  # generated tokens, requests' first ones included
+    first_tokens: int = 0  # requests that got their first token
     drafts: tuple[DraftStats, ...] = ()
     draft_seconds: float = 0.0
     missed_drafters: tuple[str, ...] = ()  # one entry per request whose drafter had nothing
@@ -326,18 +326,18 @@ class StepStats:
 
     @property
     def draft_tokens(self) -> int:
-        """Draft tokens that it verified."""
+        """Number of verified draft tokens."""
         return sum(draft.draft_tokens for draft in self.drafts)
 
     @property
     def accepted_tokens(self) -> int:
-        """Of them, those that became output."""
+        """Number of draft tokens that became output."""
         return sum(draft.accepted for draft in self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """All that one `Scheduler.step()` did; `stats` is None where nothing was computed."""
+    """The result of one `Scheduler.step()`; `stats` is None where nothing was computed."""
 
     stats: StepStats | None
     outputs: tuple[Output, ...]
@@ -346,5 +346,5 @@ class StepResult:
     kv_tokens: int = 0  # tokens of running requests in the target's KV cache
     kept_tokens: int = 0  # tokens in it that finished requests have left
     used_blocks: int = 0  # blocks of running requests, each counted once
-    shared_blocks: int = 0  # of them, those that more than one request holds
+    shared_blocks: int = 0  # blocks that more than one request holds
     kept_blocks: int = 0  # blocks that finished requests have left

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -112,21 +111,6 @@ def test_a_grammar_that_may_end_ends_by_an_end_token() -> None:
     assert re.fullmatch("(ab)*c?", text(served, asked))
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("right", [1.0, 0.7, 0.0])
-def test_drafts_change_no_token(sampling: SamplingParams, right: float) -> None:
-    plain = request(sampling)
-    tokens = serve(made(), plain).tokens(plain)
-    for k_draft in (1, 3, 8):
-        asked = request(sampling, drafter="known", k_draft=k_draft)
-        served = serve(made(Known(tokens, right)), asked)
-        assert served.tokens(asked) == tokens
-        origins = {
-            piece.origin for output in served.outputs[asked.request_id] for piece in output.pieces
-        }
-        assert ("known" in origins) == (right > 0)
-
-
 FORM = Grammar(
     GrammarKind.REGEX,
     r'\{"first name": "[a-z]{1,5}", "family name": "[a-z]{1,5}", "ok": (true|no)\}',
@@ -185,17 +169,6 @@ def test_forced_tokens_overrun_neither_the_limit_nor_the_pass(most: int) -> None
         assert served.tokens(asked) == tokens
 
 
-def test_requests_beside_each_other_follow_their_own_grammars() -> None:
-    kinds = [GREEDY, SEEDED, replace(SEEDED, seed=3), SamplingParams(1.0, seed=3)]
-    alone = []
-    for sampling in kinds:
-        asked = request(sampling)
-        alone.append(serve(made(), asked).tokens(asked))
-    requests = [request(sampling) for sampling in kinds]
-    served = serve(made(), *requests)
-    assert [served.tokens(asked) for asked in requests] == alone
-
-
 def test_probabilities_are_the_targets_own() -> None:
     """Whatever the grammar allows: as they are for a request without one."""
     asked = request(GREEDY, logprobs=1)
@@ -234,11 +207,6 @@ def test_drawn_draft_tokens_leave_the_distribution_as_it_is() -> None:
     assert chi2_contingency(np.stack([plain, drafted])).pvalue > 1e-3
 
 
-def test_to_leave_a_forbidden_draft_token_out_would_show() -> None:
-    """The wrong rule: a draft without the token, so that nothing is rejected."""
-    assert chi2_contingency(np.stack([drawn("none"), drawn("leaving")])).pvalue < 1e-3
-
-
 def test_a_grammar_that_becomes_too_complex_ends_its_own_request_alone() -> None:
     grammar = Grammar(GrammarKind.REGEX, "(((a{50,100}){50,100}){50,100}){50,100}")
     hostile, other = request(SamplingParams(1.0, seed=1, grammar=grammar)), request(GREEDY)
@@ -253,13 +221,3 @@ def test_a_stop_string_ends_a_constrained_answer_as_any_other() -> None:
     served = serve(made(), asked)
     assert served.finish(asked) is FinishReason.STOP
     assert "-" not in text(served, asked)
-
-
-def test_json_has_what_its_schema_asks_for() -> None:
-    parts = {"a": {"type": "integer", "maximum": 999}, "b": {"enum": ["x", "y"]}}
-    schema = {"type": "object", "properties": parts, "required": ["a", "b"]}
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema | {"additionalProperties": False}))
-    asked = request(SamplingParams(1.0, seed=2, grammar=grammar))
-    content = json.loads(text(serve(made(), asked), asked))
-    assert set(content) == {"a", "b"}
-    assert content["b"] in ("x", "y")

@@ -59,10 +59,6 @@ def generate(
     return list(found.values())
 
 
-def test_there_are_200_prompts() -> None:
-    assert len(PROMPTS) == len(set(PROMPTS)) == 200
-
-
 @pytest.fixture(scope="module")
 def plain(engine: Engine) -> list[tuple[tuple[int, ...], list[int]]]:
     """Every prompt's tokens and its plain greedy continuation."""

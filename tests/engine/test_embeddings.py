@@ -164,16 +164,3 @@ def test_they_take_nothing_from_the_prefix_cache_and_leave_nothing_in_it() -> No
     assert served.stats(asked).cached_prompt_tokens == 0
     assert target.cache.kept_blocks == kept
     assert (served.outputs["e"][-1].embeddings[0] == simulated(talk.prompt_tokens)).all()
-
-
-def test_one_that_leaves_frees_its_slot() -> None:
-    target = SimulatedTarget(num_slots=1)
-    scheduler = make_scheduler(target)
-    scheduler.add(request(*(longer(seed, 300) for seed in range(9))))
-    scheduler.step()
-    scheduler.cancel("e")
-    (output,) = scheduler.step().outputs
-    assert output.finish is FinishReason.CANCELLED
-    assert output.embeddings is None
-    assert not scheduler.busy
-    assert target.cache.used_blocks == 0

@@ -52,13 +52,6 @@ def test_products_that_are_not_ours_are_named(tiny_settings: Settings) -> None:
     assert "logits" in info.foreign_products
 
 
-def test_what_is_planned_is_allocated(tiny_settings: Settings) -> None:
-    engine = Engine.load(replace(tiny_settings, kv_tokens=192))
-    cache = engine.scheduler.target.cache
-    assert (engine.info.kv_tokens, cache.num_blocks, cache.num_slots) == (192, 3, 3)
-    assert engine.plan.kv_bytes == engine.info.kv_bytes
-
-
 def test_a_cache_that_does_not_fit_is_refused(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,10 +149,6 @@ def test_a_request_is_fitted_into_the_context(tiny_settings: Settings) -> None:
     assert engine.admit(request).max_new_tokens == 8
     with pytest.raises(PromptTooLong, match=r"128 tokens.*at most 127"):
         engine.admit(replace(request, prompt_tokens=(1,) * 128))
-
-
-def test_an_empty_prompt_still_has_a_token(tiny_settings: Settings) -> None:
-    assert len(Engine.load(tiny_settings).encode("")) == 1
 
 
 def test_leaving_early_leaves_nothing_behind(tiny_settings: Settings) -> None:

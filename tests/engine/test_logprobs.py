@@ -51,10 +51,6 @@ def test_as_many_are_told_as_were_asked_for(engine: Engine, top: int) -> None:
         assert len(piece.logprob.top) == top
 
 
-def test_nothing_is_told_unasked(engine: Engine) -> None:
-    assert {piece.logprob for piece in generated(engine, replace(REQUEST, logprobs=None))} == {None}
-
-
 def test_greedy_takes_the_likeliest_and_says_so(engine: Engine) -> None:
     for piece in generated(engine, REQUEST):
         assert piece.logprob.top[0] == (piece.token, piece.logprob.chosen)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from specops.request import SamplingParams
-from specops.runtime.kv_cache import PrefixCache
 from tests.simulated_target import (
     VOCAB,
     SimulatedTarget,
@@ -55,32 +54,6 @@ def test_a_beginning_of_any_length_gives_the_same_text(kept: int) -> None:
     assert found == 64 * whole + (part if part >= 8 else 0)
 
 
-def test_a_prompt_that_is_there_already_is_computed_from_its_last_token() -> None:
-    target = SimulatedTarget()
-    scheduler = make_scheduler(target)
-    for _ in range(2):
-        request = make_request(SYSTEM[:128], 20)
-        served = serve(scheduler, request)
-        assert served.tokens(request) == expected(target.text, request)
-    stats = served.results[0].stats
-    assert (stats.prompt_tokens, stats.cached_tokens, stats.prefix_hits) == (1, 127, 1)
-
-
-@pytest.mark.parametrize("clients", [("ann", "ann"), ("ann", "bob")])
-@pytest.mark.parametrize("reuse", list(PrefixCache))
-def test_clients_share_as_they_are_meant_to(reuse: PrefixCache, clients: tuple[str, str]) -> None:
-    target = SimulatedTarget(reuse=reuse)
-    scheduler = make_scheduler(target)
-    first, second = (make_request(SYSTEM, 5, client=client) for client in clients)
-    serve(scheduler, first)
-    before = target.computed
-    served = serve(scheduler, second)
-    assert served.tokens(second) == expected(target.text, second)
-    shares = reuse is PrefixCache.ALL or (reuse is PrefixCache.CLIENT and clients[0] == clients[1])
-    assert (served.stats(second).cached_prompt_tokens > 0) == shares
-    assert target.computed - before == (1 if shares else len(SYSTEM)) + 4
-
-
 def test_who_waits_for_the_same_prompt_computes_it_once() -> None:
     """Requests that come together: the others take over what the first one has computed."""
     target = SimulatedTarget(max_tokens=96)
@@ -108,26 +81,3 @@ def test_what_is_kept_is_told_and_given_up_for_those_who_run() -> None:
     assert served.tokens(request) == expected(target.text, request)
     assert max(result.used_blocks for result in served.results) == 5
     assert served.stats(request).preemptions == 0
-
-
-def test_nothing_is_kept_where_it_is_turned_off() -> None:
-    target = SimulatedTarget(reuse=PrefixCache.OFF)
-    scheduler = make_scheduler(target)
-    for _ in range(2):
-        served = serve(scheduler, make_request(SYSTEM, 5))
-        assert served.results[-1].kept_tokens == served.results[-1].kept_blocks == 0
-        assert all(not item.stats.cached_tokens for item in served.results if item.stats)
-
-
-def test_rejected_draft_tokens_are_not_kept() -> None:
-    """What comes after an answer finds the answer, and nothing that was only proposed."""
-    target = SimulatedTarget()
-    drafters = {"wrong": Scripted(target.text, 0.3, name="wrong")}
-    scheduler = make_scheduler(target, drafters)
-    request = make_request(SYSTEM, 100, drafter="wrong", k_draft=8)
-    answer = serve(scheduler, request).tokens(request)
-    assert answer == expected(target.text, request)
-    following = make_request((*SYSTEM, *answer, 1, 2, 3), 40)
-    served = serve(scheduler, following)
-    assert served.tokens(following) == expected(target.text, following)
-    assert served.stats(following).cached_prompt_tokens == len(SYSTEM) + 99

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from specops.engine.proposer import Proposal, Proposer
+from specops.engine.proposer import Proposer, SequenceProposal
 from specops.engine.scheduler import Scheduler
 from specops.engine.sequence import Sequence as Running
-from specops.request import SamplingParams, StepStats
-from specops.speculation.controller import Candidate, Controller
+from specops.request import StepStats
+from specops.speculation.controller import Controller, Proposal
 from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftRequest, LookupDrafter
 from specops.speculation.drafters.cascade import CascadeDrafter
 from tests.simulated_target import (
@@ -39,10 +39,10 @@ class FixedLengths(Controller):
         self.most = most
         self.paying = pays
 
-    def choose(self, candidates: Sequence[Candidate], prompt_tokens: int = 0) -> list[int]:
-        return [min(item.most, self.most) for item in candidates]
+    def choose(self, proposals: Sequence[Proposal], prompt_tokens: int = 0) -> list[int]:
+        return [min(item.most, self.most) for item in proposals]
 
-    def pays(self, drafter: str) -> bool:
+    def model_pays(self, drafter: str) -> bool:
         return self.paying
 
 
@@ -106,7 +106,7 @@ def decoding(drafter: str, k_draft: int = 4, output: int = 20, **fields: object)
 
 def propose(
     drafters: Sequence[LookupDrafter], controller: Controller, *sequences: Running
-) -> list[Proposal]:
+) -> list[SequenceProposal]:
     for slot, sequence in enumerate(sequences):
         sequence.slot = slot
         for drafter in drafters:
@@ -123,19 +123,7 @@ def test_what_was_looked_up_is_cut_to_what_pays() -> None:
     (proposal,) = propose([lookup], FixedLengths(2), decoding("lookup"))
     sequence = proposal.sequence
     assert list(proposal.draft.tokens) == Text().continuation(sequence.tokens, 2)
-    assert (proposal.drafter, proposal.missed, proposal.declined) == ("lookup", None, None)
-
-
-def test_promises_are_cut_with_the_tokens_that_they_are_of() -> None:
-    class Promising(Silent):
-        def look_up(
-            self, slot: int, tokens: Sequence[int], count: int, least: float = 0.0
-        ) -> Draft:
-            return Draft((7, 8, 9), promised=(0.9, 0.8, 0.7))
-
-    (proposal,) = propose([Promising()], FixedLengths(2), decoding("suffix"))
-    assert proposal.candidate.promised == (0.9, 0.8, 0.7)
-    assert proposal.draft == Draft((7, 8), promised=(0.9, 0.8))
+    assert (proposal.missed, proposal.declined) == (None, None)
 
 
 def test_a_draft_model_is_asked_for_as_many_as_pay_and_for_all_at_once() -> None:
@@ -164,7 +152,6 @@ def test_what_does_not_pay_is_declined_and_nobody_is_asked() -> None:
 def test_a_drafter_that_has_nothing_has_missed(drafter: str, missed: str | None) -> None:
     (proposal,) = propose([Silent()], FixedLengths(8), decoding(drafter))
     assert (proposal.missed, proposal.declined) == (missed, None)
-    assert proposal.asked == (missed is not None)
 
 
 @pytest.mark.parametrize("fields", [{"k_draft": 0}, {"output": 2}])
@@ -174,7 +161,7 @@ def test_where_there_is_no_room_for_a_draft_token_nobody_is_asked(
     """The target adds a token of its own to accepted ones: the last one is never drafted."""
     lookup = Scripted(Text(), 1.0, name="lookup")
     (proposal,) = propose([lookup], FixedLengths(8), decoding("lookup", **fields))
-    assert (proposal.asked, proposal.missed, proposal.declined) == (False, None, None)
+    assert (proposal.most, proposal.missed, proposal.declined) == (0, None, None)
 
 
 def cascade(lookup: LookupDrafter, model: LookupDrafter) -> list[LookupDrafter]:
@@ -184,10 +171,10 @@ def cascade(lookup: LookupDrafter, model: LookupDrafter) -> list[LookupDrafter]:
 def test_a_cascade_asks_its_model_where_a_lookup_has_nothing() -> None:
     model = Scripted(Text(), 1.0, name="draft", model=True)
     (proposal,) = propose(cascade(Silent(), model), FixedLengths(3), decoding("cascade"))
-    assert (proposal.drafter, len(proposal.draft.tokens)) == ("draft", 3)
+    assert (proposal.draft.origin, len(proposal.draft.tokens)) == ("draft", 3)
     lookup = Scripted(Text(), 1.0, name="suffix")
     (proposal,) = propose(cascade(lookup, model), FixedLengths(3), decoding("cascade"))
-    assert (proposal.drafter, len(proposal.draft.tokens)) == ("suffix", 3)
+    assert (proposal.draft.origin, len(proposal.draft.tokens)) == ("suffix", 3)
     assert model.asked == [1]
 
 
@@ -209,7 +196,7 @@ def test_a_request_that_is_not_adaptive_keeps_its_length() -> None:
     for _ in range(50):
         (proposal,) = propose([lookup], controller, decoding("lookup", k_draft=5))
         assert len(proposal.draft.tokens) == 5
-        controller.verified(proposal.candidate, 5, 0, 0.0)
+        controller.verified(proposal, 5, 0)
     (proposal,) = propose([lookup], controller, decoding("lookup", k_draft=5, adaptive=True))
     assert proposal.declined == "lookup"
 
@@ -240,19 +227,6 @@ def steps(served: Served) -> list[StepStats]:
     return [result.stats for result in served.results if result.stats is not None]
 
 
-def test_the_first_token_is_out_before_the_draft_model_takes_in_the_prompt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scheduler, reader = reading(monkeypatch)
-    served = Served()
-    request = make_request(LONG, 20, drafter="draft", k_draft=2)
-    scheduler.add(request)
-    while not served.tokens(request):
-        assert reader.calls == []
-        served.step(scheduler)
-    assert reader.calls == []
-
-
 def test_a_prompt_is_taken_in_piece_by_piece_while_plain_tokens_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -273,17 +247,6 @@ def test_a_prompt_is_taken_in_piece_by_piece_while_plain_tokens_come(
         served.step(scheduler)
     assert reader.calls.count("take_in") == 2  # the rest comes with the first draft token
     assert served.tokens(request) == expected(Text(), request)
-
-
-def test_one_prompt_is_taken_in_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler, reader = reading(monkeypatch)
-    for _ in range(2):
-        scheduler.add(make_request(LONG, 20, drafter="draft", k_draft=2))
-    while scheduler.busy:
-        before = reader.calls.count("take_in")
-        scheduler.step()
-        assert reader.calls.count("take_in") - before <= 1
-    assert reader.calls.count("take_in") == 4
 
 
 def test_a_full_draft_cache_keeps_nobody_else_from_catching_up(
@@ -307,44 +270,6 @@ def test_a_full_draft_cache_keeps_nobody_else_from_catching_up(
         drafts.append(stats.drafts)
         assert served.tokens(request) == expected(Text(), request)
     assert drafts[0] == 0 < drafts[1]
-
-
-@pytest.mark.parametrize(("reader", "reads"), [(Reader(), 0), (CrampedReader(), 3)])
-def test_the_first_that_a_draft_model_can_read_of_is_read(reader: Reader, reads: int) -> None:
-    """Of those with more to take in than goes with a draft token."""
-    sequences = [decoding(name, output=200) for name in ("draft", "none", "draft", "draft")]
-    for slot, (sequence, length) in enumerate(zip(sequences, (100, 100, 20, 100), strict=True)):
-        sequence.slot, sequence.tokens = slot, [1] * length
-        reader.begin(slot, sequence.tokens, "")
-    proposer = Proposer({"draft": reader}, FixedLengths(2), Clock(), max_tokens=96)
-    proposer.let_one_read(sequences, lambda computed: computed - 13)
-    assert [slot for slot, taken in reader.read.items() if taken] == [reads]
-    assert reader.read[reads] == 7
-
-
-@pytest.mark.parametrize(("temperature", "sampled"), [(0.0, False), (0.7, True)])
-def test_the_controller_is_told_who_samples(temperature: float, *, sampled: bool) -> None:
-    lookup = Scripted(Text(), 1.0, name="lookup")
-    sampling = SamplingParams(temperature)
-    for drafter in ("lookup", "none"):
-        (proposal,) = propose([lookup], FixedLengths(2), decoding(drafter, sampling=sampling))
-        assert proposal.candidate.sampled == sampled
-
-
-def test_while_prompts_are_computed_no_draft_model_takes_one_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scheduler, reader = reading(monkeypatch)
-    scheduler.add(make_request(LONG, 60, drafter="draft", k_draft=2))
-    for _ in range(2):
-        scheduler.step()
-    scheduler.add(make_request(600, 1))
-    while True:
-        before = len(reader.calls)
-        result = scheduler.step()
-        if result.stats is None or not result.stats.prompt_tokens:
-            break
-        assert "take_in" not in reader.calls[before:]
 
 
 def test_no_prompt_is_taken_in_for_drafts_that_do_not_pay_or_have_no_room(
@@ -383,20 +308,3 @@ def test_a_draft_model_that_still_reads_misses_nothing(
     assert stats.draft_misses == len(missed)
     # One step before it had read enough; the last of all may have had no room for a draft token.
     assert stats.sequence_steps - 2 <= stats.drafts <= stats.sequence_steps - 1
-
-
-def test_time_that_drafting_takes_is_told_apart_from_the_pass() -> None:
-    target = SimulatedTarget()
-    text = target.text
-
-    class Slow(Scripted):
-        def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-            target.clock.now += 0.002
-            return super().propose(requests)
-
-    scheduler = make_scheduler(target, {"slow": Slow(text, 1.0, name="slow", model=True)})
-    served = serve(scheduler, make_request(9, 30, drafter="slow", k_draft=3))
-    for stats in steps(served)[1:]:
-        drafted = sum(draft.draft_tokens for draft in stats.drafts)
-        assert stats.draft_seconds == pytest.approx(0.002 if drafted else 0.0)
-        assert stats.seconds == pytest.approx(tinyllama().cost(1 + drafted), rel=0.01)

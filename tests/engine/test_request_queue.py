@@ -52,46 +52,6 @@ def test_one_client_is_served_in_the_order_of_its_coming(order: type[RequestQueu
     assert not queue.remove(items[0])
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), requests)))
-def test_by_arrival_everybody_waits_for_those_before(
-    items: list[tuple[str, tuple[int, int]]],
-) -> None:
-    queue = FirstComeFirstServed()
-    added = [waiting(client, prompt) for client, (prompt, _) in items]
-    for item in added:
-        queue.add(item)
-    assert [queue.next() for _ in added] == added
-
-
-def test_a_client_with_one_request_does_not_wait_for_anothers_hundred() -> None:
-    queue = FairShares()
-    for _ in range(100):
-        queue.add(waiting("many", 10))
-    for _ in range(10):
-        queue.next()
-        queue.generated("many", 10)
-    queue.add(waiting("one", 10))
-    assert queue.next().request.client == "one"
-
-
-def test_waiting_saves_nothing_up() -> None:
-    """Who comes back after others were served gets an equal share, not what it missed."""
-    queue = FairShares()
-    for _ in range(50):
-        queue.add(waiting("busy", 10))
-    for _ in range(20):
-        queue.next()
-        queue.generated("busy", 10)
-    for _ in range(50):
-        queue.add(waiting("late", 10))
-    served: Counter[str] = Counter()
-    for _ in range(20):
-        client = queue.next().request.client
-        served[client] += 1
-        queue.generated(client, 10)
-    assert abs(served["busy"] - served["late"]) <= 1
-
-
 @settings(deadline=None)
 @given(
     st.integers(1, 4),
@@ -140,18 +100,6 @@ def test_nobody_starves_and_shares_are_equal(
             a, b = (given.get(name, 0.0) - before.get(name, 0.0) for name in sorted(pair))
             assert abs(a - b) <= 2 * (slots + 1) * largest
     assert served == len(items)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 5))
-def test_accounts_do_not_pile_up(clients: int) -> None:
-    queue = FairShares()
-    for number in range(300):
-        for client in range(clients):
-            queue.add(waiting(f"{number}-{client}", 5))
-        for _ in range(clients):
-            queue.generated(queue.next().request.client, 5)
-    assert len(queue._accounts) <= 3 * clients + 1
 
 
 @pytest.mark.parametrize("order", ORDERS)

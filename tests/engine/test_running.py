@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from specops.engine.request_queue import FirstComeFirstServed
 from specops.engine.running import Running
 from specops.engine.sequence import Sequence
@@ -47,17 +45,6 @@ def compute(running: Running, target: SimulatedTarget, sequence: Sequence) -> No
     sequence.tokens.append(1)
 
 
-def test_as_many_as_there_are_slots_are_admitted_in_their_order() -> None:
-    running, _, waiting, drafter = made(16, num_slots=3)
-    sequences = coming(waiting, 10, 20, 30, 40)
-    running.admit(waiting)
-    assert list(running) == sequences[:3]
-    assert len(waiting) == 1
-    assert len({sequence.slot for sequence in running}) == 3
-    assert drafter.begun == [sequence.slot for sequence in running]
-    assert all(sequence.started for sequence in running)
-
-
 def test_who_finds_no_blocks_waits_and_nobody_overtakes_him() -> None:
     running, _, waiting, _ = made(4)
     sequences = coming(waiting, 100, 150, 10)
@@ -76,15 +63,6 @@ def test_blocks_that_running_prompts_will_need_are_not_given_away() -> None:
     coming(waiting, *[300] * 8)  # 5 blocks each
     running.admit(waiting)
     assert len(running) == 2
-
-
-def test_one_that_needs_all_blocks_runs_alone() -> None:
-    running, target, waiting, _ = made(4)
-    (sequence,) = coming(waiting, 255)
-    running.admit(waiting)
-    compute(running, target, sequence)
-    assert running.with_room_to_decode() == [sequence]
-    assert target.cache.used_blocks == 4
 
 
 def test_who_was_admitted_last_is_preempted_and_comes_back_first() -> None:
@@ -159,15 +137,3 @@ def test_a_prompt_that_is_preempted_while_a_batch_is_filled_is_left_out() -> Non
     assert stats.preemptions == 1
     for request in (long, short):
         assert served.tokens(request) == expected(target.text, request)
-
-
-@pytest.mark.parametrize("reuse", list(PrefixCache))
-def test_many_requests_in_few_blocks_all_end(reuse: PrefixCache) -> None:
-    target = SimulatedTarget(num_slots=6, context=256, num_blocks=8, reuse=reuse)
-    scheduler = make_scheduler(target)
-    requests = [make_request(20 + 11 * index, 90) for index in range(12)]
-    served = serve(scheduler, *requests)
-    for request in requests:
-        assert served.tokens(request) == expected(target.text, request)
-    assert sum(result.stats.preempted for result in served.results if result.stats) > 0
-    assert served.results[-1].used_blocks == 0

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from scipy.stats import chi2_contingency
 
 from specops.engine.scheduler import Scheduler
 from specops.request import TARGET, FinishReason, SamplingParams, StepKind, StepStats
-from specops.runtime.kv_cache import PrefixCache
 from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.suffix import SuffixDrafter
 from tests.simulated_target import (
-    VOCAB,
     Served,
     SimulatedTarget,
     Text,
@@ -52,16 +48,6 @@ def all_stats(served: Served) -> list[StepStats]:
 
 
 # -- what a pass holds -----------------------------------------------------------------------------
-
-
-def test_one_step_is_one_pass() -> None:
-    target, scheduler = made()
-    for drafter in DRAFTERS:
-        scheduler.add(make_request(70, 20, drafter=drafter, k_draft=4))
-    while scheduler.busy:
-        before = len(target.passes)
-        result = scheduler.step()
-        assert len(target.passes) - before == (result.stats is not None)
 
 
 def test_decoding_and_verifying_come_first_and_prompts_fill_the_pass() -> None:
@@ -114,102 +100,7 @@ def test_kinds_of_passes_are_told_apart() -> None:
     ]
 
 
-def test_where_there_is_nothing_to_do_nothing_is_computed() -> None:
-    target, scheduler = made()
-    result = scheduler.step()
-    assert result.stats is None
-    assert (result.outputs, result.running, result.waiting) == ((), 0, 0)
-    assert not target.passes
-
-
 # -- the output ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(), SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_speculative_output_is_plain_output(
-    drafter: str, adaptive: bool, sampling: SamplingParams
-) -> None:
-    accepted = rejected = 0
-    for k_draft in (1, 2, 5, 8):
-        target, scheduler = made()
-        options = {"drafter": drafter, "k_draft": k_draft, "adaptive": adaptive}
-        request = make_request(20, 60, sampling=sampling, **options)
-        served = serve(scheduler, request)
-        assert served.tokens(request) == expected(target.text, request)
-        stats = served.stats(request)
-        accepted += stats.accepted_tokens
-        rejected += stats.draft_tokens - stats.accepted_tokens
-    if drafter in ("half", "model"):
-        assert accepted
-        assert rejected
-    elif sampling is not SEEDED:  # what is looked up does not know how a request samples
-        assert bool(accepted) == (drafter not in ("none", "wrong"))
-
-
-@pytest.mark.parametrize("max_tokens", [16, 17, 96])
-def test_requests_together_get_what_each_gets_alone(max_tokens: int) -> None:
-    """However their prompts are cut into chunks."""
-    target = SimulatedTarget()
-    scheduler = make_scheduler(target, drafters(target.text), max_batched_tokens=max_tokens)
-    rng = np.random.default_rng(max_tokens)
-    requests = [
-        make_request(
-            int(rng.integers(1, 300)),
-            int(rng.integers(1, 60)),
-            drafter=DRAFTERS[index % len(DRAFTERS)],
-            k_draft=int(rng.integers(0, 9)),
-            sampling=SamplingParams() if index % 3 else replace(SEEDED, seed=index),
-        )
-        for index in range(24)
-    ]
-    served = serve(scheduler, *requests)
-    for request in requests:
-        assert served.tokens(request) == expected(target.text, request)
-    together = max(len(batch.spans) for batch in target.passes)
-    assert together == target.cache.num_slots or max_tokens < 96
-
-
-def test_without_a_seed_no_text_repeats() -> None:
-    _, scheduler = made()
-    prompt = make_request(20).prompt_tokens
-    requests = [
-        make_request(prompt, 30, sampling=replace(SEEDED, seed=None), drafter="half", k_draft=3)
-        for _ in range(2)
-    ]
-    served = serve(scheduler, *requests)
-    assert served.tokens(requests[0]) != served.tokens(requests[1])
-
-
-@pytest.mark.parametrize("drafter", ["right", "half"])
-def test_sampled_tokens_are_distributed_as_without_drafts(drafter: str) -> None:
-    """The third token, by which two verifications have decided; 1,000 requests each."""
-    prompt = tuple(range(3, 12))
-
-    def counts(name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        _, scheduler = made()
-        sampling = SamplingParams(3.0, top_k=6)
-        requests = [
-            make_request(prompt, 3, sampling=sampling, drafter=name, k_draft=2) for _ in range(1000)
-        ]
-        found = np.zeros(VOCAB, np.int64)
-        for request in requests:
-            scheduler.add(request)
-        for number, sequence in enumerate(scheduler.waiting):
-            sequence.rng = np.random.default_rng([number, len(name)])
-        served = serve(scheduler)
-        for request in requests:
-            found[served.tokens(request)[2]] += 1
-        return found
-
-    table = np.stack([counts("none"), counts(drafter)])
-    common = table.sum(axis=0) >= 20
-    rare = table[:, ~common].sum(axis=1, keepdims=True)
-    table = np.concatenate([table[:, common], rare], axis=1)
-    table = table[:, table.sum(axis=0) > 0]
-    assert table.shape[1] > 8
-    assert chi2_contingency(table).pvalue > 1e-3
 
 
 def test_the_outputs_origin_is_told() -> None:
@@ -438,58 +329,6 @@ def test_a_cancelled_request_frees_its_blocks_within_a_step(where: str) -> None:
     assert target.cache.used_blocks == target.cache.tokens == 0
 
 
-def test_who_waits_for_blocks_can_leave() -> None:
-    """A request that found a slot but no blocks, and one that had to give its own up."""
-    target = SimulatedTarget(num_slots=3, context=256, num_blocks=4, reuse=PrefixCache.OFF)
-    scheduler = make_scheduler(target)
-    first, second = make_request(120, 100), make_request(60, 100)
-    refused = make_request(130, 5)
-    served = Served()
-    for request in (first, second, refused):
-        scheduler.add(request)
-    served.step(scheduler)
-    assert [item.request for item in scheduler.running] == [first, second]
-    scheduler.cancel(refused.request_id)
-    assert served.step(scheduler).waiting == 0
-    assert served.finish(refused) is FinishReason.CANCELLED
-    while len(scheduler.running) == 2:
-        served.step(scheduler)
-    assert served.results[-1].waiting == 1
-    scheduler.cancel(second.request_id)
-    served.step(scheduler)
-    assert served.finish(second) is FinishReason.CANCELLED
-    stats = served.stats(second)
-    assert stats.preemptions == 1
-    while scheduler.busy:
-        served.step(scheduler)
-    assert served.tokens(first) == expected(target.text, first)
-    assert target.cache.used_blocks == 0
-
-
-def test_all_can_be_cancelled_at_once() -> None:
-    target, scheduler = made(num_slots=2)
-    requests = [make_request(30, 40) for _ in range(5)]
-    served = Served()
-    for request in requests:
-        scheduler.add(request)
-    for _ in range(4):
-        served.step(scheduler)
-    scheduler.cancel_all()
-    served.step(scheduler)
-    assert {served.finish(request) for request in requests} == {FinishReason.CANCELLED}
-    assert not scheduler.busy
-    assert target.cache.used_blocks == 0
-
-
-def test_cancelling_who_is_gone_does_nothing() -> None:
-    _, scheduler = made()
-    request = make_request(5, 3)
-    serve(scheduler, request)
-    scheduler.cancel(request.request_id)
-    assert not scheduler.busy
-    assert scheduler.step().outputs == ()
-
-
 @pytest.mark.parametrize("where", ["waiting", "prefilling", "decoding"])
 def test_a_request_ends_at_its_deadline(where: str) -> None:
     target = SimulatedTarget(num_slots=1, max_tokens=32)
@@ -511,64 +350,4 @@ def test_a_request_ends_at_its_deadline(where: str) -> None:
     assert target.cache.used_blocks == (where == "waiting")
 
 
-def test_a_request_that_gets_no_slot_in_time_is_told_so() -> None:
-    target = SimulatedTarget(num_slots=1)
-    scheduler = make_scheduler(target)
-    running = make_request(20, 60)
-    late = make_request(20, 60, deadline=0.2)
-    served = serve(scheduler, running, late)
-    assert served.finish(running) is FinishReason.LENGTH
-    assert served.finish(late) is FinishReason.TIMEOUT
-    assert not served.tokens(late)
-
-
 # -- who gets a slot -------------------------------------------------------------------------------
-
-
-def test_first_come_first_served() -> None:
-    _, scheduler = made(num_slots=3)
-    requests = [make_request(20, 6) for _ in range(9)]
-    for request in requests:
-        scheduler.add(request)
-    ended: list[str] = []
-    while scheduler.busy:
-        ended += [item.request_id for item in scheduler.step().outputs if item.finish]
-    assert ended == [request.request_id for request in requests]
-
-
-def test_a_slot_that_became_free_is_taken_in_the_next_step() -> None:
-    target = SimulatedTarget(num_slots=2)
-    scheduler = make_scheduler(target)
-    for output in (3, 9, 9, 9):
-        scheduler.add(make_request(10, output))
-    while scheduler.busy:
-        waiting = len(scheduler.waiting)
-        scheduler.step()
-        assert len(target.passes[-1].spans) == 2 or not waiting
-
-
-def test_a_long_prompt_does_not_stop_the_others() -> None:
-    """In every pass that takes a piece of a prompt every running request gets a token."""
-    _, scheduler = made(max_tokens=32)
-    running = [make_request(8, 60) for _ in range(3)]
-    for request in running:
-        scheduler.add(request)
-    scheduler.step()
-    scheduler.add(make_request(500, 1))
-    chunks = 0
-    while len(scheduler.running) > 3 or not chunks:
-        result = scheduler.step()
-        if result.stats.prompt_tokens:
-            chunks += 1
-            told = {output.request_id for output in result.outputs}
-            assert told >= {request.request_id for request in running}
-    assert chunks == -(-500 // 29)
-
-
-def test_who_wants_no_stream_is_told_that_nobody_waits() -> None:
-    _, scheduler = made()
-    request = make_request(8, 10, stream=False)
-    served = serve(scheduler, request)
-    *before, last = served.outputs[request.request_id]
-    assert not any(output.urgent for output in before)
-    assert last.urgent

@@ -54,25 +54,6 @@ def test_tokens_come_out_with_their_text_and_their_origin() -> None:
     assert sequence.output() is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "taken", "reason"),
-    [
-        ({"output": 2}, 2, FinishReason.LENGTH),
-        ({"stop": ("bc",)}, 3, FinishReason.STOP),
-        ({"ignore_eos": False}, 2, FinishReason.STOP),
-        ({"ignore_eos": True}, 4, None),
-        ({"output": 2, "ignore_eos": False}, 2, FinishReason.STOP),
-    ],
-)
-def test_a_pass_counts_up_to_where_the_request_ends(
-    fields: dict[str, object], taken: int, reason: FinishReason | None
-) -> None:
-    sequence = made(make_request(5, **{"output": 10, **fields}), frozenset({B}))  # type: ignore[arg-type]
-    assert sequence.append([A, B, C, A], 3, "suffix", logits(A, B, C, A)) == taken
-    assert sequence.finish is reason
-    assert sequence.generated == taken
-
-
 def test_probabilities_are_those_of_the_logits_that_a_token_was_chosen_from() -> None:
     sequence = made(make_request(5, 10, logprobs=2))
     sequence.append([A, B], 1, "suffix", logits(A, C))
@@ -106,16 +87,6 @@ def test_counts_of_the_steps_become_the_statistics() -> None:
     assert stats.accepted_per_position == (1, 1, 0)
     assert stats.tokens_per_jump == pytest.approx(5 / 3)
     assert stats.preemptions == 1
-
-
-def test_who_never_started_has_waited_until_now() -> None:
-    clock = Clock(4.0)
-    sequence = made(make_request(5, 6, arrival=1.0), clock=clock)
-    assert not sequence.started
-    sequence.finish = FinishReason.CANCELLED
-    output = sequence.output()
-    assert output.stats.queue_seconds == 3.0
-    assert output.stats.generated_tokens == 0
 
 
 def test_only_a_last_output_is_urgent_where_nobody_streams() -> None:

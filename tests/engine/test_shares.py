@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,27 +69,6 @@ def test_everybody_ends_and_nobody_waits_for_more_than_what_came_before_or_besid
         assert served.finish(request) is FinishReason.LENGTH or not stayed
         assert served.finish(request) is not None
     assert target.cache.used_blocks == 0
-
-
-@pytest.mark.parametrize(("order", "fair"), [(FirstComeFirstServed, False), (FairShares, True)])
-def test_shares_per_client_keep_one_from_taking_it_all(
-    order: type[FirstComeFirstServed | FairShares], fair: bool
-) -> None:
-    """One client sends 40 requests at once, another 10 after them, all alike."""
-    target = SimulatedTarget(num_slots=2, reuse=PrefixCache.OFF)
-    scheduler = make_scheduler(target, waiting=order())
-    requests = [make_request(30, 10, client=client) for client in ["many"] * 40 + ["few"] * 10]
-    clients = {request.request_id: request.client for request in requests}
-    for request in requests:
-        scheduler.add(request)
-    ended: list[str] = []
-    while scheduler.busy:
-        ended += [
-            clients[output.request_id] for output in scheduler.step().outputs if output.finish
-        ]
-    served = Counter(ended[:20])
-    assert (abs(served["many"] - served["few"]) <= 2) == fair
-    assert len(ended) == 50
 
 
 @pytest.mark.parametrize("order", [FirstComeFirstServed, FairShares])

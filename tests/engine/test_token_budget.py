@@ -72,14 +72,6 @@ def test_ninety_nine_of_a_hundred_pauses_are_within_the_bound(
     assert np.quantile(pauses, 0.99) <= pause
 
 
-@pytest.mark.parametrize("running", [1, 4])
-def test_however_many_prompts_wait_they_share_one_bound(running: int) -> None:
-    for prompts in (1, 2, 4):
-        _, pauses = beside(running, 0.1, prompts=prompts)
-        assert max(pauses) <= 0.1
-        assert np.median(pauses) >= 0.08  # and it is used
-
-
 @pytest.mark.parametrize(("running", "longer"), [(1, 1.35), (2, 1.4), (4, 1.55)])
 def test_the_prompt_is_hardly_slower_than_alone(running: int, longer: float) -> None:
     """Beside those who decode; a chunk is half as wide then, and narrower passes cost more."""
@@ -93,12 +85,6 @@ def test_a_machine_of_another_speed_is_learned(slowness: float) -> None:
     _, pauses = beside(2, 0.15, slowness=slowness)
     assert np.quantile(pauses, 0.95) <= 0.15
     assert max(pauses[8:]) <= 0.15
-
-
-def test_a_shorter_bound_costs_the_prompt_more() -> None:
-    long, short = (beside(2, pause) for pause in (0.15, 0.06))
-    assert max(short[1]) <= 0.06 < max(long[1])
-    assert short[0] > long[0]
 
 
 def test_where_decoding_alone_takes_longer_than_the_bound_prompts_still_get_on() -> None:
@@ -132,34 +118,6 @@ def decoding(requests: int, position: int = 20) -> Batch:
     for slot in range(requests):
         batch.add(slot, position, [1], 1)
     return batch
-
-
-def test_an_empty_pass_has_all_the_room() -> None:
-    budget = TokenBudget(tinyllama(), None, max_inter_token_latency=0.05, max_batched_tokens=400)
-    seconds = budget.pass_seconds(Batch(), watched=False)
-    assert budget.prompt_tokens(Batch(), 0, seconds, first=True) == 400
-    assert budget.prompt_tokens(decoding(3), 0, seconds, first=True) == 397
-
-
-def test_time_that_the_step_has_taken_is_not_left_for_prompts() -> None:
-    budget = TokenBudget(tinyllama(), None, max_inter_token_latency=0.1, max_batched_tokens=96)
-    rooms = [
-        budget.prompt_tokens(
-            decoding(1), 0, budget.pass_seconds(decoding(1), watched=True, spent=spent), first=True
-        )
-        for spent in (0.0, 0.03, 0.06)
-    ]
-    assert rooms == sorted(rooms, reverse=True)
-    assert rooms[0] > rooms[-1]
-
-
-def test_there_is_less_room_far_behind_in_a_prompt() -> None:
-    budget = TokenBudget(tinyllama(), None, max_inter_token_latency=0.1, max_batched_tokens=96)
-    seconds = budget.pass_seconds(decoding(1), watched=True)
-    near, far = (
-        budget.prompt_tokens(decoding(1), position, seconds, first=True) for position in (0, 2000)
-    )
-    assert far < near
 
 
 def test_a_machine_that_keeps_its_times_gets_nearly_all_of_the_bound() -> None:
@@ -211,13 +169,3 @@ def test_a_draft_model_takes_in_as_much_as_fits_into_the_bound() -> None:
     assert unbound.draft_model_tokens(8, 0) == 64
     without = TokenBudget(tinyllama(), None, max_inter_token_latency=0.05, max_batched_tokens=64)
     assert without.draft_model_tokens(1, 0) == 0
-
-
-def test_the_usual_chunk_is_what_the_bound_allows() -> None:
-    def usual(pause: float) -> int:
-        return TokenBudget(
-            tinyllama(), None, max_inter_token_latency=pause, max_batched_tokens=64
-        ).usual_chunk
-
-    assert usual(NO_BOUND) == 64
-    assert 8 <= usual(0.01) <= usual(0.08) < 64

@@ -1,5 +1,5 @@
-"""One step after another: which requests run, what a forward pass computes, what comes of it.
+"""Runs requests step by step: admits them, plans a forward pass, and turns logits into tokens.
 
-It moves requests and tokens. Tensors are `specops.runtime`'s, draft tokens `specops.speculation`'s;
-neither HTTP nor threads are known here.
+`specops.runtime` computes, `specops.speculation` decides about draft tokens. HTTP and threads are
+above this package.
 """

@@ -1,4 +1,4 @@
-"""A loaded model, ready to generate: the parts put together, for a thread or for a script."""
+"""A loaded model, ready to generate: puts the parts together, for a thread or for a script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specops.runtime.memory_plan import MemoryPlan
 from specops.runtime.session import ModelLoadError, share_threads
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter
-from specops.speculation.drafters.registry import Means, make_drafters
+from specops.speculation.drafters.registry import make_drafters
 from specops.system.cpus import available_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.grammar import Grammars
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 NO_DRAFTER = "none"
 LOAD_ERRORS = (ConfigError, ModelError, ModelLoadError, TokenizerError)
-"""Why a model was not loaded, in words that say what to do; anything else is a fault of ours."""
+"""Errors whose message says what the user can do. Any other error at loading is a bug."""
 
 
 class ModelState(StrEnum):
-    """How far the model is."""
+    """The stage of a model's life."""
 
     STARTING = "starting"
     DOWNLOADING = "downloading"
@@ -53,7 +53,7 @@ class ModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """How far a download is, in bytes; `model` is `target` or `draft`."""
+    """Progress of a download in bytes; `model` is `target` or `draft`."""
 
     model: str
     done: int
@@ -61,7 +61,7 @@ class Download:
 
 
 class Report(Protocol):
-    """Told what is being done; with `download` while weights come in."""
+    """Takes progress reports; with `download` while weights come in."""
 
     def __call__(self, state: ModelState, detail: str, download: Download | None = None) -> None:
         """Take notice."""
@@ -69,7 +69,7 @@ class Report(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded and how much of it can be used."""
+    """Facts about the loaded models and their limits."""
 
     name: str
     quant: str
@@ -81,7 +81,7 @@ class ModelInfo:
     vocab_size: int
     context: int  # tokens per request, prompt and output together
     slots: int  # requests that run at the same time, at most
-    kv_tokens: int  # that the target's KV cache holds, all requests together
+    kv_tokens: int  # tokens in the target's KV cache, all requests together
     kv_bytes: int  # of all caches
     kv_dtype: str  # of a cache's elements
     threads: int
@@ -93,7 +93,7 @@ class ModelInfo:
 
     @property
     def batch_invariant(self) -> bool:
-        """Output has the same bits whatever else is in a pass, and however it is cut."""
+        """Whether output has the same bits whatever else is in a pass."""
         return not self.foreign_products
 
 
@@ -123,7 +123,7 @@ class Engine:
 
         Args:
             settings: which models, and how much room they get.
-            report: told what is being done.
+            report: gets progress reports.
 
         Raises:
             ConfigError, ModelError, ModelLoadError, TokenizerError: the message says what to do.
@@ -154,7 +154,7 @@ class Engine:
 
     @property
     def computes_with(self) -> str:
-        """The kernels' name, and why they are not faster ones where that can be told."""
+        """The kernels' name, and why they are not faster ones where that is known."""
         return kernels.described()
 
     @property
@@ -249,13 +249,11 @@ def _assemble(
     runner, costs = models[0].runner, models[0].costs
     draft_runner, draft_costs = (models[1].runner, models[1].costs) if draft else (None, None)
     drafters = make_drafters(
-        Means(
-            runner.vocab_size,
-            draft_runner,
-            draft_costs,
-            reuse=PrefixCache(settings.prefix_cache),
-            head=head_drafter(head, head_graph, runner, costs) if head and head_graph else None,
-        )
+        runner.vocab_size,
+        draft_runner,
+        draft_costs,
+        reuse=PrefixCache(settings.prefix_cache),
+        head=head_drafter(head, head_graph, runner, costs) if head and head_graph else None,
     )
     scheduler = Scheduler(
         runner,

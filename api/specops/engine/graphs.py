@@ -20,9 +20,9 @@ class Graph:
     Attributes:
         folder: the model.
         session: see `specops.models.graph.rewrite` for its inputs.
-        mapped_bytes: of its weights, which lie in the page cache.
-        foreign_products: the nodes whose products are ONNX Runtime's; without any, a token's
-            logits are the same bits whatever else is in its pass.
+        mapped_bytes: bytes of its weights, which lie in the page cache.
+        foreign_products: names of the nodes whose products ONNX Runtime computes. Without any, a
+            token's logits have the same bits whatever else is in its pass.
     """
 
     folder: ModelFolder
@@ -37,11 +37,11 @@ def load_graph(folder: ModelFolder, settings: Settings, report: Callable[[str], 
     Args:
         folder: the model.
         settings: see `Settings`.
-        report: told what takes time.
+        report: gets the names of slow steps.
 
     Raises:
-        ModelError: the graph is not understood, or its form cannot be written.
-        ModelLoadError: ONNX Runtime does not take it.
+        ModelError: the graph has an unknown form, or the cache folder cannot be written.
+        ModelLoadError: ONNX Runtime refuses it.
     """
     name = f"{folder.name}-{folder.quant}"
     path = prepacked_graph(folder.graph, name, settings.cache_dir, report)

@@ -40,7 +40,7 @@ def open_models(
     Args:
         settings: see `Settings`.
         folders: of the models.
-        report: told what takes time.
+        report: gets the names of slow steps.
 
     Raises:
         ModelError, ModelLoadError, MemoryPlanError: the message says what to do.
@@ -100,7 +100,7 @@ def _runner(
 
 
 def _costs_file(settings: Settings, graph: Graph) -> Path:
-    """Where the costs of a model's passes are kept: other threads, kernels, caches have others."""
+    """The file with the costs of a model's passes, by threads, kernels and cache elements."""
     kernel = kernels.kernel().replace(" ", "-")
     threads = settings.threads or available_threads()
     key = f"{graph_key(graph.folder.graph)}-{kernel}-{threads}-{settings.kv_dtype}-{FORMAT}"

@@ -1,7 +1,7 @@
-"""Chooses what the next pass computes: one flat batch of spans, and the sequence of each.
+"""Plans the next pass: one flat batch of spans, and the sequence of each span.
 
-Requests that decode come first, each with its last token and the draft tokens that are to be
-verified; what the token budget leaves is filled with the prompts of those that were admitted.
+Requests that decode come first, each with its last token and the draft tokens to verify. The rest
+of the token budget goes to the prompts of admitted requests.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specops.engine.proposer import Proposal, Proposer
+from specops.engine.proposer import Proposer, SequenceProposal
 from specops.engine.running import Running
 from specops.engine.sequence import Sequence
 from specops.engine.token_budget import TokenBudget
@@ -17,8 +17,8 @@ from specops.request import StepKind
 from specops.runtime.batch import Batch
 from specops.runtime.kv_cache import KvCache
 
-# Rows of logits of a pass, of which the memory plan counts nine for each slot: a prompt that is
-# read, with logits of all its tokens, takes no more than that.
+# Rows of logits of a pass. The memory plan counts nine for each slot, and a prompt that wants the
+# logits of all its tokens takes no more than that.
 _ROWS_PER_SLOT, _LEAST_ROWS = 8, 8
 
 
@@ -27,10 +27,10 @@ class Chunk:
     """A piece of a prompt in a pass.
 
     Attributes:
-        sequence: whose it is.
-        tokens: how many.
-        last: the prompt ends with it: its last token brings the answer's first.
-        rows: of the pass's logits, those of its last tokens.
+        sequence: the request.
+        tokens: number of tokens.
+        last: the prompt ends with this piece, whose last token brings the answer's first.
+        rows: number of its last tokens that need logits.
     """
 
     sequence: Sequence
@@ -41,21 +41,21 @@ class Chunk:
 
 @dataclass(slots=True)
 class PlannedStep:
-    """What one step computes.
+    """The plan of one step.
 
     Attributes:
         batch: the spans of `proposals`, then those of `chunks`.
         proposals: the requests that decode, with their draft tokens.
         chunks: pieces of prompts.
-        budget: prompt tokens that there was room for; 0 where no prompt waited.
-        draft_seconds: that proposing took.
-        reading_seconds: that a draft model took to catch up with a sequence.
-        cached: tokens of prompts that need no pass.
-        prefix_hits: requests that they belong to.
+        budget: number of prompt tokens that there was room for; 0 where no prompt waited.
+        draft_seconds: time to get the draft tokens.
+        reading_seconds: time that a draft model took to catch up with a sequence.
+        cached: number of prompt tokens that need no pass.
+        prefix_hits: number of requests with such tokens.
     """
 
     batch: Batch = field(default_factory=Batch)
-    proposals: list[Proposal] = field(default_factory=list)
+    proposals: list[SequenceProposal] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     budget: int = 0
     draft_seconds: float = 0.0
@@ -102,20 +102,28 @@ class Planner:
         """Choose the spans of the next pass, maybe none; `started` is when the step began."""
         step = PlannedStep()
         decoding = self._running.with_room_to_decode()
-        # What is to be embedded gets what is left: it may be far longer than any prompt.
-        prompts = sorted(
-            (item for item in self._running if item.missing and not item.finish),
-            key=lambda item: item.request.embed,
-        )
-        if not prompts:
+        prompts = [item for item in self._running if item.missing and not item.finish]
+        beside = 0
+        if prompts:
+            beside = min(sum(item.missing for item in prompts), self._budget.usual_chunk)
+        else:
             step.reading_seconds = self._proposer.let_one_read(
                 decoding, lambda past: self._budget.draft_model_tokens(len(decoding), past)
             )
         if decoding:
-            beside = min(sum(item.missing for item in prompts), self._budget.usual_chunk)
             step.proposals, step.draft_seconds = self._proposer.propose(decoding, beside)
         for proposal in step.proposals:
             self._add_decoding(step, proposal)
+        if prompts:
+            self._add_prompts(step, decoding, prompts, started)
+        return step
+
+    def _add_prompts(
+        self, step: PlannedStep, decoding: list[Sequence], prompts: list[Sequence], started: float
+    ) -> None:
+        """Fill the pass with the prompts' next tokens, as far as the budget goes."""
+        # A text to be embedded may be far longer than any prompt, so it gets what is left.
+        prompts.sort(key=lambda item: item.request.embed)
         watched = any(sequence.request.stream for sequence in decoding)
         seconds = self._budget.pass_seconds(
             step.batch, watched=watched, spent=self._clock() - started
@@ -125,9 +133,8 @@ class Planner:
                 continue
             if not self._add_chunk(step, sequence, seconds):
                 break
-        return step
 
-    def _add_decoding(self, step: PlannedStep, proposal: Proposal) -> None:
+    def _add_decoding(self, step: PlannedStep, proposal: SequenceProposal) -> None:
         sequence = proposal.sequence
         start = sequence.num_computed
         draft = proposal.tokens
@@ -138,7 +145,7 @@ class Planner:
         step.batch.add(sequence.slot, start, tokens, proposal.num_logits)
 
     def _add_chunk(self, step: PlannedStep, sequence: Sequence, seconds: float) -> bool:
-        """Let a prompt's next tokens join the pass; False where no more of any do."""
+        """Let a prompt's next tokens join the pass; False where the pass is full."""
         held = self._take_prefix(step, sequence)
         room = self._budget.prompt_tokens(step.batch, held, seconds, first=not step.chunks)
         taken = sum(chunk.tokens for chunk in step.chunks)
@@ -146,7 +153,7 @@ class Planner:
         if room < 1:
             return False
         count = min(room, sequence.missing)
-        if not count:  # another request has computed all of what it had given up
+        if not count:  # another request has computed all that this one had given up
             return True
         reads = sequence.reader is not None and not sequence.generated
         if reads:
@@ -163,7 +170,7 @@ class Planner:
         return True
 
     def _take_prefix(self, step: PlannedStep, sequence: Sequence) -> int:
-        """Skip what others have computed of the sequence's beginning; returns what is computed."""
+        """Skip what other requests have computed of the beginning; returns the computed tokens."""
         before = sequence.num_computed if sequence.begun else sequence.cached
         held = self._running.extend_prefix(sequence)
         if held > before and not sequence.preemptions:

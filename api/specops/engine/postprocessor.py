@@ -1,12 +1,13 @@
-"""What comes of a pass: drafts are verified, tokens appended, and both counted."""
+"""Turns a pass's logits into tokens: verifies drafts, appends what is accepted, and counts both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from specops.engine.planner import Chunk, PlannedStep
-from specops.engine.proposer import Proposal
+from specops.engine.proposer import SequenceProposal
 from specops.engine.sequence import Sequence
 from specops.request import GRAMMAR, DraftStats
 from specops.runtime.model_runner import ModelRunner
@@ -20,9 +21,9 @@ class Progress:
     """What the requests of a pass got.
 
     Attributes:
-        decoded: tokens per request that decoded.
-        first_tokens: requests that got their first one.
-        drafts: what became of each verified draft.
+        decoded: number of tokens of each request that decoded.
+        first_tokens: number of requests that got their first token.
+        drafts: counts of each verified draft.
     """
 
     decoded: list[int] = field(default_factory=list)
@@ -34,8 +35,8 @@ class Postprocessor:
     """Turns logits into tokens. Used by the engine's thread.
 
     Args:
-        target: whose logits they are.
-        controller: is told what became of drafts.
+        target: the model that computed the logits.
+        controller: learns from each verified draft; may be exchanged.
         clock: seconds.
     """
 
@@ -47,17 +48,21 @@ class Postprocessor:
         self.controller = controller
 
     def take(self, step: PlannedStep, logits: Floats) -> Progress:
-        """Give every sequence of a pass what it brought; one whose turn goes wrong fails alone.
+        """Give every sequence of a pass its tokens. A sequence that raises an error fails alone.
 
         Args:
-            step: what was computed.
-            logits: [n, V], of the tokens that wanted them, in the order of the spans.
+            step: the pass that was computed.
+            logits: [n, V], of the tokens that needed them, in the order of the spans.
         """
         progress, row = Progress(), 0
+        likeliest: list[int] | None = None
+        if not any(proposal.sampled for proposal in step.proposals):
+            rows = sum(proposal.num_logits for proposal in step.proposals)
+            likeliest = logits[:rows].argmax(axis=-1).tolist()
         for proposal in step.proposals:
             rows = proposal.num_logits
             try:
-                self._take_decoded(progress, proposal, logits[row : row + rows], row)
+                self._take_decoded(progress, proposal, logits[row : row + rows], row, likeliest)
             except Exception as error:
                 proposal.sequence.fail(error)
                 progress.decoded.append(0)
@@ -71,50 +76,67 @@ class Postprocessor:
         return progress
 
     def _take_decoded(
-        self, progress: Progress, proposal: Proposal, logits: Floats, row: int
+        self,
+        progress: Progress,
+        proposal: SequenceProposal,
+        logits: Floats,
+        row: int,
+        likeliest: Seq[int] | None,
     ) -> None:
-        """Verify a draft and append what stands, with the target's own token after it.
+        """Verify a draft. Append its accepted tokens and the target's own token after them.
 
-        `logits` [k + 1, V] follow the sequence's last token, or the last that its grammar forced,
-        and each of its draft tokens; where probabilities are told those of the forced ones are
-        before them. The first of all is `row` of the pass.
+        Args:
+            progress: is added to.
+            proposal: the request's part in the pass.
+            logits: [k + 1, V], after the sequence's last token, or the last forced one, and after
+                each of the k draft tokens. Where the request wants probabilities, the logits of the
+                forced tokens come before these.
+            row: of the first of them among the pass's logits.
+            likeliest: [n], the likeliest token of each of the pass's rows; None where a request
+                draws its tokens.
         """
         sequence, draft, forced = proposal.sequence, proposal.draft, proposal.forced
-        choices = logits[len(logits) - 1 - len(draft.tokens) :]
-        start = self._clock()
+        drafted, before = len(draft.tokens), len(logits) - 1 - len(draft.tokens)
+        start = self._clock() if proposal.sampled else 0.0
+        known = None
+        if likeliest is not None and not sequence.adjusts:
+            known = likeliest[row + before : row + len(logits)]
         verdict = verify(
-            sequence.adjusted(choices, draft.tokens, forced),
+            sequence.adjusted(logits[before:] if before else logits, draft.tokens, forced),
             draft.tokens,
             draft.probs,
             sampling=sequence.request.sampling,
             rng=sequence.rng,
             position=len(sequence.tokens) + len(forced),
+            likeliest=known,
         )
-        seconds = self._clock() - start
-        self.controller.verified(proposal.candidate, len(draft.tokens), verdict.accepted, seconds)
-        tokens = [*forced, *draft.tokens[: verdict.accepted], verdict.next_token]
-        most = len(forced) + verdict.accepted
-        emitted = sequence.append(tokens, most, proposal.drafter, logits, forced=len(forced))
-        # A stop inside of the accepted tokens: what came after it never was output.
-        accepted = min(most, emitted)
-        # What was computed of rejected tokens is overwritten by what comes instead.
-        self._computed(sequence, 1 + accepted)
-        last = row + len(logits) - 1 - len(draft.tokens) + verdict.accepted
+        accepted = verdict.accepted
+        if proposal.sampled:
+            self.controller.drawn(drafted + 1, self._clock() - start)
+        if drafted:
+            self.controller.verified(proposal, drafted, accepted)
+        name = draft.origin or proposal.drafter
+        tokens = [*forced, *draft.tokens[:accepted], verdict.next_token]
+        emitted = sequence.append(tokens, len(tokens) - 1, name, logits, forced=len(forced))
+        # Where the request ends inside of the accepted tokens, the rest was never output.
+        stands = min(len(tokens) - 1, emitted)
+        # The cache's entries of rejected tokens are overwritten by the next pass.
+        self._computed(sequence, 1 + stands)
+        last = row + before + accepted
         self._target.keep_hidden(sequence.slot, last, sequence.num_computed, sequence.tokens[-1])
         drafts = []
         if forced:
-            kept = min(len(forced), accepted)
-            drafts.append(DraftStats(GRAMMAR, len(forced), kept))
-        if draft.tokens and (name := proposal.drafter) is not None:
-            kept = max(0, accepted - len(forced))
-            judged = draft.promised[: kept + (kept == verdict.accepted)]
-            drafts.append(DraftStats(name, len(draft.tokens), kept, judged))
+            drafts.append(DraftStats(GRAMMAR, len(forced), min(len(forced), stands)))
+        if drafted:
+            kept = max(0, stands - len(forced))
+            judged = draft.promised[: kept + (kept == accepted)]
+            drafts.append(DraftStats(name, drafted, kept, judged))
         sequence.count_step(drafts, missed=proposal.missed is not None)
         progress.drafts += drafts
         progress.decoded.append(emitted)
 
     def _take_chunk(self, progress: Progress, chunk: Chunk, logits: Floats, row: int) -> None:
-        """A piece of a prompt is computed; `logits` [chunk.rows, V] follow its last tokens."""
+        """Take in a piece of a prompt; `logits` [chunk.rows, V] follow its last tokens."""
         sequence, start = chunk.sequence, chunk.sequence.num_computed
         self._computed(sequence, chunk.tokens)
         if sequence.reader is not None and chunk.rows:

@@ -1,7 +1,7 @@
-"""What some requests want to know of a prompt: its embedding, or how probable its tokens are.
+"""Reads a prompt for requests that want its embedding or the probabilities of its tokens.
 
-Both follow from what the target computes at every token of it. So nothing of such a prompt is
-taken from the prefix cache, and pieces of it want a row of logits for each of their tokens.
+Both need the target's result at every token of the prompt. So such a prompt takes nothing from the
+prefix cache, and its pieces need a row of logits for each token.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class PromptReader:
     """Reads the prompts of one request, each token once. Used by the engine's thread.
 
     An embedding is the mean of the last hidden states of a prompt's tokens, scaled to length 1.
-    They are summed up in the order of the tokens, however the prompt is cut.
+    They are summed in the order of the tokens, however the prompt is cut.
 
     Args:
-        request: whose prompts they are.
+        request: the request with the prompts.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
@@ -35,12 +35,12 @@ class PromptReader:
         self._handed_out = not request.prompt_logprobs
 
     def take(self, start: int, logits: Floats, hidden: Floats) -> None:
-        """Read tokens of the prompt; those that were read before it was preempted are skipped.
+        """Read tokens of the prompt. Tokens that were read before a preemption are skipped.
 
         Args:
-            start: position of the first.
-            logits: [n, V] that follow them.
-            hidden: [n, H], their last hidden states; not looked at where no embedding is wanted.
+            start: position of the first token.
+            logits: [n, V], the logits behind each token.
+            hidden: [n, H], their last hidden states; read only for an embedding.
         """
         for position in range(max(start, self._position), start + len(logits)):
             row = position - start
@@ -53,7 +53,7 @@ class PromptReader:
             self._position = position + 1
 
     def next_prompt(self) -> tuple[int, ...] | None:
-        """A prompt's end was read: keep its embedding, and turn to the next prompt, if any."""
+        """Keep the embedding of the prompt that ends, and go to the next one, if any."""
         if self._sum is not None:
             length = float(np.linalg.norm(self._sum)) or 1.0
             self._embeddings.append((self._sum / length).astype(np.float32))
@@ -64,7 +64,7 @@ class PromptReader:
         return self._prompt
 
     def add(self, output: Output) -> Output:
-        """The output with what was read: probabilities in the first, embeddings in the last."""
+        """Add the probabilities to the first output, and the embeddings to the last."""
         if not self._handed_out:
             self._handed_out = True
             output = replace(output, prompt=tuple(self._told))

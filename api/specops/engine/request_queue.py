@@ -1,10 +1,10 @@
 """The request queue: in which order waiting requests get slots.
 
-First come, first served is fair between requests. Where one client sends many and others few,
-shares per client are fairer: the client that has had the least goes first. That is start-time fair
-queueing with tokens for packets (Goyal, Vin and Cheng, SIGCOMM 1996; for language models: Sheng et
-al., Fairness in Serving Large Language Models, OSDI 2024). No request starves in either: what a
-client gets moves it back, and waiting moves no other client ahead.
+First come, first served is fair between requests. Where one client sends many requests and others
+few, shares per client are fairer: the client that has had the least goes first. That is start-time
+fair queueing with tokens for packets (Goyal, Vin and Cheng, SIGCOMM 1996; for language models:
+Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). No request starves in either
+order: each token that a client gets moves it back, and waiting moves no other client ahead.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Protocol
 
 from specops.engine.sequence import Sequence
 
-_GENERATED = 2.0  # what a generated token counts, in prompt tokens: slots share a pass, at best
+_GENERATED = 2.0  # a generated token counts as two prompt tokens: at best slots share its pass
 
 
 class RequestQueue(Protocol):
     """Sequences that wait for a slot."""
 
     def __len__(self) -> int:
-        """Sequences that wait."""
+        """Number of waiting sequences."""
 
     def __iter__(self) -> Iterator[Sequence]:
         """All that wait, in no particular order."""
@@ -31,17 +31,17 @@ class RequestQueue(Protocol):
         """Let a sequence wait."""
 
     def next(self) -> Sequence:
-        """Take out the sequence whose turn it is.
+        """Take out the sequence that gets the next slot.
 
         Raises:
             IndexError: the queue is empty.
         """
 
     def remove(self, sequence: Sequence) -> bool:
-        """Take out one that has left; False where it does not wait. Takes as long in any queue."""
+        """Take out a sequence that has left, in constant time; False where it does not wait."""
 
     def generated(self, client: str, tokens: int) -> None:
-        """Take in that a client got so many new tokens."""
+        """A client got so many new tokens."""
 
 
 class FirstComeFirstServed:
@@ -71,14 +71,14 @@ class FirstComeFirstServed:
         return self._sequences.pop(sequence, sequence) is None
 
     def generated(self, client: str, tokens: int) -> None:
-        """Nothing: clients are not told apart."""
+        """Nothing: all clients are alike."""
 
 
 class FairShares:
     """Equal shares for all clients with waiting requests; within a client first come, first served.
 
-    A client's account is what it has been given, in tokens; the lowest account goes first. A
-    client that comes back starts at the account that was last served: nothing is saved up.
+    A client's account is the number of tokens that it got; the lowest account goes first. A client
+    that comes back starts at the account that was served last: waiting saves nothing up.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
-"""The sequences that hold a slot, and which of them give up KV blocks when there are none left.
+"""Gives sequences slots and KV blocks, and takes blocks away when none is left.
 
-Slots say how many requests run at most; KV blocks, taken as sequences grow, how many really do.
-Where no block is free, the sequence that was admitted last is preempted: its blocks go to those
-before it, and it is computed again when there is room. So the first one always gets on.
+The slots bound how many requests run. The KV blocks, taken as sequences grow, decide how many
+really do. Where no block is free, the sequence that was admitted last is preempted: the sequences
+before it get its blocks, and it is computed again when there is room. So the first sequence always
+goes on.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ class Running:
 
     Args:
         cache: the target's.
-        drafters: are told which sequence gets a slot, and when it leaves.
+        drafters: learn which sequence gets a slot, and when it leaves.
 
     Attributes:
-        preemptions: how often a sequence was preempted, since the start.
+        preemptions: number of preemptions since the start.
     """
 
     def __init__(self, cache: KvCache, drafters: Mapping[str, Drafter]) -> None:
@@ -34,10 +35,10 @@ class Running:
         self._cache = cache
         self._drafters = drafters
         self._sequences: list[Sequence] = []  # in the order of admission
-        # Next in line for a slot: preempted sequences, and one that blocks are missing for.
+        # Next for a slot: preempted sequences, and one sequence that lacks blocks.
         self._in_line: deque[Sequence] = deque()
         self._free = list(range(cache.num_slots - 1, -1, -1))
-        self._refused: tuple[Sequence, int] | None = None  # a sequence, with so many free blocks
+        self._refused: tuple[Sequence, int] | None = None  # a sequence, and the blocks left then
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -47,11 +48,11 @@ class Running:
 
     @property
     def in_line(self) -> int:
-        """Sequences that wait for blocks."""
+        """Number of sequences that wait for blocks."""
         return len(self._in_line)
 
     def admit(self, waiting: RequestQueue) -> None:
-        """Give free slots to preempted sequences, then to waiting ones, as far as blocks go."""
+        """Give free slots to preempted sequences, then to waiting ones, while blocks are left."""
         while self._free and (self._in_line or len(waiting)):
             if not self._in_line:
                 self._in_line.append(waiting.next())
@@ -60,7 +61,7 @@ class Running:
             self._in_line.popleft()
 
     def with_room_to_decode(self) -> list[Sequence]:
-        """Those that decode, each with room for one more token; others may be preempted for it."""
+        """The sequences that decode, each with room for one more token. May preempt others."""
         decoding = []
         for sequence in list(self._sequences):
             if sequence.missing or sequence.slot < 0 or sequence.finish:
@@ -72,11 +73,11 @@ class Running:
         return decoding
 
     def reserve(self, sequence: Sequence, length: int, batch: Batch) -> bool:
-        """Make room for a piece of a prompt; none that is in the batch is preempted for it.
+        """Make room for a piece of a prompt, without preempting a sequence of the batch.
 
         Returns:
-            Whether there is room. If not, and nothing is in the batch, the sequence is preempted;
-            else it waits for those that are.
+            Whether there is room. If not, the sequence is preempted where the batch is empty;
+            otherwise it waits.
         """
         keep = {span.slot for span in batch.spans}
         found = self._make_room(sequence, length, keep=keep)
@@ -85,10 +86,10 @@ class Running:
         return found
 
     def extend_prefix(self, sequence: Sequence) -> int:
-        """Take over what others have computed of the sequence's beginning meanwhile.
+        """Take over what other requests have computed of the sequence's beginning.
 
         Returns:
-            How many tokens of it are computed now.
+            The number of computed tokens.
         """
         if sequence.num_computed % BLOCK_TOKENS == 0 or not sequence.begun:
             sequence.num_computed = self._cache.extend_prefix(sequence.slot, sequence.tokens)
@@ -114,7 +115,7 @@ class Running:
             if refused is sequence and spare <= before:
                 return False
         slot, client = self._free[-1], sequence.request.client
-        share = sequence.reader is None  # what others have computed tells a reader nothing
+        share = sequence.reader is None  # a reader needs the result at every token
         sequence.num_computed = cache.begin(slot, sequence.tokens, client, share=share)
         if self._sequences and cache.available_blocks - owed < _lacking(sequence):
             cache.release(slot)
@@ -133,7 +134,7 @@ class Running:
         return True
 
     def _make_room(self, sequence: Sequence, length: int, keep: Collection[int]) -> bool:
-        """Preempt those who were admitted after the sequence, the last one first, until it fits."""
+        """Preempt sequences that were admitted after this one, the last first, until it fits."""
         while not self._cache.reserve(sequence.slot, length):
             later = self._sequences[self._sequences.index(sequence) + 1 :]
             victim = next((item for item in reversed(later) if item.slot not in keep), None)
@@ -147,7 +148,7 @@ class Running:
         sequence.num_computed = 0
         sequence.preemptions += 1
         self.preemptions += 1
-        self._in_line.appendleft(sequence)  # it was admitted before the others: it goes before them
+        self._in_line.appendleft(sequence)  # it was admitted before the others in line
 
     def _leave(self, sequence: Sequence) -> None:
         self._sequences.remove(sequence)
@@ -161,11 +162,11 @@ class Running:
         sequence.slot = -1
 
     def _drafters_of(self, sequence: Sequence) -> Collection[Drafter]:
-        """Those who have to know of it: nobody drafts where nothing is generated."""
+        """The drafters that follow the sequence; none where nothing is generated."""
         return () if sequence.request.embed else self._drafters.values()
 
 
 def _lacking(sequence: Sequence) -> int:
-    """Blocks for its tokens and the next one, less those that are full; one at least."""
+    """Number of blocks for its tokens and the next one, less the full ones; at least one."""
     blocks = -(-(len(sequence.tokens) + 1) // BLOCK_TOKENS)
     return blocks - sequence.num_computed // BLOCK_TOKENS

@@ -1,7 +1,7 @@
 """The engine's loop: a step drops cancelled requests, admits, and runs one forward pass for all.
 
-The scheduler moves requests; it knows neither tensors nor HTTP. Slots and KV blocks are `running`'s
-business, what a pass computes `planner`'s, what comes of it `postprocessor`'s.
+`running` gives slots and KV blocks, `planner` plans the pass, `postprocessor` turns its logits into
+tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
 
 _NO_BOUND = float("inf")
-_DEADLINES_KEPT = 64  # of requests that have ended, before they are sorted out
+_DEADLINES_KEPT = 64  # deadlines of ended requests before they are removed
 
 
 class Scheduler:
@@ -81,8 +81,8 @@ class Scheduler:
         self._end_tokens = end_tokens
         self._clock = clock
         self._in_flight: dict[str, Sequence] = {}
-        self._deadlines: list[tuple[float, str]] = []  # a heap; may name some that have ended
-        self._left: list[Sequence] = []  # those that have ended while they waited
+        self._deadlines: list[tuple[float, str]] = []  # a heap, with ended requests in it
+        self._left: list[Sequence] = []  # sequences that ended while they waited
 
     @property
     def controller(self) -> Controller:
@@ -95,16 +95,16 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """There is something to do."""
+        """Whether there is something to do."""
         return bool(self._in_flight)
 
     @property
     def running(self) -> list[Sequence]:
-        """The sequences that hold a slot, in the order in which they got it."""
+        """The sequences with a slot, in the order of admission."""
         return list(self._running)
 
     def add(self, request: GenerationRequest) -> None:
-        """Queue a request. Its length was checked against the context before."""
+        """Queue a request that fits into the context."""
         sequence = Sequence(
             request,
             self._tokenizer,
@@ -117,7 +117,7 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def cancel(self, request_id: str) -> None:
-        """End a request at the next step; one that is not here any more is no error."""
+        """End a request at the next step. A request that has ended already is no error."""
         if (sequence := self._in_flight.get(request_id)) is not None:
             self._end(sequence, FinishReason.CANCELLED)
 
@@ -170,7 +170,7 @@ class Scheduler:
                 self._end(sequence, FinishReason.TIMEOUT)
 
     def _retire(self) -> Iterator[Output]:
-        """Take out the finished, free their slots."""
+        """Take out finished sequences and free their slots."""
         left, self._left = self._left, []
         for sequence in (*left, *self._running.remove_finished()):
             output = self._output(sequence)
@@ -217,13 +217,13 @@ class Scheduler:
         )
 
     def _learn(self, step: PlannedStep, progress: Progress, took: float) -> None:
-        """Tell budget and controller what the step has brought and taken."""
+        """Tell budget and controller the step's tokens and times."""
         if not step.proposals:
             return
         if step.chunks:
             self._budget.observe(step.batch, took)
         self.controller.stepped(
-            [proposal.candidate for proposal in step.proposals],
+            step.proposals,
             progress.decoded,
             [1 + len(proposal.tokens) for proposal in step.proposals],
             draft_seconds=step.draft_seconds,

@@ -1,4 +1,4 @@
-"""A request on its way through the engine: its tokens, its text, its counts."""
+"""A request inside the engine: its tokens, its text, its counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Counts:
     sequence_steps: int = 0
     drafts: int = 0
     draft_misses: int = 0
-    # By source: how often so many tokens were verified and so many of them accepted.
+    # By source: number of drafts by their verified and accepted tokens.
     lengths: dict[str, Counter[tuple[int, int]]] = field(
         default_factory=lambda: defaultdict(Counter)
     )
@@ -47,17 +47,17 @@ class Sequence:
     """One request in flight. Owned by the engine thread.
 
     Attributes:
-        request: what was asked for.
+        request: the client's request.
         tokens: prompt and generated tokens.
-        num_computed: how many of them the target's cache holds.
-        cached: how many of the prompt's it held already, from another request.
-        begun: a pass was made for it since it got its slot.
-        slot: its place in the caches' block tables; meaningless while it waits.
+        num_computed: number of tokens that the target's cache holds.
+        cached: number of prompt tokens that another request had computed.
+        begun: a pass has computed tokens of it since it got its slot.
+        slot: its row in the caches' block tables; below 0 while it has none.
         preemptions: how often it gave its KV blocks up.
-        finish: set once the request has ended.
-        error: what went wrong, where that is why.
-        speculation: what its drafts have been worth.
-        reader: reads the prompt, where something of it is wanted besides an answer.
+        finish: why the request ended; None while it goes on.
+        error: the message of the error that ended it.
+        speculation: what speculation has brought to it.
+        reader: reads the prompt for embeddings and probabilities; None where neither is wanted.
         rng: random numbers of a request without a seed.
     """
 
@@ -83,7 +83,7 @@ class Sequence:
         wanted = request.embed or request.prompt_logprobs
         self.reader = PromptReader(request) if wanted else None
         self._prompt_length = len(request.prompt_tokens)
-        # A grammar says by an end token that the answer is complete.
+        # A grammar ends the answer by an end token, so the request cannot ignore it.
         goes_on = request.ignore_eos and request.sampling.grammar is None
         self._end_tokens = frozenset() if goes_on else end_tokens
         if request.stop_token_ids:
@@ -108,26 +108,26 @@ class Sequence:
 
     @property
     def started(self) -> bool:
-        """It has had a slot."""
+        """Whether it has had a slot."""
         return self._started is not None
 
     @property
     def missing(self) -> int:
-        """Tokens to compute before it decodes: of its prompt, or of all that it had to give up.
+        """Number of tokens to compute before it decodes: prompt tokens, or all after a preemption.
 
-        The pass over a prompt's last token brings the first token of the answer. A sequence that
-        has generated tokens decodes once all but the last of them are computed.
+        The pass over a prompt's last token brings the first token of the answer. A sequence with
+        generated tokens decodes once all but the last of them are computed.
         """
         return len(self.tokens) - self.num_computed - (self.generated > 0)
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
+        """Number of generated tokens."""
         return len(self.tokens) - self._prompt_length
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be generated."""
+        """Number of tokens that may still be generated."""
         return self.request.max_new_tokens - self.generated
 
     @cached_property
@@ -136,13 +136,18 @@ class Sequence:
 
     @cached_property
     def matcher(self) -> Matcher | None:
-        """How far the answer has come in its grammar; None where it has none.
+        """The answer's place in its grammar; None without a grammar.
 
         Raises:
-            GrammarError: it cannot be compiled.
+            GrammarError: the grammar cannot be compiled.
         """
         grammar = self.request.sampling.grammar
         return None if grammar is None else self._grammars.matcher(grammar)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether tokens are chosen from other logits than the target's."""
+        return self.matcher is not None or self._adjuster is not None
 
     def start(self) -> None:
         """The request leaves the queue, for the first time or after it was preempted."""
@@ -150,7 +155,7 @@ class Sequence:
             self._started = self._clock()
 
     def fail(self, error: Exception) -> None:
-        """End with an error that is of this request alone; to be called where it is handled."""
+        """End this request alone with an error. Called where the error is handled."""
         if isinstance(error, GrammarError):
             self.finish, self.error = FinishReason.GRAMMAR, str(error)
             return
@@ -161,17 +166,17 @@ class Sequence:
     def adjusted(
         self, logits: Floats, draft: tuple[int, ...], forced: tuple[int, ...] = ()
     ) -> Floats:
-        """What the request's tokens are chosen from.
+        """The logits that the request's tokens are chosen from.
 
         Args:
-            logits: [k + 1, V] of the target; changed in place where probabilities are not told.
-            draft: [k] draft tokens that they follow.
-            forced: that the grammar puts before these.
+            logits: [k + 1, V] of the target; changed in place where no probabilities are wanted.
+            draft: [k], the draft tokens before them.
+            forced: tokens that the grammar puts before the draft.
 
         Returns:
             [k + 1, V] with penalties and biases, -inf where a token must not come.
         """
-        if self.matcher is None and self._adjuster is None:
+        if not self.adjusts:
             return logits
         adjusted = logits if self.request.logprobs is None else logits.copy()
         if self.matcher is not None:
@@ -181,7 +186,7 @@ class Sequence:
         return adjusted
 
     def next_token(self, logits: Floats) -> int:
-        """Choose the token that goes on from logits [1, V], as the request wants it."""
+        """Choose the token that follows from logits [1, V]."""
         (adjusted,) = self.adjusted(logits, ())
         return next_token(adjusted, self.request.sampling, self.rng, len(self.tokens))
 
@@ -194,23 +199,22 @@ class Sequence:
         *,
         forced: int = 0,
     ) -> int:
-        """Take in one pass's tokens up to where the request ends.
+        """Append one pass's tokens up to where the request ends.
 
         Args:
-            tokens: forced ones, accepted draft tokens, then the target's own token.
-            accepted: how many of them are draft tokens, the forced ones included.
-            drafter: where the draft tokens came from that were not forced.
-            logits: [n, V] that each of the n tokens was chosen from; read where probabilities
-                are told.
-            forced: how many of them the grammar left no choice about.
+            tokens: forced tokens, accepted draft tokens, then the target's own token.
+            accepted: number of forced tokens and accepted draft tokens.
+            drafter: origin of the draft tokens.
+            logits: [n, V], the logits of each of the n tokens; read where probabilities are wanted.
+            forced: number of forced tokens.
 
         Returns:
-            How many of the tokens are part of the output.
+            The number of tokens that are part of the output.
         """
         self._last_token = self._clock()
         if self._first_token is None:
             self._first_token = self._last_token
-        most, text, room = self.request.logprobs, self._text, self.remaining
+        most, text, room, matcher = self.request.logprobs, self._text, self.remaining, self.matcher
         for position, token in enumerate(tokens):
             origin = TARGET if drafter is None or position >= accepted else drafter
             if position < forced:
@@ -220,26 +224,24 @@ class Sequence:
                 self._adjuster.take(token)
             told = None if most is None else logprob(logits[position], token, most)
             self._pieces += text.push(token, origin, told)
-            if token in self._end_tokens or text.stopped is not None or self._completes(token):
+            if token in self._end_tokens or text.stopped is not None:
                 self.finish, self._stop = FinishReason.STOP, text.stopped
-            elif position + 1 == room:
+                return position + 1
+            if matcher is not None:
+                matcher.advance(token)
+                if matcher.complete:
+                    self.finish = FinishReason.STOP
+                    return position + 1
+            if position + 1 == room:
                 self.finish = FinishReason.LENGTH
-            if self.finish:
                 return position + 1
         return len(tokens)
 
-    def _completes(self, token: int) -> bool:
-        """Take the token into the grammar; whether nothing may follow it."""
-        if self.matcher is None:
-            return False
-        self.matcher.advance(token)
-        return self.matcher.complete
-
     def next_prompt(self) -> bool:
-        """The embedding of a prompt is complete: go on with the next one, or end.
+        """Go on with the next prompt to embed, or end.
 
         Returns:
-            Whether there is a next one; nothing of it is computed yet.
+            Whether there is a next prompt; nothing of it is computed yet.
         """
         found = self.reader and self.reader.next_prompt()
         if not found:
@@ -253,7 +255,7 @@ class Sequence:
         """Count one pass in which the sequence decoded.
 
         Args:
-            drafts: that were verified, at most one of each source.
+            drafts: the verified drafts, at most one of each source.
             missed: a drafter was asked for draft tokens and had none.
         """
         counts = self._counts
@@ -264,7 +266,7 @@ class Sequence:
         counts.drafts += bool(drafts)
 
     def output(self) -> Output | None:
-        """What is new since the last call; None if nothing is."""
+        """The output since the last call; None if there is none."""
         if self.finish and self.generated and self.error is None:
             try:
                 self._pieces += self._text.flush()
@@ -298,8 +300,16 @@ class Sequence:
             decode_seconds=last - first,
             estimated_speedup=self.speculation.speedup,
             preemptions=self.preemptions,
-            acceptance={
-                name: tuple(seen.rates[: self.request.k_draft])
-                for name, seen in self.speculation.seen.items()
-            },
+            acceptance={name: _acceptance(found) for name, found in counts.lengths.items()},
         )
+
+
+def _acceptance(drafts: Counter[tuple[int, int]]) -> tuple[float, ...]:
+    """[k], the share of accepted draft tokens at each position where those before were accepted."""
+    rates: list[float] = []
+    while reached := sum(
+        times for (verified, accepted), times in drafts.items() if verified > len(rates) <= accepted
+    ):
+        hits = sum(times for (_, accepted), times in drafts.items() if accepted > len(rates))
+        rates.append(hits / reached)
+    return tuple(rates)

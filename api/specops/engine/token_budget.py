@@ -1,9 +1,9 @@
 """How many prompt tokens the next pass may take, so that running streams do not wait long.
 
-Requests that decode get their tokens in every pass, and a pass takes the longer the more prompt
-tokens are in it. So prompts get what the decoding tokens leave of the inter-token latency allowed,
-by what passes are expected to cost. The bound is aimed at with a margin, by how far the last such
-passes were off.
+Requests that decode get a token in every pass, and each prompt token makes a pass longer. So
+prompts get what the decoding tokens leave of the allowed inter-token latency, by the cost model.
+The budget stays below the bound by a margin, which follows from the errors of the latest such
+passes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 
 _SCATTER = 1 / 8  # weight of the newest pass in the mean deviation
-_MARGIN = 6.5  # mean deviations by which 1 pass in 100 is late: few are, but by much
+_MARGIN = 6.5  # with so many mean deviations of margin 1 pass in 100 is late
 _UNKNOWN = 1 / 24  # mean deviation before a pass was seen
-_MOST_ERROR = 1.0  # a pass that took longer than twice the time counts as twice the time
-_LONG = 0.5  # of the time that is aimed at: shorter passes tell nothing of long ones
-_LEAST_SHARE = 1 / 3  # of the decoding tokens' own time: where that is long, prompts still go on
-_LEAST_TOKENS = 8  # a group of the kernels
+_MOST_ERROR = 1.0  # a pass that took more than twice the expected time counts as twice
+_LONG = 0.5  # share of the aim from which on a pass tells something about long passes
+_LEAST_SHARE = 1 / 3  # least time for prompts, as a share of the decoding tokens' own
+_LEAST_TOKENS = 8  # the kernels compute groups of 8
 
 
 class TokenBudget:
@@ -25,9 +25,9 @@ class TokenBudget:
 
     Args:
         cost_model: the target's.
-        draft_cost_model: the draft model's; None without one.
-        max_inter_token_latency: seconds between two tokens of a stream that prompts may cause.
-        max_batched_tokens: most tokens of a pass.
+        draft_cost_model: the draft model's; None without a draft model.
+        max_inter_token_latency: largest pause in seconds that prompts may cause in a stream.
+        max_batched_tokens: largest number of tokens in a pass.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class TokenBudget:
         self._deviation = _UNKNOWN
 
     def pass_seconds(self, decoding: Batch, *, watched: bool, spent: float = 0.0) -> float:
-        """Seconds that a pass may last with all prompts that join it.
+        """Seconds that a pass may take with all prompts that join it.
 
         Args:
-            decoding: what is in it before the first of them.
-            watched: a request that decodes in it streams its tokens.
-            spent: seconds that the step has taken before the pass.
+            decoding: the batch before the first prompt joins.
+            watched: a request in the batch streams its tokens.
+            spent: seconds of the step before the pass.
         """
         if not watched:
             return float("inf")
@@ -58,13 +58,13 @@ class TokenBudget:
         return max(self._aim - spent, own * (1 + _LEAST_SHARE))
 
     def prompt_tokens(self, batch: Batch, position: int, seconds: float, *, first: bool) -> int:
-        """Most tokens of a prompt that may join a pass.
+        """Largest number of a prompt's tokens that may join a pass.
 
         Args:
-            batch: what is in the pass already.
-            position: of the prompt's first token.
-            seconds: that the pass may last.
-            first: no other prompt is in the pass: this one gets on however little time there is.
+            batch: the pass so far.
+            position: position of the prompt's first token.
+            seconds: time that the pass may take.
+            first: no other prompt is in the pass. This one then gets a few tokens in any case.
         """
         room = self._most - batch.num_tokens
         if seconds == float("inf"):
@@ -75,16 +75,16 @@ class TokenBudget:
 
     @property
     def usual_chunk(self) -> int:
-        """Prompt tokens that join a pass where there are enough: as many as the bound allows."""
+        """Number of prompt tokens that join a pass where enough of them wait."""
         fitting = self._costs.tokens_within(self._aim, 0, 0.0, 0)
         return min(self._most, max(fitting, _LEAST_TOKENS))
 
     def draft_model_tokens(self, decoding: int, position: int) -> int:
-        """Most tokens that a draft model may take in before a pass.
+        """Largest number of tokens that a draft model may compute before a pass.
 
         Args:
-            decoding: requests that wait for the pass.
-            position: of the first token.
+            decoding: number of requests that wait for the pass.
+            position: position of the first token.
         """
         if self._draft_costs is None:
             return 0
@@ -94,7 +94,7 @@ class TokenBudget:
         return min(self._most, max(fitting, _LEAST_TOKENS))
 
     def observe(self, batch: Batch, step_seconds: float) -> None:
-        """Take in a step with prompt tokens whose pass others waited for."""
+        """Take in a step in which prompt tokens made other requests wait."""
         expected = self._costs.cost(batch.num_tokens, batch.attention_work)
         if expected >= _LONG * self._aim:
             error = min(abs(step_seconds / expected - 1), _MOST_ERROR)
@@ -102,7 +102,7 @@ class TokenBudget:
 
     @property
     def _aim(self) -> float:
-        """Seconds that a step is meant to last, so that hardly any lasts too long.
+        """Planned seconds of a step, so that hardly any step takes too long.
 
         A margin by mean deviations, as TCP sets its timeouts (Jacobson, Congestion Avoidance and
         Control, SIGCOMM 1988).

@@ -30,7 +30,7 @@ Beyond the graph, verifying 4 draft tokens among 32,000 tokens, all accepted, ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,9 +38,8 @@ from specops.request import SamplingParams
 from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How many draft tokens stand, and the target's own token that follows them."""
+class Verdict(NamedTuple):
+    """The number of accepted draft tokens, and the target's own token that follows them."""
 
     accepted: int
     next_token: int
@@ -54,6 +53,7 @@ def verify(
     sampling: SamplingParams,
     rng: np.random.Generator,
     position: int,
+    likeliest: Sequence[int] | None = None,
 ) -> Verdict:
     """Accept draft tokens by the rule of how the request samples.
 
@@ -63,24 +63,21 @@ def verify(
         draft_probs: see `verify_sampled`.
         sampling: how the target draws its tokens.
         rng: the request's random numbers, for sampling without a seed.
-        position: of the first draft token in its sequence, for sampling with one.
+        position: position of the first draft token in its sequence, for sampling with a seed.
+        likeliest: [k + 1], the likeliest tokens of the logits, where they are known already.
     """
     if sampling.temperature == 0:
-        return verify_greedy(target_logits, draft_tokens)
+        if likeliest is None:
+            likeliest = target_logits.argmax(axis=-1).tolist()
+        return compare(likeliest, draft_tokens)
     if sampling.seed is not None:
-        return verify_seeded(target_logits, draft_tokens, sampling, position)
+        return verify_seeded(target_logits, draft_tokens, sampling, sampling.seed, position)
     probs = filtered_probs(target_logits, sampling)
     return verify_sampled(probs, draft_tokens, draft_probs, rng)
 
 
-def verify_greedy(target_logits: Floats, draft_tokens: Sequence[int]) -> Verdict:
-    """Accept the draft tokens that equal the target's most probable tokens.
-
-    Args:
-        target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
-        draft_tokens: [k].
-    """
-    choices = target_logits.argmax(axis=-1).tolist()
+def compare(choices: Sequence[int], draft_tokens: Sequence[int]) -> Verdict:
+    """Accept the draft tokens [k] up to the first that is not the target's choice, of [k + 1]."""
     accepted = 0
     while accepted < len(draft_tokens) and choices[accepted] == draft_tokens[accepted]:
         accepted += 1
@@ -118,24 +115,25 @@ def verify_sampled(
 
 
 def verify_seeded(
-    target_logits: Floats, draft_tokens: Sequence[int], sampling: SamplingParams, position: int
+    target_logits: Floats,
+    draft_tokens: Sequence[int],
+    sampling: SamplingParams,
+    seed: int,
+    position: int,
 ) -> Verdict:
-    """Accept the draft tokens that equal those that the target draws at their positions.
+    """Accept the draft tokens that equal the tokens that the target draws at their positions.
 
     Args:
         target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
-        draft_tokens: [k], however they came about.
-        sampling: with a seed and a temperature.
-        position: of the first draft token in its sequence.
-
-    Raises:
-        ValueError: there is no seed.
+        draft_tokens: [k], from any source.
+        sampling: its filters and temperature.
+        seed: the request's.
+        position: position of the first draft token in its sequence.
     """
-    if sampling.seed is None:
-        raise ValueError("without a seed there is no noise to draw by")
-    for index, logits in enumerate(target_logits):
-        probs = filtered_probs(logits[None], sampling)[0]
-        token = draw_seeded(probs, sampling.seed, position + index)
+    index = 0
+    while True:
+        probs = filtered_probs(target_logits[index : index + 1], sampling)[0]
+        token = draw_seeded(probs, seed, position + index)
         if index == len(draft_tokens) or token != draft_tokens[index]:
             return Verdict(index, token)
-    raise ValueError(f"{len(target_logits)} rows of logits for {len(draft_tokens)} draft tokens")
+        index += 1

@@ -80,18 +80,14 @@ def test_every_configuration_runs_on_every_prompt_in_every_round(tiny: BenchMode
 
 
 def test_a_way_learns_from_its_own_requests_alone(tiny: BenchModel) -> None:
-    """Its drafts' acceptance is told with every answer; another one's begins where all begin."""
+    """Each way has a controller of its own, which goes on where it was."""
     runner = Runner.load(tiny)
-    first, second = Config("draft", 3), Config("draft", 2)
-
-    def acceptance(runner: Runner, config: Config) -> float:
-        (answer,) = runner.run([Prompt("code", "def add(a, b):\n")], config, 12).answers
-        return answer.stats.acceptance["draft"][0]
-
-    begun = acceptance(runner, first)
-    assert acceptance(runner, first) != begun
-    acceptance(runner, second)
-    assert acceptance(Runner(runner.engine, tiny.settings.max_k_draft), first) == begun
+    scheduler, found = runner.engine.scheduler, []
+    for config in (Config("draft", 3), Config("draft", 2), Config("draft", 3)):
+        runner.run([Prompt("code", "def add(a, b):
+")], config, 12)
+        found.append(scheduler.controller)
+    assert found[0] is found[2] is not found[1]
 
 
 def test_too_few_prompts_or_tokens_are_refused(tiny: BenchModel) -> None:

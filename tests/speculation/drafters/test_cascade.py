@@ -35,13 +35,6 @@ def test_a_lookup_in_vain_is_named_too(runner: SimulatedTarget) -> None:
     assert cascade.look_up(0, FRESH, 2) == Draft(origin="suffix")
 
 
-def test_the_model_proposes_what_it_would_alone(runner: SimulatedTarget) -> None:
-    cascade, model = made(runner, 0, 1)
-    found = propose(cascade, FRESH, 3)
-    assert found.origin == "draft"
-    assert found.tokens == propose(model, FRESH, 3, slot=1).tokens
-
-
 def test_the_model_catches_up_on_what_others_proposed(runner: SimulatedTarget) -> None:
     """It computes what it has not seen, once, and proposes as if it had always been asked."""
     cascade, model = made(runner, 0, 1)
@@ -52,13 +45,6 @@ def test_the_model_catches_up_on_what_others_proposed(runner: SimulatedTarget) -
     found = propose(cascade, tokens, 1)
     assert [batch.num_tokens for batch in runner.passes[passes:]] == [7]  # 30 and all after it
     assert found.tokens == propose(model, tokens, 1, slot=1).tokens
-
-
-def test_what_its_model_has_to_take_in_is_its_backlog(runner: SimulatedTarget) -> None:
-    cascade, model = made(runner)
-    assert cascade.backlog(0, 4) == model.backlog(0, 4) == 4
-    assert cascade.take_in(0, FRESH, 2) == 2
-    assert cascade.backlog(0, 4) == model.backlog(0, 4) == 2
 
 
 def test_slots_are_its_parts_business(runner: SimulatedTarget) -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from specops.speculation.drafters.registry import MAKERS, Means, make_drafters
+from specops.speculation.drafters.registry import make_drafters
 from tests.simulated_target import (
     SimulatedTarget,
     Text,
@@ -32,7 +32,7 @@ def example() -> ModuleType:
 
 
 def test_what_the_example_proposes(example: ModuleType) -> None:
-    drafter = example.make(Means(320), {})
+    drafter = example.RepeatDrafter()
     assert propose(drafter, [5, 7, 7], 3).tokens == (7, 7, 7)
     assert propose(drafter, [7, 7, 5], 3).tokens == ()
 
@@ -42,7 +42,7 @@ def test_the_example_serves_requests_and_changes_no_output(
     example: ModuleType, surprise: float
 ) -> None:
     target = SimulatedTarget(text=Text(surprise, vocab_size=63))
-    drafters = make_drafters(Means(target.vocab_size), (*MAKERS, example.make))
+    drafters = {"repeat": example.RepeatDrafter()}
     request = make_request((SAME,) * 4, 40, drafter="repeat", k_draft=3)
     served = serve(make_scheduler(target, drafters), request)
     assert served.tokens(request) == expected(target.text, request)
@@ -54,5 +54,5 @@ def test_the_example_serves_requests_and_changes_no_output(
 def test_the_page_names_every_drafter() -> None:
     text = PAGE.read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE))
-    made = make_drafters(Means(320))
+    made = make_drafters(320)
     assert named == {*made, "draft", "head", "cascade", "none"}

@@ -9,17 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specops.config import Settings
-from specops.engine.graphs import load_graph
-from specops.models.prepare import choose, prepare
 from specops.request import SamplingParams
-from specops.runtime.kv_cache import KvCache, PrefixCache
-from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.sampling import filtered_probs
 from specops.speculation.drafters import draft_model
 from specops.speculation.drafters.base import NO_DRAFT
 from specops.speculation.drafters.draft_model import DraftModelDrafter
-from tests.conftest import THREADS
 from tests.simulated_target import (
     VOCAB,
     SimulatedTarget,
@@ -37,15 +31,9 @@ RNG = np.random.default_rng(0)
 PROMPT = [5, 6, 7, 8]
 
 
-def made(
-    runner: SimulatedTarget, *slots: int, vocab_size: int = VOCAB, min_probability: float = 0.0
-) -> DraftModelDrafter:
+def made(runner: SimulatedTarget, *slots: int, vocab_size: int = VOCAB) -> DraftModelDrafter:
     """A drafter that was told of these slots, or of the first one."""
-    drafter = DraftModelDrafter(
-        runner,  # type: ignore[arg-type]
-        vocab_size=vocab_size,
-        min_probability=min_probability,
-    )
+    drafter = DraftModelDrafter(runner, vocab_size=vocab_size)  # type: ignore[arg-type]
     for slot in slots or (0,):
         drafter.begin(slot, [0], "")
     return drafter
@@ -57,11 +45,6 @@ def widths(runner: SimulatedTarget) -> list[int]:
 
 
 # -- what it proposes ------------------------------------------------------------------------------
-
-
-def test_proposes_its_models_greedy_continuation(runner: SimulatedTarget) -> None:
-    assert list(propose(made(runner), PROMPT, 4).tokens) == DRAFT_TEXT.continuation(PROMPT, 4)
-    assert propose(made(runner, 1), PROMPT, 4, slot=1).probs is None
 
 
 def test_with_a_seed_it_draws_by_the_targets_noise(runner: SimulatedTarget) -> None:
@@ -163,11 +146,6 @@ def test_it_catches_up_in_chunks_and_proposes_the_same(runner: SimulatedTarget) 
     assert widths(runner) == [30, 30, 30, 9, 1, 1]
 
 
-def test_a_chunk_is_no_wider_than_a_pass(runner: SimulatedTarget) -> None:
-    drafter = made(runner)
-    assert drafter.take_in(0, [1] * 100, 1000) == runner.max_tokens == 32
-
-
 def test_a_long_backlog_takes_passes_of_its_own(runner: SimulatedTarget) -> None:
     """Where drafts are asked for before it has caught up, beside slots that have."""
     drafter = made(runner, 0, 1, 2)
@@ -187,21 +165,6 @@ def test_the_backlog_is_what_is_not_computed(runner: SimulatedTarget) -> None:
     drafter.take_in(0, [1] * 10, 6)
     assert drafter.backlog(0, 10) == drafter.backlog(0, 3) == 1  # there is always the last token
     assert drafter.backlog(0, 10_000) == runner.cache.context - 9
-
-
-def test_the_first_unsure_draft_token_is_the_last(runner: SimulatedTarget) -> None:
-    """Up to there it proposes what it would anyway; its own pass is paid for."""
-    everything = propose(made(runner), PROMPT, 8).tokens
-    lengths = []
-    for slot, bound in enumerate((0.01, 0.5, 1.0), 1):
-        drafter = made(runner, slot, min_probability=bound)
-        passes = len(runner.passes)
-        found = propose(drafter, PROMPT, 8, slot=slot).tokens
-        assert found == everything[: len(found)]
-        assert len(runner.passes) - passes == len(found)
-        lengths.append(len(found))
-    assert lengths[0] == 8
-    assert lengths[0] > lengths[1] >= lengths[2] == 1
 
 
 @pytest.mark.parametrize("slowness", [0.5, 2.0])
@@ -229,25 +192,6 @@ def test_its_passes_tell_its_cost_model_what_they_take(
             drafter.release(0)
         width, work = runner.passes[-1].num_tokens, runner.passes[-1].attention_work
         assert costs.cost(width, work) == pytest.approx(machine.cost(width, work), rel=0.1)
-
-
-def test_each_pass_is_told_once_and_as_wide_as_it_was(
-    runner: SimulatedTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[int, float, float]] = []
-    costs = tinyllama()
-    monkeypatch.setattr(costs, "observe", lambda *seen: told.append(seen))
-    monkeypatch.setattr(draft_model.time, "perf_counter", runner.clock)
-    drafter = DraftModelDrafter(runner, vocab_size=VOCAB, costs=costs)  # type: ignore[arg-type]
-    for slot in (0, 1):
-        drafter.begin(slot, [0], "")
-    drafter.take_in(0, [1] * 100, 30)
-    drafter.propose([ask([1] * 100, 3, 0), ask([2] * 8, 2, 1)])
-    assert [item[:2] for item in told] == [
-        (batch.num_tokens, batch.attention_work) for batch in runner.passes
-    ]
-    assert len(told) > 4
-    assert sum(seconds for _, _, seconds in told) == pytest.approx(runner.clock.now)
 
 
 # -- its vocabulary, context and cache -------------------------------------------------------------
@@ -307,15 +251,6 @@ def test_without_room_in_its_cache_there_is_no_draft_and_nobody_else_loses_his()
     assert len(propose(drafter, texts[2], 3, slot=2).tokens) == 3
 
 
-def test_a_preempted_request_begins_anew(runner: SimulatedTarget) -> None:
-    drafter = made(runner)
-    tokens = [*PROMPT, *propose(drafter, PROMPT, 4).tokens, 9]
-    propose(drafter, tokens, 2)
-    drafter.release(0)
-    drafter.begin(3, tokens, "")
-    assert list(propose(drafter, tokens, 3, slot=3).tokens) == DRAFT_TEXT.continuation(tokens, 3)
-
-
 # -- whose tokens it knows -------------------------------------------------------------------------
 
 LONG = RNG.integers(1, VOCAB, 100).tolist()
@@ -350,35 +285,6 @@ def test_another_client_finds_nothing(runner: SimulatedTarget, slot: int) -> Non
     assert sum(widths(runner)[passes:]) == 100
 
 
-def test_with_no_prefix_cache_nothing_is_found() -> None:
-    runner = SimulatedTarget(num_slots=1, context=256, text=DRAFT_TEXT, reuse=PrefixCache.OFF)
-    drafter = made(runner)
-    drafter.take_in(0, LONG, 90)
-    drafter.release(0)
-    drafter.begin(0, LONG, "")
-    assert drafter.backlog(0, 100) == 100
-
-
-def test_two_clients_with_one_prompt_share_no_work_of_either_model() -> None:
-    """How fast an answer comes would tell the second that somebody has asked the same."""
-    prompt = make_request(150).prompt_tokens
-    work = []
-    for clients in (("ann", "bob"), ("ann", "ann")):
-        target = SimulatedTarget()
-        runner = SimulatedTarget(text=DRAFT_TEXT, clock=target.clock, max_tokens=96)
-        drafter = DraftModelDrafter(runner, vocab_size=VOCAB)  # type: ignore[arg-type]
-        scheduler = make_scheduler(target, {"draft": drafter}, draft_costs=tinyllama(0.1))
-        for client in clients:
-            before = target.computed, runner.computed
-            request = make_request(prompt, 40, client=client, drafter="draft", k_draft=4)
-            served = serve(scheduler, request)
-            assert served.tokens(request) == expected(target.text, request)
-            work.append((target.computed - before[0], runner.computed - before[1]))
-    assert work[0] == work[1] == work[2]
-    assert work[3][0] < work[2][0] - 140
-    assert work[3][1] < work[2][1] - 120
-
-
 def test_through_the_scheduler_it_changes_no_output() -> None:
     """Few blocks for the draft model, too, and requests that come and go."""
     target = SimulatedTarget(num_slots=4, context=512, num_blocks=12)
@@ -407,71 +313,3 @@ def test_through_the_scheduler_it_changes_no_output() -> None:
         accepted += stats.accepted_tokens
     assert accepted > 10
     assert runner.cache.used_blocks == target.cache.used_blocks == 0
-
-
-# -- a real model ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def demo_draft(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    """The demo pair's draft model."""
-    settings = Settings(model="demo", cache_dir=tmp_path_factory.mktemp("cache"), threads=THREADS)
-    choice = choose(settings)
-    assert choice.draft is not None
-    folder = prepare(
-        choice.draft,
-        choice.draft_quant,
-        name="draft",
-        cache_dir=settings.cache_dir,
-        report=lambda detail: None,
-        downloading=lambda detail, done, total: None,
-    )
-    session = load_graph(folder, settings, lambda detail: None).session
-    cache = KvCache(
-        cache_shape(session, "fp16"),
-        num_blocks=12,
-        num_slots=6,
-        context=128,
-        reuse=PrefixCache.OFF,
-    )
-    return ModelRunner(session, cache, max_tokens=40)
-
-
-def test_a_real_model_drafts_for_several_slots_as_for_each_alone(demo_draft: ModelRunner) -> None:
-    """To the bit: after rejected tokens, beside others, and catching up in chunks."""
-    vocab = demo_draft.vocab_size
-    drafter = DraftModelDrafter(demo_draft, vocab_size=vocab)
-    rng = np.random.default_rng(4)
-    texts = {
-        slot: rng.integers(1, vocab, length).tolist() for slot, length in enumerate((3, 50, 17))
-    }
-    sampling = SamplingParams(0.8, top_k=20)
-    for slot, tokens in texts.items():
-        drafter.begin(slot, tokens, "")
-    for _ in range(4):
-        together = drafter.propose([ask(texts[slot], 3, slot, sampling) for slot in texts])
-        for slot, draft in enumerate(together):
-            drafter.begin(5, texts[slot], "")
-            drafter.take_in(5, texts[slot], 7)
-            alone = propose(drafter, texts[slot], 3, slot=5, sampling=sampling)
-            drafter.release(5)
-            assert alone.tokens == draft.tokens
-            assert np.array_equal(alone.probs, draft.probs)
-            stands = int(rng.integers(0, 3))
-            texts[slot] = [*texts[slot], *draft.tokens[:stands], int(rng.integers(1, vocab))]
-    for slot in texts:
-        drafter.release(slot)
-
-
-def test_a_real_models_greedy_draft_is_its_continuation(demo_draft: ModelRunner) -> None:
-    drafter = DraftModelDrafter(demo_draft, vocab_size=demo_draft.vocab_size)
-    drafter.begin(0, PROMPT, "")
-    drafter.begin(1, PROMPT, "")
-    whole = propose(drafter, PROMPT, 6).tokens
-    tokens = list(PROMPT)
-    for token in whole:
-        (next_one,) = propose(drafter, tokens, 1, slot=1).tokens
-        assert next_one == token
-        tokens.append(token)
-    drafter.release(0)
-    drafter.release(1)

@@ -40,11 +40,6 @@ def test_continues_the_longest_match_however_old() -> None:
     assert look_up(alone(), tokens, 1).tokens == (9,)
 
 
-def test_of_matches_alike_what_followed_most_often_wins() -> None:
-    tokens = [1, 2, 7, 3, 1, 2, 7, 4, 1, 2, 8, 5, 1, 2]
-    assert look_up(alone(), tokens, 1).tokens == (7,)
-
-
 def test_continues_a_period_beyond_the_end() -> None:
     assert look_up(alone(), [1, 2, 3, 1, 2, 3], 5).tokens == (1, 2, 3, 1, 2)
     assert look_up(alone(), [4, 4, 4], 4).tokens == (4, 4, 4, 4)
@@ -134,17 +129,6 @@ def test_tokens_that_cannot_pay_are_left_out_and_learned_from_all_the_same() -> 
     assert 0 < len(found.tokens) == int((reach >= between).sum()) < len(reach)
 
 
-def test_what_repeats_itself_is_promised_more_and_more_firmly() -> None:
-    found = followed(alone(), [1, 2, 3, 4, 5] * 40)
-    assert found[10].promised[0] < 0.9 < found[-1].promised[0]
-    assert len(found[-1].promised) == len(found[-1].tokens) == 4
-
-
-def test_what_never_comes_true_is_soon_not_promised_any_more() -> None:
-    tokens = np.random.default_rng(0).integers(0, 9, 400).tolist()
-    assert max((draft.promised or (0.0,))[0] for draft in followed(alone(), tokens)[-50:]) < 0.4
-
-
 def test_promises_are_kept_in_every_tenth() -> None:
     """Texts that are copied in part, at rates of their own: what is promised is what comes true."""
     rng = np.random.default_rng(1)
@@ -196,13 +180,6 @@ def test_one_request_does_not_go_on_into_the_next() -> None:
     look_up(drafter, SAID, 1)
     look_up(drafter, [7, 8, 9], 1)
     assert look_up(drafter, [0, 4, 5], 4).tokens == (6,)
-
-
-def test_a_request_that_looked_nothing_up_has_taught_nothing() -> None:
-    drafter = SuffixDrafter()
-    drafter.begin(0, SAID, ANN)
-    drafter.release(0)
-    assert look_up(drafter, [9, 3, 4], 1) is NO_DRAFT
 
 
 def test_the_client_that_came_least_recently_is_forgotten() -> None:

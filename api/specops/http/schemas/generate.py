@@ -80,8 +80,8 @@ class Details(BaseModel):
         description="speed relative to plain decoding, by the cost model"
     )
     acceptance: dict[str, list[float]] = Field(
-        description="adaptive: by drafter, item i is the controller's estimate that token i + 1 is "
-        "accepted if those before it are"
+        description="per source of draft tokens: how often token i + 1 was accepted where those "
+        "before it were"
     )
     preemptions: int = Field(
         description="number of times that the request lost its KV blocks and was computed again"

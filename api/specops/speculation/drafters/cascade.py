@@ -1,29 +1,28 @@
-"""Looked-up draft tokens where there are any, a model's elsewhere: the cheap before the dear.
+"""Looked-up draft tokens where there are any, a model's elsewhere: the cheaper source comes first.
 
-A lookup costs microseconds and is right where text repeats itself; a draft model costs a pass per
+A lookup costs microseconds and is right where a text repeats itself. A draft model costs a pass per
 token and is right elsewhere. A draft head is in between: its guess costs so little that it is
-looked up, too, where the lookup before it is not sure; the likelier of both is taken.
+looked up, too, where the lookup before it is not sure; the likelier one of the two is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from specops.speculation.drafters.base import LEAST_REACH, Draft, Drafter, DraftRequest
 
-_SURE = 0.5  # of a lookup that is believed without asking a head
+_SURE = 0.5  # promise of a lookup from which on the head is not asked
 
 
 class CascadeDrafter:
-    """Asks its parts in turn and says whose draft tokens they are.
+    """Asks a lookup first and a model second, and says which one the draft tokens are from.
 
-    The parts are drafters that can be asked for by name, too, and keep their slots themselves:
-    the engine, which begins and releases the slots of all drafters, has told them.
+    Both are drafters with a name of their own. The engine begins and releases the slots of all
+    drafters, so the cascade does not tell its parts.
 
     Args:
-        lookup: runs no model.
-        model: a draft model, or a head.
+        lookup: a drafter without a model.
+        model: a draft model, or a draft head.
     """
 
     name = "cascade"
@@ -34,27 +33,28 @@ class CascadeDrafter:
         self.runs_model = model.runs_model
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """Nothing: the parts are told themselves."""
+        """Nothing."""
 
     def look_up(
         self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
     ) -> Draft:
-        """What the lookup has, or a head; without tokens, too, it is said which has nothing."""
-        draft = self._lookup.look_up(slot, tokens, count, least)
+        """The lookup's draft, or the head's; without tokens it names the lookup."""
+        draft, origin = self._lookup.look_up(slot, tokens, count, least), self._lookup.name
         believed = draft.promised[0] if draft.promised else 0.0
         if not self.runs_model and believed < _SURE:
-            # A head learns from what it puts forward: it has to know what would not be taken.
+            # A head learns from its guesses that are used: it must know which ones are not.
             guess = self._model.look_up(slot, tokens, count, max(least, believed))
             if guess.tokens:
-                return replace(guess, origin=self._model.name)
-        return draft if draft.origin else replace(draft, origin=self._lookup.name)
+                draft, origin = guess, self._model.name
+        return Draft(draft.tokens, draft.probs, origin, draft.promised)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """What the model proposes: a lookup has been tried before."""
-        return [replace(draft, origin=self._model.name) for draft in self._model.propose(requests)]
+        """The model's drafts: the engine has tried the lookup before."""
+        drafts = self._model.propose(requests)
+        return [draft._replace(origin=self._model.name) for draft in drafts]
 
     def backlog(self, slot: int, length: int) -> int:
-        """What the model has to take in."""
+        """The model's backlog."""
         return self._model.backlog(slot, length)
 
     def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
@@ -62,4 +62,4 @@ class CascadeDrafter:
         return self._model.take_in(slot, tokens, most)
 
     def release(self, slot: int) -> None:
-        """Nothing: the parts forget the slot themselves."""
+        """Nothing."""

@@ -1,14 +1,15 @@
 """Draft tokens by a smaller model of the same vocabulary, with a KV cache of its own.
 
-Rejected draft tokens stay in its cache until the next call, which compares what was computed with
-what became of the sequence and goes on from the first difference: nothing is computed twice. All
-slots share a pass per draft token.
+Rejected draft tokens stay in its cache until the next call. That call compares the computed tokens
+with what the sequence has become and goes on from the first difference, so nothing is computed
+twice. All slots share a pass per draft token.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,36 +19,27 @@ from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs
 from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, DraftRequest
 
-_UNKNOWN = 0  # stands for the target's tokens that the draft has no embedding for
+_UNKNOWN = 0  # the draft model reads this token where it has no embedding for the target's
 
 
+@dataclass(slots=True)
 class _Slot:
-    """What the draft's cache holds of one sequence.
+    """The content of the draft model's cache for one sequence."""
 
-    Attributes:
-        computed: the tokens whose keys and values are in the cache, draft tokens included.
-        sure: how many of them are the sequence's own.
-    """
-
-    __slots__ = ("computed", "sure")
-
-    def __init__(self, computed: list[int]) -> None:
-        self.computed = computed
-        self.sure = len(computed)
+    computed: list[int]  # tokens whose keys and values are in the cache, draft tokens included
+    sure: int  # number of them that are known to be the sequence's own
 
 
+@dataclass(slots=True)
 class _Growing:
-    """A draft in the making: its request, what is fed next, and what has been drawn."""
+    """A draft in the making."""
 
-    __slots__ = ("done", "pending", "place", "probs", "request", "tokens")
-
-    def __init__(self, request: DraftRequest, pending: Sequence[int], place: int) -> None:
-        self.request = request
-        self.pending = pending  # tokens to be computed next
-        self.place = place  # position of the first of them
-        self.tokens: list[int] = []
-        self.probs: list[Floats] = []  # each [V], of draws without a seed
-        self.done = False
+    request: DraftRequest
+    count: int  # draft tokens that the cache has room for
+    pending: Sequence[int]  # tokens to compute next
+    place: int  # position of the first of them
+    tokens: list[int] = field(default_factory=list)
+    probs: list[Floats] = field(default_factory=list)  # each [V], of draws without a seed
 
 
 class DraftModelDrafter:
@@ -55,12 +47,8 @@ class DraftModelDrafter:
 
     Args:
         runner: the draft model, with as many slots as the target has.
-        vocab_size: the target's; the draft never proposes an id beyond it.
-        costs: of the draft model's passes, which tell it what they take; None: not needed.
-        min_probability: the first draft token that the draft itself gives less than this, after
-            the request's own filters, is the last. It is still offered: its pass is paid for, and
-            tokens that were kept or left out by what was drawn would not be distributed as they
-            claim.
+        vocab_size: the target's; the draft model never proposes an id beyond it.
+        costs: the cost model of its passes, which learns from each; None where it is not needed.
     """
 
     name = "draft"
@@ -72,19 +60,17 @@ class DraftModelDrafter:
         *,
         vocab_size: int,
         costs: CostModel | None = None,
-        min_probability: float = 0.0,
     ) -> None:
         self.runner = runner
         self._costs = costs
         self._vocab = min(vocab_size, runner.vocab_size)
         self._target_vocab = vocab_size
-        self._min_probability = min_probability
         self._slots: dict[int, _Slot] = {}
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """Take over what the client's earlier prompts have left of this one's beginning."""
+        """Begin a slot with what the client's earlier prompts left of this one's beginning."""
         held = self.runner.cache.begin(slot, self._known(tokens), client)
-        self._slots[slot] = _Slot(list(tokens[:held]))
+        self._slots[slot] = _Slot(list(tokens[:held]), held)
 
     def look_up(
         self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
@@ -93,7 +79,7 @@ class DraftModelDrafter:
         return NO_DRAFT
 
     def backlog(self, slot: int, length: int) -> int:
-        """Tokens not computed yet; rejected ones, which are computed anew, count as computed."""
+        """Tokens that are not computed yet. Rejected tokens, to be replaced, count as computed."""
         return max(1, min(length, self.runner.cache.context) - len(self._slots[slot].computed))
 
     def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
@@ -106,7 +92,7 @@ class DraftModelDrafter:
         batch = Batch()
         batch.add(slot, start, self._known(tokens[start:end]))
         self._pass(batch)
-        self._computed(slot, tokens[start:end])
+        self._slots[slot].computed.extend(tokens[start:end])
         self._agree(slot, tokens)
         return end - start
 
@@ -117,18 +103,18 @@ class DraftModelDrafter:
         while growing:
             for item, logits in zip(growing, self._forward(growing), strict=True):
                 self._draw(item, logits)
-            growing = [item for item in growing if not item.done]
+            growing = [item for item in growing if len(item.tokens) < item.count]
         return [NO_DRAFT if item is None else self._draft(item) for item in found]
 
     def release(self, slot: int) -> None:
-        """Let go of a slot; its sequence's tokens are kept as the prefix cache may keep them."""
+        """Free a slot. The prefix cache may keep its sequence's tokens."""
         if self._slots.pop(slot, None) is not None:
             self.runner.cache.release(slot)
 
     # -- one draft ------------------------------------------------------------------------------
 
     def _start(self, request: DraftRequest) -> _Growing | None:
-        """Roll back to what the sequence became; None where the cache has no room for it."""
+        """Roll back to what the sequence has become; None where the cache has no room for it."""
         cache, tokens = self.runner.cache, request.tokens
         count = min(request.count, cache.context - len(tokens) + 1)
         if count < 1:
@@ -138,16 +124,16 @@ class DraftModelDrafter:
             count //= 2
             if not count:
                 return None
-        if count < request.count:
-            request = DraftRequest(request.slot, tokens, count, request.sampling, request.rng)
-        return _Growing(request, tokens[place:], place)
+        return _Growing(request, count, tokens[place:], place)
 
     def _agree(self, slot: int, tokens: Sequence[int]) -> int:
-        """Forget what the sequence did not become; returns how many tokens stay, never all."""
+        """Forget the computed tokens that the sequence does not have; returns how many stay.
+
+        The sequence's last token never stays: it is computed again for its logits.
+        """
         state = self._slots[slot]
-        computed, same = state.computed, state.sure
-        most = min(len(computed), len(tokens) - 1)  # the last is fed in any case: for its logits
-        same = min(same, most)
+        computed, most = state.computed, min(len(state.computed), len(tokens) - 1)
+        same = min(state.sure, most)
         while same < most and computed[same] == tokens[same]:
             same += 1
         del computed[same:]
@@ -156,22 +142,21 @@ class DraftModelDrafter:
         return same
 
     def _forward(self, growing: Sequence[_Growing]) -> list[Floats]:
-        """Compute what is pending of each, in passes as wide as they may be.
+        """Compute the pending tokens of each draft, in passes as wide as they may be.
 
         Returns:
-            [V] logits after each one's last token.
+            for each draft, the logits [V] after its last token.
         """
         found: list[Floats] = []
         room = self.runner.max_tokens
         batch, members = Batch(), list[_Growing]()
         for item in growing:
             slot = item.request.slot
-            # A long backlog takes passes of its own, but for its end.
-            while len(item.pending) > room:
+            while len(item.pending) > room:  # a long backlog takes passes of its own
                 alone = Batch()
                 alone.add(slot, item.place, self._known(item.pending[:room]))
                 self._pass(alone)
-                self._computed(slot, item.pending[:room])
+                self._slots[slot].computed.extend(item.pending[:room])
                 item.pending, item.place = item.pending[room:], item.place + room
             if batch.num_tokens + len(item.pending) > room:
                 found += self._run(batch, members)
@@ -183,9 +168,9 @@ class DraftModelDrafter:
     def _run(self, batch: Batch, members: list[_Growing]) -> list[Floats]:
         logits = self._pass(batch)[:, : self._vocab]
         for item in members:
-            self._computed(item.request.slot, item.pending)
+            self._slots[item.request.slot].computed.extend(item.pending)
             item.place += len(item.pending)
-        # The next pass writes over them; one pass is the rule, and needs no copy.
+        # Each pass writes over the logits of the one before.
         return [logits[index].copy() for index in range(len(members))]
 
     def _pass(self, batch: Batch) -> Floats:
@@ -201,30 +186,24 @@ class DraftModelDrafter:
         sampling = item.request.sampling
         if sampling.temperature == 0:
             token = int(logits.argmax())
-            unsure = self._unsure(logits)
         else:
             known = filtered_probs(logits[None], sampling)[0]
             if sampling.seed is not None:
-                # The target's own noise: like distributions mostly draw the same token.
+                # The target's own noise: similar distributions mostly draw the same token.
                 token = draw_seeded(known, sampling.seed, item.place)
             else:
                 token = draw(known, item.request.rng)
                 item.probs.append(known)
-            unsure = bool(known[token] < self._min_probability)
         item.tokens.append(token)
         item.pending = [token]
-        item.done = unsure or len(item.tokens) == item.request.count
 
     def _draft(self, item: _Growing) -> Draft:
         if not item.probs:
             return Draft(tuple(item.tokens))
-        # In the target's vocabulary: ids that the draft does not know have probability 0.
+        # In the target's vocabulary: ids that the draft model does not know have probability 0.
         probs: Floats = np.zeros((len(item.tokens), self._target_vocab), np.float32)
         probs[:, : self._vocab] = item.probs
         return Draft(tuple(item.tokens), probs)
-
-    def _computed(self, slot: int, tokens: Sequence[int]) -> None:
-        self._slots[slot].computed.extend(tokens)
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens as the draft model takes them."""
@@ -232,9 +211,3 @@ class DraftModelDrafter:
         if size >= self._target_vocab:
             return tokens
         return [token if token < size else _UNKNOWN for token in tokens]
-
-    def _unsure(self, logits: Floats) -> bool:
-        """Whether the likeliest token of [V] is none that one should build upon."""
-        if not self._min_probability:
-            return False
-        return 1 / float(np.exp(logits - logits.max()).sum()) < self._min_probability

@@ -1,10 +1,10 @@
-"""Draft tokens by a head of the target's own, which reads the hidden state behind its last token.
+"""Draft tokens by a draft head: a small network that reads the target's last hidden state.
 
-The head has no state: what it needs is the target's latest hidden state and the token chosen by it.
-So there is nothing to catch up with, prompts cost it nothing, and a pass is a few small products.
-All slots that have moved on share it. How sure it is was fitted on other texts than those that it
-is asked about, so what it promises is corrected by the tokens that come. Where guesses bring less
-than their passes take, as for a very small target, it falls silent and tries again now and then.
+The head has no state of its own. It needs the target's latest hidden state and the token that was
+chosen by it. So it never has to catch up, prompts cost it nothing, and one small pass serves all
+slots that have moved on. Its confidence was fitted on other texts than those that it meets here, so
+the tokens that come correct its promises. Where guesses bring less than their passes take, as
+beside a very small target, the head rests and tries again now and then.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.model_runner import DraftHead, HiddenStates
 from specops.speculation.drafters.base import LEAST_REACH, NO_DRAFT, Draft, LookupDrafter
 
-_LEAST_SURE = 0.5  # of a guess that another one is built upon
-_WEIGHT = 1 / 32  # of a pass in what passes take and bring
-_SILENT = 32  # look-ups between two passes that are made although they do not seem to pay
-_EDGE = 1e-6  # of probabilities whose logits are taken
-# Of what a token that came corrects a promise's logit by: a thousand tokens' memory, and a promise
-# that shakes by 0.012.
+_LEAST_SURE = 0.5  # least promise of a guess for another guess to be built upon it
+_WEIGHT = 1 / 32  # weight of the newest pass in a running mean
+_REST = 32  # lookups between two passes that are made although they do not seem to pay
+_EDGE = 1e-6  # least distance to 0 and 1 of a probability whose logit is taken
+# Share of an error that corrects the logit of a promise: some thousand tokens are remembered, and
+# a promise varies by 0.012.
 _LEARN = 0.005
 
 
 class HeadDrafter(LookupDrafter):
-    """Guesses one token or a few.
+    """Guesses the next token, and more tokens where it is sure.
 
     Args:
-        head: guesses.
-        states: of the target's slots.
-        tokens: that the head can guess, in the order of its table.
-        calibration: for each guess in a row, see `HeadFolder`.
-        costs: of the target's passes.
+        head: computes the guesses.
+        states: the hidden states of the target's slots.
+        tokens: the tokens that the head can guess, in the order of its table.
+        calibration: factor and summand for the logit of each guess in a row, see `HeadFolder`.
+        costs: costs of the target's passes.
         clock: seconds.
     """
 
@@ -59,10 +59,10 @@ class HeadDrafter(LookupDrafter):
         self._costs = costs
         self._clock = clock
         self._seconds = 0.0  # mean of a pass
-        self._gain = 0.0  # mean of the seconds that a pass's guesses bring, less what it takes
-        self._silent = 0  # look-ups since the last pass
-        self._drafts: dict[int, Draft] = {}  # by slot, for the states that it has now
-        self._open: dict[int, tuple[int, Draft]] = {}  # put forward, not judged yet; its place
+        self._gain = 0.0  # mean seconds that a pass's guesses save, less the pass's own
+        self._rested = 0  # lookups since the last pass
+        self._drafts: dict[int, Draft] = {}  # by slot, for its present state
+        self._open: dict[int, tuple[int, Draft]] = {}  # by slot: position, and draft to be judged
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Forget the slot's last sequence."""
@@ -71,12 +71,12 @@ class HeadDrafter(LookupDrafter):
     def look_up(
         self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
     ) -> Draft:
-        """The guess for the slot; made for all slots that have none yet."""
+        """The guesses for the slot. One pass makes them for all slots that have none yet."""
         if not self._states.has(slot, len(tokens) - 1):
             return NO_DRAFT
         if slot in self._states.fresh:
-            self._silent += 1
-            if self._gain < 0 and self._silent < _SILENT:
+            self._rested += 1
+            if self._gain < 0 and self._rested < _REST:
                 return NO_DRAFT
             self._guess()
         draft, reach, likely = self._drafts[slot], 1.0, 0
@@ -98,7 +98,7 @@ class HeadDrafter(LookupDrafter):
         self._open.pop(slot, None)
 
     def _judge(self, slot: int, tokens: Sequence[int]) -> None:
-        """Learn from the tokens that have come in the place of a draft, verified or not."""
+        """Learn from the tokens that came in the place of a draft, whether verified or not."""
         place, draft = self._open.pop(slot, (len(tokens), NO_DRAFT))
         for guess, promised in enumerate(draft.promised[: len(tokens) - place]):
             right = tokens[place + guess] == draft.tokens[guess]
@@ -112,14 +112,13 @@ class HeadDrafter(LookupDrafter):
         self._states.fresh.clear()
         start = self._clock()
         self._draft(slots)
-        seconds = self._clock() - start
-        self._seconds = mean_with(self._seconds, seconds, _WEIGHT)
-        gain, count, self._silent = 0.0, len(slots), 0
-        token, wider = self._costs.cost(count) / count, self._costs.cost(count + 1)
-        for slot in slots:
-            first = self._drafts[slot].promised[0]
-            gain += max(0.0, first * token - (wider - self._costs.cost(count)))
-        self._gain += _WEIGHT * (gain - self._seconds - self._gain)
+        self._seconds = mean_with(self._seconds, self._clock() - start, _WEIGHT)
+        self._rested, count = 0, len(slots)
+        plain = self._costs.cost(count)
+        added = self._costs.cost(count + 1) - plain
+        firsts = (self._drafts[slot].promised[0] for slot in slots)
+        saved = sum(max(0.0, first * plain / count - added) for first in firsts)
+        self._gain += _WEIGHT * (saved - self._seconds - self._gain)
 
     def _draft(self, slots: list[int]) -> None:
         other = len(self._tokens)
@@ -134,10 +133,8 @@ class HeadDrafter(LookupDrafter):
             for row, slot in enumerate(slots):
                 before = self._drafts[slot]
                 promised = _promised(float(sure[row]), factor, summand)
-                self._drafts[slot] = Draft(
-                    (*before.tokens, self._tokens[best[row]]),
-                    promised=(*before.promised, promised),
-                )
+                tokens = (*before.tokens, self._tokens[best[row]])
+                self._drafts[slot] = Draft(tokens, promised=(*before.promised, promised))
                 if promised >= _LEAST_SURE:
                     codes[len(going_on)] = best[row]
                     states[len(going_on)] = self._head.next_states[row]
@@ -148,6 +145,6 @@ class HeadDrafter(LookupDrafter):
 
 
 def _promised(sure: float, factor: float, summand: float) -> float:
-    """The probability that a guess is accepted, by how sure the head is."""
+    """The probability that a guess is accepted, from the head's own confidence."""
     sure = min(max(sure, _EDGE), 1 - _EDGE)
     return 1 / (1 + math.exp(-(factor * math.log(sure / (1 - sure)) + summand)))
