@@ -84,8 +84,7 @@ def test_a_way_learns_from_its_own_requests_alone(tiny: BenchModel) -> None:
     runner = Runner.load(tiny)
     scheduler, found = runner.engine.scheduler, []
     for config in (Config("draft", 3), Config("draft", 2), Config("draft", 3)):
-        runner.run([Prompt("code", "def add(a, b):
-")], config, 12)
+        runner.run([Prompt("code", "def add(a, b):\n")], config, 12)
         found.append(scheduler.controller)
     assert found[0] is found[2] is not found[1]
 
