@@ -172,7 +172,7 @@ def awaited(url: str) -> str | None:
     health = json.loads(answer)
     if health["error"]:
         raise StartError(f"The model cannot be served: {health['error']}")
-    return f"{health['state']} {health['detail'] or ''}".strip()
+    return health["detail"] or health["state"]
 
 
 def wait_ready(url: str, parts: list[Part], stopped: threading.Event) -> None:

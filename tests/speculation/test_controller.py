@@ -345,8 +345,8 @@ def test_lookups_that_find_nothing_are_rare_until_the_text_repeats_itself() -> N
     controller, state = small_model(), SpeculationState()
     assert look_up(controller, state, 8) == 8
     look_up(controller, state, LONG)
-    assert look_up(controller, state, 8) == 2
-    assert look_up(controller, SpeculationState(), 8) == 2  # others have learned it for it
+    assert look_up(controller, state, 16) == 2
+    assert look_up(controller, SpeculationState(), 16) == 2  # others have learned it for it
     look_up(controller, state, 16, found=3)
     assert look_up(controller, state, 8, found=3) == 8
 
@@ -357,7 +357,7 @@ def test_one_text_that_repeats_itself_is_looked_up_beside_one_that_does_not() ->
         look_up(controller, dull, 1)
         look_up(controller, lively, 1, found=3)
     assert look_up(controller, lively, 8, found=3) == 8
-    assert look_up(controller, dull, 8) == 2
+    assert look_up(controller, dull, 16) == 2
 
 
 def test_a_lookup_that_waited_for_a_core_counts_as_twice_the_usual() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from specops.config import Settings
+from specops.config import ConfigError, Settings
 from specops.http.connection import Connection, Limits
 from specops.http.state import AppState
 from specops.http.watchdog import watched
@@ -126,7 +126,11 @@ def run(app: FastAPI, settings: Settings) -> int:
 
     Returns:
         The exit code: 1 if the model or the engine failed, otherwise 0.
+
+    Raises:
+        ConfigError: the server cannot listen at its address.
     """
+    _check_address(settings)
     server = make_server(app, settings)
     if settings.prefix_cache == "client" and not settings.api_keys:
         log.info(
@@ -138,3 +142,19 @@ def run(app: FastAPI, settings: Settings) -> int:
     with watched(settings.host, settings.port):
         server.run()
     return 1 if server.service.error else 0
+
+
+def _check_address(settings: Settings) -> None:
+    """Refuse an address that the server cannot have, before it loads a model for it."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {settings.host}, port {settings.port}: {error.strerror}. "
+            "SPECOPS_HOST and SPECOPS_PORT, or --host and --port, take another address"
+        ) from error

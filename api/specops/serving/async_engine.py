@@ -172,7 +172,7 @@ class AsyncEngine:
     def _set_state(self, state: ModelState, detail: str) -> None:
         self.state, self.detail = state, detail
         self._metrics.set_state(state.value)
-        log.info("model is %s %s", state.value, detail)
+        log.info("model is %s%s", state.value, f": {detail}" if detail else "")
 
     # -- what the engine's thread reports ----------------------------------------------------------
 

@@ -25,7 +25,9 @@ from specops.speculation.drafters.base import LEAST_REACH
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that may go into verifying drafts that do not pay
 _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one token
-_LOOKUP_EVERY = 4  # steps between two lookups where lookups do not pay
+# Steps between two lookups where lookups do not pay. With 4 creative text of four and eight
+# requests has 0.96 of plain decoding's speed, with 8 it has 0.99; code has the same (demo pair).
+_LOOKUP_EVERY = 8
 _LEAST_STEPS = 64  # steps for which `Controller.least` stays as it was computed
 
 
@@ -94,7 +96,7 @@ class Controller:
 
         A lookup takes some ten microseconds: nothing beside a pass of 20 ms, but a fifth of a
         token's time where eight requests share a pass of 0.4 ms. Where lookups do not pay, one
-        step of four makes them, to notice a text that begins to repeat itself. It is the same step
+        step of eight makes them, to notice a text that begins to repeat itself. It is the same step
         for all requests, so that the other steps take no time for it.
         """
         if not self._steps % _LOOKUP_EVERY:
