@@ -14,7 +14,7 @@ import numpy as np
 
 from specops.runtime.kernels import library
 
-LONGEST_DRAFT = 16  # most tokens of one look-up
+LONGEST_DRAFT = 16  # most tokens of one lookup
 HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
 
 
@@ -53,7 +53,7 @@ class Estimate:
 
 
 class Lookups:
-    """A request's text, and the tokens of its last look-up.
+    """A request's text, and the tokens of its last lookup.
 
     Args:
         capacity: as for `History`.

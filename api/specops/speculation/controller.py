@@ -1,4 +1,4 @@
-"""Decides when drafting pays: whom to ask for draft tokens, and how many of them to verify.
+"""Decides when drafting pays: which drafter to ask, and how many draft tokens to verify.
 
 A pass over a few tokens costs little more than a pass over one, and all requests share it. So each
 place in a pass, a position of a request's draft, is worth the probability that it is reached: that
@@ -89,7 +89,7 @@ class Controller:
         """Tokens per second of the latest steps over plain decoding's; 1 at first. Any thread."""
         return self._plain_seconds / self._seconds if self._seconds else 1.0
 
-    # -- whom to ask -----------------------------------------------------------------------------
+    # -- which drafter to ask --------------------------------------------------------------------
 
     def lookup_pays(self, state: SpeculationState) -> bool:
         """Whether a lookup for a request is worth its time in this step.

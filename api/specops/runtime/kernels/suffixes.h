@@ -1,9 +1,9 @@
 // Suffix lookup: how a text goes on where its last tokens stood before, and how sure that is.
 //
 // A text is its tokens and, for two lengths of context, chains from each place to the previous place
-// with the same context. Appending takes O(1), and a look-up visits the latest VISITS places. They vote;
+// with the same context. Appending takes O(1), and a lookup visits the latest VISITS places. They vote;
 // a longer match counts more. A logistic regression over the votes predicts how likely a token is the
-// target's own. It learns while it runs: every look-up is compared with the tokens that came, verified
+// target's own. It learns while it runs: every lookup is compared with the tokens that came, verified
 // or not. Tokens may be any numbers: none is used as an index.
 
 #ifndef SPECOPS_SUFFIXES_H
@@ -14,10 +14,10 @@
 enum { SUFFIX_LONGEST_DRAFT = 16 };
 
 typedef struct Text Text;        // tokens and the chains
-typedef struct Lookups Lookups;  // a request: its text and its last look-up
+typedef struct Lookups Lookups;  // a request: its text and its last lookup
 
 // An empty text that remembers up to `capacity` tokens, at least 2; when it is full, it keeps the latest
-// half. Look-ups try contexts of `longer` tokens first, then of `shorter`, at least 1. NULL if there is no
+// half. Lookups try contexts of `longer` tokens first, then of `shorter`, at least 1. NULL if there is no
 // memory.
 Text *specops_text_new(int64_t capacity, int64_t longer, int64_t shorter);
 void specops_text_free(Text *text);
@@ -31,7 +31,7 @@ int64_t specops_estimate_floats(void);
 // Append [count] tokens to a request's text and predict how it goes on, from the text itself and from
 // `history` (may be NULL), whichever promises more tokens.
 //
-//   estimate: learns from the tokens that came after the last look-up.
+//   estimate: learns from the tokens that came after the last lookup.
 //   most:     most tokens to predict, up to SUFFIX_LONGEST_DRAFT.
 //   line:     the prediction ends before the first token that is reached with a smaller probability.
 //   tokens, promised: [most] the predicted tokens, and for each the probability that it is right if
