@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -264,18 +263,6 @@ def test_help_answers_without_loading_the_engine() -> None:
 
 
 # -- serve, as a process -----------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("environment")
-def test_an_address_that_is_taken_is_refused_before_the_model_is_loaded(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert main(["serve", "--port", str(port)]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert f"cannot listen on 127.0.0.1, port {port}" in said
-    assert "SPECOPS_PORT" in said
 
 
 @pytest.mark.e2e

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from specops.config import Settings
+from specops.config import ConfigError, Settings
 from specops.http.app import create_app
 from specops.http.server import DrainingServer, make_server, run
 from specops.request import FinishReason
@@ -130,3 +130,12 @@ def test_exit_code_tells_a_crash_from_an_end(
         settings = Settings(port=probe.getsockname()[1], api_keys=keys)
     assert run(create_app(settings, Ending()), settings) == code  # type: ignore[arg-type]
     assert ("all clients count as one" in caplog.text) == (not keys)
+
+
+def test_an_address_that_is_taken_is_refused_before_the_model_is_loaded() -> None:
+    service = FakeService()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings(port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match=rf"port {settings.port}: .*SPECOPS_PORT"):
+            run(create_app(settings, service), settings)  # type: ignore[arg-type]
+    assert not service.calls
