@@ -97,7 +97,9 @@ class Running:
         written = self.said().rpartition("\n")[0]  # the last line may be half there
         lines = [json.loads(line) for line in written.splitlines() if line.startswith("{")]
         found = [(line["message"].split(), datetime.fromisoformat(line["time"])) for line in lines]
-        return [(words[2], time) for words, time in found if words[:2] == ["model", "is"]]
+        return [
+            (words[2].rstrip(":"), time) for words, time in found if words[:2] == ["model", "is"]
+        ]
 
     def get(self, path: str) -> Any:
         """Return the JSON of an endpoint."""
