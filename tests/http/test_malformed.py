@@ -66,7 +66,7 @@ async def test_no_answer_is_the_servers_fault(caplog: pytest.LogCaptureFixture) 
             with caplog.at_level(logging.ERROR):
                 found = await answered(here, sent)
             assert not [status for status in found if status >= 500], sent
-            assert not [item for item in caplog.records if item.levelno >= logging.ERROR], sent
+            assert not caplog.records, sent
             statuses.update(found)
     assert {200, 400, 404, 408, 422} <= statuses
 
