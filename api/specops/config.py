@@ -18,14 +18,13 @@ from specops.weights import WeightsName
 
 PREFIX = "SPECOPS_"
 _IGNORED = "SPECOPS_EXACT"  # the output is always exact; older files may still ask for it
+_FIXED = "is gone: `adaptive: false` and `k_draft` of a request fix its number of draft tokens"
 _FORMER = {  # settings of earlier versions, with what the user does instead
     "SPECOPS_LONGEST_PAUSE": "is called SPECOPS_MAX_INTER_TOKEN_LATENCY now",
     "SPECOPS_ROWS": "is called SPECOPS_SLOTS now",
     "SPECOPS_PREFILL_CHUNK": "is called SPECOPS_MAX_BATCHED_TOKENS now",
-    "SPECOPS_ADAPTIVE": "is gone: a request asks for a fixed number of draft tokens with "
-    "`adaptive: false` and `k_draft`",
-    "SPECOPS_K_DRAFT": "is gone: a request asks for a fixed number of draft tokens with "
-    "`adaptive: false` and `k_draft`",
+    "SPECOPS_ADAPTIVE": _FIXED,
+    "SPECOPS_K_DRAFT": _FIXED,
     "SPECOPS_LOG_PROMPTS": "is gone: SPECOPS_LOG_LEVEL=info+prompts logs prompts and answers",
     "SPECOPS_MEMORY_FIT": "is gone: without SPECOPS_KV_TOKENS and SPECOPS_CONTEXT the KV cache "
     "takes what fits",

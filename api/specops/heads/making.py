@@ -28,6 +28,7 @@ from specops.heads.training import Training, acceptance, calibrate, new_network
 from specops.models.folder import ModelError
 from specops.models.head_folder import HeadFolder
 from specops.models.prepare import choose, prepare
+from specops.models.progress import every
 from specops.system.folders import folder_at_once
 from specops.system.memory import page_cache_room
 
@@ -121,24 +122,23 @@ def _write(
     """Write conversations until they have taken `seconds`, over all calls."""
     spent = json.loads(file.read_text(encoding="utf-8")) if file.exists() else 0.0
     tokens = 0
-    began = told = saved = time.monotonic()
+    began = time.monotonic()
+    tell_due, save_due = every(_TELL_SECONDS), every(_SAVE_SECONDS)
     with closing(Writer(engine).conversations(store.next_number)) as written:
         try:
             while (now := time.monotonic()) - began + spent < seconds:
                 if (conversation := next(written)) is not None:
                     store.add(conversation)
                     tokens += len(conversation.tokens)
-                if now - told > _TELL_SECONDS:
+                if tell_due():
                     left = (seconds - spent - now + began) / 60
                     rate = tokens / (now - began)
                     tell(
                         f"writing: {tokens:,} tokens, {rate:,.0f} tokens/s, "
                         f"about {left:.0f} min left"
                     )
-                    told = now
-                if now - saved > _SAVE_SECONDS:
+                if save_due():
                     file.write_text(json.dumps(spent + now - began), encoding="utf-8")
-                    saved = now
                     if store.nbytes * _TRAINING_BYTES > page_cache_room():
                         tell("writing ends here: training on more would not fit into the memory")
                         return
