@@ -113,8 +113,8 @@ def propose(
             drafter.begin(slot, sequence.tokens, "")
     named = {drafter.name: drafter for drafter in drafters}
     proposer = Proposer(named, controller, Clock(), max_tokens=96)  # type: ignore[arg-type]
-    proposals, seconds = proposer.propose(sequences, 0)
-    assert seconds == 0.0
+    proposals, *seconds = proposer.propose(sequences, 0)
+    assert seconds == [0.0, 0.0]
     return proposals
 
 
@@ -175,6 +175,36 @@ def test_a_cascade_asks_its_model_where_a_lookup_has_nothing() -> None:
     lookup = Scripted(Text(), 1.0, name="suffix")
     (proposal,) = propose(cascade(lookup, model), FixedLengths(3), decoding("cascade"))
     assert (proposal.draft.origin, len(proposal.draft.tokens)) == ("suffix", 3)
+    assert model.asked == [1]
+
+
+def test_the_time_of_a_draft_model_is_told_apart_from_that_of_lookups() -> None:
+    clock = Clock()
+
+    class Slow(Scripted):
+        def look_up(self, *arguments: object, **more: object) -> Draft:
+            clock.now += 1
+            return NO_DRAFT
+
+        def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+            clock.now += 10
+            return super().propose(requests)
+
+    slow = Slow(Text(), 1.0, name="slow", model=True)
+    proposer = Proposer({"slow": slow}, FixedLengths(2), clock, max_tokens=96)
+    _, seconds, model_seconds = proposer.propose([decoding("slow"), decoding("slow")], 0)
+    assert (seconds, model_seconds) == (12.0, 10.0)
+
+
+def test_a_request_whose_drafter_is_not_worth_asking_is_declined() -> None:
+    model = Scripted(Text(), 1.0, name="model", model=True)
+    controller = FixedLengths(2)
+    fresh, dull = (decoding("model", adaptive=True) for _ in range(2))
+    controller.stepped([Proposal(fresh.speculation)], [1], [1], draft_seconds=0.0)
+    fresh.speculation.gain, dull.speculation.gain = 1.0, -1.0
+    asked, declined = propose([model], controller, fresh, dull)
+    assert (len(asked.draft.tokens), asked.declined) == (2, None)
+    assert (declined.tokens, declined.declined) == ((), "model")
     assert model.asked == [1]
 
 

@@ -49,6 +49,7 @@ class PlannedStep:
         chunks: pieces of prompts.
         budget: number of prompt tokens that there was room for; 0 where no prompt waited.
         draft_seconds: time to get the draft tokens.
+        model_seconds: the part of it that draft models took.
         reading_seconds: time that a draft model took to catch up with a sequence.
         cached: number of prompt tokens that need no pass.
         prefix_hits: number of requests with such tokens.
@@ -59,6 +60,7 @@ class PlannedStep:
     chunks: list[Chunk] = field(default_factory=list)
     budget: int = 0
     draft_seconds: float = 0.0
+    model_seconds: float = 0.0
     reading_seconds: float = 0.0
     cached: int = 0
     prefix_hits: int = 0
@@ -111,7 +113,9 @@ class Planner:
                 decoding, lambda past: self._budget.draft_model_tokens(len(decoding), past)
             )
         if decoding:
-            step.proposals, step.draft_seconds = self._proposer.propose(decoding, beside)
+            step.proposals, step.draft_seconds, step.model_seconds = self._proposer.propose(
+                decoding, beside
+            )
         for proposal in step.proposals:
             self._add_decoding(step, proposal)
         if prompts:

@@ -85,7 +85,7 @@ class Proposer:
 
     def propose(
         self, sequences: list[Sequence], prompt_tokens: int
-    ) -> tuple[list[SequenceProposal], float]:
+    ) -> tuple[list[SequenceProposal], float, float]:
         """Collect the draft tokens that a pass verifies.
 
         Args:
@@ -93,7 +93,8 @@ class Proposer:
             prompt_tokens: number of prompt tokens that will be in the pass, too.
 
         Returns:
-            A proposal for each request whose drafter does not fail, and the seconds it all took.
+            A proposal for each request whose drafter does not fail, the seconds that it all took,
+            and the part of them that draft models took.
         """
         start = self._clock()
         share, least = self._max_tokens // max(1, len(sequences)), LEAST_REACH
@@ -119,10 +120,11 @@ class Proposer:
                     sequence.fail(error)
                     continue
             proposals.append(proposal)
+        model_seconds = 0.0
         if any(proposal.most for proposal in proposals):
-            self._cut(proposals, prompt_tokens)
+            model_seconds = self._cut(proposals, prompt_tokens)
             proposals = [item for item in proposals if not item.sequence.finish]
-        return proposals, self._clock() - start
+        return proposals, self._clock() - start, model_seconds
 
     def let_one_read(self, sequences: list[Sequence], room: Callable[[int], int]) -> float:
         """Let a draft model compute a piece of one sequence that it cannot propose for yet.
@@ -170,11 +172,11 @@ class Proposer:
         most = min(request.k_draft, sequence.remaining - 1 - len(proposal.forced))
         if most < 1:
             return
-        if request.adaptive and not drafter.runs_model:
-            if not self.controller.lookup_pays(sequence.speculation):
+        if request.adaptive:
+            if not self.controller.asking_pays(sequence.speculation):
                 proposal.declined = drafter.name
                 return
-            proposal.looked_up = True
+            proposal.asked = True
         found = drafter.look_up(slot, tokens, most, least if request.adaptive else LEAST_REACH)
         proposal.draft = draft = _allowed(proposal, found) if proposal.sequence.matcher else found
         proposal.drafter, proposal.most = draft.origin or drafter.name, len(draft.tokens)
@@ -189,8 +191,12 @@ class Proposer:
             proposal.drafter, proposal.most = drafter.name, most
             proposal.backlog = drafter.backlog(slot, len(tokens))
 
-    def _cut(self, proposals: list[SequenceProposal], prompt_tokens: int) -> None:
-        """Leave the draft tokens that pay, and have draft models make those that pay."""
+    def _cut(self, proposals: list[SequenceProposal], prompt_tokens: int) -> float:
+        """Leave the draft tokens that pay, and have draft models make those that pay.
+
+        Returns:
+            The seconds that the draft models took.
+        """
         certain = sum(len(proposal.forced) for proposal in proposals)
         lengths = self.controller.choose(proposals, prompt_tokens + certain)
         asked: dict[str, list[tuple[SequenceProposal, int]]] = {}
@@ -201,8 +207,10 @@ class Proposer:
                 asked.setdefault(proposal.drafter, []).append((proposal, length))
             elif length < proposal.most:
                 proposal.draft = proposal.draft.cut(length)
+        start = self._clock()
         for name, members in asked.items():
             self._ask(self._drafters[name], members)
+        return self._clock() - start
 
     def _ask(self, drafter: Drafter, asked: list[tuple[SequenceProposal, int]]) -> None:
         """Have draft tokens made for several requests: again for each alone where that fails."""
@@ -224,9 +232,9 @@ class Proposer:
     def _lags(self, drafter: Drafter, sequence: Sequence) -> bool:
         """Whether a draft model should read more of a sequence before it proposes."""
         request = sequence.request
-        if min(request.k_draft, sequence.remaining - 1) < 1:
-            return False
         if request.adaptive and not self.controller.model_pays(drafter.name):
+            return False
+        if min(request.k_draft, sequence.remaining - 1) < 1:
             return False
         return drafter.backlog(sequence.slot, len(sequence.tokens)) > _CATCH_UP
 

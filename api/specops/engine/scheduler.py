@@ -227,4 +227,5 @@ class Scheduler:
             progress.decoded,
             [1 + len(proposal.tokens) for proposal in step.proposals],
             draft_seconds=step.draft_seconds,
+            model_seconds=step.model_seconds,
         )

@@ -22,12 +22,14 @@ class Acceptance:
         common: the same drafter's acceptance over all requests; None for that one itself.
     """
 
-    __slots__ = ("_accepted", "_common", "_tried")
+    __slots__ = ("_accepted", "_believed", "_common", "_rates", "_tried")
 
     def __init__(self, positions: int, common: Acceptance | None = None) -> None:
         self._tried = [0.0] * positions
         self._accepted = [0.0] * positions
         self._common = common
+        self._rates: list[float] = []  # empty where they have to be computed
+        self._believed: list[float] | None = None  # the common rates that they were computed with
 
     def observe(self, draft_tokens: int, accepted: int) -> None:
         """Take in one draft: the number of verified draft tokens, and of accepted ones."""
@@ -38,19 +40,23 @@ class Acceptance:
             self._tried[position] = self._tried[position] * _MEMORY + tried
             hit = tried and position < accepted
             self._accepted[position] = self._accepted[position] * _MEMORY + hit
+        self._rates = []
 
     def rates(self) -> list[float]:
         """[positions], the probability that each is accepted, given that those before it are.
 
         A position with few tries follows what is known otherwise: the rate over all requests, or
-        else the rate of the position before it.
+        else the rate of the position before it. The caller must not change the list.
         """
-        rates, before = [], _FIRST_RATE
         beliefs = self._common.rates() if self._common else None
+        if self._rates and beliefs is self._believed:
+            return self._rates
+        rates, before = [], _FIRST_RATE
         for position, (tried, hits) in enumerate(zip(self._tried, self._accepted, strict=True)):
             belief = before if beliefs is None else beliefs[position]
             before = (hits + _TRUST * belief) / (tried + _TRUST)
             rates.append(before)
+        self._rates, self._believed = rates, beliefs
         return rates
 
 
@@ -62,14 +68,14 @@ class SpeculationState:
         acceptance: by drafter; only of drafters that promise no probabilities.
         seconds: time of the request's steps, by the cost model.
         plain_seconds: time that plain decoding would have taken for the same tokens.
-        lookup_gain: mean seconds that a lookup saves, less the time that it takes; None before
-            the first one.
+        gain: mean seconds that it saves to ask the drafter, less the time that it takes; None
+            before the first time.
     """
 
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     seconds: float = 0.0
     plain_seconds: float = 0.0
-    lookup_gain: float | None = None
+    gain: float | None = None
 
     @property
     def speedup(self) -> float:

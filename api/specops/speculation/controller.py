@@ -13,7 +13,6 @@ text may change.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add, truediv
@@ -25,9 +24,10 @@ from specops.speculation.drafters.base import LEAST_REACH
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that may go into verifying drafts that do not pay
 _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one token
-# Steps between two lookups where lookups do not pay. With 4 creative text of four and eight
-# requests has 0.96 of plain decoding's speed, with 8 it has 0.99; code has the same (demo pair).
-_LOOKUP_EVERY = 8
+# Steps from one to the next that ask drafters where asking does not pay. With 4 creative text of
+# four and eight requests has 0.96 of plain decoding's speed, with 8 it has 0.99; code has the same
+# (demo pair, lookups).
+_ASK_EVERY = 8
 _LEAST_STEPS = 64  # steps for which `Controller.least` stays as it was computed
 
 
@@ -46,7 +46,7 @@ class Proposal:
             where the drafter tells none.
         backlog: number of tokens that a draft model has to compute before the first draft token;
             0 where the draft tokens are there already.
-        looked_up: the controller said that a lookup pays, and it was made.
+        asked: the controller said that it pays to ask the drafter, and that was done.
     """
 
     state: SpeculationState
@@ -57,7 +57,7 @@ class Proposal:
     most: int = 0
     promised: Sequence[float] = ()
     backlog: int = 0
-    looked_up: bool = False
+    asked: bool = False
 
 
 class Controller:
@@ -75,10 +75,11 @@ class Controller:
         self._positions = positions
         self._acceptance: dict[str, Acceptance] = {}  # by drafter, over all requests
         self._drawing = 0.0  # mean seconds to draw one token
-        self._lookup_seconds = 0.0  # mean seconds of a lookup
-        self._lookup_gain = target.cost(1)  # mean seconds that a lookup saves; hoped for at first
+        self._asking = 0.0  # mean seconds to ask for a request: to look up, and to weigh
+        self._gain = target.cost(1)  # mean seconds that asking saves; hoped for at first
         self._requests = 1  # number of requests that decoded in the last step
         self._least: dict[tuple[int, int], float] = {}
+        self._model_pays: dict[str, bool] = {}  # in this step, by drafter
         self._steps = 0
         self._seconds = self._plain_seconds = 0.0  # means of a step and of as much plain decoding
         self._credit = 0.0  # seconds that a probe may take
@@ -91,27 +92,31 @@ class Controller:
 
     # -- which drafter to ask --------------------------------------------------------------------
 
-    def lookup_pays(self, state: SpeculationState) -> bool:
-        """Whether a lookup for a request is worth its time in this step.
+    def asking_pays(self, state: SpeculationState) -> bool:
+        """Whether it is worth its time in this step to ask a request's drafter.
 
-        A lookup takes some ten microseconds: nothing beside a pass of 20 ms, but a fifth of a
-        token's time where eight requests share a pass of 0.4 ms. Where lookups do not pay, one
-        step of eight makes them, to notice a text that begins to repeat itself. It is the same step
-        for all requests, so that the other steps take no time for it.
+        A lookup takes some ten microseconds, and to weigh what a draft model may bring takes as
+        long: nothing beside a pass of 20 ms, but a fifth of a token's time where eight requests
+        share a pass of 0.4 ms. Where that does not pay, one step of eight does it, to notice a text
+        that can be drafted again. It is the same step for all requests, so that the other steps
+        take no time for it.
         """
-        if not self._steps % _LOOKUP_EVERY:
+        if not self._steps % _ASK_EVERY:
             return True
-        if state.lookup_gain is None:
-            state.lookup_gain = self._lookup_gain
-        return state.lookup_gain >= 0
+        if state.gain is None:
+            state.gain = self._gain
+        return state.gain >= 0
 
     def model_pays(self, drafter: str) -> bool:
         """Whether it would pay to verify a draft model's first token for each request."""
         if self._draft is None or drafter not in self._acceptance:
             return True
-        plain, rate = self._target.cost(self._requests), self._acceptance[drafter].rates()[0]
-        added = self._target.cost(2 * self._requests) - plain + self._draft.cost(self._requests)
-        return rate * plain > added
+        if (pays := self._model_pays.get(drafter)) is None:
+            plain, rate = self._target.cost(self._requests), self._acceptance[drafter].rates()[0]
+            added = self._target.cost(2 * self._requests) - plain
+            pays = rate * plain > added + self._draft.cost(self._requests)
+            self._model_pays[drafter] = pays
+        return pays
 
     def least(self, requests: int, prompt_tokens: int = 0) -> float:
         """The least probability to be reached with which a place can pay, whatever the others are.
@@ -174,14 +179,16 @@ class Controller:
         tokens = len(proposals) + sum(item.most for item in proposals if item.fixed)
         expected, extra = float(len(proposals)), sum(per_token)
         expected_tokens, extra_seconds = [expected], [extra]
-        widths: defaultdict[int, int] = defaultdict(int)  # tokens of the draft model's passes
+        # Tokens and costs of the draft model's passes.
+        widths, model_costs = [0] * self._positions, [0.0] * self._positions
         for missed, index, position in places:
             expected -= missed
             extra += per_token[index]
             if (backlog := proposals[index].backlog) and self._draft is not None:
-                before = widths[position]
-                after = widths[position] = before + (1 if position else backlog)
-                extra += self._draft.cost(after) - self._draft.cost(before)
+                widths[position] += 1 if position else backlog
+                cost = self._draft.cost(widths[position])
+                extra += cost - model_costs[position]
+                model_costs[position] = cost
             expected_tokens.append(expected)
             extra_seconds.append(extra)
         costs = map(add, self._target.costs(tokens, len(places)), extra_seconds)
@@ -236,6 +243,7 @@ class Controller:
         widths: Sequence[int],
         *,
         draft_seconds: float,
+        model_seconds: float = 0.0,
     ) -> None:
         """Take in a step.
 
@@ -244,12 +252,18 @@ class Controller:
             tokens: number of tokens that each request got.
             widths: number of tokens that each request had in the pass.
             draft_seconds: measured time to get the draft tokens.
+            model_seconds: the part of it that draft models took.
         """
         count, width = len(proposals), sum(widths)
         alone, together = self._target.cost(count), self._target.cost(width)
         token, added = alone / count, (together - alone) / max(1, width - count)
         seconds, plain_seconds = together + draft_seconds, 0.0
-        saved = []
+        by_model = sum(
+            item.backlog > 0 and own > 1 for item, own in zip(proposals, widths, strict=True)
+        )
+        if asked := sum(item.asked for item in proposals):
+            seconds_each = (draft_seconds - model_seconds) / asked
+            self._asking = mean_with(self._asking, seconds_each, _WEIGHT)
         for item, got, own in zip(proposals, tokens, widths, strict=True):
             state, drawing = item.state, self._drawing if item.sampled else 0.0
             cost = alone / count + drawing + (own - 1) * (added + drawing)
@@ -258,29 +272,23 @@ class Controller:
             state.plain_seconds += plain
             seconds += own * drawing
             plain_seconds += plain
-            if item.looked_up:
-                saved.append((state, plain - cost))
-        # Where a draft model ran, too, its time and that of the lookups are not told apart.
-        if saved and not any(item.backlog for item in proposals):
-            self._observe_lookups(saved, draft_seconds / len(saved))
+            if item.asked:
+                drafting = model_seconds / by_model if item.backlog and own > 1 else 0.0
+                self._observe_gain(state, plain - cost - drafting - self._asking)
         if not self._steps % _LEAST_STEPS:
             self._least.clear()
+        self._model_pays.clear()
         self._steps += 1
         self._requests = count
         self._credit = min(self._credit + _PROBING * seconds, self._target.cost(1))
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
 
-    def _observe_lookups(
-        self, saved: Sequence[tuple[SpeculationState, float]], seconds: float
-    ) -> None:
-        """Take in the time that the lookups of a step saved, each, and that one of them took."""
-        self._lookup_seconds = mean_with(self._lookup_seconds, seconds, _WEIGHT)
-        for state, time in saved:
-            gain = time - self._lookup_seconds
-            before = self._lookup_gain if state.lookup_gain is None else state.lookup_gain
-            state.lookup_gain = before + _WEIGHT * (gain - before)
-            self._lookup_gain += _WEIGHT * (gain - self._lookup_gain)
+    def _observe_gain(self, state: SpeculationState, gain: float) -> None:
+        """Take in the seconds that asking a request's drafter saved, less what it took."""
+        before = self._gain if state.gain is None else state.gain
+        state.gain = before + _WEIGHT * (gain - before)
+        self._gain += _WEIGHT * (gain - self._gain)
 
     def _acceptance_of(self, proposal: Proposal) -> Acceptance:
         drafter, own = proposal.drafter, proposal.state.acceptance

@@ -66,6 +66,7 @@ class DraftModelDrafter:
         self._vocab = min(vocab_size, runner.vocab_size)
         self._target_vocab = vocab_size
         self._slots: dict[int, _Slot] = {}
+        self._begun = 0.0  # when work on the next pass began
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
         """Begin a slot with what the client's earlier prompts left of this one's beginning."""
@@ -84,6 +85,7 @@ class DraftModelDrafter:
 
     def take_in(self, slot: int, tokens: Sequence[int], most: int) -> int:
         """Compute a piece of the backlog in one pass, all but the sequence's last token."""
+        self._begun = time.perf_counter()
         start = self._agree(slot, tokens)
         end = min(start + most, len(tokens) - 1, self.runner.cache.context)
         end = min(end, start + self.runner.max_tokens)
@@ -98,6 +100,7 @@ class DraftModelDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draw draft tokens; see `Drafter.propose`. Greedy requests get the likeliest ones."""
+        self._begun = time.perf_counter()
         found = [self._start(request) for request in requests]
         growing = [item for item in found if item is not None]
         while growing:
@@ -174,11 +177,12 @@ class DraftModelDrafter:
         return [logits[index].copy() for index in range(len(members))]
 
     def _pass(self, batch: Batch) -> Floats:
-        start = time.perf_counter()
+        """Run a pass. Its cost is the time since the last one: tokens have to be drawn, too."""
         logits = self.runner.forward(batch)
+        now = time.perf_counter()
         if self._costs is not None:
-            seconds = time.perf_counter() - start
-            self._costs.observe(batch.num_tokens, batch.attention_work, seconds)
+            self._costs.observe(batch.num_tokens, batch.attention_work, now - self._begun)
+        self._begun = now
         return logits
 
     def _draw(self, item: _Growing, logits: Floats) -> None:
