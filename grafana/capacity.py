@@ -49,8 +49,8 @@ def _glance() -> Panels:
     yield big_number(
         "Processors used",
         "Share of the processor time that affinity and quota leave the service. Near 100 % "
-        "while it answers is right: inference uses what it gets. High when nobody asks: look "
-        "at the API's log.",
+        "while it answers is right: inference uses what it gets. High without requests: "
+        "look at the API's log.",
         "percentunit",
         CPU_USE,
     )
@@ -155,7 +155,7 @@ def _cache() -> Panels:
     yield curves(
         "KV blocks",
         "Blocks of 64 tokens: `used` by running requests, of them `shared` by more than one; "
-        "`kept` from finished ones until somebody needs the room; `free`. No `free` is fine as "
+        "`kept` from finished ones until their room is needed; `free`. No `free` is fine as "
         "long as some are `kept`. Neither: requests give their blocks up to each other, see "
         "beside. No `shared` although prompts begin alike: SPECOPS_PREFIX_CACHE.",
         "short",

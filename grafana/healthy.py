@@ -28,10 +28,10 @@ def _states() -> str:
     def having(labels: str) -> str:
         return f"(max by (state) ({series('specops_model_state', labels)}) == 1)"
 
-    nobody = 'label_replace(vector(1), "state", "unreachable", "", "")'
+    unreachable = 'label_replace(vector(1), "state", "unreachable", "", "")'
     return (
         f"{having(READY)} or {_ON_ITS_WAY} * {having(BETWEEN)} or {_WRONG} * {having(FAILED)} "
-        f"or {_WRONG} * ({nobody} unless on () max({every}))"
+        f"or {_WRONG} * ({unreachable} unless on () max({every}))"
     )
 
 
@@ -49,7 +49,7 @@ def _glance() -> Panels:
     yield big_number(
         "Tokens per second",
         "Tokens generated for all requests together. Low while requests wait: look at tokens "
-        "per jump, and at `Where does the time go?`. 0: nobody asks.",
+        "per jump, and at `Where does the time go?`. 0: no request runs.",
         TOKENS_PER_SECOND,
         rate("specops_generated_tokens_total"),
         decimals=1,
@@ -58,7 +58,7 @@ def _glance() -> Panels:
         "Tokens per jump",
         "Tokens that one pass of the target brings a request, over the last minute. 1 is plain "
         "decoding; below about 1.2 drafting hardly pays: `Does speculation pay?` says which "
-        "drafter to try. 0: nobody asks.",
+        "drafter to try. 0: no request runs.",
         "short",
         now("specops_avg_jump", of="avg"),
         decimals=2,
@@ -150,9 +150,9 @@ def _objectives() -> Panels:
     )
     yield big_number(
         "Ready for",
-        "Time since the model became ready. Short although nobody restarted it: it died; "
-        "`docker inspect` says whether for lack of memory, the API's log otherwise. 0: it is "
-        "not ready yet.",
+        "Time since the model became ready. Short although it was not restarted on purpose: it "
+        "ended by itself; `docker inspect` says whether for lack of memory, the API's log "
+        "otherwise. 0: it is not ready yet.",
         "s",
         f"time() - min({series('specops_model_ready_timestamp_seconds')} > 0) or vector(0)",
     )
@@ -162,9 +162,9 @@ def _speed() -> Panels:
     yield Row("Is it fast?")
     yield curves(
         "Tokens per second, by use",
-        "Generated: what people get. Prompt: what is computed before the first token. Wasted: "
-        "generated for requests that nobody waited for to the end; much of it means that "
-        "clients give up, so shorten the queue (SPECOPS_QUEUE_SIZE) or the deadline "
+        "Generated: for clients. Prompt: computed before the first token. Wasted: generated for "
+        "requests whose client left or that ended late; much of it means that clients give "
+        "up, so shorten the queue (SPECOPS_QUEUE_SIZE) or the deadline "
         "(SPECOPS_REQUEST_TIMEOUT).",
         TOKENS_PER_SECOND,
         {

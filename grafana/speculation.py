@@ -1,4 +1,4 @@
-"""The dashboard "Does speculation pay?": what drafts cost, what they bring, who makes them."""
+"""The dashboard "Does speculation pay?": costs, gains and sources of drafts."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _worth() -> Panels:
 
 
 def _drafts() -> Panels:
-    yield Row("Who drafts, and how well?")
+    yield Row("Which drafter, and how well?")
     yield curves(
         "Draft tokens accepted, by drafter",
         "Share of draft tokens that the target agreed with. Low for `draft`: the draft model "
@@ -281,6 +281,6 @@ def build() -> Dashboard:
     return board(
         "speculation",
         "Does speculation pay?",
-        "What drafts cost, what they bring, who makes them.",
+        "What drafts cost, what they bring, where they come from.",
         (_glance, _worth, _drafts, _lengths, _reckoning),
     )

@@ -108,7 +108,7 @@ def _glance() -> Panels:
 
 
 def _replicas() -> Panels:
-    yield Row("Who does how much?")
+    yield Row("How much does each replica do?")
     yield curves(
         "Requests by replica",
         "Requests per second that each replica finished. Lines far apart for long: look at "

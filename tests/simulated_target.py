@@ -1,8 +1,8 @@
-"""A target without a model: its passes take what TinyLlama's take, on a clock that only they move.
+"""A simulated target for the engine's tests, with a clock of its own and TinyLlama's costs.
 
-Its cache is a real one. A position's "keys and values" are one number that depends on everything
-that the pass has read through the block tables, and the next token depends on all of them: a wrong
-block, a stale number or a copy that was forgotten changes the text, as it would with a model.
+The KV cache is real. Instead of keys and values, each position holds one number that depends on all
+numbers before it, read through the block tables. The next token depends on all of these numbers. So
+a wrong block, a stale number or a missing copy changes the text, as it does with a model.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from specops.speculation.drafters.base import Drafter
 from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer
 
-VOCAB = 64  # of the demo pair's tokens: one printable ASCII character each, but for token 0
+VOCAB = 64  # the demo pair's first tokens: each but token 0 is one printable ASCII character
 SHAPE = CacheShape(layers=1, kv_heads=1, head_size=8, dtype="fp16")
 GREEDY = SamplingParams()
-# Tokens of a pass and the milliseconds that it takes: the TinyLlama shape in int4 on two cores.
+# Milliseconds of a pass by its tokens: TinyLlama's shape in int4 on two cores.
 TINYLLAMA = {
     1: 12.5, 2: 14.3, 3: 15.2, 4: 16.3, 6: 19.7, 8: 23.6, 9: 24.6, 10: 29.1, 12: 32.0,
     16: 39.5, 24: 58.5, 32: 75.3, 48: 109.0, 64: 147.0, 96: 209.0,
@@ -53,18 +53,18 @@ _ids = count()
 
 
 def tinyllama(share: float = 1.0) -> CostModel:
-    """Costs of such passes, or of passes that take a share of that."""
+    """A cost model of these passes, or of passes that take a share of their time."""
     seconds = [share * item / 1000 for item in TINYLLAMA.values()]
     return CostModel(list(TINYLLAMA), seconds, share * PAIR_SECONDS)
 
 
 @dataclass(frozen=True)
 class Text:
-    """Which token follows which tokens: a function of all of them.
+    """Determines which token follows a sequence of tokens.
 
     Attributes:
-        surprise: share of places where it is not simply the one that mostly follows the last.
-        seed: another one is another text, which agrees with this one where neither is surprised.
+        surprise: share of positions at which the last token alone does not determine the next.
+        seed: texts of two seeds agree where neither has a surprise.
     """
 
     surprise: float = 0.25
@@ -72,15 +72,15 @@ class Text:
     vocab_size: int = VOCAB
 
     def key(self, state: int, token: int) -> int:
-        """The number that stands for a token behind tokens whose numbers sum up to a state."""
+        """The number of a token that follows tokens whose numbers add up to `state`."""
         return _mixed((state + (token + 1) * _GOLDEN + self.seed) & _WORD)
 
     def grow(self, state: int, position: int, key: int) -> int:
-        """The state with one more position's number."""
+        """The state after one more position, whose number is `key`."""
         return (state + key * (2 * position + 1)) & _WORD
 
     def logits(self, states: Sequence[int], last: Sequence[int]) -> Floats:
-        """[n, V] logits of what follows states [n], the last tokens of which are [n]."""
+        """Logits [n, V] after the states [n], whose last tokens are [n]."""
         places = np.arange(1, self.vocab_size + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
         seeds = np.array([_mixed(state) for state in states], np.uint64)
         noise = seeds[:, None] + places
@@ -94,7 +94,7 @@ class Text:
     def continuation(
         self, tokens: Iterable[int], most: int, sampling: SamplingParams = GREEDY
     ) -> list[int]:
-        """What follows, chosen greedily or with a seed: what plain decoding must come to."""
+        """The next `most` tokens, greedy or with a seed: as plain decoding must choose."""
         state, place, token = 0, -1, 0
         for place, token in enumerate(tokens):
             state = self.grow(state, place, self.key(state, token))
@@ -110,7 +110,7 @@ class Text:
 
 @dataclass
 class Clock:
-    """Seconds that only passes let go by."""
+    """A clock, in seconds, that only passes move."""
 
     now: float = 0.0
 
@@ -119,19 +119,19 @@ class Clock:
 
 
 class SimulatedTarget:
-    """Stands in for `ModelRunner`.
+    """Takes the place of `ModelRunner`.
 
     Args:
-        num_slots, context, num_blocks, reuse: of the cache; by default a block for every token.
-        max_tokens: of a pass.
-        text: what it says.
-        clock: that its passes move on.
-        slowness: how many times longer than `costs` says passes take.
+        num_slots, context, num_blocks, reuse: of the cache; by default with blocks for all tokens.
+        max_tokens: largest number of tokens in a pass.
+        text: determines the logits.
+        clock: each pass moves it.
+        slowness: a pass takes so many times as long as `costs` says.
         scatter: a pass takes up to this share more or less.
-        costs: what passes take.
+        costs: time of passes.
 
     Attributes:
-        passes: the batches that it has computed.
+        passes: the computed batches.
     """
 
     def __init__(
@@ -191,17 +191,17 @@ class SimulatedTarget:
         return self._logits[: len(states)]
 
     def keep_hidden(self, slot: int, row: int, length: int, chosen: int) -> None:
-        """There is nothing that a draft head could read."""
+        """Nothing: no draft head reads its states."""
 
     def hidden_states(self, row: int, count: int) -> Floats:
-        """[count, 4] numbers that depend on everything that was read."""
+        """States [count, 4] that depend on all tokens before."""
         states = np.array(self._states[row : row + count], np.uint64)
         parts = states[:, None] >> np.arange(0, 64, 16, dtype=np.uint64) & np.uint64(0xFFFF)
         return parts.astype(np.float32) / np.float32(1 << 15) - 1
 
     @property
     def computed(self) -> int:
-        """Tokens of all passes so far."""
+        """Number of tokens in all passes so far."""
         return sum(batch.num_tokens for batch in self.passes)
 
     def _span(self, slot: int, start: int, tokens: Sequence[int]) -> list[int]:
@@ -225,7 +225,7 @@ def _mixed(word: int) -> int:
 
 
 def _memory(cache: KvCache) -> npt.NDArray[np.uint64]:
-    """[num_blocks, 64] numbers at the address that the operator gets; a block keeps the pool."""
+    """The numbers [num_blocks, 64] at the address that the operator gets."""
     address, blocks, size, _ = cache.descriptor.tolist()
     words = (ctypes.c_uint64 * (blocks * size // 8)).from_address(address)
     found: npt.NDArray[np.uint64] = np.ctypeslib.as_array(words).reshape(blocks, size // 8)
@@ -237,20 +237,20 @@ def _memory(cache: KvCache) -> npt.NDArray[np.uint64]:
 
 @cache
 def tokenizer() -> Tokenizer:
-    """The demo pair's."""
+    """The demo pair's tokenizer."""
     return Tokenizer.load(Settings().models_dir / "demo" / "target")
 
 
 @cache
 def grammars() -> Grammars:
-    """Of its vocabulary, token 0 being the end."""
+    """Grammars over its vocabulary; token 0 ends a text."""
     return Grammars(tokenizer(), max(tokenizer().vocabulary().values()) + 1, frozenset({0}))
 
 
 def make_request(
     prompt: int | Sequence[int] = 8, output: int = 16, **fields: object
 ) -> GenerationRequest:
-    """A request; a number stands for a prompt of that many tokens, another one each time."""
+    """A request. A number as the prompt makes a random prompt of that many tokens."""
     number = next(_ids)
     if isinstance(prompt, int):
         prompt = np.random.default_rng(number).integers(1, VOCAB, prompt).tolist()
@@ -264,7 +264,7 @@ def make_request(
 
 
 def make_sequence(request: GenerationRequest) -> Running:
-    """A request as the scheduler holds it."""
+    """The sequence of a request."""
     return Running(request, tokenizer(), end_tokens=frozenset(), clock=Clock(), grammars=grammars())
 
 
@@ -279,7 +279,7 @@ def make_scheduler(
     positions: int = 8,
     waiting: RequestQueue | None = None,
 ) -> Scheduler:
-    """A scheduler that measures time by the target's clock and knows what its passes cost."""
+    """A scheduler with the target's clock and costs."""
     costs = tinyllama()
     return Scheduler(
         target,  # type: ignore[arg-type]
@@ -298,13 +298,13 @@ def make_scheduler(
 
 @dataclass
 class Served:
-    """What came of some requests."""
+    """Outputs of requests, and results of steps."""
 
     outputs: dict[str, list[Output]] = field(default_factory=dict)
     results: list[StepResult] = field(default_factory=list)
 
     def step(self, scheduler: Scheduler) -> StepResult:
-        """Let the scheduler do a step and note what it brings."""
+        """Run one step and keep its outputs."""
         result = scheduler.step()
         self.results.append(result)
         for output in result.outputs:
@@ -314,24 +314,24 @@ class Served:
         return result
 
     def tokens(self, request: GenerationRequest) -> list[int]:
-        """What a request got so far."""
+        """A request's tokens so far."""
         outputs = self.outputs.get(request.request_id, [])
         return [piece.token for output in outputs for piece in output.pieces]
 
     def stats(self, request: GenerationRequest) -> GenerationStats:
-        """What it took, once it has ended."""
+        """A request's statistics, once it has ended."""
         stats = self.outputs[request.request_id][-1].stats
         assert stats is not None
         return stats
 
     def finish(self, request: GenerationRequest) -> FinishReason | None:
-        """Why it has ended."""
+        """Why a request has ended; None while it runs."""
         outputs = self.outputs.get(request.request_id, [])
         return outputs[-1].finish if outputs else None
 
 
 def serve(scheduler: Scheduler, *requests: GenerationRequest) -> Served:
-    """Requests that come at once, to their end."""
+    """Run requests that arrive at the same time to their ends."""
     for request in requests:
         scheduler.add(request)
     served = Served()
@@ -341,5 +341,5 @@ def serve(scheduler: Scheduler, *requests: GenerationRequest) -> Served:
 
 
 def expected(text: Text, request: GenerationRequest) -> list[int]:
-    """What plain decoding alone gives a request that is greedy or has a seed."""
+    """The tokens of plain decoding alone, for a request that is greedy or has a seed."""
     return text.continuation(request.prompt_tokens, request.max_new_tokens, request.sampling)

@@ -80,7 +80,7 @@ def test_speculative_greedy_output_is_plain_greedy_output(
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_a_seed_fixes_the_text_whoever_drafts_how_much(engine: Engine, adaptive: bool) -> None:
+def test_a_seed_fixes_the_text_for_any_drafter_and_length(engine: Engine, adaptive: bool) -> None:
     prompts = [engine.encode(text)[:PROMPT_TOKENS] for text in PROMPTS[:4]]
     sampling = SamplingParams(0.8, top_k=50, top_p=0.95, seed=1)
     expected = generate(engine, prompts, sampling=sampling)

@@ -1,4 +1,4 @@
-"""Whoever leaves, in whatever phase, is gone within a step, and nobody else notices."""
+"""A request that ends early leaves within a step, in any phase, and changes no other request."""
 
 from __future__ import annotations
 

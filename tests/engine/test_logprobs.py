@@ -1,4 +1,4 @@
-"""Probabilities of tokens: the target's own, whoever drafted the token and however it was drawn."""
+"""Probabilities of tokens: the target's own, for any drafter and any way to choose tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asked for draft tokens: lookups always, a draft model where it pays and has caught up."""
+"""Which drafters are asked: lookups first, a draft model where it pays and has caught up."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_draft_model_is_asked_for_as_many_as_pay_and_for_all_at_once() -> None
     assert model.asked == [3]
 
 
-def test_what_does_not_pay_is_declined_and_nobody_is_asked() -> None:
+def test_what_does_not_pay_is_declined_and_no_drafter_is_asked() -> None:
     lookup, model = (
         Scripted(Text(), 1.0, name="lookup"),
         Scripted(Text(), 1.0, name="m", model=True),
@@ -155,7 +155,7 @@ def test_a_drafter_that_has_nothing_has_missed(drafter: str, missed: str | None)
 
 
 @pytest.mark.parametrize("fields", [{"k_draft": 0}, {"output": 2}])
-def test_where_there_is_no_room_for_a_draft_token_nobody_is_asked(
+def test_where_there_is_no_room_for_a_draft_token_no_drafter_is_asked(
     fields: dict[str, int],
 ) -> None:
     """The target adds a token of its own to accepted ones: the last one is never drafted."""
@@ -279,10 +279,10 @@ def test_a_prompt_is_taken_in_piece_by_piece_while_plain_tokens_come(
     assert served.tokens(request) == expected(Text(), request)
 
 
-def test_a_full_draft_cache_keeps_nobody_else_from_catching_up(
+def test_a_full_draft_cache_keeps_no_other_request_from_catching_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who came first cannot be taken in any further, and stays behind: the next one's turn."""
+    """The first request cannot catch up any further, so the next one does."""
     scheduler, reader = reading(monkeypatch, CrampedReader())
     served, requests = Served(), [make_request(LONG, 30, drafter="draft", k_draft=2) for _ in "ab"]
     for request in requests:

@@ -1,4 +1,4 @@
-"""The order of the queue: nobody starves, and clients that want alike get alike."""
+"""The order of the queue: no client starves, and clients with the same demand get the same."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_one_client_is_served_in_the_order_of_its_coming(order: type[RequestQueu
     st.lists(st.tuples(st.sampled_from("abcd"), requests), min_size=1, max_size=60),
     st.data(),
 )
-def test_nobody_starves_and_shares_are_equal(
+def test_no_client_starves_and_shares_are_equal(
     slots: int, items: list[tuple[str, tuple[int, int]]], data: st.DataObject
 ) -> None:
     """Slots are taken and given back in any order; all arrive at once, or when they like.

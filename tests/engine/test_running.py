@@ -1,4 +1,4 @@
-"""Slots and blocks: who gets them, who gives them up, and that whoever came first gets on."""
+"""Slots and blocks: which sequence gets them and gives them up, and that the first goes on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compute(running: Running, target: SimulatedTarget, sequence: Sequence) -> No
     sequence.tokens.append(1)
 
 
-def test_who_finds_no_blocks_waits_and_nobody_overtakes_him() -> None:
+def test_a_sequence_without_blocks_waits_and_no_other_overtakes_it() -> None:
     running, _, waiting, _ = made(4)
     sequences = coming(waiting, 100, 150, 10)
     running.admit(waiting)
@@ -106,7 +106,7 @@ def test_a_preempted_request_continues_from_what_it_left() -> None:
     assert 0 < again < stats.preemptions * (60 + 100)
 
 
-def test_nobody_in_the_batch_is_preempted_for_a_prompt() -> None:
+def test_no_sequence_of_the_batch_is_preempted_for_a_prompt() -> None:
     running, target, waiting, _ = made(3, num_slots=2)
     first, second = coming(waiting, 100, 60)
     running.admit(waiting)
@@ -117,7 +117,7 @@ def test_nobody_in_the_batch_is_preempted_for_a_prompt() -> None:
     assert not running.reserve(first, 100, batch)
     assert list(running) == [first, second]
     assert running.reserve(first, 64, batch)
-    assert running.reserve(first, 100, Batch())  # else who came later goes
+    assert running.reserve(first, 100, Batch())  # a later sequence is preempted otherwise
     assert list(running) == [first]
 
 

@@ -298,7 +298,7 @@ def test_the_times_of_a_request_are_those_of_the_clock() -> None:
     assert stats.queue_seconds == pytest.approx(moments[first.request_id][-1] - 5.0)
 
 
-# -- who leaves ------------------------------------------------------------------------------------
+# -- requests that end early -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["waiting", "prefilling", "decoding", "verifying"])

@@ -47,7 +47,7 @@ def test_more_than_fit_wait() -> None:
     assert many.slowdown > few.slowdown
 
 
-def test_every_request_is_answered_and_nobody_has_too_many() -> None:
+def test_every_request_is_answered_and_no_replica_has_too_many() -> None:
     plan = talks(18, 2, 4)
     bounded, unbounded = told(plan, 6), told(plan, 6, factor=0)
     assert sum(bounded.requests) == sum(unbounded.requests) == requests(plan)
