@@ -190,7 +190,7 @@ class SimulatedTarget:
             self._logits[: len(states)] = self.text.logits(states, last)
         return self._logits[: len(states)]
 
-    def keep_hidden(self, slot: int, row: int, length: int, chosen: int) -> None:
+    def keep_hidden_state(self, slot: int, row: int, length: int, chosen: int) -> None:
         """Nothing: no draft head reads its states."""
 
     def hidden_states(self, row: int, count: int) -> Floats:

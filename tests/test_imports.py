@@ -25,7 +25,7 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ALONE = {  # which import nothing of the service
-    *("specops.models.gguf_files", "specops.models.inside", "specops.models.sentencepiece"),
+    *("specops.models.gguf_files", "specops.models.paths", "specops.models.sentencepiece"),
     *("specops.models.state_dict", "specops.system.checksums", "specops.system.folders"),
     "specops.weights",
 }

@@ -19,8 +19,8 @@ from specops.runtime.memory_plan import (
     MemoryPlanError,
     ModelSizes,
     Supply,
+    plan_for_models,
     plan_memory,
-    planned,
     spare_bytes,
 )
 
@@ -207,7 +207,7 @@ def test_settings_give_the_plan_of_loaded_models_and_it_is_logged(
     monkeypatch.setattr(Supply, "read", lambda: supply(2000))
     settings = Settings(slots=5, context=1024, kv_tokens=4096)
     with caplog.at_level(logging.INFO, "specops.runtime.memory_plan"):
-        plan = planned(settings, [TARGET, DRAFT], 2048, later_bytes=50 * MB)
+        plan = plan_for_models(settings, [TARGET, DRAFT], 2048, later_bytes=50 * MB)
     assert (plan.slots, plan.context, plan.kv_tokens) == (5, 1024, 4096)
     assert plan.supply.held == 150 * MB
     logged = [record.getMessage() for record in caplog.records]

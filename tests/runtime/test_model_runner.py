@@ -143,17 +143,17 @@ def test_a_pass_may_have_no_logits_and_leaves_lengths_as_they_are() -> None:
     assert runner.cache.length(0) == 0
 
 
-def test_hidden_states_are_kept_by_slot_after_give_hidden() -> None:
+def test_hidden_states_are_kept_by_slot() -> None:
     runner = make_runner(make_session(hidden=True))
     begin(runner, 0, 2)
     tokens = batch((2, 0, [5, 6, 7], 2), (0, 0, [9], 1))
     expected = runner.forward(tokens).copy()
-    runner.keep_hidden(2, 0, 2, 8)  # keeps nothing yet
-    kept = runner.give_hidden()
+    runner.keep_hidden_state(2, 0, 2, 8)  # keeps nothing yet
+    kept = runner.output_hidden_states()
     assert not kept.has(2, 2)
     assert np.array_equal(runner.forward(tokens), expected)
-    runner.keep_hidden(2, 0, 2, 8)
-    runner.keep_hidden(0, 2, 1, 9)
+    runner.keep_hidden_state(2, 0, 2, 8)
+    runner.keep_hidden_state(0, 2, 1, 9)
     assert kept.rows.tolist() == [[9], [0], [6]]
     assert kept.chosen == [9, 0, 8]
     assert kept.fresh == {0, 2}
@@ -161,7 +161,7 @@ def test_hidden_states_are_kept_by_slot_after_give_hidden() -> None:
     assert not kept.has(2, 3)
     kept.forget(2)
     assert not kept.has(2, 2)
-    assert runner.give_hidden() is kept
+    assert runner.output_hidden_states() is kept
 
 
 @pytest.mark.parametrize("count", [0, MAX_TOKENS + 1])
@@ -212,4 +212,4 @@ def test_a_graph_that_does_not_fit_is_refused(
     make: Callable[[], ort.InferenceSession], message: str
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
-        make_runner(make()).give_hidden()
+        make_runner(make()).output_hidden_states()

@@ -34,7 +34,7 @@ def head_drafter(
     Raises:
         ModelError, ModelLoadError: it was made for another model.
     """
-    states = target.give_hidden()
+    states = target.output_hidden_states()
     sizes = head.vocab_size, head.hidden_size
     if sizes != (target.vocab_size, target.hidden_size):
         raise ModelError(

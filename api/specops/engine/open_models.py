@@ -15,7 +15,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.calibration import FORMAT, calibrate
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kv_cache import CacheShape, KvCache, PrefixCache
-from specops.runtime.memory_plan import MemoryPlan, ModelSizes, planned
+from specops.runtime.memory_plan import MemoryPlan, ModelSizes, plan_for_models
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.speculation.drafters.suffix import MEMORY_BYTES
 from specops.system.cpus import available_threads
@@ -47,7 +47,7 @@ def open_models(
     """
     graphs = [load_graph(folder, settings, report) for folder in folders]
     shapes = [cache_shape(graph.session, settings.kv_dtype) for graph in graphs]
-    plan = planned(
+    plan = plan_for_models(
         settings,
         [_sizes(graph, shape) for graph, shape in zip(graphs, shapes, strict=True)],
         folders[0].context_length,

@@ -123,7 +123,9 @@ class Postprocessor:
         # The cache's entries of rejected tokens are overwritten by the next pass.
         self._computed(sequence, 1 + stands)
         last = row + before + accepted
-        self._target.keep_hidden(sequence.slot, last, sequence.num_computed, sequence.tokens[-1])
+        self._target.keep_hidden_state(
+            sequence.slot, last, sequence.num_computed, sequence.tokens[-1]
+        )
         drafts = []
         if forced:
             drafts.append(DraftStats(GRAMMAR, len(forced), min(len(forced), stands)))
@@ -148,7 +150,7 @@ class Postprocessor:
         elif chunk.last:
             token = sequence.next_token(logits[-1:])
             row += chunk.rows - 1
-            self._target.keep_hidden(sequence.slot, row, sequence.num_computed, token)
+            self._target.keep_hidden_state(sequence.slot, row, sequence.num_computed, token)
             sequence.append([token], 0, None, logits[-1:])
             progress.first_tokens += 1
 

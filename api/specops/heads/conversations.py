@@ -61,7 +61,7 @@ class Writer:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._states = engine.scheduler.target.give_hidden()
+        self._states = engine.scheduler.target.output_hidden_states()
         self._texts: dict[str, _Text] = {}
         self._asked: set[str] = set()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specops.models.inside import inside
+from specops.models.paths import path_inside
 
 MANIFEST = "specops.json"
 GENAI_CONFIG = "genai_config.json"
@@ -64,7 +64,7 @@ class ModelFolder:
             return cls(
                 path=path,
                 name=name,
-                graph=inside(path, manifest["onnx_file"]),
+                graph=path_inside(path, manifest["onnx_file"]),
                 quant=manifest["quantization"]["name"],
                 vocab_size=_size(manifest["vocab_size"]),
                 context_length=_size(manifest["context_length"]),
@@ -89,7 +89,7 @@ class ModelFolder:
         """
         try:
             model = json.loads((path / GENAI_CONFIG).read_text(encoding="utf-8"))["model"]
-            graph = inside(path, model["decoder"]["filename"])
+            graph = path_inside(path, model["decoder"]["filename"])
             weights, eos = _WEIGHTS.search(graph.name), model["eos_token_id"]
             folder = cls(
                 path=path,

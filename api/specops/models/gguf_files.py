@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from specops.models.inside import inside
+from specops.models.paths import path_inside
 
 SUFFIX = ".gguf"
 OWN_WEIGHTS = "gguf"
@@ -38,7 +38,9 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """
     names = shards_of(path.name)
     try:  # a single file that a person named may be a link to anywhere
-        files = (path,) if len(names) == 1 else tuple(inside(path.parent, name) for name in names)
+        files = (
+            (path,) if len(names) == 1 else tuple(path_inside(path.parent, name) for name in names)
+        )
     except ValueError as error:
         raise FileNotFoundError(str(error)) from error
     for file in files:

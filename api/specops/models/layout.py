@@ -19,7 +19,7 @@ from typing import Any
 from specops.models import hub
 from specops.models.folder import TOKENIZER_ADVICE
 from specops.models.gguf_files import files_of, is_gguf
-from specops.models.inside import indexed
+from specops.models.paths import indexed
 from specops.models.sentencepiece import make_tokenizer
 
 _SUFFIXES = (".pt", ".pth", ".bin")

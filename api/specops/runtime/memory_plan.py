@@ -211,7 +211,7 @@ class MemoryPlan:
         return f"{room}: the rest comes from disk for every token"
 
 
-def planned(
+def plan_for_models(
     settings: Settings, models: Sequence[ModelSizes], context: int, *, later_bytes: int = 0
 ) -> MemoryPlan:
     """Plan the KV cache of loaded models and log the plan.

@@ -154,11 +154,11 @@ class ModelRunner:
         self._session.run_with_iobinding(self._io)
         return self._logits[:wanted]
 
-    def give_hidden(self) -> HiddenStates:
+    def output_hidden_states(self) -> HiddenStates:
         """Make all later passes output the last hidden states as well.
 
         Returns:
-            Where `keep_hidden` keeps them.
+            Where `keep_hidden_state` keeps them.
 
         Raises:
             ModelLoadError: the graph does not output them.
@@ -178,8 +178,8 @@ class ModelRunner:
         """
         return self._hidden[row : row + count]
 
-    def keep_hidden(self, slot: int, row: int, length: int, chosen: int) -> None:
-        """Keep the hidden state of a row of the last pass, if `give_hidden` was called.
+    def keep_hidden_state(self, slot: int, row: int, length: int, chosen: int) -> None:
+        """Keep the hidden state of a row of the last pass, if `output_hidden_states` was called.
 
         Args:
             slot: number of the slot.

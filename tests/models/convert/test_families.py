@@ -262,12 +262,12 @@ def test_a_token_has_the_same_bits_whatever_else_is_in_its_pass(
 def test_logits_are_a_product_of_the_last_hidden_state(fp32: ExportedModel) -> None:
     """Soft caps and factors behind the product keep the order of its entries."""
     passes = opened(fp32)
-    kept = passes.runner.give_hidden()
+    kept = passes.runner.output_hidden_states()
     logits = passes.step(0, TOKENS[:50], num_logits=9)
     weights = {tensor.name: tensor for tensor in onnx.load(fp32.graph_file).graph.initializer}
     weight = numpy_helper.to_array(weights["logits.weight"])
     for row, expected in enumerate(logits):
-        passes.runner.keep_hidden(1, row, 42 + row, 0)
+        passes.runner.keep_hidden_state(1, row, 42 + row, 0)
         assert kept.has(1, 42 + row)
         found = kept.rows[1] @ weight
         assert np.corrcoef(found, expected)[0, 1] > 0.98

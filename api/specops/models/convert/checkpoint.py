@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import BlockFormat, FileQuantization
-from specops.models.inside import indexed, inside
+from specops.models.paths import indexed, path_inside
 from specops.models.state_dict import StateDictError, read_state_dict
 
 Float = NDArray[np.float32]
@@ -175,7 +175,7 @@ class Checkpoint:
         """Rows [start, stop) of a tensor [N, K]: one tensor may hold several weights."""
         return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
 
-    def special_tokens(self) -> tuple[int | None, tuple[int, ...]]:
+    def bos_and_eos(self) -> tuple[int | None, tuple[int, ...]]:
         """bos and eos ids; generation_config.json knows all end tokens and has precedence."""
         file = self.path / "generation_config.json"
         generation = read_json(file) if file.is_file() else {}
@@ -259,7 +259,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _weight_files(path: Path) -> list[Path]:
     index = path / _INDEX
     try:
-        files = indexed(index) if index.exists() else [inside(path, _SINGLE)]
+        files = indexed(index) if index.exists() else [path_inside(path, _SINGLE)]
     except ValueError as error:
         raise ExportError(str(error)) from error
     for file in files:

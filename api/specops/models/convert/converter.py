@@ -107,7 +107,7 @@ def export_checkpoint(
     shapes = family.tensors()
     checkpoint.expect(shapes, family.ignored_tensors)
     stored = [checkpoint.tensors[name] for name in shapes]
-    bos_token_id, eos_token_ids = checkpoint.special_tokens()
+    bos_token_id, eos_token_ids = checkpoint.bos_and_eos()
     model = ExportedModel(
         path=destination,
         family=family.name,

@@ -85,7 +85,7 @@ def declare(graph: onnx.GraphProto) -> None:
     for name, shape in shapes.items():
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, shape))
     _add_output(graph, LOGITS, vocabulary)
-    _give_hidden(graph)
+    _output_hidden_states(graph)
 
 
 def output_product(graph: onnx.GraphProto) -> onnx.NodeProto | None:
@@ -102,7 +102,7 @@ def output_product(graph: onnx.GraphProto) -> onnx.NodeProto | None:
     return node
 
 
-def _give_hidden(graph: onnx.GraphProto) -> None:
+def _output_hidden_states(graph: onnx.GraphProto) -> None:
     """Make the input of the last product an output, if the product's weights tell its size."""
     product = output_product(graph)
     if product is None:

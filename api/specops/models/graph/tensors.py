@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 from specops.models.folder import ModelError
-from specops.models.inside import inside
+from specops.models.paths import path_inside
 
 _PAGE = 4096
 _PLACE = {"location", "offset", "length", "checksum"}
@@ -35,7 +35,7 @@ def check_places(graph: GraphProto, folder: Path) -> None:
             try:
                 if odd := place.keys() - _PLACE:
                     raise ValueError(f"its entry {min(odd)} does not say where it lies")
-                file = inside(folder, place.get("location", ""))
+                file = path_inside(folder, place.get("location", ""))
             except ValueError as error:
                 raise ModelError(f"{folder}: the weight {tensor.name}: {error}") from error
             if not file.is_file():

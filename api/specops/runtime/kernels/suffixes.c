@@ -247,7 +247,7 @@ Lookups *specops_lookups_new(int64_t capacity) {
 int64_t specops_estimate_floats(void) { return 2 * 2 * WEIGHTS; }
 
 int64_t specops_look_up(Lookups *lookups, const Text *history, float *estimate,
-                        const int32_t *more, int64_t count, int64_t most, float line,
+                        const int32_t *more, int64_t count, int64_t most, float least,
                         int32_t *tokens, float *promised) {
     Prediction *own = &lookups->own, *past = &lookups->past;
     float *of_own = estimate, *of_past = estimate + 2 * WEIGHTS;
@@ -261,7 +261,7 @@ int64_t specops_look_up(Lookups *lookups, const Text *history, float *estimate,
     int64_t length = 0;
     for (float reach = 1; length < best->count; length++) {
         reach *= best->promised[length];
-        if (!(reach >= line)) break;
+        if (!(reach >= least)) break;
         tokens[length] = best->tokens[length], promised[length] = best->promised[length];
     }
     return length;

@@ -33,13 +33,13 @@ int64_t specops_estimate_floats(void);
 //
 //   estimate: learns from the tokens that came after the last lookup.
 //   most:     most tokens to predict, up to SUFFIX_LONGEST_DRAFT.
-//   line:     the prediction ends before the first token that is reached with a smaller probability.
+//   least:    the prediction ends before the first token that is reached with a smaller probability.
 //   tokens, promised: [most] the predicted tokens, and for each the probability that it is right if
 //             those before it are.
 //
 // Returns the number of predicted tokens.
 int64_t specops_look_up(Lookups *lookups, const Text *history, float *estimate,
-                        const int32_t *more, int64_t count, int64_t most, float line,
+                        const int32_t *more, int64_t count, int64_t most, float least,
                         int32_t *tokens, float *promised);
 
 // Append a request's text to a history, behind a mark that equals no token.

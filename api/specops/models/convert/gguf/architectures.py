@@ -99,7 +99,7 @@ _MOST_LAYERS = 1 << 12
 _MOST_POSITIONS = 1 << 20
 _MOST_ANGLES = 1 << 27  # of a table: positions times a head's values
 # Tensors with divisors of the rotation's frequencies, and the names of them in a config.json.
-FACTORS = {
+ROPE_FACTORS = {
     "rope_freqs.weight": "factors",
     "rope_factors_long.weight": "long_factor",
     "rope_factors_short.weight": "short_factor",
@@ -158,7 +158,7 @@ def config_of(
     Args:
         metadata: of the file, or of the first shard.
         tensors: all tensors by llama.cpp's names.
-        factors: the content of the tensors in `FACTORS`.
+        factors: the content of the tensors in `ROPE_FACTORS`.
 
     Raises:
         ExportError: a key is missing or malformed, or asks for something that no family draws.

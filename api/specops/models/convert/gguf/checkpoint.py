@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specops.models.convert.checkpoint import Checkpoint, Float, StoredTensor
 from specops.models.convert.errors import ExportError
 from specops.models.convert.gguf.architectures import (
-    FACTORS,
+    ROPE_FACTORS,
     check_architecture,
     config_of,
     is_one_more,
@@ -70,7 +70,7 @@ class GgufCheckpoint(Checkpoint):
         self.quantization = FileQuantization(kind=self._kind())
         self.tensors: dict[str, StoredTensor] = {}
         for tensor in self._stored.values():
-            if tensor.name not in FACTORS:
+            if tensor.name not in ROPE_FACTORS:
                 self.tensors[self._checked_name(tensor)] = tensor
 
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
@@ -140,7 +140,7 @@ class GgufCheckpoint(Checkpoint):
     def _factors(self) -> dict[str, list[float]]:
         """The divisors of the rotation's frequencies, under the names of a config.json."""
         found: dict[str, list[float]] = {}
-        for name, called in FACTORS.items():
+        for name, called in ROPE_FACTORS.items():
             if (tensor := self._stored.get(name)) is None:
                 continue
             if tensor.type.name != "F32" or math.prod(tensor.shape) > _MOST_FACTORS:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path, PurePosixPath
 
 
-def inside(folder: Path, name: str) -> Path:
+def path_inside(folder: Path, name: str) -> Path:
     """Return the path of a file in `folder` or below it; the file need not exist.
 
     A link may lead to another place of the folder. If the folder is a snapshot in huggingface_hub's
@@ -17,8 +17,7 @@ def inside(folder: Path, name: str) -> Path:
 
     Raises:
         ValueError: `name` is absolute, contains `..`, is a link that leads out of the folder, or
-        cannot
-            be the name of a file.
+            cannot be the name of a file.
     """
     place = PurePosixPath(name)
     if not place.parts or place.is_absolute() or ".." in place.parts:
@@ -52,7 +51,7 @@ def indexed(index: Path) -> list[Path]:
         for name in names:
             if PurePosixPath(name).name != name:
                 raise ValueError(f"{name!r} is no file beside it")
-        return [inside(index.parent, name) for name in names]
+        return [path_inside(index.parent, name) for name in names]
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{index}: {error}") from error
 

@@ -10,8 +10,8 @@ import pytest
 
 from specops.models.convert import ExportError
 from specops.models.convert.checkpoint import Checkpoint
-from specops.models.inside import inside
 from specops.models.layout import LayoutError, parts_of
+from specops.models.paths import path_inside
 from tests.checkpoints import make_llama_checkpoint
 
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["own", "not there", "sub/own", "./own", "..own", "a..b"])
 def test_names_in_the_folder(folder: Path, name: str) -> None:
-    assert inside(folder, name) == folder / name
+    assert path_inside(folder, name) == folder / name
 
 
 OUTSIDE = ["../secret", "sub/../../secret", "/etc/hostname", "..", ".", "", "sub/..", "sub/../own"]
@@ -37,23 +37,23 @@ IMPOSSIBLE = ["a\0b", "x" * 300, "\ud800", "sub/" * 2000]
 @pytest.mark.parametrize("name", [*OUTSIDE, *IMPOSSIBLE])
 def test_other_names_are_refused(folder: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is no file in the folder"):
-        inside(folder, name)
+        path_inside(folder, name)
 
 
 def test_links_lead_to_the_folder_only(folder: Path, tmp_path: Path) -> None:
     (folder / "within").symlink_to("own")
-    assert inside(folder, "within").read_text() == "own"
+    assert path_inside(folder, "within").read_text() == "own"
     (tmp_path / "way").symlink_to(folder)  # the folder itself may be named by any link
-    assert inside(tmp_path / "way", "within").read_text() == "own"
+    assert path_inside(tmp_path / "way", "within").read_text() == "own"
     (folder / "out").symlink_to("../secret")
     (folder / "further").symlink_to("out")
     (folder / "sub" / "up").symlink_to("/")
     for name in ("out", "further", "sub/up/etc/hostname"):
         with pytest.raises(ValueError, match="which is outside of the folder"):
-            inside(folder, name)
+            path_inside(folder, name)
     (folder / "circle").symlink_to("circle")
     with pytest.raises(ValueError, match="is no file in the folder"):
-        inside(folder, "circle")
+        path_inside(folder, "circle")
 
 
 def test_a_snapshot_of_a_hub_cache_links_to_its_own_blobs(tmp_path: Path) -> None:
@@ -67,13 +67,13 @@ def test_a_snapshot_of_a_hub_cache_links_to_its_own_blobs(tmp_path: Path) -> Non
     snapshot = snapshots["models--org--a"]
     (snapshot / "model.onnx").symlink_to("../../blobs/1234")
     (snapshot / "onnx" / "model.onnx").symlink_to("../../../blobs/1234")
-    assert inside(snapshot, "model.onnx").read_text() == "models--org--a"
-    assert inside(snapshot / "onnx", "model.onnx").read_text() == "models--org--a"
+    assert path_inside(snapshot, "model.onnx").read_text() == "models--org--a"
+    assert path_inside(snapshot / "onnx", "model.onnx").read_text() == "models--org--a"
     (snapshot / "other").symlink_to("../../../models--org--b/blobs/1234")
     (snapshots["project"] / "model.onnx").symlink_to("../../blobs/1234")
     for place, name in ((snapshot, "other"), (snapshots["project"], "model.onnx")):
         with pytest.raises(ValueError, match="which is outside of the folder"):
-            inside(place, name)
+            path_inside(place, name)
 
 
 # -- every file that names other files -------------------------------------------------------------
