@@ -13,7 +13,7 @@ from specops.request import GRAMMAR, DraftStats
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
 from specops.speculation.controller import Controller
-from specops.speculation.verifier import verify
+from specops.speculation.verifier import compare, verify
 
 
 @dataclass(slots=True)
@@ -97,22 +97,21 @@ class Postprocessor:
         """
         sequence, draft, forced = proposal.sequence, proposal.draft, proposal.forced
         drafted, before = len(draft.tokens), len(logits) - 1 - len(draft.tokens)
-        start = self._clock() if proposal.sampled else 0.0
-        known = None
         if likeliest is not None and not sequence.adjusts:
-            known = likeliest[row + before : row + len(logits)]
-        verdict = verify(
-            sequence.adjusted(logits[before:] if before else logits, draft.tokens, forced),
-            draft.tokens,
-            draft.probs,
-            sampling=sequence.request.sampling,
-            rng=sequence.rng,
-            position=len(sequence.tokens) + len(forced),
-            likeliest=known,
-        )
+            verdict = compare(likeliest[row + before : row + len(logits)], draft.tokens)
+        else:
+            start = self._clock()
+            verdict = verify(
+                sequence.adjusted(logits[before:] if before else logits, draft.tokens, forced),
+                draft.tokens,
+                draft.probs,
+                sampling=sequence.request.sampling,
+                rng=sequence.rng,
+                position=len(sequence.tokens) + len(forced),
+            )
+            if proposal.sampled:
+                self.controller.drawn(drafted + 1, self._clock() - start)
         accepted = verdict.accepted
-        if proposal.sampled:
-            self.controller.drawn(drafted + 1, self._clock() - start)
         if drafted:
             self.controller.verified(proposal, drafted, accepted)
         name = draft.origin or proposal.drafter

@@ -53,7 +53,6 @@ def verify(
     sampling: SamplingParams,
     rng: np.random.Generator,
     position: int,
-    likeliest: Sequence[int] | None = None,
 ) -> Verdict:
     """Accept draft tokens by the rule of how the request samples.
 
@@ -64,12 +63,9 @@ def verify(
         sampling: how the target draws its tokens.
         rng: the request's random numbers, for sampling without a seed.
         position: position of the first draft token in its sequence, for sampling with a seed.
-        likeliest: [k + 1], the likeliest tokens of the logits, where they are known already.
     """
     if sampling.temperature == 0:
-        if likeliest is None:
-            likeliest = target_logits.argmax(axis=-1).tolist()
-        return compare(likeliest, draft_tokens)
+        return compare(target_logits.argmax(axis=-1).tolist(), draft_tokens)
     if sampling.seed is not None:
         return verify_seeded(target_logits, draft_tokens, sampling, sampling.seed, position)
     probs = filtered_probs(target_logits, sampling)
