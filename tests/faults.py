@@ -38,7 +38,7 @@ class FaultError(Exception):
 
 
 class _Sampling(SamplingParams):
-    """Greedy sampling that says where it has to fail."""
+    """Sampling that says where it has to fail."""
 
     where: str
 
@@ -130,7 +130,8 @@ def faulty(request: GenerationRequest, place: str) -> GenerationRequest:
         return replace(request, stop=(f"fault {place}",))
     if place == "logprob":
         return replace(request, logprobs=_Most(2))
-    sampling = _Sampling()
+    # Where all requests of a pass are greedy, their draft tokens are compared without `verify`.
+    sampling = _Sampling(temperature=1.0, seed=1) if place == "verify" else _Sampling()
     object.__setattr__(sampling, "where", place)
     return replace(request, sampling=sampling)
 
