@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CASES = 1500  # three tenths are products, three tenths attention, a tenth norms
 AVX2, AVX512, VNNI512, VNNI256, DOTPROD, I8MM, AMX = (1 << bit for bit in range(7))  # processor.h
 BY_PLAIN_C = "AMX-INT8 by plain C"
+LIBC = {"aarch64": "libc6-arm64-cross", "x86_64": "libc6-amd64-cross"}  # Debian's packages
 
 needs_zig = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="no zig to compile for other processors"
@@ -46,9 +47,15 @@ def run(*command: str) -> tuple[list[str], str]:
 
 
 def emulator(kind: str) -> list[str]:
-    if found := shutil.which(f"qemu-{kind}") or shutil.which(f"qemu-{kind}-static"):
+    found = shutil.which(f"qemu-{kind}") or shutil.which(f"qemu-{kind}-static")
+    if found is None:
+        pytest.skip(f"no qemu-{kind}, of Debian's package qemu-user, to run it")
+    if kind == platform.machine():
         return [found, "-cpu"]
-    pytest.skip(f"no qemu-{kind}, of Debian's package qemu-user, to run it")
+    libraries = Path(f"/usr/{kind}-linux-gnu")
+    if not (libraries / "lib").exists():
+        pytest.skip(f"no C library of {kind}, of Debian's package {LIBC[kind]}, to run it with")
+    return [found, "-L", str(libraries), "-cpu"]
 
 
 @needs_zig
@@ -140,7 +147,7 @@ def instructions(kind: str, variant: str, folder: Path) -> str:
     setup = fuzz.build_script()
     source, flags = setup.objects(kind)[f"matmul_{variant}"]
     assembly = folder / "kernel.s"
-    compiler = [fuzz.sys.executable, "-m", "ziglang", "cc", "-target", f"{kind}-linux-musl"]
+    compiler = [fuzz.sys.executable, "-m", "ziglang", "cc", "-target", f"{kind}-{fuzz.GLIBC}"]
     arguments = (*setup.FLAGS, *flags, "-S", str(ROOT / setup.KERNELS / f"{source}.c"))
     command = setup.command_of(*arguments, "-o", str(assembly), compiler=compiler)
     subprocess.run(command, check=True, capture_output=True)
