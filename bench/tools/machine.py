@@ -69,10 +69,14 @@ def describe() -> Machine:
 
 
 def _cpu() -> str:
-    """The first processor's name, if the system tells it."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    """The first processor, with family and model: clouds give several generations one name."""
+    block = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    parts = (line.partition(":") for line in block.splitlines())
+    facts = {name.strip(): value.strip() for name, _, value in parts}
+    name = facts.get("model name", platform.machine())
+    if {"cpu family", "model"} <= facts.keys():
+        name += f" (family {facts['cpu family']}, model {facts['model']})"
+    return name
 
 
 def _git(*arguments: str) -> str:
