@@ -36,10 +36,7 @@ class TextStream:
     def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[Piece]:
         """Add a token; return the pieces that may be sent now."""
         self._held.append(Piece(token, self._detokenizer.push(token), origin, logprob))
-        if self._stop or self._detokenizer.incomplete:
-            return self._release()
-        pieces, self._held = self._held, []
-        return pieces
+        return self._release()
 
     def flush(self) -> list[Piece]:
         """Return the pieces that are still held back; the request has ended."""
@@ -54,6 +51,9 @@ class TextStream:
         return pieces
 
     def _release(self) -> list[Piece]:
+        if not self._stop and not self._detokenizer.incomplete:
+            pieces, self._held = self._held, []
+            return pieces
         text = "".join(piece.text for piece in self._held)
         found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
