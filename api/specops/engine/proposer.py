@@ -207,6 +207,8 @@ class Proposer:
                 asked.setdefault(proposal.drafter, []).append((proposal, length))
             elif length < proposal.most:
                 proposal.draft = proposal.draft.cut(length)
+        if not asked:
+            return 0.0
         start = self._clock()
         for name, members in asked.items():
             self._ask(self._drafters[name], members)

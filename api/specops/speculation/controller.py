@@ -258,13 +258,14 @@ class Controller:
         alone, together = self._target.cost(count), self._target.cost(width)
         token, added = alone / count, (together - alone) / max(1, width - count)
         seconds, plain_seconds = together + draft_seconds, 0.0
-        by_model = sum(
-            item.backlog > 0 and own > 1 for item, own in zip(proposals, widths, strict=True)
-        )
         if asked := sum(item.asked for item in proposals):
             seconds_each = (draft_seconds - model_seconds) / asked
             self._asking = mean_with(self._asking, seconds_each, _WEIGHT)
-        for item, got, own in zip(proposals, tokens, widths, strict=True):
+        by_model = [
+            item.backlog > 0 and own > 1 for item, own in zip(proposals, widths, strict=True)
+        ]
+        drafting = model_seconds / max(1, sum(by_model))  # for each of these requests
+        for item, got, own, drafted in zip(proposals, tokens, widths, by_model, strict=True):
             state, drawing = item.state, self._drawing if item.sampled else 0.0
             cost = alone / count + drawing + (own - 1) * (added + drawing)
             plain = got * (token + drawing)
@@ -273,8 +274,7 @@ class Controller:
             seconds += own * drawing
             plain_seconds += plain
             if item.asked:
-                drafting = model_seconds / by_model if item.backlog and own > 1 else 0.0
-                self._observe_gain(state, plain - cost - drafting - self._asking)
+                self._observe_gain(state, plain - cost - self._asking - drafted * drafting)
         if not self._steps % _LEAST_STEPS:
             self._least.clear()
         self._model_pays.clear()
