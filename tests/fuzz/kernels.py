@@ -19,7 +19,6 @@ OPTIONS = {  # a program that aborts prints its seed
     "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
     "ASAN_OPTIONS": "quarantine_size_mb=4:abort_on_error=1",
 }
-GLIBC = "linux-gnu.2.28"  # what the wheels need, too
 FLAGS = ("-g", "-O1", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
 
@@ -30,6 +29,16 @@ def build_script() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def zig(kind: str) -> list[str]:
+    """zig's compiler for a kind of processor, and for the system that the wheels are made for.
+
+    That system has glibc, of which zig has stubs in 6 seconds; to make musl takes it a minute.
+    """
+    targets = build_script().TARGETS.values()
+    (target,) = (found for machine, found, _ in targets if machine == kind and "-linux-" in found)
+    return [sys.executable, "-m", "ziglang", "cc", "-target", target]
 
 
 def _compiler(setup: ModuleType, folder: Path) -> list[str]:
@@ -57,9 +66,7 @@ def build(folder: Path, foreign: str | None = None) -> Path:
     if foreign is None:
         command, checks = _compiler(setup, folder), FLAGS
     else:
-        # zig has glibc's stubs in 6 seconds; musl, to link it statically, takes it a minute.
-        command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{foreign}-{GLIBC}"]
-        checks = ("-O1",)
+        command, checks = zig(foreign), ("-O1",)
     kind = foreign or setup.machine()
     objects = setup.objects(kind)
     if kind == "x86_64":

@@ -147,9 +147,8 @@ def instructions(kind: str, variant: str, folder: Path) -> str:
     setup = fuzz.build_script()
     source, flags = setup.objects(kind)[f"matmul_{variant}"]
     assembly = folder / "kernel.s"
-    compiler = [fuzz.sys.executable, "-m", "ziglang", "cc", "-target", f"{kind}-{fuzz.GLIBC}"]
     arguments = (*setup.FLAGS, *flags, "-S", str(ROOT / setup.KERNELS / f"{source}.c"))
-    command = setup.command_of(*arguments, "-o", str(assembly), compiler=compiler)
+    command = setup.command_of(*arguments, "-o", str(assembly), compiler=fuzz.zig(kind))
     subprocess.run(command, check=True, capture_output=True)
     return assembly.read_text()
 
