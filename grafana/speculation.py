@@ -130,7 +130,7 @@ def _worth() -> Panels:
 
 
 def _drafts() -> Panels:
-    yield Row("Which drafter, and how well?")
+    yield Row("Who drafts, and how well?")
     yield curves(
         "Draft tokens accepted, by drafter",
         "Share of draft tokens that the target agreed with. Low for `draft`: the draft model "
