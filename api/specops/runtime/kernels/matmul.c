@@ -51,7 +51,8 @@ static void quantize(void *argument, size_t group) {
     const int64_t first = group * job->kernel->width;
     const int64_t blocks = blocks_of(job->shape), depth = blocks * job->shape->block;
     const int by_row = job->kernel->by_row, count = rows_of(job, group);
-    const int64_t word = 4 * job->kernel->bytes, bytes = depth * job->kernel->bytes;
+    const int64_t code = activation_bytes(job->kernel, job->shape), word = 4 * code;
+    const int64_t bytes = depth * code;
     for (int row = 0; row < count; row++)
         job->kernel->quantize(job->input, first + row, job->shape,
                               out->codes + first * bytes + row * (by_row ? bytes : word),
@@ -99,7 +100,7 @@ int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weig
     if (kernel->narrow && rows < FEWEST_WIDE) kernel = kernel->narrow;
     const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
     const int64_t width = kernel->width;
-    const int64_t codes = depth * kernel->bytes;  // of a row
+    const int64_t codes = depth * activation_bytes(kernel, shape);  // of a row
     const int64_t bytes = codes + blocks * (int64_t)(sizeof(float) + sizeof(int32_t));
     char *memory = rows <= INT64_MAX / bytes ? malloc((size_t)(rows * bytes)) : NULL;
     if (!memory) return -1;

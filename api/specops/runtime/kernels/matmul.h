@@ -82,7 +82,9 @@ typedef struct {
 typedef struct MatmulKernel {
     int width;   // rows of a group
     int by_row;  // whether activations' codes lie row by row instead, [n][K]
-    int bytes;   // of a code of activations: 1, or more if the kernel stores it in another form
+    // Bytes of a code of activations, for weights of 4 and of 8 bits: 1, or more if the kernel stores it
+    // in another form.
+    int bytes[2];
     // Makes a row of the input and writes it to `made`; not for AS_IT_IS.
     void (*make)(const Input *input, int64_t row, int64_t depth);
     // Makes a row of the input and rounds it to codes, four of them every `stride` bytes. The scale of
@@ -100,6 +102,10 @@ typedef struct MatmulKernel {
 
 static inline int64_t blocks_of(const Shape *shape) {
     return (shape->depth + shape->block - 1) / shape->block;
+}
+
+static inline int64_t activation_bytes(const MatmulKernel *kernel, const Shape *shape) {
+    return kernel->bytes[shape->bits == 8];
 }
 
 static inline int64_t code_bytes(const Shape *shape) {
@@ -134,7 +140,7 @@ typedef struct {
     const uint8_t *zero_points;
 } Operands;
 
-// The operands of the group from row `first` on; `bytes` as in the kernel.
+// The operands of the group from row `first` on; `bytes` of a code as in the kernel.
 static inline Operands operands_of(const Shape *shape, const uint8_t *weights,
                                    const Activations *x, int64_t first, int64_t bytes) {
     const int64_t blocks = blocks_of(shape);

@@ -120,4 +120,4 @@ static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
     put_rows(shape, count, totals, bias, y, columns);
 }
 
-const MatmulKernel MATMUL = {WIDTH, 1, 1, make_row, quantize_row, tile, &NARROW};
+const MatmulKernel MATMUL = {WIDTH, 1, {1, 1}, make_row, quantize_row, tile, &NARROW};

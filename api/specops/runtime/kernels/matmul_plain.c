@@ -135,4 +135,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {WIDTH, 0, BYTES, make_row, quantize_words, tile, NULL};
+const MatmulKernel MATMUL = {WIDTH, 0, {BYTES, BYTES}, make_row, quantize_words, tile, NULL};
