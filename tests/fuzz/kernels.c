@@ -32,19 +32,21 @@ int64_t specops_draw(const float *, int64_t, double);
 int64_t specops_race(const float *, int64_t, uint64_t, uint64_t);
 int64_t specops_block_bytes(int64_t, int64_t, int64_t, int);
 
-enum { MOST_KERNELS = 8, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16, OUTPUTS = 3 };
+enum { MOST_KERNELS = 10, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16, OUTPUTS = 3 };
 static const char *names[MOST_KERNELS];  // plain C, the reference, comes first
 static int kernels;
 
 #if defined(__x86_64__)
-// AVX-VNNI's kernel from the same source, with AVX512-VNNI's instructions for 256 bits.
-extern const MatmulKernel MATMUL_EVEX;
-static const Processor EVEX = {"AVX-VNNI by EVEX", HAS_AVX512 | HAS_VNNI512, &MATMUL_EVEX,
-                               &ATTENTION_AVX2, &SAMPLING_AVX2};
-// AMX's kernel, with plain C in place of its instructions.
-extern const MatmulKernel MATMUL_AMX_EMULATED;
-static const Processor AMX = {"AMX-INT8 by plain C", 0, &MATMUL_AMX_EMULATED, &ATTENTION_PLAIN,
-                              &SAMPLING_PLAIN};
+// AVX-VNNI's kernel from the same source, with AVX512-VNNI's instructions for 256 bits; kernels for
+// processors that few machines have, with plain C in place of their instructions.
+extern const MatmulKernel MATMUL_EVEX, MATMUL_AMX_BY_C, MATMUL_AVX512_BY_C, MATMUL_VNNI512_BY_C;
+static const Processor OTHERS[] = {
+    {"AVX-VNNI by EVEX", HAS_AVX512 | HAS_VNNI512, &MATMUL_EVEX, &ATTENTION_AVX2, &SAMPLING_AVX2},
+    {"AMX-INT8 by plain C", 0, &MATMUL_AMX_BY_C, &ATTENTION_PLAIN, &SAMPLING_PLAIN},
+    {"AVX-512 by plain C", 0, &MATMUL_AVX512_BY_C, &ATTENTION_PLAIN, &SAMPLING_PLAIN},
+    {"AVX512-VNNI by plain C", 0, &MATMUL_VNNI512_BY_C, &ATTENTION_PLAIN, &SAMPLING_PLAIN},
+};
+enum { OTHER = sizeof OTHERS / sizeof *OTHERS };
 int specops_agree(const MatmulKernel *, const MatmulKernel *, int bits, int64_t block);
 
 static void tile_of_zeros(const Shape *shape, const uint8_t *weights, const uint8_t *end,
@@ -63,15 +65,16 @@ static void list_kernels(void) {
         names[i] = names[kernels - 1 - i], names[kernels - 1 - i] = name;
     }
 #if defined(__x86_64__)
-    if (!(EVEX.needs & ~specops_features())) names[kernels++] = EVEX.name;
-    names[kernels++] = AMX.name;
+    for (int i = 0; i < OTHER; i++)
+        if (!(OTHERS[i].needs & ~specops_features())) names[kernels++] = OTHERS[i].name;
 #endif
 }
 
 static void use_kernel(int number) {
     if (specops_force_kernel(names[number])) return;
 #if defined(__x86_64__)
-    use_processor(names[number] == AMX.name ? &AMX : &EVEX);
+    for (int i = 0; i < OTHER; i++)
+        if (names[number] == OTHERS[i].name) use_processor(OTHERS + i);
 #endif
 }
 
@@ -617,7 +620,7 @@ int main(int count, char **arguments) {
     wrong.tile = tile_of_zeros;
     for (int bits = 4; bits <= 8; bits += 4)
         for (int64_t block = 32; block <= MOST_BLOCK; block *= 2) {
-            check(specops_agree(&MATMUL_AMX_EMULATED, &MATMUL_PLAIN, bits, block), "AMX's own test");
+            check(specops_agree(&MATMUL_AMX_BY_C, &MATMUL_PLAIN, bits, block), "AMX's own test");
             check(!specops_agree(&wrong, &MATMUL_PLAIN, bits, block), "AMX's own test sees nothing");
         }
 #endif

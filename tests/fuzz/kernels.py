@@ -72,8 +72,12 @@ def build(folder: Path, foreign: str | None = None) -> Path:
     if kind == "x86_64":
         flags = (*setup.AVX512, "-mavx512vnni", "-DHALF_REGISTERS", "-DMATMUL=MATMUL_EVEX")
         objects["matmul_evex"] = ("matmul_dots", flags)
-        flags = ("-DEMULATED", "-DMATMUL=MATMUL_AMX_EMULATED")
-        objects["matmul_amx_emulated"] = ("matmul_amx", flags)
+        flags = ("-DEMULATED", "-DMATMUL=MATMUL_AMX_BY_C")
+        objects["matmul_amx_by_c"] = ("matmul_amx", flags)
+        emulated = ("-include", str(Path(__file__).with_name("avx512.h")))
+        for source, name in (("pairs", "AVX512"), ("dots", "VNNI512")):
+            flags = (*emulated, f"-DMATMUL=MATMUL_{name}_BY_C")
+            objects[f"matmul_{name.lower()}_by_c"] = (f"matmul_{source}", flags)
     sources = {
         name: (ROOT / setup.KERNELS / f"{source}.c", flags)
         for name, (source, flags) in objects.items()

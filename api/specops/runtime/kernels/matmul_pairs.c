@@ -96,7 +96,8 @@ static void quantize_pairs(const Input *input, int64_t row, const Shape *shape, 
     if (shape->bits == 4) return;
     // Four codes, k to k + 3, become k and k + 2, then k + 1 and k + 3, as `even` and `odd` need them.
     for (int64_t k = 0; k < blocks_of(shape) * shape->block; k += 4, codes += stride) {
-        const __m128i four = _mm_cvtepi8_epi16(_mm_cvtsi32_si128(word_at(codes)));
+        const __m128i word = _mm_cvtsi32_si128(word_at(codes));
+        const __m128i four = _mm_srai_epi16(_mm_unpacklo_epi8(word, word), 8);
         _mm_storeu_si64(codes, _mm_shufflelo_epi16(four, _MM_SHUFFLE(3, 1, 2, 0)));
     }
 }
