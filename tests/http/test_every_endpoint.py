@@ -128,8 +128,10 @@ async def test_a_request_that_fails_has_a_status_as_long_as_nothing_was_sent(
         last = replace(output(finish=finish), error="/secret/path is broken")
         service = FakeService([output(first), last] if first else [last])
         async with api(service) as here:
-            error = problem(await here.ask(path, stream=stream), status)
+            response = await here.ask(path, stream=stream)
+        error = problem(response, status)
         assert path == MESSAGES or error["code"] == code
+        assert ("retry-after" in response.headers) == (status == 503)
         assert "secret" not in str(error)
     reasons = [record.fields for record in caplog.records if record.message == "generation failed"]  # type: ignore[attr-defined]
     assert ("secret" in str(reasons)) == (finish is FinishReason.ERROR)

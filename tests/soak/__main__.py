@@ -64,7 +64,7 @@ async def server(
 
 async def end(process: subprocess.Popen[bytes], load: Load) -> None:
     """Tell a server to end, and check that it does."""
-    load.ending = time.monotonic()
+    load.ending, load.ready = time.monotonic(), None
     process.send_signal(signal.SIGTERM)
     if status := await asyncio.to_thread(process.wait, 60):
         load.problems.append(f"a server that was told to end did so with status {status}")
@@ -78,7 +78,7 @@ async def soak(folder: Path, load: Load, port: int, minutes: float) -> Course:
         await asyncio.sleep(CROWD_SECONDS / 4)
         await end(first, load)
     async with server(folder, port, WATCHED) as process:
-        load.ending = None
+        load.ready = time.monotonic()
         await crowd
         await load.play(CALM_SECONDS)
         await load.all_gone()

@@ -102,7 +102,8 @@ class Load:
         client: HTTP client that keeps no connection.
         requests: the requests; `record` asks for their answers.
         arrivals: clients each second.
-        ending: when the server was told to end; None again once the next server is ready.
+        ending: when the server was told to end; None before that.
+        ready: when the next server was ready; None before that.
         seconds: times that honest clients waited for their answers; `watch` empties the list.
         ended: number of clients by how their visit ended.
         problems: what went wrong.
@@ -112,6 +113,7 @@ class Load:
     requests: Sequence[Ask]
     arrivals: float
     ending: float | None = None
+    ready: float | None = None
     seconds: list[float] = field(default_factory=list)
     ended: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -173,12 +175,18 @@ class Load:
                 self.ended["times told to come back"] += 1
                 await asyncio.sleep(told.seconds)
             except (httpx.TransportError, OSError):
-                if self.ending is None or began < self.ending - PATIENCE:
+                if not self._found_no_server(began):
                     raise
                 self.ended["times sent again, as the server ended"] += 1
                 await asyncio.sleep(_SOON)
             else:
                 return
+
+    def _found_no_server(self, began: float) -> bool:
+        """Whether a visit that began then came when one server ended and the next was not ready."""
+        if self.ending is None or began < self.ending - PATIENCE:
+            return False
+        return self.ready is None or began < self.ready
 
     # -- what clients do -------------------------------------------------------------------------
 
@@ -206,8 +214,6 @@ class Load:
     async def _be_refused(self, content: bytes, status: int) -> None:
         answer = await self._send(content, wait=True)
         line, _, _ = answer.partition(b"\r\n")
-        if line.split()[1:2] == [b"503"] and self.ending is not None:
-            raise _ComeAgain(_SOON)
         assert line.split()[1:2] == [b"%d" % status], f"{answer!r} instead of {status}"
 
     # -- requests --------------------------------------------------------------------------------
@@ -222,6 +228,8 @@ class Load:
             answer = await reader.read() if wait else b""
         finally:
             writer.close()
+        if wait and not answer:
+            raise ConnectionResetError("the server closed the connection without an answer")
         if re.match(rb"HTTP/1.1 (429|503) ", answer):
             raise _ComeAgain(int(re.findall(rb"retry-after: (\d+)", answer)[0]))
         return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import httpx
@@ -74,3 +75,35 @@ async def test_a_different_answer_is_a_problem(broken: str) -> None:
         await load.see("right", lambda: load.stay(load.requests[0]))
     assert load.ended == {"wrong" if broken else "right": 1}
     assert bool(load.problems) == bool(broken)
+
+
+@pytest.mark.parametrize(
+    ("ending", "ready", "excused"),
+    [
+        (None, None, False),  # no server was told to end
+        (-5.0, None, True),  # it ended before the client came, and no other was there yet
+        (-5.0, 5.0, True),  # the next one was ready after the client came
+        (-5.0, -4.0, False),  # it was ready before
+        (5.0, 9.0, False),  # the client came long before the end
+    ],
+)
+async def test_a_client_comes_again_only_if_it_met_no_server(
+    ending: float | None, ready: float | None, excused: bool
+) -> None:
+    """`ending` and `ready` are seconds after the client's first visit."""
+    async with httpx.AsyncClient() as client:
+        load = Load(client, [], arrivals=1)
+        visits = 0
+
+        async def visit() -> None:
+            nonlocal visits
+            visits += 1
+            now = time.monotonic()
+            load.ending = None if ending is None else now + ending
+            load.ready = None if ready is None else now + ready
+            if visits == 1:
+                raise httpx.ConnectError("nobody listens")
+
+        await load.see("right", visit)
+    assert load.ended["wrong"] == (not excused)
+    assert load.ended["right"] == excused

@@ -11,7 +11,7 @@ from fastapi import Request
 
 from specops.http.answering.speech import Speech
 from specops.http.answering.unknown import ignored_header
-from specops.http.errors import ApiError, internal_error, too_late
+from specops.http.errors import ApiError, internal_error, too_late, unavailable
 from specops.http.sse import calling_on_disconnect
 from specops.request import (
     FinishReason,
@@ -200,7 +200,7 @@ def _failure(last: Output, request: GenerationRequest) -> ApiError | None:
             what = "finished" if started else "started"
             return too_late(what, request.deadline - request.arrival)
         case FinishReason.CANCELLED:  # a shutdown, or a client that left and will not read this
-            return ApiError(503, "the server is shutting down", code="draining")
+            return unavailable("the server is shutting down", "draining")
         case FinishReason.GRAMMAR:
             return ApiError(400, f"the grammar: {last.error}", code="invalid_grammar")
         case FinishReason.ERROR:
