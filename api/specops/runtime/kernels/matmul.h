@@ -104,6 +104,7 @@ static inline int64_t blocks_of(const Shape *shape) {
     return (shape->depth + shape->block - 1) / shape->block;
 }
 
+// Bytes of a code of activations in the form in which the kernel stores it for these weights.
 static inline int64_t activation_bytes(const MatmulKernel *kernel, const Shape *shape) {
     return kernel->bytes[shape->bits == 8];
 }

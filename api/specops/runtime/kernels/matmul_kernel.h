@@ -19,7 +19,8 @@ INLINE const uint8_t *add_block(const Shape *shape, const int count, int64_t blo
     const uint8_t *line = shared ? lines - code_bytes(shape) - LINE / 2 : lines;
     const Floats scale = half ? from_halves((const uint16_t *)line) : load((const float *)line);
     // A loop for each kind: in a single one the compiler keeps the sums of 8 rows in memory, and 8 tokens
-    // of the demo pair take 1.6 times as long.
+    // of the demo pair take 1.6 times as long. The middle of the range, as one number for all columns, is
+    // cheaper to multiply: in one loop with zero points that are codes, 4 rows take 1.04 of the time (AVX2).
     if (fractions) {
         Floats zero;
         if (half) {

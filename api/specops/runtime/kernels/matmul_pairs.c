@@ -89,7 +89,7 @@ INLINE void add_8_bits(const int count, const int together, const uint8_t *weigh
     }
 }
 
-// Activations' codes of 4 bits' weights take a byte, those of 8 bits' weights two.
+// See MatmulKernel. A code takes a byte for weights of 4 bits, and two for weights of 8.
 static void quantize_pairs(const Input *input, int64_t row, const Shape *shape, int8_t *codes,
                            int64_t stride, float *scales, int32_t *sums, int64_t step) {
     quantize_row(input, row, shape, codes, stride, scales, sums, step);
@@ -107,7 +107,8 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                   float *y, int columns) {
     const int64_t blocks = blocks_of(shape), block = shape->block;
     const int together = TOGETHER(count);
-    Operands at = operands_of(shape, weights, x, first, bits / 4);
+    const int64_t code = bits / 4;  // bytes of an activation's code
+    Operands at = operands_of(shape, weights, x, first, code);
     Floats totals[WIDTH + 1];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     for (int64_t number = 0; number < blocks; number++) {
@@ -123,7 +124,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                 memcpy((char *)(dots + row) + part * REGISTER, sums[row],
                        (size_t)together * REGISTER);
         }
-        at.codes += block * count * (bits / 4);
+        at.codes += block * count * code;
         weights = add_block(shape, count, number, dots, weights + code_bytes(shape), &at, totals);
     }
     put_rows(shape, count, totals, bias, y, columns);
