@@ -5,7 +5,7 @@ kind of processor has its own kernels, compiled with its own flags; the library 
 when it is loaded. The flags never allow the compiler to fuse a multiplication with an addition or
 to reorder sums: all kernels compute the same bits.
 
-`SPECOPS_TARGET` names another machine to compile for, one of `TARGETS`; scripts/wheels sets it. The
+`KERNELS_TARGET` names another machine to compile for, one of `TARGETS`; scripts/wheels sets it. The
 library does not use Python, so a wheel fits every Python version.
 """
 
@@ -60,9 +60,9 @@ def target() -> str | None:
     Raises:
         CompileError: there is no such target.
     """
-    name = os.environ.get("SPECOPS_TARGET") or None
+    name = os.environ.get("KERNELS_TARGET") or None
     if name is not None and name not in TARGETS:
-        raise CompileError(f"SPECOPS_TARGET is {name}: it is none of {', '.join(TARGETS)}")
+        raise CompileError(f"KERNELS_TARGET is {name}: it is none of {', '.join(TARGETS)}")
     return name
 
 

@@ -39,12 +39,12 @@ class StartError(Exception):
 def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables for a native run: `NAME=value` lines of `env_file`, then `environ` over them.
 
-    Of the file only the service's settings and the ports count.
+    Of the file only the settings of the service, of the hub's client and of the stack count.
     """
     values: dict[str, str] = {}
     for line in env_file.read_text().splitlines() if env_file.exists() else ():
         name, _, value = line.strip().partition("=")
-        if name.startswith(("SPECOPS_", "GATEWAY_", "REPLICAS")) or (
+        if name.startswith(("SPECOPS_", "HF_", "GATEWAY_", "REPLICAS")) or (
             name.endswith("_PORT") and name.isidentifier()
         ):
             value = value.strip().strip("\"'")
@@ -296,12 +296,16 @@ def main() -> int:
     default = Path(os.environ.get("NATIVE_STATE") or ROOT / "var")
     parser.add_argument("--state", type=Path, default=default, help="logs and Prometheus' data")
     parser.add_argument("--print-url", action="store_true", help="print the API's URL and leave")
+    parser.add_argument("--print-keys", action="store_true", help="print the API's keys and leave")
     arguments = parser.parse_args()
     environ = environment(ROOT / ".env", os.environ)
     try:
         if arguments.print_url:
             host = environ.get("SPECOPS_HOST") or LOCAL
             print(Address.read(environ, "SPECOPS_PORT", 8000, host).url)
+            return 0
+        if arguments.print_keys:
+            print(environ.get("SPECOPS_API_KEYS", ""))
             return 0
         return run(arguments.state.resolve(), environ)
     except StartError as error:

@@ -43,14 +43,24 @@ def test_the_environment_overrides_dotenv(tmp_path: Path) -> None:
     assert native.environment(dotenv, {"A": "1"}) == {"A": "1"}
     dotenv.write_text(
         "# SPECOPS_SLOTS=9\nSPECOPS_PORT='8001'\nSPECOPS_SLOTS=2\nSPECOPS_CACHE_DIR=~/cache\n"
-        "PROMETHEUS_PORT=9099\nGRAFANA_ADMIN_PASSWORD=secret\n"
+        "PROMETHEUS_PORT=9099\nGRAFANA_ADMIN_PASSWORD=secret\nHF_TOKEN=mine\n"
     )
     assert native.environment(dotenv, {"SPECOPS_SLOTS": "3"}) == {
         "SPECOPS_PORT": "8001",
         "SPECOPS_SLOTS": "3",
         "SPECOPS_CACHE_DIR": str(Path.home() / "cache"),
         "PROMETHEUS_PORT": "9099",
+        "HF_TOKEN": "mine",
     }
+
+
+def test_the_keys_of_the_api_are_printed_for_the_load_test(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECOPS_API_KEYS", "first,second")
+    monkeypatch.setattr(sys, "argv", ["native.py", "--print-keys"])
+    assert native.main() == 0
+    assert capsys.readouterr().out == "first,second\n"
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_without_a_compiler_the_installation_says_what_to_do(tmp_path: Path, com
 
 
 def test_an_unknown_target_is_refused(tmp_path: Path) -> None:
-    done = build("false", tmp_path, SPECOPS_TARGET="amiga")
+    done = build("false", tmp_path, KERNELS_TARGET="amiga")
     assert done.returncode != 0
     assert "amiga: it is none of linux-x86_64, linux-arm64, macos-arm64" in done.stderr
 
@@ -81,7 +81,7 @@ def test_a_library_for_macos_is_compiled_here(tmp_path: Path) -> None:
     """It cannot be loaded here; the test looks at its header and its symbols."""
     pytest.importorskip("ziglang")
     zig = f"{sys.executable} -m ziglang cc"
-    done = build(zig, tmp_path, SPECOPS_TARGET="macos-arm64")
+    done = build(zig, tmp_path, KERNELS_TARGET="macos-arm64")
     assert done.returncode == 0, done.stderr
     (library,) = tmp_path.rglob("_native.so")
     content = library.read_bytes()
