@@ -61,6 +61,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         env_var="LOAD_DRAFTER",
         help="source of draft tokens; empty: the server's default, none: plain decoding",
     )
+    option(
+        "--api-key",
+        default="",
+        env_var="LOAD_API_KEY",
+        is_secret=True,
+        help="API key; of several, separated by commas, the first one",
+    )
     for name, what in (("--gate", "for the exit status"), ("--objective", "that define the knee")):
         option(name, action="append", default=[], metavar="NAME=LIMIT", help=f"limits {what}")
     option("--report", default="", env_var="LOAD_REPORT", help="JSON file for the stages' figures")

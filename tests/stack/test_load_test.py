@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -29,13 +28,16 @@ class StandIn:
     """An API of which every third request is odd.
 
     Attributes:
-        odd: what the odd request gets: "answer", "shed", "fail" or "cut".
+        odd: what the odd request gets: "answer", "shed" or "fail". Of the failures, half are an
+            error at once, and half are streams that lack their end.
         chat: whether the model is a chat model.
+        key: the key that every request must bring; empty: none.
         asked: the bodies of all requests.
     """
 
     odd: str = "answer"
     chat: bool = False
+    key: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def handler(self) -> type[Handler]:
@@ -44,22 +46,27 @@ class StandIn:
         class Answers(Handler):
             def do_POST(self) -> None:
                 body = self.body()
+                assert not api.key or self.headers["Authorization"] == f"Bearer {api.key}"
                 assert body.get("prompt") or body["messages"][0]["content"]
                 api.asked.append(body)
-                odd = api.odd if next(numbers) % 3 == 0 else "answer"
+                number = next(numbers)
+                odd = api.odd if number % 3 == 0 else "answer"
                 if odd == "shed":
                     self.reply(429, {}, {"Retry-After": "0"})
-                elif odd == "fail":
+                elif odd == "fail" and number % 2:
                     self.reply(500, {})
                 elif self.path.startswith("/v1/"):
                     self.reply_as_openai(body)
                 elif body.get("stream"):
-                    self.stream([*STEPS] if odd == "cut" else [*STEPS, ANSWER])
+                    self.stream([*STEPS] if odd == "fail" else [*STEPS, ANSWER])
                 else:
                     self.reply(200, ANSWER)
 
             def do_GET(self) -> None:
                 assert self.path == "/v1/models"
+                if api.key and self.headers["Authorization"] != f"Bearer {api.key}":
+                    self.reply(401, {})
+                    return
                 self.reply(200, {"data": [{"id": "it", "chat": api.chat}]})
 
             def reply_as_openai(self, body: dict[str, Any]) -> None:
@@ -83,13 +90,6 @@ class StandIn:
         return Answers
 
 
-@pytest.fixture
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a stand-in; the parameter says what its odd requests get."""
-    with listening(StandIn(getattr(request, "param", "answer")).handler()) as port:
-        yield f"http://{HOST}:{port}"
-
-
 @dataclass
 class Run:
     """A load test that has ended: its exit status, Locust's rows, its own report, its output."""
@@ -105,11 +105,14 @@ class Run:
     def number(self, name: str) -> int:
         return int(self.rows[name]["num_requests"])
 
-    def failures(self) -> int:
-        return sum(int(row["num_failures"]) for row in self.rows.values())
+
+def run_locust(api: StandIn, folder: Path, *options: str) -> Run:
+    """Run a short load test of a stand-in."""
+    with listening(api.handler()) as port:
+        return run_locust_at(f"http://{HOST}:{port}", folder, *options)
 
 
-def run_locust(url: str, folder: Path, *options: str) -> Run:
+def run_locust_at(url: str, folder: Path, *options: str) -> Run:
     """Run a short load test.
 
     The rows are read as JSON: Locust writes its CSV once a second, and not again at the end.
@@ -132,40 +135,62 @@ def run_locust(url: str, folder: Path, *options: str) -> Run:
     )
 
 
-@pytest.mark.parametrize("api", ["", "openai", "chat"])
+@pytest.mark.parametrize(
+    ("api", "options"),
+    [
+        ("generate", ()),
+        ("openai", ("--processes", "2", "--time-scale", "0.1")),
+        ("chat", ("--shape", "arrivals", "--rate-scale", "4", "--time-scale", "0.02")),
+    ],
+    ids=["generate", "openai, processes", "chat, open loop"],
+)
 def test_tokens_and_times_between_them_have_events_of_their_own(
-    url: str, tmp_path: Path, api: str
+    api: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    found = run_locust(url, tmp_path, *(("--api", api) if api else ()))
+    stand_in = StandIn(key="first")
+    found = run_locust(stand_in, tmp_path, "--api", api, "--api-key", "first,second", *options)
     assert found.status == 0, found.output
     (streams,) = (found.number(name) for name in found.rows if name.endswith("(stream)"))
     assert streams > 0
     # At the end of the run the last stream may be half read.
     assert abs(found.number("TTFT first token") - streams) <= 2
-    later = 1 if api else 2  # after the first: `bc`, which is one piece or two tokens
+    later = 2 if api == "generate" else 1  # after the first: `bc`: two tokens or one piece
     assert abs(found.number("ITL inter-token") - later * streams) <= 4
     assert found.mean("TOKENS per request") == 3
     assert found.mean("SPEED per request") == SPEED
     assert "0 failed" in found.output
+    assert abs(found.report["whole"]["answered"] - found.number("TOKENS per request")) <= 2
+    assert found.report["whole"]["answered"] > 0
+    told = [message["role"] for body in stand_in.asked for message in body.get("messages", ())]
+    assert not any("system" in body for body in stand_in.asked)  # it is no chat model
+    assert "system" not in told
 
 
-@pytest.mark.parametrize("url", ["fail", "cut"], indirect=True)
-def test_a_failure_shows_in_the_exit_status(url: str, tmp_path: Path) -> None:
-    found = run_locust(url, tmp_path)
+def test_a_failure_shows_in_the_exit_status(tmp_path: Path) -> None:
+    found = run_locust(StandIn("fail"), tmp_path)
     assert found.status == 1, found.output
-    assert found.failures() > 0
+    page = (tmp_path / "run.html").read_text()
+    for reason in ("500 Server Error", "status 500", "the stream ended without its last event"):
+        assert reason in page
+    failures = sum(int(row["num_failures"]) for row in found.rows.values())
+    assert abs(found.report["whole"]["failed"] - failures) <= 2  # the end of the run cuts them off
 
 
 def test_an_api_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
-    assert run_locust("http://127.0.0.1:9", tmp_path).status == 1
+    assert run_locust_at("http://127.0.0.1:9", tmp_path).status == 1
 
 
-@pytest.mark.parametrize("url", ["shed"], indirect=True)
-def test_shed_load_is_no_failure_and_the_report_counts_what_locust_counts(
-    url: str, tmp_path: Path
-) -> None:
-    found = run_locust(url, tmp_path)
-    assert found.status == found.failures() == 0, found.output
+def test_a_refused_key_ends_the_run_at_once(tmp_path: Path) -> None:
+    # Else this would last 300 seconds, longer than `run` waits.
+    found = run_locust(StandIn(key="first"), tmp_path, "--time-scale", "10")
+    assert found.status == 1, found.output
+    assert "--api-key" in found.output
+
+
+def test_shed_load_is_no_failure_and_the_report_counts_what_locust_counts(tmp_path: Path) -> None:
+    found = run_locust(StandIn("shed"), tmp_path)
+    assert found.status == 0, found.output
+    assert not any(row["num_failures"] for row in found.rows.values())
     whole = found.report["whole"]
     assert whole["shed"] == found.number("SHED 429") > 0
     answered = [found.number(name) for name in found.rows if name.startswith("POST")]
@@ -178,34 +203,12 @@ def test_shed_load_is_no_failure_and_the_report_counts_what_locust_counts(
     assert f"{whole['answered']} answered" in found.output
 
 
-def test_a_missed_gate_shows_in_the_exit_status(url: str, tmp_path: Path) -> None:
-    found = run_locust(url, tmp_path, "--gate", "latency_p95=0")
+def test_a_chat_model_is_asked_questions_and_a_missed_gate_shows_in_the_exit_status(
+    tmp_path: Path,
+) -> None:
+    api = StandIn(chat=True)
+    found = run_locust(api, tmp_path, "--gate", "latency_p95=0")
+    assert {"system" in body for body in api.asked} == {True, False}
     assert found.status == 2, found.output
     assert "MISSED" in found.output
     assert found.report["gates"] == {"failed_share": True, "latency_p95": False}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--processes", "2", "--time-scale", "0.1"),
-        ("--shape", "arrivals", "--rate-scale", "4", "--time-scale", "0.02"),
-    ],
-    ids=["processes", "open loop"],
-)
-def test_processes_and_an_open_loop_are_counted_alike(
-    url: str, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    found = run_locust(url, tmp_path, *options)
-    assert found.status == 0, found.output
-    assert abs(found.report["whole"]["answered"] - found.number("TOKENS per request")) <= 2
-    assert found.report["whole"]["answered"] > 0
-
-
-@pytest.mark.parametrize("chat", [True, False])
-def test_only_chat_models_are_asked_questions(chat: bool, tmp_path: Path) -> None:
-    api = StandIn(chat=chat)
-    with listening(api.handler()) as port:
-        found = run_locust(f"http://{HOST}:{port}", tmp_path)
-    assert found.status == 0, found.output
-    assert {"system" in body for body in api.asked} == ({True, False} if chat else {False})
