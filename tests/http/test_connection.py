@@ -15,11 +15,6 @@ from tests.http.connections import ANSWER, BODY, HEAD, LIMITS, WHOLE, fill, serv
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [

@@ -34,11 +34,6 @@ PIECES = (
 )
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def garbled(rng: random.Random) -> bytes:
     """One request, or several, with a few things wrong."""
     content = bytearray(b"".join(rng.choices(WHOLES, k=rng.choice((1, 1, 1, 2)))))

@@ -104,6 +104,17 @@ SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"guided_regex": "[0-9]+"}, {"grammar": Grammar(GrammarKind.REGEX, "[0-9]+")}),
     ({"guided_choice": ["a", "é"]}, {"grammar": Grammar(GrammarKind.CHOICE, '["a","é"]')}),
     ({"guided_grammar": 'start: "a"'}, {"grammar": Grammar(GrammarKind.LARK, 'start: "a"')}),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"grammar": WRITTEN}),
+    ({"json_schema": SCHEMA}, {"grammar": WRITTEN}),
+    ({"structured_outputs": {"json": SCHEMA}}, {"grammar": WRITTEN}),
+    (
+        {"structured_outputs": {"json_object": True}},
+        {"grammar": Grammar(GrammarKind.JSON_OBJECT, '{"type":"object"}')},
+    ),
+    (
+        {"structured_outputs": {"choice": ["a"]}},
+        {"grammar": Grammar(GrammarKind.CHOICE, '["a"]')},
+    ),
 ]
 
 
@@ -222,7 +233,7 @@ WRONG: list[tuple[str, str, Any, str]] = [  # path, field, value, code where it 
     *((GENERATE, "temperature", value, "") for value in (-0.1, 2.1, float("nan"))),
     *((GENERATE, "top_p", value, "") for value in (0, 1.1)),
     *((GENERATE, "seed", value, "") for value in (-1, 1 << 63)),
-    *((GENERATE, "stop", value, "") for value in ("", ["a", ""], ["a"] * 5, 3, "ok\udfff")),
+    *((GENERATE, "stop", value, "") for value in ("", ["a", ""], ["a"] * 17, 3, "ok\udfff")),
     (GENERATE, "drafter", "oracle", ""),
     (GENERATE, "exact", "yes", ""),
     (GENERATE, "top_k", -2, ""),
@@ -457,6 +468,9 @@ class Waiting:
         self.begun.set()
         assert self.may.wait(60)
         return "a"
+
+    def compiled(self, _: Grammar) -> None:
+        """Nothing is compiled yet."""
 
     def matcher(self, _: Grammar) -> None:
         self.render()

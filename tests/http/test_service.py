@@ -158,6 +158,8 @@ CLOSED = (*ENDPOINTS, "/v1/models", "/v1/other", "/tokenize", "/api/chat")
         {"authorization": "Bearer first-key"},
         {"authorization": "Bearer second-key"},
         {"x-api-key": "second-key"},
+        {"x-api-key": "second-key", "authorization": "Bearer another"},
+        {"x-api-key": "another", "authorization": "Bearer first-key"},
     ],
 )
 async def test_any_of_the_keys_opens(header: dict[str, str]) -> None:

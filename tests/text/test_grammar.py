@@ -200,10 +200,10 @@ def test_each_request_follows_a_grammar_on_its_own() -> None:
 
 def test_the_cache_of_large_grammars_is_bounded() -> None:
     class Counting(Grammars):
-        compiled = 0
+        times = 0
 
         def _compile(self, grammar: Grammar) -> LLMatcher:
-            self.compiled += 1
+            self.times += 1
             return super()._compile(grammar)
 
     made = Counting(tokenizer(), 4096, frozenset({END}))
@@ -211,9 +211,21 @@ def test_the_cache_of_large_grammars_is_bounded() -> None:
     large = [choice(str(number) * (MOST_CHARACTERS - 100)) for number in range(5)]
     for grammar in (*small, *large):
         made.matcher(grammar)
-    for grammar in (*large[2:], large[0]):  # the first has been dropped, the last ones are cached
+    assert made.compiled(large[0]) is None  # dropped; the last ones are cached
+    for grammar in (*large[2:], large[0]):
         made.matcher(grammar)
-    assert made.compiled == len(small) + len(large) + 1
+    assert made.times == len(small) + len(large) + 1
+
+
+def test_a_grammar_stays_compiled_while_a_matcher_of_it_lives() -> None:
+    made = grammars()
+    waits = made.matcher(choice("a" * (MOST_CHARACTERS - 100)))
+    others = [choice(str(number) * (MOST_CHARACTERS - 100)) for number in range(5)]
+    for grammar in others:
+        made.matcher(grammar)
+    assert made.compiled(others[0]) is None
+    assert made.compiled(choice("a" * (MOST_CHARACTERS - 100))) is not None
+    assert not waits.complete
 
 
 def test_a_grammar_that_is_known_does_not_wait_for_one_that_is_being_compiled() -> None:

@@ -27,6 +27,8 @@ OPENAI_PREFIX = "/v1/"
 ANTHROPIC_PREFIX = "/v1/messages"
 OLLAMA_PREFIX = "/api/"
 _RETRY_SECONDS = 5
+_MOST_PROBLEMS = 20  # that an answer names
+_MOST_PROBLEMS = 20  # that an answer names
 _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     **_OPENAI_TYPES,
@@ -183,7 +185,7 @@ def from_validation_error(error: RequestValidationError, request: Request) -> Ap
 
     A body that is not JSON has no fields: that is 400, or 415 if it does not claim to be JSON.
     """
-    problems = error.errors()
+    problems = error.errors()[:_MOST_PROBLEMS]
     first: dict[str, Any] = problems[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
@@ -223,8 +225,13 @@ def _place(problem: Mapping[str, Any], body: Any) -> str:
     """
     names: list[str] = []
     for name in problem["loc"][1:]:
-        known = range(len(body)) if isinstance(body, list) else body
-        if isinstance(known, range | dict) and name in known:
+        # To look for a text in a range, Python compares it with every number.
+        known = (
+            isinstance(name, int) and name < len(body)
+            if isinstance(body, list)
+            else (isinstance(body, dict) and name in body)
+        )
+        if known:
             body = body[name]
         elif problem["type"] != "missing" or name != problem["loc"][-1]:
             continue

@@ -23,7 +23,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specops.http.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error, unavailable
+from specops.http.errors import (
+    CLIENT_CLOSED_REQUEST,
+    OLLAMA_PREFIX,
+    ApiError,
+    internal_error,
+    unavailable,
+)
 from specops.metrics.metrics import Metrics
 from specops.system import logs
 
@@ -82,6 +88,10 @@ class RequestContext:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if scope["path"].startswith(OLLAMA_PREFIX) and "origin" not in headers:
+            # Ollama reads every body as JSON, and its users' curl sends none of the right type. A
+            # page of a stranger can send a body of another type without asking: it has an origin.
+            MutableHeaders(scope=scope)["content-type"] = "application/json"
         given = headers.get("x-request-id", "")
         request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
         if shape := headers.get("x-load-test"):
@@ -165,22 +175,28 @@ class ApiKeys:
         """Return whether a request may pass."""
         if not self._digests or path in OPEN_PATHS:
             return True
-        scheme, key = _sent(headers)
-        given = _digest(key)
-        known = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme == "bearer" and any(known)
+        return self._known(headers) is not None
 
     def client(self, headers: Headers) -> str:
         """Return a name for the client's key; without keys all requests have one client."""
-        return _digest(_sent(headers)[1]).hex()[:16] if self._digests else ""
+        known = self._known(headers)
+        return "" if known is None else known.hex()[:16]
+
+    def _known(self, headers: Headers) -> bytes | None:
+        """Return the digest of the key that opens; a client may send another one beside it."""
+        found = None
+        for key in _sent(headers):
+            given = _digest(key)
+            for digest in self._digests:
+                if hmac.compare_digest(given, digest):
+                    found = digest
+        return found
 
 
 def _sent(headers: Headers) -> tuple[str, str]:
-    """Return the scheme and the key that a client sent."""
-    if key := headers.get("x-api-key"):  # as Anthropic's clients send it
-        return "bearer", key.strip()
+    """Return the keys that a client sent; Anthropic's clients send either, or both."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return scheme.lower(), key.strip()
+    return headers.get("x-api-key", "").strip(), key.strip() if scheme.lower() == "bearer" else ""
 
 
 def _digest(key: str) -> bytes:

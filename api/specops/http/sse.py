@@ -17,11 +17,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specops.http.errors import ApiError
+from specops.text.json_values import dumps
 
 DONE = b"data: [DONE]\n\n"
 PAUSE = b": waiting\n\n"  # a comment: clients ignore it, proxies see that the stream lives
@@ -31,7 +31,7 @@ WHOLE = b"\x04"  # one byte, so no packet can cut it; no JSON contains it
 
 def event(data: Any) -> bytes:
     """Return an event with `data` as JSON."""
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+    return b"data: " + dumps(data) + b"\n\n"
 
 
 def named_event(data: dict[str, Any]) -> bytes:

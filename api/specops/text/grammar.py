@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -47,8 +48,17 @@ class GrammarError(ValueError):
     """A grammar cannot be compiled or followed; the message says why."""
 
 
+class _Compiled:
+    """A compiled grammar, which matchers share."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+
+
 class Grammars:
     """Compiles grammars for one model's vocabulary. Thread-safe.
+
+    It keeps the grammars that were used last, and those of all matchers that still live.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -61,7 +71,10 @@ class Grammars:
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[Grammar, _Compiled] = OrderedDict()
+        self._living: weakref.WeakValueDictionary[Grammar, _Compiled] = (
+            weakref.WeakValueDictionary()
+        )
         self._characters = 0  # in their texts
         self._lock = threading.Lock()  # for the cache: the engine never waits for a compilation
         self._compiling = threading.Lock()
@@ -73,28 +86,38 @@ class Grammars:
             GrammarError: the grammar is wrong or too large, or allows no text, or the library does
                 not support the model's tokenizer.
         """
-        found = self._copy(grammar)
-        if found is None:
-            with self._compiling:
-                found = self._copy(grammar) or self._keep(grammar, self._compile(grammar))
-        return Matcher(found, self._words, self._end_tokens)
-
-    def _copy(self, grammar: Grammar) -> LLMatcher | None:
+        if (matcher := self.compiled(grammar)) is not None:
+            return matcher
+        with self._compiling:
+            if (matcher := self.compiled(grammar)) is not None:
+                return matcher
+            compiled = _Compiled(self._compile(grammar))
         with self._lock:
-            compiled = self._compiled.get(grammar)
+            self._keep(grammar, compiled)
+            return self._matcher(compiled)
+
+    def compiled(self, grammar: Grammar) -> Matcher | None:
+        """Return a matcher at the start of a grammar; None if it has to be compiled first."""
+        with self._lock:
+            compiled = self._living.get(grammar)
             if compiled is None:
                 return None
-            self._compiled.move_to_end(grammar)
-            return compiled.deep_copy()
+            self._keep(grammar, compiled)
+            return self._matcher(compiled)
 
-    def _keep(self, grammar: Grammar, compiled: LLMatcher) -> LLMatcher:
-        with self._lock:
-            self._compiled[grammar] = compiled
+    def _matcher(self, compiled: _Compiled) -> Matcher:
+        copy = compiled.matcher.deep_copy()
+        return Matcher(copy, self._words, self._end_tokens, compiled)
+
+    def _keep(self, grammar: Grammar, compiled: _Compiled) -> None:
+        self._living[grammar] = compiled
+        if grammar not in self._kept:
+            self._kept[grammar] = compiled
             self._characters += _characters(grammar)
-            while len(self._compiled) > _KEPT or self._characters > _KEPT_CHARACTERS:
-                oldest, _ = self._compiled.popitem(last=False)
-                self._characters -= _characters(oldest)
-            return compiled.deep_copy()
+        self._kept.move_to_end(grammar)
+        while len(self._kept) > _KEPT or self._characters > _KEPT_CHARACTERS:
+            oldest, _ = self._kept.popitem(last=False)
+            self._characters -= _characters(oldest)
 
     @property
     def _words(self) -> int:
@@ -127,10 +150,24 @@ class Grammars:
 
 
 class Matcher:
-    """Position of one answer in its grammar. Used by one thread."""
+    """Position of one answer in its grammar. Used by one thread.
 
-    def __init__(self, matcher: LLMatcher, words: int, end_tokens: frozenset[int]) -> None:
+    Args:
+        matcher: the library's, at the start of the grammar.
+        words: number of words in a mask.
+        end_tokens: tokens that end a text.
+        compiled: what the matcher was copied from; it stays compiled as long as the matcher lives.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        words: int,
+        end_tokens: frozenset[int],
+        compiled: _Compiled | None = None,
+    ) -> None:
         self._matcher = matcher
+        self._compiled = compiled
         self._words = words
         self._end_tokens = end_tokens
         self._now: Masks | None = None  # the mask of the next token, once computed

@@ -76,6 +76,12 @@ ODD = [
     ("granite", f"<|tool_call|>[{A},{G}", ["call", "call"]),
     ("json", '{"name": "get_weather"', ["call"]),
     ("json", '{"answer": 42}', ["text"]),
+    # A client could not send calls by these names back.
+    ("hermes", '<tool_call>{"name": "get weather", "arguments": {}}</tool_call>', ["text"]),
+    ("hermes", '<tool_call>{"name": null, "arguments": {}}</tool_call>', ["text"]),
+    ("mistral-args", "[TOOL_CALLS]hello world", ["text"]),
+    ("mistral-args", "[TOOL_CALLS]get_wea", ["text"]),  # cut off
+    ("mistral-args", '[TOOL_CALLS]two words[ARGS]{"a": 1}', ["text"]),
 ]  # fmt: skip
 
 

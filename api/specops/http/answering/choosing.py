@@ -6,15 +6,16 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from specops.engine.engine import Engine
-from specops.http.errors import InvalidField
+from specops.http.errors import InvalidField, unavailable
 from specops.http.schemas.options import EngineOptions
 from specops.request import Grammar
 from specops.text.fill_in import FillIn
-from specops.text.grammar import GrammarError
+from specops.text.grammar import GrammarError, Matcher
 
 # One thread: compiling a grammar does not hold the interpreter, but it takes a core.
 _COMPILER = ThreadPoolExecutor(1, "compile")
 _COMPILE_SECONDS = 5.0  # the largest grammar takes a tenth of it on an idle machine
+_DIGITS = 10  # of the largest number of a token
 
 
 def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[int, ...]:
@@ -38,7 +39,8 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
     """
     found: dict[int, float] = {}
     for name, bias in (body.logit_bias or {}).items():
-        tokens = (int(name),) if name.isdecimal() else _spelled(name, engine)
+        number = name.isdecimal() and len(name) <= _DIGITS
+        tokens = (int(name),) if number else _spelled(name, engine)
         if len(tokens) != 1 or tokens[0] >= engine.info.vocab_size:
             raise InvalidField("logit_bias", f"{name!r} is no token of this model")
         found[tokens[0]] = bias
@@ -55,25 +57,31 @@ def _spelled(text: str, engine: Engine) -> tuple[int, ...]:
     return tuple(engine.tokenizer.encode(text, special_tokens=False))
 
 
-async def compile_grammar(grammar: Grammar, body: EngineOptions, engine: Engine) -> None:
+async def compile_grammar(grammar: Grammar, body: EngineOptions, engine: Engine) -> Matcher:
     """Compile a grammar before the engine's thread needs it.
 
+    Returns:
+        A matcher. While it lives, the grammar stays compiled.
+
     Raises:
-        InvalidField: compiling failed or took too long, or an option forbids tokens besides.
+        ApiError: other grammars were compiled all the time.
+        InvalidField: compiling failed, or an option forbids tokens besides.
     """
     field = body.grammar_field or "tools"
     for name in ("bad_words", "min_tokens"):
         if getattr(body, name):  # together they might forbid every token
             raise InvalidField(name, f"not together with `{field}`")
+    if (matcher := engine.grammars.compiled(grammar)) is not None:
+        return matcher
     try:
         async with asyncio.timeout(_COMPILE_SECONDS):
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(_COMPILER, engine.grammars.matcher, grammar)
+            return await loop.run_in_executor(_COMPILER, engine.grammars.matcher, grammar)
     except GrammarError as error:
         raise InvalidField(field, str(error), code="invalid_grammar") from None
-    except TimeoutError:
-        message = f"it does not compile within {_COMPILE_SECONDS:g} seconds"
-        raise InvalidField(field, message, code="invalid_grammar") from None
+    except TimeoutError:  # it goes on, and the grammar is there when the client comes again
+        message = f"the grammar was not compiled within {_COMPILE_SECONDS:g} seconds"
+        raise unavailable(message, "grammar_pending") from None
 
 
 def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:

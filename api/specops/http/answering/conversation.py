@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import string
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.options import EngineOptions
 from specops.http.state import AppState
 from specops.text.chat_template import ChatTemplateError
+from specops.text.json_values import loads
 from specops.text.tools.reader import Block
 
 _ID_LETTERS = string.ascii_letters + string.digits
@@ -86,7 +86,7 @@ def joined_text(blocks: Iterable[Block], kind: str) -> str:
 def arguments(text: str) -> dict[str, Any]:
     """Return a call's arguments as an object; empty where the answer was cut off within them."""
     try:
-        value = json.loads(text or "{}")
+        value = loads(text or "{}")
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

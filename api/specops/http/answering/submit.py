@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +23,7 @@ from specops.http.answering.choosing import (
 from specops.http.answering.job import Job
 from specops.http.answering.speech import Speech
 from specops.http.answering.unknown import ignore_unknown
-from specops.http.errors import InvalidField, too_late
+from specops.http.errors import InvalidField, too_late, unavailable
 from specops.http.schemas.options import EngineOptions
 from specops.http.state import AppState
 from specops.request import FIXED_K_DRAFT, GenerationRequest
@@ -39,6 +40,10 @@ _ENCODER = ThreadPoolExecutor(1, "encode")
 # their own runs them, the event loop has the interpreter back every 5 ms. That costs a chat 40
 # microseconds.
 _RENDERER = ThreadPoolExecutor(1, "render")
+# Texts of requests that hold no place in the queue. Each is kept, with its body, until a thread
+# takes it, and chats wait behind it: a text of 1 MiB takes a third of a second.
+_MOST_ASIDE = 8
+_aside = threading.BoundedSemaphore(_MOST_ASIDE)
 _sequence = itertools.count(1)
 
 
@@ -104,7 +109,8 @@ async def start(
         "bad_words": bad_words(body, engine),
     }
     if grammar is not None:
-        await compile_grammar(grammar, body, engine)
+        # Held until the answer ends: it keeps the grammar compiled while the request waits.
+        request.state.matcher = await compile_grammar(grammar, body, engine)
     sampling = [replace(body.sampling(choice), **spelled) for choice in range(body.choices)]
     requests = [
         replace(common, prompt_tokens=tuple(tokens), sampling=one)
@@ -171,6 +177,22 @@ async def computed(
             return await asyncio.get_running_loop().run_in_executor(thread, work)
     except TimeoutError:
         raise too_late("encoded", settings.request_timeout) from None
+
+
+async def computed_aside(
+    work: Callable[[], _T], size: int, settings: Settings, *, renders: bool = False
+) -> _T:
+    """Do such work for a request that holds no place in the queue.
+
+    Raises:
+        ApiError: the work took too long, or too many such requests wait already.
+    """
+    if not _aside.acquire(blocking=False):
+        raise unavailable(f"{_MOST_ASIDE} texts are being encoded or decoded", "texts")
+    try:
+        return await computed(work, size, settings, renders=renders)
+    finally:
+        _aside.release()
 
 
 def _limit(body: EngineOptions, settings: Settings) -> int:

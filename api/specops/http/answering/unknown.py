@@ -9,7 +9,7 @@ from fastapi import Request
 
 from specops.config import Settings
 from specops.http.errors import InvalidField
-from specops.http.schemas.options import Body, unknown_fields
+from specops.http.schemas.body import Body, unknown_fields
 
 _MOST_NAMES = 32  # in the header
 _UNPRINTABLE = re.compile(r"[^!-+\--~]")  # and the comma, which separates the names

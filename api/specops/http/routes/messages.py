@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import arguments, call_id, converse, encode
 from specops.http.answering.job import Job, Step
-from specops.http.answering.submit import computed
+from specops.http.answering.submit import computed_aside
 from specops.http.answering.unknown import ignore_unknown, ignored_header
 from specops.http.answering.writer import Writer, json_answer
 from specops.http.errors import EVENTS, GENERATING, AnthropicErrorResponse, error_responses
@@ -61,7 +61,9 @@ async def count_tokens(body: TokensRequest, request: Request, state: State) -> R
     engine = check_model(body.model, state)
     asked = body.conversation()
     ignore_unknown(body, request, state.settings, asked.skipped)
-    tokens = await computed(lambda: encode(engine, asked), asked.size, state.settings, renders=True)
+    tokens = await computed_aside(
+        lambda: encode(engine, asked), asked.size, state.settings, renders=True
+    )
     return json_answer(TokensResponse(input_tokens=len(tokens)), ignored_header(request))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from specops.engine.engine import Engine
@@ -36,11 +35,14 @@ from specops.http.schemas.ollama import (
 )
 from specops.http.state import AppState, State
 from specops.text.fill_in import FillIn
+from specops.text.json_values import dumps
 from specops.text.tools.reader import Block
 
 CHAT_PATH, PROMPT_PATH, EMBED_PATH = "/api/chat", "/api/generate", "/api/embed"
 _PROTOCOL = "0.12.0"  # the version of Ollama's API: clients ask for a minimum
 _FOREVER = "9999-12-31T23:59:59Z"  # a model is never unloaded
+# Ollama's client for Python ends a line at each of these. They stand in texts only.
+_LINE_ENDS = "\u0085\u2028\u2029"
 _ARCHITECTURE = "specops"  # prefix of the keys of `model_info`
 _ERRORS = error_responses(*GENERATING, 404, model=OllamaErrorResponse)
 _MODEL_ERRORS = error_responses(401, 500, 503, model=OllamaErrorResponse)
@@ -203,7 +205,10 @@ class _Writer(Writer):
 
     def _line(self, text: str, thoughts: str, calls: Calls, more: dict[str, Any]) -> bytes:
         told = _heading(self._engine) | self._fields(text, thoughts, calls) | more
-        return orjson.dumps(told) + b"\n"
+        line = dumps(told)
+        for end in _LINE_ENDS:
+            line = line.replace(end.encode(), rb"\u%04x" % ord(end))
+        return line + b"\n"
 
     def _figures(self) -> dict[str, Any]:
         """Return the fields of the end; a client divides by the durations, so none is 0."""

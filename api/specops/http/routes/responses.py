@@ -14,6 +14,7 @@ from specops.http.answering.job import Job, Step
 from specops.http.answering.writer import Writer
 from specops.http.errors import ApiError
 from specops.http.routes.openai import RESPONSES, check_model
+from specops.http.schemas.body import known_fields
 from specops.http.schemas.responses import Response as ResponseBody
 from specops.http.schemas.responses import ResponsesRequest, ResponsesUsage
 from specops.http.sse import named_event
@@ -62,6 +63,7 @@ class _Writer(Writer):
         for item, block in zip(output, blocks, strict=True):
             whole = complete and not (cut and block is blocks[-1])
             item["status"] = "completed" if whole else "incomplete"
+        form = body.text and body.text.format
         status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
         if error:
             status = "failed"
@@ -79,9 +81,9 @@ class _Writer(Writer):
             output=output,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             temperature=1.0 if body.temperature is None else body.temperature,
-            text=body.text.model_dump(by_alias=True) if body.text else {"format": {"type": "text"}},
+            text={"format": known_fields(form) if form else {"type": "text"}},
             tool_choice=_choice(body),
-            tools=[tool.model_dump() for tool in body.tools or ()],
+            tools=[known_fields(tool) for tool in body.tools or ()],
             top_p=1.0 if body.top_p is None else body.top_p,
             usage=self._usage() if complete else None,
         )
@@ -102,7 +104,9 @@ class _Writer(Writer):
 
     def end(self) -> bytes:
         done = self.whole().model_dump()
-        return self._closed() + self._event(f"response.{done['status']}", response=done)
+        return self._closed(done["status"]) + self._event(
+            f"response.{done['status']}", response=done
+        )
 
     def failed(self, error: ApiError) -> bytes:
         if not self._sent:
@@ -126,8 +130,8 @@ class _Writer(Writer):
             return events
         return events + self._part("added", place, "")
 
-    def _closed(self) -> bytes:
-        """Return the events that end the item that is being written."""
+    def _closed(self, status: str = "completed") -> bytes:
+        """Return the events that end the item that is being written, with its status."""
         if (place := self._open) is None:
             return b""
         block = self._answer.blocks[place]
@@ -136,7 +140,7 @@ class _Writer(Writer):
         else:
             events = self._written("done", place, text=block.text)
             events += self._part("done", place, block.text)
-        item = self._item(place) | {"status": "completed"}
+        item = self._item(place) | {"status": status}
         return events + self._event("response.output_item.done", output_index=place, item=item)
 
     def _part(self, what: str, place: int, text: str) -> bytes:

@@ -7,12 +7,12 @@ from fastapi import APIRouter, Request, Response
 from specops.engine.engine import Engine
 from specops.http.answering.choosing import prompt_tokens
 from specops.http.answering.conversation import render
-from specops.http.answering.submit import computed
+from specops.http.answering.submit import computed_aside
 from specops.http.answering.unknown import ignore_unknown, ignored_header
 from specops.http.answering.writer import json_answer
 from specops.http.errors import error_responses
+from specops.http.schemas.body import Body
 from specops.http.schemas.conversation import conversation
-from specops.http.schemas.options import Body
 from specops.http.schemas.tokens import (
     ApplyTemplateRequest,
     ApplyTemplateResponse,
@@ -32,13 +32,14 @@ router = APIRouter(tags=["tokens"])
 async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Response:
     """Encode a text."""
     engine = _engine(body, request, state)
-    tokens = await computed(
-        lambda: engine.tokenizer.encode(body.content, special_tokens=body.add_special),
-        len(body.content),
-        state.settings,
-    )
-    found = [_piece(engine, token) for token in tokens] if body.with_pieces else list(tokens)
-    return json_answer(TokenizeResponse(tokens=found), ignored_header(request))
+    headers = ignored_header(request)
+
+    def answer() -> Response:
+        tokens = engine.tokenizer.encode(body.content, special_tokens=body.add_special)
+        found = [_piece(engine, token) for token in tokens] if body.with_pieces else list(tokens)
+        return json_answer(TokenizeResponse(tokens=found), headers)
+
+    return await computed_aside(answer, len(body.content), state.settings)
 
 
 @router.post("/detokenize", response_model=DetokenizeResponse, responses=_RESPONSES)
@@ -47,7 +48,7 @@ async def detokenize(body: DetokenizeRequest, request: Request, state: State) ->
     engine = _engine(body, request, state)
     tokens = prompt_tokens(body.tokens, engine, "tokens")
     decode = engine.tokenizer.decode
-    text = await computed(lambda: decode(tokens), len(tokens), state.settings)
+    text = await computed_aside(lambda: decode(tokens), len(tokens), state.settings)
     return json_answer(DetokenizeResponse(content=text), ignored_header(request))
 
 
@@ -61,7 +62,9 @@ async def apply_template(body: ApplyTemplateRequest, request: Request, state: St
         body.tools,
         template_options=body.chat_template_kwargs or {},
     )
-    text = await computed(lambda: render(engine, asked), asked.size, state.settings, renders=True)
+    text = await computed_aside(
+        lambda: render(engine, asked), asked.size, state.settings, renders=True
+    )
     return json_answer(ApplyTemplateResponse(prompt=text), ignored_header(request))
 
 

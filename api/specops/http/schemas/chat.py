@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from specops.http.errors import InvalidField
+from specops.http.schemas.body import Body, FreeObject, Only, Text, wrong_together
 from specops.http.schemas.conversation import (
     Content,
     Conversation,
@@ -19,7 +20,6 @@ from specops.http.schemas.conversation import (
     result_message,
 )
 from specops.http.schemas.openai import OpenAiRequest, Timings, Usage
-from specops.http.schemas.options import Body, Only, Text, wrong_together
 from specops.text.tools.formats import Tool
 
 
@@ -132,7 +132,7 @@ class ChatRequest(OpenAiRequest):
     )
     tool_choice: Mode | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
-    chat_template_kwargs: dict[str, Any] | None = Field(
+    chat_template_kwargs: FreeObject | None = Field(
         None, description="more variables for the chat template, such as `enable_thinking`"
     )
     return_tokens: bool | None = Field(

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from specops.http.schemas.body import Text, TokenId, wrong_together
 from specops.http.schemas.openai import MOST_CHOICES, OpenAiRequest, Timings, Usage
-from specops.http.schemas.options import Text, TokenId, wrong_together
 
 _DEFAULT_TOKENS = 16  # OpenAI's
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]

@@ -6,7 +6,6 @@ turns itself into a `Conversation`. The code after that does not know the protoc
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -14,14 +13,15 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import Field
 
 from specops.http.errors import InvalidField
-from specops.http.schemas.options import Body, Text
+from specops.http.schemas.body import Body, FreeObject, Text
+from specops.text.json_values import loads
 from specops.text.tools.formats import TOOL_NAME, Tool
 
 # Characters that a template adds, or that it could have added in the time that it takes.
 _MESSAGE_SIZE, _TOOL_SIZE = 32, 512
 Message = dict[str, Any]  # in the form that chat templates read
 ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
-Parameters = Annotated[dict[str, Any], Field(description="JSON schema of the arguments")]
+Parameters = Annotated[FreeObject, Field(description="JSON schema of the arguments")]
 Mode = Literal["auto", "none", "required"]
 
 
@@ -120,6 +120,10 @@ def _with_names(messages: list[Message]) -> list[Message]:
     return messages
 
 
+# The last two are parts of OpenAI's thoughts.
+_TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
+
+
 class Part(Body):
     """A part of a message: a text. Pictures, sound and files are refused by their name."""
 
@@ -144,7 +148,7 @@ def joined(content: str | Sequence[Part] | None, source: str) -> str:
 
 def _text(part: Part, source: str) -> str:
     text = part.refusal if part.type == "refusal" else part.text
-    if part.type not in ("text", "input_text", "output_text", "refusal", "summary_text"):
+    if part.type not in _TEXTS:
         raise not_text(part.type, source)
     if text is None:
         raise InvalidField(source, f"a part of the type {part.type!r} has no text")
@@ -215,6 +219,6 @@ def _arguments(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:
-        return json.loads(given or "{}")
-    except (ValueError, RecursionError):
+        return loads(given or "{}")
+    except ValueError:
         return given

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from specops.http.schemas.options import Body, Text, TokenId
+from specops.http.schemas.body import Body, Text, TokenId
 
 MOST_INPUTS = 2048  # OpenAI's own bound
 _Text = Annotated[Text, Field(min_length=1)]

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from specops.http.schemas.options import STRICT, SeededOptions, Text
+from specops.http.schemas.body import STRICT, Text
+from specops.http.schemas.options import SeededOptions
 from specops.request import GenerationRequest, GenerationStats, Output
 
 

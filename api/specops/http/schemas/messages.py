@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from specops.http.errors import InvalidField
+from specops.http.schemas.body import Body, FreeObject, Text
+from specops.http.schemas.constraints import json_grammar
 from specops.http.schemas.conversation import (
     Conversation,
     Message,
@@ -19,7 +22,8 @@ from specops.http.schemas.conversation import (
     not_text,
     result_message,
 )
-from specops.http.schemas.options import Body, EngineOptions, StopString, Text
+from specops.http.schemas.options import MOST_STOPS, EngineOptions, StopString
+from specops.request import Grammar
 from specops.text.tools.formats import Tool
 
 _FIELD = "messages"
@@ -46,9 +50,11 @@ class ContentBlock(Typed):
     thinking: Text | None = None
     id: Text | None = Field(None, description="of a call")
     name: ToolName | None = Field(None, description="of the tool that is called")
-    input: dict[str, Any] | None = Field(None, description="of the tool that is called")
+    input: FreeObject | None = Field(None, description="of the tool that is called")
     tool_use_id: Text | None = Field(None, description="of the call that this is the result of")
-    content: Text | list[ContentBlock] | None = Field(None, description="of a result")
+    content: Text | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = Field(
+        None, description="of a result"
+    )
     is_error: bool | None = None
 
     def only_text(self) -> str:
@@ -159,6 +165,21 @@ class TokensRequest(Body):
         )
 
 
+class Format(Body):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    json_schema: FreeObject = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """How the model answers."""
+
+    without_effect = frozenset({"effort"})
+
+    format: Format | None = None
+
+
 class MessagesRequest(TokensRequest, EngineOptions):
     """A conversation that the assistant continues."""
 
@@ -169,12 +190,25 @@ class MessagesRequest(TokensRequest, EngineOptions):
     limit_field = "max_tokens"
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: Annotated[list[StopString], Field(max_length=4)] | None = None
+    stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
+
+    output_config: OutputConfig | None = None
+    output_format: Format | None = Field(None, description="older form of `output_config.format`")
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return tuple(self.stop_sequences or ())
+
+    @cached_property
+    def constraints(self) -> dict[str, Grammar]:
+        """Each field that constrains the answer, and its grammar."""
+        own = {}
+        if self.output_config and (form := self.output_config.format):
+            own["output_config"] = json_grammar(form.json_schema)
+        if self.output_format:
+            own["output_format"] = json_grammar(self.output_format.json_schema)
+        return own | super().constraints
 
 
 class TokensResponse(BaseModel):

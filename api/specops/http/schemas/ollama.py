@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from specops.http.errors import InvalidField
+from specops.http.schemas.body import Body, FreeObject, Only, Text
 from specops.http.schemas.chat import ChatTool
+from specops.http.schemas.constraints import ANY_OBJECT, json_grammar
 from specops.http.schemas.conversation import (
     Conversation,
     Message,
@@ -23,14 +25,7 @@ from specops.http.schemas.conversation import (
     conversation,
     result_message,
 )
-from specops.http.schemas.options import (
-    ANY_OBJECT,
-    Body,
-    Only,
-    SeededOptions,
-    Text,
-    json_grammar,
-)
+from specops.http.schemas.options import SeededOptions
 from specops.request import Grammar, SamplingParams
 from specops.text.chat_template import question
 
@@ -53,7 +48,7 @@ class OllamaRequest(SeededOptions):
         None, description="the fields from `num_predict` on, and those of `POST /generate`"
     )
     stream: bool | None = Field(True, description="a line of JSON per step")
-    format: Literal["", "json"] | dict[str, Any] | None = Field(
+    format: Literal["", "json"] | FreeObject | None = Field(
         None, description="`json`, or a JSON schema that the answer follows"
     )
     think: bool | Literal["low", "medium", "high"] | None = Field(
@@ -100,14 +95,12 @@ class OllamaRequest(SeededOptions):
         return {} if self.think is None else {"enable_thinking": bool(self.think)}
 
     @cached_property
-    def grammar(self) -> Grammar | None:
-        """The grammar that the answer follows."""
-        if not self.format:
-            return super().grammar
-        return ANY_OBJECT if self.format == "json" else json_grammar(self.format)
-
-    def _constraints(self) -> list[str]:
-        return [*(["format"] if self.format else []), *super()._constraints()]
+    def constraints(self) -> dict[str, Grammar]:
+        """Each field that constrains the answer, and its grammar."""
+        own = {}
+        if self.format:
+            own["format"] = ANY_OBJECT if self.format == "json" else json_grammar(self.format)
+        return own | super().constraints
 
 
 class OllamaFunction(Body):
@@ -116,7 +109,7 @@ class OllamaFunction(Body):
     without_effect = frozenset({"index"})
 
     name: ToolName
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: FreeObject = Field(default_factory=dict)
 
 
 class OllamaCall(Body):

@@ -10,7 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from specops.http.schemas.options import Body, SeededOptions
+from specops.http.schemas.body import Body
+from specops.http.schemas.options import SeededOptions
 
 MOST_CHOICES = 128  # OpenAI's own bound of `n`
 

@@ -8,6 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from specops.http.errors import InvalidField
+from specops.http.schemas.body import Body, Only, Text
+from specops.http.schemas.constraints import (
+    AnyText,
+    JsonObject,
+    NamedSchema,
+)
 from specops.http.schemas.conversation import (
     Content,
     Conversation,
@@ -22,17 +28,7 @@ from specops.http.schemas.conversation import (
     joined,
     result_message,
 )
-from specops.http.schemas.options import (
-    ANY_OBJECT,
-    AnyText,
-    Body,
-    EngineOptions,
-    JsonObject,
-    NamedSchema,
-    Only,
-    Text,
-    json_grammar,
-)
+from specops.http.schemas.options import EngineOptions
 from specops.request import Grammar
 from specops.text.tools.formats import Tool
 
@@ -57,7 +53,7 @@ class Item(Typed):
     name: ToolName | None = None
     arguments: Text | None = Field(None, description="JSON")
     output: Content | None = None
-    summary: list[Part] | None = None
+    summary: Annotated[list[Part], Field(fail_fast=True)] | None = None
 
 
 class ResponsesTool(Body):
@@ -148,18 +144,11 @@ class ResponsesRequest(EngineOptions):
     prompt: Annotated[Any, Only(None)] = Field(None, description="not supported")
 
     @cached_property
-    def grammar(self) -> Grammar | None:
-        """The grammar that the answer follows."""
-        match self.text and self.text.format:
-            case FlatSchema(json_schema=schema):
-                return json_grammar(schema)
-            case JsonObject():
-                return ANY_OBJECT
-        return super().grammar
-
-    def _constraints(self) -> list[str]:
-        own = isinstance(self.text and self.text.format, FlatSchema | JsonObject)
-        return [*(["text"] if own else []), *super()._constraints()]
+    def constraints(self) -> dict[str, Grammar]:
+        """Each field that constrains the answer, and its grammar."""
+        form = self.text and self.text.format
+        own = {"text": form.grammar} if isinstance(form, FlatSchema | JsonObject) else {}
+        return own | super().constraints
 
     def conversation(self) -> Conversation:
         """Return the conversation without the protocol.
@@ -198,7 +187,7 @@ class ResponsesRequest(EngineOptions):
                     text = joined(item.required("content"), _FIELD)
                     messages.append({"role": role, "content": text})
                 case "reasoning":
-                    thoughts = joined(item.summary, _FIELD)
+                    thoughts = joined(item.content or item.summary, _FIELD)
                     continue
                 case "function_call":
                     call = tuple(item.required(name) for name in ("call_id", "name", "arguments"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from specops.http.schemas.body import Body, FreeObject, Text, TokenId
 from specops.http.schemas.chat import ChatTool, Message
-from specops.http.schemas.options import Body, Text, TokenId
 
 
 class TokenizeRequest(Body):
@@ -48,7 +48,7 @@ class ApplyTemplateRequest(Body):
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: FreeObject | None = None
 
 
 class ApplyTemplateResponse(BaseModel):

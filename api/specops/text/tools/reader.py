@@ -8,17 +8,19 @@ call but is none stays text.
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from specops.text.tools.formats import ToolFormat
+from specops.text.json_values import loads
+from specops.text.tools.formats import TOOL_NAME, ToolFormat
 
 _ARGUMENTS = ("arguments", "parameters")
 # Keys with which a call may begin.
 _KEYS = frozenset({"name", "type", "id", "function", *_ARGUMENTS})
 _SPACES = " \t\r\n"
+_TOOL_NAME = re.compile(TOOL_NAME)
 _NO_CALLS = ToolFormat("none")
 Steps = Generator[None, str, str]  # is sent characters, returns the first one after its part
 Take = Callable[[str], object]
@@ -199,7 +201,7 @@ class AnswerReader:
             if listed and char == "]":
                 char = yield
         elif char and self._calls.named and not listed:
-            char = yield from self._named(char)
+            char = yield from self._named(char, "".join(raw))
         else:
             self._say("".join(raw))
             return char
@@ -223,14 +225,19 @@ class AnswerReader:
                 char = yield from self._space((yield))
         return char
 
-    def _named(self, char: str) -> Steps:
-        """Read a call with the name before its arguments."""
-        name = ""
+    def _named(self, char: str, before: str) -> Steps:
+        """Read a call with the name before its arguments, or else text."""
+        raw, name = [before], ""
         while char and char not in "[{":
             name += char
+            raw.append(char)
             char = yield
         while char and char != "{":  # [CALL_ID], the call's id, [ARGS]
+            raw.append(char)
             char = yield
+        if not char or not self._is_call(name.strip()):
+            self._say("".join(raw))
+            return char
         self._begin_call(name.strip())
         return (yield from self._value(char, self._argue))
 
@@ -254,7 +261,7 @@ class AnswerReader:
             char = yield from self._value(char, self._argue if streamed else raw.append)
             value = "".join(raw[start:])
             if key == "name" and not begun:
-                name = str(_loaded(value))
+                name = str(_loaded(value) or "")
                 if not self._is_call(name):
                     break
                 begun = True
@@ -278,7 +285,9 @@ class AnswerReader:
         return char
 
     def _is_call(self, name: str) -> bool:
-        return bool(name) and (not self._calls.bare or name in self._names)
+        if not _TOOL_NAME.fullmatch(name):
+            return False  # the client could not send the call back
+        return not self._calls.bare or name in self._names
 
     def _value(self, char: str, take: Take) -> Steps:
         """Read one JSON value."""
@@ -313,6 +322,6 @@ class AnswerReader:
 
 def _loaded(text: str) -> object:
     try:
-        return json.loads(text)
+        return loads(text)
     except ValueError:
         return None
