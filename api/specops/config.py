@@ -146,7 +146,9 @@ class Settings:
     )
     draft_quant: str = _knob("", _weights, "weights of the draft, likewise; empty: the preset's")
     models_dir: Path = _knob(_MODELS_DIR, Path, "folder of bundled models")
-    cache_dir: Path = _knob(_CACHE_DIR, Path, "folder for downloaded and converted models")
+    cache_dir: Path = _knob(
+        _CACHE_DIR, Path, "folder for downloaded and converted models (Docker: a volume if empty)"
+    )
     drafter: str = _knob(
         "",
         _drafter,
@@ -189,7 +191,9 @@ class Settings:
         _choice("arrival", "clients"),
         "which request gets a free slot: the oldest, or one of the client with the least use",
     )
-    threads: int = _knob(0, _integer(0, 256), "compute threads; 0: as many as the CPU quota allows")
+    threads: int = _knob(
+        0, _integer(0, 256), "compute threads; 0: one a core, within the CPU quota"
+    )
     queue_size: int = _knob(32, _integer(0, 100_000), "requests that may wait for a slot")
     max_new_tokens: int = _knob(1024, _integer(1, 1 << 20), "most tokens of one answer")
     request_timeout: float = _knob(
