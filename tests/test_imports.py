@@ -25,9 +25,9 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ALONE = {  # which import nothing of the service
-    *("specops.models.gguf_files", "specops.models.paths", "specops.models.sentencepiece"),
-    *("specops.models.state_dict", "specops.system.checksums", "specops.system.folders"),
-    "specops.weights",
+    *("specops.models.contract", "specops.models.gguf_files", "specops.models.paths"),
+    *("specops.models.sentencepiece", "specops.models.state_dict", "specops.system.checksums"),
+    *("specops.system.cpus", "specops.system.folders", "specops.weights"),
 }
 OPENING = {f"engine/{name}" for name in ("engine", "graphs", "open_models", "draft_heads")}
 MOST_LINES, MOST_MODULES = 350, 14  # of a module, of a package

@@ -290,16 +290,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class DraftStats:
-    """One verified draft of one request.
-
-    `promised` are the probabilities that the drafter gave for its tokens, up to the first rejected
-    one: the tokens behind it were not judged.
-    """
+    """One verified draft of one request. Tokens behind the first rejected one were not judged."""
 
     drafter: str
     draft_tokens: int
     accepted: int
-    promised: tuple[float, ...] = ()
+    promised: tuple[float, ...] = ()  # the drafter's probabilities of the judged tokens
+    chosen: bool = True  # the controller chose the number of its tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -235,6 +236,26 @@ def test_export_of_no_checkpoint_says_so(
     assert capsys.readouterr().err.startswith("specops: ")
     assert main(["export", str(tmp_path), str(tmp_path / "out"), "--quant", "int3"]) == 1
     assert "int3" in capsys.readouterr().err
+
+
+def test_export_says_what_the_disk_says(
+    tiny_pair: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").touch()
+    source = str(tiny_pair / "target")
+    assert main(["export", source, str(tmp_path / "file" / "out"), "--quant", "fp32"]) == 1
+    assert capsys.readouterr().err.startswith(f"specops: {tmp_path / 'file'}")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("specops.models.convert.converter.write_checksums", full)
+    assert main(["export", source, str(tmp_path / "out"), "--quant", "fp32"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_making_a_head_needs_torch_and_time(

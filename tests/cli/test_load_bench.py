@@ -11,6 +11,7 @@ import pytest
 
 from specops.cli import load_bench
 from specops.cli.main import main
+from specops.cli.options import CommandError
 from specops.engine.engine import ModelState
 from specops.engine.open_models import WARM_UP
 from tests.conftest import THREADS
@@ -91,3 +92,13 @@ def test_reports_that_differ_in_their_percentage_only_are_one_step() -> None:
     for detail in ("reading /m: 0 %", "reading /m: 70 %", "opening /m"):
         steps(ModelState.LOADING, detail)
     assert [name for name, _ in steps.durations()] == ["preparing", "reading /m", "opening /m"]
+
+
+def test_no_module_is_taken_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("from pathlib import Path\nPath('was run').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError, match="nowhere holds no model"):
+        load_bench.measure({**os.environ, "SPECOPS_TARGET": str(tmp_path / "nowhere")}, 1, print)
+    assert not (tmp_path / "was run").exists()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specops.engine.engine import ModelState
+from specops.engine.engine import ModelState, UnknownToken
 from specops.request import FinishReason, PromptTooLong
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import NotReady
@@ -41,6 +41,7 @@ FAILED = {"state": ModelState.FAILED, "info": None, "error": "no such folder"}
 REFUSALS: dict[str, tuple[dict[str, Any], int, str]] = {
     "full": ({"refusal": QueueFull(12)}, 429, "queue_full"),
     "too long": ({"refusal": PromptTooLong(123, 64)}, 400, "context_length_exceeded"),
+    "unknown token": ({"refusal": UnknownToken("no token")}, 400, "invalid_value"),
     "loading": ({"state": ModelState.LOADING, "info": None}, 503, "model_loading"),
     "failed": (FAILED, 503, "model_failed"),
     "ending": ({"refusal": NotReady(ModelState.DRAINING, "the end")}, 503, "model_draining"),
@@ -63,7 +64,8 @@ async def test_a_refusal_of_the_service_says_why(
         response = await here.ask(path)
     error = problem(response, status)
     if path != MESSAGES:
-        wrong = PROMPT.get(path, "prompt") if why == "too long" else None
+        of_the_prompt = why in ("too long", "unknown token")
+        wrong = PROMPT.get(path, "prompt") if of_the_prompt else None
         assert (error["code"], error["param"]) == (code, wrong)
     words = {"too long": ("123", "64"), "failed": ("no such folder",)}
     assert all(word in error["message"] for word in words.get(why, ()))

@@ -190,6 +190,17 @@ def test_misses_and_declined_drafts_are_steps_without_a_draft(metrics: Readable)
     assert metrics.values("sequence_steps_total avg_jump draft_length") == [6, 8 / 6, 5 / 6]
 
 
+def test_only_lengths_that_the_controller_chose_are_counted_as_chosen(metrics: Readable) -> None:
+    drafts = (DraftStats("suffix", 3, 1, chosen=False), DraftStats("grammar", 5, 5, chosen=False))
+    drafts += (DraftStats("suffix", 2, 1),)
+    metrics.observe_step(
+        StepStats(StepKind.VERIFY, 0.1, decoding=3, emitted_tokens=10, drafts=drafts)
+    )
+    names = "draft_tokens_total chosen_draft_tokens_count chosen_draft_tokens_sum"
+    assert metrics.values(names, drafter="suffix") == [5, 1, 2]
+    assert metrics.values(names, drafter="grammar") == [5, 0, 0]
+
+
 def test_the_controllers_estimates_are_read_when_asked(metrics: Readable) -> None:
     costs = [("tokens", 2, 0.013), ("attention", 1, 0.002)]
     speedup = 1.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -96,12 +95,14 @@ def test_a_converter_that_outlives_its_parent_keeps_the_lock(large: Path, tmp_pa
         (child,) = map(int, children.split())
         os.kill(child, signal.SIGSTOP)
         os.kill(process.pid, signal.SIGKILL)
-    handle = os.open(cache / "converted", os.O_RDONLY | os.O_DIRECTORY)
+
+    def refuse() -> None:
+        raise BlockingIOError
+
     try:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(BlockingIOError), locked(cache / "converted", refuse):
+            pass
     finally:
-        os.close(handle)
         os.kill(child, signal.SIGCONT)
     path, _ = convert(large, cache)
     assert converted(cache) == [path.name]

@@ -110,6 +110,33 @@ def test_version_2_limit_of_a_parent_counts(machine: Machine) -> None:
     assert (reading.limit, reading.swap_limit, reading.source) == (2 * GIB, 0, "cgroup v2")
 
 
+def test_version_2_holds_what_shares_the_lowest_limit(machine: Machine) -> None:
+    """The kernel kills by the parent's limit as soon as both containers together reach it."""
+    machine.write("proc/self/cgroup", "0::/pod/api\n")
+    write_version2(machine, "cgroup/pod", limit=str(2 * GIB), swap="0")
+    write_version2(machine, "cgroup/pod/api", limit=str(3 * GIB), swap="max")
+    machine.write("cgroup/pod/memory.stat", f"anon {GIB}\nfile {7 * MIB}\n")
+    machine.write("cgroup/pod/memory.swap.current", "5")
+    for own in (3 * GIB, 2 * GIB):  # with equal limits, too
+        machine.write("cgroup/pod/api/memory.max", str(own))
+        reading = machine.memory()
+        assert (reading.anon, reading.file, reading.swap) == (GIB, 7 * MIB, 5)
+    machine.write("cgroup/pod/api/memory.max", str(GIB))
+    assert (machine.memory().limit, machine.memory().anon) == (GIB, 3 * MIB)
+
+
+def test_version_1_holds_what_shares_the_lowest_limit(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "5:memory:/pod/api\n")
+    write_version1(machine, "cgroup/memory/pod/api", limit=2 * GIB, both=3 * GIB)
+    write_version1(machine, "cgroup/memory/pod", limit=2 * GIB, both=3 * GIB)
+    stat = machine.root / "memory/pod/memory.stat"
+    stat.write_text(stat.read_text().replace(f"total_rss {3 * MIB}", f"total_rss {GIB}"))
+    machine.write("cgroup/memory/pod/api/memory.limit_in_bytes", f"{2**63 - 4096}\n")
+    machine.write("cgroup/memory/pod/memory.limit_in_bytes", f"{2 * GIB}\n")
+    reading = machine.memory()
+    assert (reading.limit, reading.anon, reading.swap_limit) == (2 * GIB, GIB, GIB)
+
+
 def test_version_2_path_outside_of_the_container_falls_back_to_the_mount(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "0::/../../docker/abc\n")
     write_version2(machine, limit=str(GIB), swap="0")

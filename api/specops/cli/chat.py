@@ -16,8 +16,8 @@ from pathlib import Path
 from threading import Event
 
 from specops.cli.terminal import Terminal, figures
-from specops.engine.engine import Engine
-from specops.request import GenerationRequest, PromptTooLong
+from specops.engine.engine import PROMPT_ERRORS, Engine
+from specops.request import GenerationRequest
 from specops.text.chat_template import ChatTemplateError
 from specops.text.tools.reader import AnswerReader
 
@@ -102,7 +102,7 @@ class Chat:
                     text += last.text
                     if interrupted.is_set():
                         break
-        except (PromptTooLong, ChatTemplateError) as error:
+        except (*PROMPT_ERRORS, ChatTemplateError) as error:
             self._turns.pop()
             self._terminal.note(f"{error}; /new begins anew")
             return

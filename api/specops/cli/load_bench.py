@@ -134,7 +134,7 @@ def measure(environment: Mapping[str, str], runs: int, tell: Callable[[str], Non
         tell("preparing" if not number else f"loading, {number} of {runs}")
         variables = {**environment, "SPECOPS_DRAFT": NO_DRAFTER, _STARTED: repr(time.monotonic())}
         done = subprocess.run(  # nosec B603: our own module
-            [sys.executable, "-m", "specops.cli.load_bench"],
+            [sys.executable, "-P", "-m", "specops.cli.load_bench"],
             env=variables,
             capture_output=True,
             text=True,

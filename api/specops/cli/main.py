@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `specops generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a full disk, a folder that cannot be written
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error)
 
 
 def _fail(error: object, code: int = 1) -> int:
@@ -142,7 +144,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _generate(options: argparse.Namespace) -> int:
     from specops.cli.terminal import Terminal, figures  # noqa: PLC0415
-    from specops.request import PromptTooLong  # noqa: PLC0415
+    from specops.engine.engine import PROMPT_ERRORS  # noqa: PLC0415
     from specops.text.chat_template import question  # noqa: PLC0415
 
     engine, drawn = _for_one(options)
@@ -158,7 +160,7 @@ def _generate(options: argparse.Namespace) -> int:
     try:
         for last in engine.generate(request):
             terminal.show(last)
-    except PromptTooLong as error:
+    except PROMPT_ERRORS as error:
         return _fail(error)
     print()
     if last is None or last.stats is None or last.error is not None:
@@ -299,6 +301,7 @@ def _make_head(options: argparse.Namespace) -> int:
             "making a head needs torch, which serving does not: install it with "
             "`pip install 'specops[train]'`, in a clone `pip install -e '.[train]'`"
         )
+    from specops.engine.engine import PROMPT_ERRORS  # noqa: PLC0415
     from specops.heads.making import make_head  # noqa: PLC0415
 
     def tell(text: str) -> None:
@@ -306,7 +309,7 @@ def _make_head(options: argparse.Namespace) -> int:
 
     try:
         found = make_head(settings_of(options), options.out, options.minutes, tell)
-    except RuntimeError as error:
+    except (RuntimeError, *PROMPT_ERRORS) as error:
         raise CommandError(error) from error
     print(f"{options.out}: {found.verdict}")
     return 0

@@ -26,7 +26,7 @@ from specops.runtime.session import ModelLoadError, share_threads
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.registry import make_drafters
-from specops.system.cpus import available_threads
+from specops.system.cpus import compute_threads
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer, TokenizerError
@@ -37,6 +37,14 @@ log = logging.getLogger(__name__)
 NO_DRAFTER = "none"
 LOAD_ERRORS = (ConfigError, ModelError, ModelLoadError, TokenizerError)
 """Errors whose message says what the user can do. Any other error at loading is a bug."""
+
+
+class UnknownToken(ValueError):  # noqa: N818 - named as what it says
+    """The prompt has a token that the tokenizer knows and the model does not."""
+
+
+PROMPT_ERRORS = (PromptTooLong, UnknownToken)
+"""What `Engine.admit` raises."""
 
 
 class ModelState(StrEnum):
@@ -193,18 +201,25 @@ class Engine:
 
         Raises:
             PromptTooLong: the prompt leaves no room for one token.
+            UnknownToken: the prompt has a token that the model does not have.
         """
         longest = max(map(len, request.prompts))
         room = self.info.context - longest
         if room < 1:
             raise PromptTooLong(longest, self.info.context)
+        largest = max(max(prompt, default=0) for prompt in request.prompts)
+        if largest >= self.info.vocab_size:
+            raise UnknownToken(
+                f"the prompt has token {largest}, but the model has {self.info.vocab_size} tokens: "
+                "leave out what its tokenizer reads as this one"
+            )
         return replace(request, max_new_tokens=min(request.max_new_tokens, room))
 
     def generate(self, request: GenerationRequest) -> Generator[Output, None, None]:
         """Run one request alone, output by output.
 
         Raises:
-            PromptTooLong: see `admit`.
+            PromptTooLong, UnknownToken: see `admit`.
         """
         self.scheduler.add(replace(self.admit(request), arrival=time.monotonic()))
         try:
@@ -236,7 +251,7 @@ def _assemble(
     given: ModelFolder | HeadFolder | None,
     report: Callable[[str], None],
 ) -> Engine:
-    threads = settings.threads or available_threads()
+    threads = compute_threads(settings.threads)
     share_threads(threads)
     log.info("%d threads compute with the kernels %s", threads, kernels.described())
     tokenizer = Tokenizer.load(target.path)

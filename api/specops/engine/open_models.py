@@ -18,7 +18,7 @@ from specops.runtime.kv_cache import CacheShape, KvCache, PrefixCache
 from specops.runtime.memory_plan import MemoryPlan, ModelSizes, plan_for_models
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.speculation.drafters.suffix import MEMORY_BYTES
-from specops.system.cpus import available_threads
+from specops.system.cpus import compute_threads
 
 WARM_UP = "running a first pass"
 
@@ -102,6 +102,6 @@ def _runner(
 def _costs_file(settings: Settings, graph: Graph) -> Path:
     """The file with the costs of a model's passes, by threads, kernels and cache elements."""
     kernel = kernels.kernel().replace(" ", "-")
-    threads = settings.threads or available_threads()
+    threads = compute_threads(settings.threads)
     key = f"{graph_key(graph.folder.graph)}-{kernel}-{threads}-{settings.kv_dtype}-{FORMAT}"
     return settings.cache_dir / "costs" / f"{graph.folder.name}-{key}.json"

@@ -127,11 +127,12 @@ class Postprocessor:
         )
         drafts = []
         if forced:
-            drafts.append(DraftStats(GRAMMAR, len(forced), min(len(forced), stands)))
+            stood = min(len(forced), stands)
+            drafts.append(DraftStats(GRAMMAR, len(forced), stood, chosen=False))
         if drafted:
             kept = max(0, stands - len(forced))
             judged = draft.promised[: kept + (kept == accepted)]
-            drafts.append(DraftStats(name, drafted, kept, judged))
+            drafts.append(DraftStats(name, drafted, kept, judged, chosen=not proposal.fixed))
         sequence.count_step(drafts, missed=proposal.missed is not None)
         progress.drafts += drafts
         progress.decoded.append(emitted)

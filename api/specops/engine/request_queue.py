@@ -112,7 +112,7 @@ class FairShares:
         self._last_served = self._accounts[client]
         sequence = next(iter(self._queues[client]))
         self.remove(sequence)
-        self._charge(client, len(sequence.request.prompt_tokens))
+        self._charge(client, sum(map(len, sequence.request.prompts)))
         self._forget()
         return sequence
 

@@ -6,7 +6,6 @@ from specops.heads.evaluation import Evaluation
 from specops.heads.training import Acceptance
 from specops.models.head_folder import HeadFolder
 from specops.runtime import kernels
-from specops.system.cpus import available_threads
 
 
 def card(head: HeadFolder, found: Evaluation, written: int, reached: Acceptance) -> str:
@@ -44,7 +43,7 @@ right, the second guess is right in {reached.second:.0%}.
 | --- | ---: | ---: |
 {rows}
 
-{found.prompts} conversations, greedy, one at a time, on {available_threads()} threads with
+{found.prompts} conversations, greedy, one at a time, on {found.threads} threads with
 {kernels.kernel()} kernels; `cascade` looks up suffixes first, and asks the head where they are less
 than half sure. On this machine {found.verdict}.
 

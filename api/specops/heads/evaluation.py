@@ -31,11 +31,13 @@ class Evaluation:
 
     Attributes:
         prompts: number of prompts.
+        threads: number of threads that computed.
         speedup: median speedup over plain decoding, by drafter.
         tokens_per_jump: tokens per forward pass, by drafter.
     """
 
     prompts: int
+    threads: int
     speedup: dict[str, float]
     tokens_per_jump: dict[str, float]
 
@@ -80,6 +82,7 @@ def evaluate(settings: Settings, conversations: Sequence[Conversation]) -> Evalu
     plain = [stats.tokens_per_second for stats in found[NO_DRAFTER]]
     return Evaluation(
         len(chosen),
+        engine.info.threads,
         {
             name: statistics.median(
                 stats.tokens_per_second / base if base else 1.0

@@ -8,13 +8,13 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
+from specops.models.contract import INT8_ACTIVATIONS
 from specops.models.convert.opset import model_of
 from specops.models.convert.quantize import quantize_blockwise
 from specops.models.head_folder import EPSILON, HEAD_GRAPH, HeadFolder
 from specops.runtime.sampling import Floats
 
 _BITS, _BLOCK = 8, 64
-_INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits
 # `HeadNetwork.forward`. The rows of the table are decoded from their codes, which are padded to
 # whole blocks. QuickGelu with alpha = 1 is SiLU.
 _GRAPH = """
@@ -67,7 +67,7 @@ def write_head(head: HeadFolder, weights: Mapping[str, Floats]) -> None:
         columns, depth = values.shape
         products[base] = (
             f"com.microsoft.MatMulNBits <K = {depth}, N = {columns}, bits = {_BITS}, "
-            f"block_size = {_BLOCK}, accuracy_level = {_INT8_ACTIVATIONS}>"
+            f"block_size = {_BLOCK}, accuracy_level = {INT8_ACTIVATIONS}>"
         )
     text = _GRAPH.format(
         size=head.hidden_size,

@@ -26,10 +26,10 @@ from specops.heads.output_rows import output_rows
 from specops.heads.storage import Conversation, ConversationStore
 from specops.heads.training import Training, acceptance, calibrate, new_network
 from specops.models.folder import ModelError
-from specops.models.head_folder import HeadFolder
+from specops.models.head_folder import HEAD_MANIFEST, HeadFolder
 from specops.models.prepare import choose, prepare
 from specops.models.progress import every
-from specops.system.folders import folder_at_once
+from specops.system.folders import file_at_once, folder_at_once
 from specops.system.memory import page_cache_room
 
 _TOKENS = 4096  # size of the table: 97 % of what a chat model of 49,152 tokens writes
@@ -55,11 +55,29 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
 
     Raises:
         ModelError, ModelLoadError, ConfigError, TokenizerError: the message says what to do.
+        PromptTooLong: the model's context is shorter than the start of a conversation.
+        OSError: a folder cannot be written, or `out` is something else than a head.
     """
-    work = out.with_name(f"{out.name}.making")
-    work.mkdir(parents=True, exist_ok=True)
+    out = out.resolve()
+    with folder_at_once(out, HEAD_MANIFEST) as path:
+        return _make(settings, path, out.with_name(f"{out.name}.making"), minutes, tell)
+
+
+def _make(settings: Settings, path: Path, work: Path, minutes: float, tell: Tell) -> Evaluation:
+    """Make a head in the folder `path`; `work` keeps the intermediate files."""
     alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=_CONTEXT)
+    choice = choose(alone)
+    folder = prepare(
+        choice.target,
+        choice.target_quant,
+        name=choice.name,
+        cache_dir=alone.cache_dir,
+        report=tell,
+    )
     engine = Engine.load(alone)
+    size = engine.scheduler.target.hidden_size
+    work.mkdir(parents=True, exist_ok=True)
+    _keep_to(work, choice.name, folder.source_digest, size)
     store = ConversationStore(work / "conversations")
     _write(engine, store, work / "progress.json", 60 * _WRITING * minutes, tell)
     if store.nbytes > (most := page_cache_room() // _TRAINING_BYTES):
@@ -74,15 +92,6 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
     written = sum(len(item.tokens) for item in conversations)
     tell(f"looking at what comes next in {len(conversations):,} texts, {written:,} tokens")
     tokens = _tokens(learnt, work / "tokens.json")
-    choice = choose(alone)
-    folder = prepare(
-        choice.target,
-        choice.target_quant,
-        name=choice.name,
-        cache_dir=alone.cache_dir,
-        report=tell,
-    )
-    size = engine.scheduler.target.hidden_size
     rows = output_rows(folder.graph, tokens, size)
     examples, unseen = (Examples.of(part, tokens, rows) for part in (learnt, kept[:_UNSEEN]))
     network = new_network(examples, torch.from_numpy(rows))
@@ -98,22 +107,42 @@ def make_head(settings: Settings, out: Path, minutes: float, tell: Tell) -> Eval
     state = network.state_dict()
     weights = {name: state[name].numpy() for name in state if name.endswith(".weight")}
     weights["table"] = network.table.detach().numpy()
-    with folder_at_once(out) as path:
-        head = HeadFolder(
-            path,
-            choice.name,
-            engine.info.vocab_size,
-            size,
-            tuple(tokens),
-            calibrate(network, unseen),
-        )
-        write_head(head, weights)
-        tell("measuring it on conversations that it was not trained on")
-        found = evaluate(replace(settings, draft=str(path), drafter=""), kept)
-        (path / "README.md").write_text(
-            card(head, found, written, acceptance(network, unseen)), encoding="utf-8"
-        )
+    head = HeadFolder(
+        path,
+        choice.name,
+        engine.info.vocab_size,
+        size,
+        tuple(tokens),
+        calibrate(network, unseen),
+    )
+    write_head(head, weights)
+    tell("measuring it on conversations that it was not trained on")
+    # In the context that they were written in: in a shorter one they might not fit.
+    measured = replace(settings, draft=str(path), drafter="", context=_CONTEXT)
+    found = evaluate(measured, kept)
+    (path / "README.md").write_text(
+        card(head, found, written, acceptance(network, unseen)), encoding="utf-8"
+    )
     return found
+
+
+def _keep_to(work: Path, name: str, source_digest: str, hidden_size: int) -> None:
+    """Note whose conversations a folder keeps. Another quantization of the model is the same one.
+
+    Raises:
+        ModelError: it keeps those of another model.
+    """
+    file = work / "target.json"
+    own = {"name": name, "source_digest": source_digest or name, "hidden_size": hidden_size}
+    if not file.exists():
+        with file_at_once(file) as partial:
+            partial.write_text(json.dumps(own) + "\n", encoding="utf-8")
+    known = json.loads(file.read_text(encoding="utf-8"))
+    if any(known[key] != own[key] for key in ("source_digest", "hidden_size")):
+        raise ModelError(
+            f"{work} keeps conversations of another model, {known['name']}, and a head for {name} "
+            "cannot learn from them: choose another --out, or remove that folder"
+        )
 
 
 def _write(

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from specops.system.folders import file_at_once
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -50,10 +52,8 @@ class ConversationStore:
     def add(self, conversation: Conversation) -> None:
         """Write a conversation."""
         path = self._folder / f"{conversation.number:07}.npz"
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
+        with file_at_once(path) as partial, partial.open("wb") as file:
             np.savez(file, **asdict(conversation))
-        partial.replace(path)
 
     def first(self, most_bytes: int) -> Iterator[Conversation]:
         """Yield conversations in the order of their numbers, from files of at most `most_bytes`."""

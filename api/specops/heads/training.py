@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from specops.heads.examples import Examples
 from specops.heads.network import HeadNetwork
+from specops.system.folders import file_at_once
 
 _BATCH = 512
 _RATE, _WARM_UP = 1.5e-3, 0.03
@@ -134,15 +135,14 @@ class Training:
         )
 
     def _save(self) -> None:
-        partial = self._file.with_suffix(".partial")
         state = {
             "network": self._network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "spent": self._spent,
             "seen": self._seen,
         }
-        torch.save(state, partial)
-        partial.replace(self._file)
+        with file_at_once(self._file) as partial:
+            torch.save(state, partial)
 
     def _load(self) -> None:
         state = torch.load(self._file, weights_only=True)

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from specops.config import Settings
-from specops.engine.engine import ModelState
+from specops.engine.engine import ModelState, UnknownToken
 from specops.http.errors import (
     ApiError,
     InvalidField,
@@ -153,6 +153,12 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(QueueFull)
     async def queue_full(request: Request, error: QueueFull) -> Response:
         return _full(error, request.url.path)
+
+    @app.exception_handler(UnknownToken)
+    async def unknown_token(request: Request, error: UnknownToken) -> Response:
+        path = request.url.path
+        field = _PROMPT_FIELDS[path]
+        return ApiError(400, str(error), code="invalid_value", param=field).response(path)
 
     @app.exception_handler(PromptTooLong)
     async def prompt_too_long(request: Request, error: PromptTooLong) -> Response:

@@ -116,7 +116,8 @@ class Metrics:
     def _observe_draft(self, draft: DraftStats) -> None:
         series, drafter = self._series, draft.drafter
         series.drafts[drafter].inc()
-        series.chosen_draft_tokens[drafter].observe(draft.draft_tokens)
+        if draft.chosen:
+            series.chosen_draft_tokens[drafter].observe(draft.draft_tokens)
         series.draft_tokens[drafter].inc(draft.draft_tokens)
         series.accepted_tokens[drafter].inc(draft.accepted)
         for position, promised in enumerate(draft.promised):

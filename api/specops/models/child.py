@@ -31,7 +31,9 @@ def run_module(
     lock: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Run `python -m module arguments…`.
+    """Run `python -P -m module arguments…`.
+
+    Without -P Python would take modules from the working directory, such as a cloned repository.
 
     Args:
         module: a module of this package.
@@ -46,7 +48,7 @@ def run_module(
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(  # noqa: S603 # nosec B603: our own module, paths as arguments
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

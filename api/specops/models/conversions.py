@@ -26,13 +26,13 @@ from specops.models.layout import Parts
 from specops.models.progress import every
 from specops.runtime import session
 from specops.system.checksums import CHECKSUMS, checksums, read_checksums
-from specops.system.folders import clear_leftovers, locked
+from specops.system.folders import clear_leftovers, file_at_once, locked
 
 log = logging.getLogger(__name__)
 
 _CODE = (
     "models/convert/**/*.py",
-    *("models/layout.py", "models/state_dict.py", "models/sentencepiece.py"),
+    *("models/contract.py", "models/layout.py", "models/sentencepiece.py", "models/state_dict.py"),
 )
 _SOURCES = "sources.json"  # path of a checkpoint → its marks, and its digest `sha256:…`
 _VERIFIED = "verified"  # a file of a conversion: its marks when checksums were last compared
@@ -142,9 +142,8 @@ def _sources(root: Path) -> dict[str, tuple[str, str]]:
 
 def _write(root: Path, sources: dict[str, tuple[str, str]]) -> None:
     content = {place: {"seen": seen, "digest": digest} for place, (seen, digest) in sources.items()}
-    partial = root / f"{_SOURCES}.part"
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(root / _SOURCES)
+    with file_at_once(root / _SOURCES) as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _marks(files: Iterable[Path]) -> str:

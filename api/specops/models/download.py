@@ -37,6 +37,7 @@ from specops.models.folder import GENAI_CONFIG, TOKENIZER_ADVICE, ModelError
 from specops.models.gguf_files import SUFFIX
 from specops.models.hub import MANIFEST, HubModel, Progress, choose_files, has_tokenizer
 from specops.models.progress import every
+from specops.system.folders import file_at_once
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -80,9 +81,8 @@ def snapshot(model: HubModel, folder: Path, progress: Progress) -> None:
             "commit": commit,
             "files": {file.name: asdict(file) for file in files},
         }
-        partial = folder / f"{MANIFEST}.part"
-        partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / MANIFEST)
+        with file_at_once(folder / MANIFEST) as partial:
+            partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     except HfHubHTTPError as error:
         raise ModelError(_refusal(model, error)) from error
     except httpx.HTTPError as error:

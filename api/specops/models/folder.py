@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specops.models.contract import MANIFEST
 from specops.models.paths import path_inside
 
-MANIFEST = "specops.json"
 GENAI_CONFIG = "genai_config.json"
 TOKENIZER_ADVICE = (
     "put the model's tokenizer.json (or vocab.json and merges.txt, or tokenizer.model) into its "
@@ -37,7 +37,8 @@ class ModelError(RuntimeError):
 class ModelFolder:
     """An exported model: a graph, a tokenizer, and what its description says of them.
 
-    `parameters`, `hidden_size` and `num_heads` are 0 if they are not known.
+    `parameters`, `hidden_size` and `num_heads` are 0 if they are not known, `source_digest` is
+    empty then: the digest of the checkpoint that was exported.
     """
 
     path: Path
@@ -51,6 +52,7 @@ class ModelFolder:
     end_tokens: frozenset[int]
     hidden_size: int = 0
     num_heads: int = 0
+    source_digest: str = ""
 
     @classmethod
     def read(cls, path: Path, name: str) -> ModelFolder:
@@ -73,6 +75,7 @@ class ModelFolder:
                 end_tokens=frozenset(map(_size, manifest["eos_token_ids"])),
                 hidden_size=_size(manifest.get("hidden_size", 0)),  # older exports lack it
                 num_heads=_size(manifest.get("num_heads", 0)),
+                source_digest=str(manifest.get("source_digest", "")),
             )
         except _DAMAGED as error:
             raise ModelError(

@@ -34,6 +34,8 @@ _REFERENCE = re.compile(
     rf"(?P<repo>{_NAME}/{_NAME})(?:@(?P<revision>[\w./-]+))?(?::(?P<subfolder>[\w./-]+))?", re.ASCII
 )
 
+_IMPOSSIBLE = re.compile(r"--|\.\.|\.git$|[.-](/|$)|[^/]{97}")  # in a name, as the hub says
+
 Progress = Callable[[int, int], None]
 """Called with the number of bytes that are here and the number of all bytes."""
 
@@ -52,10 +54,19 @@ class HubModel:
 
     @classmethod
     def parse(cls, text: str) -> HubModel | None:
-        """Return the model that `text` names; None if it cannot be a name on the hub."""
+        """Return the model that `text` names; None if it cannot be a name on the hub.
+
+        Raises:
+            ModelError: it is written like a name on the hub, which has no such names.
+        """
         found = _REFERENCE.fullmatch(text)
         if found is None:
             return None
+        if _IMPOSSIBLE.search(found["repo"]):
+            raise ModelError(
+                f"{text} is neither here nor on the hub: a name there has no `--` and no `..`, "
+                "does not end with `.`, `-` or `.git`, and has at most 96 characters"
+            )
         return cls(
             found["repo"], found["revision"] or "main", (found["subfolder"] or "").strip("/")
         )

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from specops.config import ConfigError, Settings
 from specops.models.child import ChildError, run_module
+from specops.models.contract import MANIFEST
 from specops.models.conversions import converted
-from specops.models.folder import GENAI_CONFIG, MANIFEST, ModelError, ModelFolder
+from specops.models.folder import GENAI_CONFIG, ModelError, ModelFolder
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
 from specops.models.hub import HubModel, fetch
 from specops.models.layout import LayoutError, Parts, parts_of

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.model_runner import ModelRunner
+from specops.system.folders import file_at_once
 
 log = logging.getLogger(__name__)
 
@@ -114,14 +113,11 @@ def _read(path: Path, sizes: list[int]) -> CostModel | None:
 
 def _write(path: Path, model: CostModel) -> None:
     kept = {"sizes": model.sizes, "seconds": model.seconds, "pair": model.pair_seconds}
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for leftover in path.parent.glob(f".{escape(path.name)}.*"):  # of a killed process
             leftover.unlink(missing_ok=True)
-        draft.write_text(json.dumps(kept), encoding="utf-8")
-        draft.replace(path)
+        with file_at_once(path) as draft:
+            draft.write_text(json.dumps(kept), encoding="utf-8")
     except OSError as error:  # the next start measures again
         log.warning("%s cannot be written: %s", path, error)
-        with suppress(OSError):
-            draft.unlink()

@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from specops.config import Settings
-from specops.engine.engine import Download, Engine, ModelInfo, ModelState, Report
+from specops.engine.engine import (
+    Download,
+    Engine,
+    ModelInfo,
+    ModelState,
+    Report,
+    UnknownToken,
+)
 from specops.engine.scheduler import Scheduler
 from specops.metrics.metrics import Metrics
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, StepResult
@@ -140,6 +147,7 @@ class AsyncEngine:
         Raises:
             NotReady: the model is loading, draining or failed.
             PromptTooLong: a prompt leaves no room for an answer.
+            UnknownToken: a prompt has a token that the model does not have.
             QueueFull: see `AdmissionController.check`.
         """
         engine = self.engine
@@ -147,6 +155,9 @@ class AsyncEngine:
             requests = tuple(self._with_times(engine.admit(request)) for request in requests)
         except PromptTooLong:
             self._metrics.observe_rejected("prompt_too_long")
+            raise
+        except UnknownToken:
+            self._metrics.observe_rejected("invalid")
             raise
         position = self.admission.enter(requests)
         handle = RequestHandle(requests, position, lambda: self._cancel(requests))

@@ -56,6 +56,11 @@ def available_cpus() -> float:
     return min(float(len(allowed_cpus())), cpu_quota())
 
 
+def compute_threads(asked: int) -> int:
+    """Return the number of threads that compute: as many as asked for; 0: `available_threads`."""
+    return asked or available_threads()
+
+
 def available_threads(
     root: Path = CGROUP_ROOT,
     proc: Path = PROC,

@@ -1,4 +1,4 @@
-"""Folders that several processes use: one process writes at a time, and folders appear whole."""
+"""Files and folders that several processes use: one writes at a time, and they appear whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -20,43 +20,68 @@ def locked(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[
 
     `waiting` is called once if this process has to wait. Yields the handle of the lock: a child
     process that gets it keeps the lock if this process is killed.
+
+    Raises:
+        OSError: the folder cannot be made, or its lock cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting is not None:
-                waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    with _lock_of(folder, waiting) as handle:
         yield handle
-    finally:
-        os.close(handle)
 
 
 @contextmanager
-def folder_at_once(destination: Path) -> Iterator[Path]:
+def file_at_once(path: Path) -> Iterator[Path]:
+    """Yield a temporary path whose file replaces `path` when the block ends without an error.
+
+    After an error nothing is left; a killed process leaves a hidden file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+@contextmanager
+def folder_at_once(destination: Path, manifest: str | None = None) -> Iterator[Path]:
     """Yield a temporary folder that replaces `destination` when the block ends without an error.
 
     After an error nothing is left. The remains of a killed process are removed by the next process
     with the same destination, or by `clear_leftovers`.
 
+    Args:
+        destination: the folder; if it is a link, the folder that it leads to.
+        manifest: a file that marks a folder that may be replaced, unless it is empty; None: any
+            folder may be.
+
     Raises:
+        FileExistsError: there is something else, which is left alone; this comes before the block.
         BlockingIOError: another process is writing the folder.
         OSError: the folder cannot be written.
     """
+    destination = destination.resolve()
+    if manifest is not None:
+        _refuse_other(destination, manifest)
     partial = destination.with_name(f".{destination.name}.partial")
 
     def refuse() -> None:
-        raise BlockingIOError(errno.EWOULDBLOCK, "another process is writing it", str(partial))
+        raise BlockingIOError(
+            errno.EWOULDBLOCK,
+            "another export is writing it: wait for it to end",
+            str(destination),
+        )
 
-    with locked(partial, refuse) as handle:
-        # The other process may have renamed the folder before this one had the lock.
-        if not (partial.exists() and partial.stat().st_ino == os.fstat(handle).st_ino):
-            refuse()
-        for file in partial.iterdir():
-            file.unlink()
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with _lock_of(destination, refuse):
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir()
         try:
             yield partial
             for path in (*partial.iterdir(), partial):
@@ -68,11 +93,66 @@ def folder_at_once(destination: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove the hidden folders that killed processes left in a folder locked by this process."""
-    for folder in sorted(root.glob(".*")):
-        if folder.is_dir():
-            log.info("removing %s, which an interrupted process left", folder)
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove the hidden entries that killed processes left in a folder locked by this process."""
+    for path in sorted(root.glob(".*")):
+        log.info("removing %s, which an interrupted process left", path)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):  # NFS keeps a removed file under such a name while it is open
+                path.unlink()
+
+
+@contextmanager
+def _lock_of(folder: Path, waiting: Callable[[], None] | None) -> Iterator[int]:
+    """Lock a file beside `folder`, which need not exist; see `locked`.
+
+    Across the machines that share an NFS volume, only a file that is open for writing can be
+    locked. It lies outside of the folder, which may be replaced, listed and compared.
+    """
+    file = folder.with_name(f".{folder.name}.lock")
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting is not None:
+                    waiting()
+                    waiting = None
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if not _is_open_as(file, handle):
+                continue  # the process before this one has removed the file
+            try:
+                yield handle
+            finally:
+                with suppress(OSError):
+                    file.unlink()  # before it is unlocked: who waits for it notices
+            return
+        finally:
+            os.close(handle)
+
+
+def _is_open_as(file: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _refuse_other(destination: Path, manifest: str) -> None:
+    """Raise FileExistsError if `destination` is something that nobody meant to replace."""
+    if not destination.exists():
+        return
+    problem = ""
+    if Path.cwd().is_relative_to(destination):
+        problem = "is the current folder, or the current folder lies in it: choose another one"
+    elif not destination.is_dir() or (
+        any(destination.iterdir()) and not (destination / manifest).is_file()
+    ):
+        problem = f"exists and is no earlier export: it has no {manifest}; choose another folder"
+    if problem:
+        raise FileExistsError(errno.EEXIST, problem, str(destination))
 
 
 def _replace(destination: Path, partial: Path) -> None:

@@ -68,11 +68,12 @@ def read_memory(proc: Path = PROC, root: Path = CGROUP_ROOT) -> MemoryReading:
     if folders := groups.get(2):
         limit = _lowest(folders, "memory.max")
         if limit is not None and limit < memory_total:
-            stat = counters(folders[0] / "memory.stat")
+            held = _with_limit(folders, "memory.max", limit)
+            stat = counters(held / "memory.stat")
             return MemoryReading(
                 anon=stat["anon"],
                 file=stat["file"],
-                swap=_number(folders[0] / "memory.swap.current") or 0,  # 0 without swap accounting
+                swap=_number(held / "memory.swap.current") or 0,  # 0 without swap accounting
                 limit=limit,
                 swap_limit=_least(_lowest(folders, "memory.swap.max"), swap_total),
                 source="cgroup v2",
@@ -83,6 +84,7 @@ def read_memory(proc: Path = PROC, root: Path = CGROUP_ROOT) -> MemoryReading:
         if limit < memory_total:
             # Memory plus swap; the field is missing if the kernel does not account for swap.
             both = stat.get("hierarchical_memsw_limit")
+            stat = counters(_with_limit(folders, "memory.limit_in_bytes", limit) / "memory.stat")
             return MemoryReading(
                 anon=stat["total_rss"],
                 file=stat["total_cache"],
@@ -164,6 +166,14 @@ def _lowest(folders: list[Path], name: str) -> int | None:
     """Return the lowest limit called `name` in these cgroups; None without a limit."""
     limits = [_number(folder / name) for folder in folders]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _with_limit(folders: list[Path], name: str, limit: int) -> Path:
+    """Return the outermost of these cgroups whose limit called `name` this is, or else the first.
+
+    What it holds is counted, with what its other cgroups hold: they share the limit.
+    """
+    return next((folder for folder in folders[::-1] if _number(folder / name) == limit), folders[0])
 
 
 def _number(path: Path) -> int | None:

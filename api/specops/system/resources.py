@@ -12,9 +12,13 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from specops.system.cgroup import CGROUP_ROOT, counters
+from specops.system.cgroup import CGROUP_ROOT, PROC, cgroup_folders, counters
 
 log = logging.getLogger(__name__)
+
+# By cgroup version: the name of the throttled time and its parts of a second; the file with kills.
+_THROTTLED = {2: ("throttled_usec", 1e6), 1: ("throttled_time", 1e9)}
+_KILLS = {2: "memory.events", 1: "memory.oom_control"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +46,35 @@ class Disk:
     free: int
 
 
-def read_throttling(root: Path = CGROUP_ROOT) -> Throttling:
-    """Read how often and how long the processor quota stopped the cgroup."""
-    for path, unit, per_second in (
-        (root / "cpu.stat", "throttled_usec", 1e6),
-        (root / "cpu" / "cpu.stat", "throttled_time", 1e9),
-    ):
-        if counts := counters(path):
-            return Throttling(
-                counts.get("nr_periods", 0),
-                counts.get("nr_throttled", 0),
-                counts.get(unit, 0) / per_second,
-            )
+def read_throttling(root: Path = CGROUP_ROOT, proc: Path = PROC) -> Throttling:
+    """Read how often and how long a processor quota stopped the cgroup of this process.
+
+    The quota may be that of a cgroup above it; the nearest one counts.
+    """
+    for version, folders in cgroup_folders("cpu", root, proc).items():
+        unit, per_second = _THROTTLED[version]
+        for folder in folders:
+            counts = counters(folder / "cpu.stat")
+            if counts.get("nr_periods"):
+                return Throttling(
+                    counts["nr_periods"],
+                    counts.get("nr_throttled", 0),
+                    counts.get(unit, 0) / per_second,
+                )
     return Throttling(0, 0, 0.0)
 
 
-def read_oom_kills(root: Path = CGROUP_ROOT) -> int:
-    """Read how many processes of the cgroup the kernel killed for lack of memory; 0 if unknown."""
-    for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
-        if counts := counters(path):
-            return counts.get("oom_kill", 0)
+def read_oom_kills(root: Path = CGROUP_ROOT, proc: Path = PROC) -> int:
+    """Read how many processes of this process's cgroup the kernel killed for lack of memory.
+
+    Returns:
+        0 if the kernel does not say.
+    """
+    for version, folders in cgroup_folders("memory", root, proc).items():
+        for folder in folders:
+            counts = counters(folder / _KILLS[version])
+            if "oom_kill" in counts:
+                return counts["oom_kill"]
     return 0
 
 

@@ -50,7 +50,7 @@ async def converse(
 
     Raises:
         InvalidField: this server cannot use a field's value.
-        NotReady, QueueFull, PromptTooLong: see `AsyncEngine.submit`.
+        NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
     """
     engine = state.service.engine
     template = engine.chat_template

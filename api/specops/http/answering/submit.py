@@ -77,7 +77,7 @@ async def start(
 
     Raises:
         InvalidField: this server cannot use a field's value.
-        NotReady, QueueFull, PromptTooLong: see `AsyncEngine.submit`.
+        NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
     """
     service, settings = state.service, state.settings
     engine = service.engine
@@ -145,7 +145,7 @@ def submitted(
     """Submit the engine's requests of one HTTP request, in the place that was reserved for it.
 
     Raises:
-        NotReady, QueueFull, PromptTooLong: see `AsyncEngine.submit`.
+        NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
     """
     # Two clients may send the same X-Request-ID: the engine needs ids of its own.
     named = [

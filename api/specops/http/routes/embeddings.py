@@ -66,7 +66,7 @@ async def embed(
 
     Raises:
         ApiError, InvalidField: the model has no embeddings, or none of that size.
-        NotReady, QueueFull, PromptTooLong: see `AsyncEngine.submit`.
+        NotReady, QueueFull, PromptTooLong, UnknownToken: see `AsyncEngine.submit`.
     """
     own = engine.info.embedding_size
     if not own:

@@ -183,7 +183,7 @@ class Checkpoint:
         bos, eos = found.get("bos_token_id"), found.get("eos_token_id")
         ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
         for key, ids in (("bos_token_id", [] if bos is None else [bos]), ("eos_token_id", ends)):
-            if not all(isinstance(token, int) for token in ids):
+            if not all(type(token) is int for token in ids):  # a bool is an `int`, too
                 raise ExportError(f"{self.path}: key '{key}' must be token ids, is {ids}")
         return bos, tuple(ends)
 

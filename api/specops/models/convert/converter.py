@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from specops.models.contract import MANIFEST
 from specops.models.convert.calibration import Activations, draw_samples
 from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.errors import ExportError
@@ -26,7 +27,6 @@ from specops.system.checksums import write_checksums
 from specops.system.folders import folder_at_once
 
 FORMAT_VERSION = 4  # 3: 4-bit weights were rounded each to the nearest
-MANIFEST = "specops.json"
 _GRAPH_FILE = "model.onnx"
 # The duration of a calibrated conversion's parts, relative to a conversion to 8 bits.
 _WRITING, _ROUNDING = 6, 12
@@ -108,6 +108,13 @@ def export_checkpoint(
     checkpoint.expect(shapes, family.ignored_tensors)
     stored = [checkpoint.tensors[name] for name in shapes]
     bos_token_id, eos_token_ids = checkpoint.bos_and_eos()
+    for token in (bos_token_id, *eos_token_ids):
+        if token is not None and not 0 <= token < family.shape.vocab_size:
+            raise ExportError(
+                f"{source}: 'bos_token_id' or 'eos_token_id' is {token}, but there are "
+                f"{family.shape.vocab_size} tokens; name the tokens that begin and end a text in "
+                "generation_config.json or config.json"
+            )
     model = ExportedModel(
         path=destination,
         family=family.name,
@@ -183,22 +190,11 @@ def _export_folder(destination: Path) -> Iterator[Path]:
     Raises:
         ExportError: `destination` holds something else than an export, or another export writes it.
     """
-    destination = destination.absolute()
-    if destination.exists() and not (
-        destination.is_dir()
-        and ((destination / MANIFEST).is_file() or not any(destination.iterdir()))
-    ):
-        raise ExportError(
-            f"{destination} exists and is no earlier export; choose another destination or "
-            "remove it"
-        )
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(folder_at_once(destination))
-        except BlockingIOError as error:
-            raise ExportError(
-                f"another export is writing {error.filename}; wait for it to end"
-            ) from None
+            folder = stack.enter_context(folder_at_once(destination, MANIFEST))
+        except (BlockingIOError, FileExistsError) as error:
+            raise ExportError(f"{error.filename}: {error.strerror}") from None
         yield folder
 
 

@@ -23,17 +23,17 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from specops.models.contract import INT8_ACTIVATIONS, MICROSOFT
 from specops.models.convert.calibration import Activations
 from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.model_config import ModelShape
-from specops.models.convert.opset import MICROSOFT, model_of
+from specops.models.convert.opset import model_of
 from specops.models.convert.quantization import BlockFormat, Quantization
 from specops.models.convert.rope import Rotary
 from specops.models.convert.weights import WeightStore
 
 Float = NDArray[np.float32]
 
-_INT8_ACTIVATIONS = 4  # accuracy_level of MatMulNBits: activations are quantized to int8 per block
 _ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     # QuickGelu is x * sigmoid(alpha * x): with alpha = 1 it is the fused kernel of SiLU.
     "silu": ("QuickGelu", {"domain": MICROSOFT, "alpha": 1.0}),
@@ -341,7 +341,7 @@ class DecoderGraph:
             N=features,
             bits=stored.bits,
             block_size=stored.block,
-            accuracy_level=_INT8_ACTIVATIONS,
+            accuracy_level=INT8_ACTIVATIONS,
         )
 
 

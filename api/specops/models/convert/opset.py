@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-MICROSOFT = "com.microsoft"
+from specops.models.contract import MICROSOFT
+
 _OPSET = 17
 _IR_VERSION = 10  # ONNX Runtime refuses a newer IR than it knows; this opset needs no newer one
 

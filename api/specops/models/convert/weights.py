@@ -5,7 +5,6 @@ Only the current slab is in memory, and the scales of one matrix until its codes
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from specops.models.convert.checkpoint import Matrix
 from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import BlockFormat
 from specops.models.convert.quantize import QuantizedWeight, quantize_blockwise
+from specops.system.cpus import available_threads
 
 _ALIGNMENT = 4096  # one page: ONNX Runtime maps an initializer from an aligned offset
 _SLAB_WEIGHTS = 2**18  # float32 weights quantized at a time: 1 MiB, so that passes stay in cache
@@ -61,8 +61,7 @@ class WeightStore:
         self._file = path.open("wb")
         self._on_read = on_read
         self._written: dict[tuple[str, BlockFormat, bool], tuple[Extent, ...]] = {}
-        affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
-        self._workers = len(affinity(0)) if affinity else os.cpu_count() or 1
+        self._workers = available_threads()
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="quantize")
 
     def __enter__(self) -> WeightStore:

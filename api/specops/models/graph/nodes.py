@@ -10,7 +10,6 @@ from onnx import helper
 
 from specops.models.folder import ModelError
 
-MICROSOFT = "com.microsoft"
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
 

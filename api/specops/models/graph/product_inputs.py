@@ -15,8 +15,8 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto, helper
 
+from specops.models.contract import MICROSOFT
 from specops.models.graph.nodes import (
-    MICROSOFT,
     Wiring,
     attributes_of,
     input_of,

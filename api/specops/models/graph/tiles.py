@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from specops.models.contract import INT8_ACTIVATIONS
 from specops.models.graph.nodes import Wiring, attributes_of
 from specops.models.graph.product_inputs import Made, pair_gates, take_gelus_in, take_norms_in
 from specops.models.graph.tensors import fill_page, values_of
@@ -24,7 +25,7 @@ from specops.runtime import kernels
 from specops.runtime.kernels.packing import TILE, as_halves, pack
 
 _COLUMNS = 256 * TILE  # packed at a time
-_ANY_ACTIVATIONS, _INT8_ACTIVATIONS = 0, 4  # accuracy_level: unset, and what the kernels do
+_ANY_ACTIVATIONS = 0  # accuracy_level is unset
 _BLOCK, _LARGEST_BLOCK = 32, 256  # the kernels' blocks are multiples of the first
 _OPERANDS = ("x", "codes", "scales", "zero_points", "order", "bias")
 _TYPES = {
@@ -119,7 +120,7 @@ def _computable(node: onnx.NodeProto, tensors: Tensors) -> bool:
     attributes, operands = attributes_of(node), _operands(node)
     return (
         node.op_type == "MatMulNBits"
-        and attributes.get("accuracy_level", 0) in (_ANY_ACTIVATIONS, _INT8_ACTIVATIONS)
+        and attributes.get("accuracy_level", 0) in (_ANY_ACTIVATIONS, INT8_ACTIVATIONS)
         and not attributes.get("weight_prepacked", 0)
         and attributes.get("bits", 4) in (4, 8)
         and attributes["block_size"] % _BLOCK == 0

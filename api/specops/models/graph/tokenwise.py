@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from specops.models.contract import MICROSOFT
 from specops.models.graph.nodes import (
     DEFAULT_DOMAINS,
-    MICROSOFT,
     RefusedGraphError,
     attributes_of,
     named,

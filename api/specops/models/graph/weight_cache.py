@@ -20,7 +20,8 @@ from glob import escape
 from pathlib import Path
 
 from specops.models.child import ChildError, run_module
-from specops.models.folder import MANIFEST, ModelError
+from specops.models.contract import MANIFEST
+from specops.models.folder import ModelError
 from specops.models.progress import every
 from specops.runtime import session
 from specops.system.checksums import checksums

@@ -1,0 +1,35 @@
+"""Names that the hub does not allow are refused before anything is asked."""
+
+from __future__ import annotations
+
+import pytest
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from specops.config import Settings
+from specops.models.hub import HubModel
+from specops.models.prepare import ModelError, choose
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("org/name.git", "org/my--model", "my--org/model", "org/a..b", "org/name-", "org/name."),
+        *("org-/name", f"org/{'x' * 97}", f"{'x' * 97}/name"),
+    ],
+)
+def test_it_is_refused_with_the_rules(name: str) -> None:
+    with pytest.raises(HFValidationError):
+        validate_repo_id(name)
+    for text in (name, f"{name}@main", f"{name}:folder"):
+        with pytest.raises(ModelError, match="neither here nor on the hub: a name there has no"):
+            HubModel.parse(text)
+    with pytest.raises(ModelError, match="neither here nor on the hub"):
+        choose(Settings(target=name))
+
+
+@pytest.mark.parametrize("name", ["org/name.gitx", "org/a-b.c_d", f"org/{'x' * 96}", "o/n_"])
+def test_all_others_are_taken(name: str) -> None:
+    validate_repo_id(name)
+    assert HubModel.parse(name) == HubModel(name)
+    assert HubModel.parse(f"{name}@a--b") == HubModel(name, "a--b")
