@@ -96,7 +96,10 @@ def main() -> int:
     if PAGE.exists() and PAGE.read_text() == text:
         return 0
     if parser.parse_args().check:
-        print(f"{PAGE} is not up to date: run .venv/bin/python scripts/metrics_page.py", file=sys.stderr)
+        print(
+            f"{PAGE} is not up to date: run .venv/bin/python scripts/metrics_page.py",
+            file=sys.stderr,
+        )
         return 1
     PAGE.write_text(text)
     return 0

@@ -156,7 +156,10 @@ def main() -> int:
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         if check:
-            print(f"{path.name} has fallen behind: run .venv/bin/python scripts/settings.py", file=sys.stderr)
+            print(
+                f"{path.name} has fallen behind: run .venv/bin/python scripts/settings.py",
+                file=sys.stderr,
+            )
         else:
             path.write_text(wanted[path])
     return 1 if check and stale else 0

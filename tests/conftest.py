@@ -6,14 +6,19 @@ The models are made once for each worker of pytest. They are real graphs with ra
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
 
 from specops.config import Settings
+from specops.models import child, layout, prepare
 from specops.models.convert import Quantization, export_checkpoint
+from specops.models.convert import __main__ as converter
+from specops.models.graph import prepack, weight_cache
 from specops.runtime import calibration
 from specops.runtime.session import share_threads
 from tests.checkpoints import make_llama_checkpoint
@@ -27,6 +32,18 @@ TOGETHER = dict.fromkeys(  # files that share one Docker Engine
     ("tests/e2e/test_readme.py", "tests/e2e/test_scale.py"), "tests/e2e/test_compose.py"
 )
 APART = {"tests/models_e2e/test_presets.py"}  # files whose tests share nothing
+FIRST = (  # slow files, which would otherwise run at the end, when other workers have no more work
+    "tests/bench/peers/test_environment.py",
+    "tests/engine/test_demo_pair.py",
+    "tests/engine/test_threads.py",
+    "tests/gateway/",
+    "tests/http/test_api_schema.py",
+    "tests/models/convert/test_families.py",
+    "tests/runtime/kernels/test_processors.py",
+    "tests/stack/test_load_test.py",
+    "tests/text/test_template_limits.py",
+    "tests/training/",
+)
 
 Told = dict[str, list[str]]
 _TOLD = pytest.StashKey[Told]()
@@ -40,12 +57,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run the tests of a file in one worker, because they share loaded models."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only if it is used
 
+    # By default, files with few tests come last. The stack's tests all take long: there it fits.
+    config.option.loadscopereorder = config.option.markexpr == "e2e"
+
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             return nodeid if file in APART else TOGETHER.get(file, file)
 
     return Files(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 # -- figures that tests report at the end, whether they pass or fail -------------------------------
@@ -79,7 +103,59 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(line)
 
 
-# -- how models run here ---------------------------------------------------------------------------
+# -- how models are made and run here --------------------------------------------------------------
+
+_PROGRAMS: dict[str, Any] = {
+    "specops.models.convert": converter,
+    "specops.models.graph.prepack": prepack,
+    "specops.models.layout": layout,
+}
+_ONE_AT_A_TIME = Lock()  # servers load models in threads
+
+
+def run_here(
+    module: str,
+    *arguments: str,
+    lock: int | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> None:
+    """What `run_module` does, in this process: its child spends most of its time on imports."""
+    errors: list[str] = []
+
+    def say(text: str, *, file: Any = None, **_: Any) -> None:
+        if file is sys.stderr:
+            errors.append(text)
+        else:
+            tell(text.strip())
+
+    program = _PROGRAMS[module]
+    with _ONE_AT_A_TIME, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "print", say, raising=False)
+        patch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # `layout` sets it for good
+        if program.main(list(arguments)):
+            raise child.ChildError("\n".join(errors).strip() or "it does not say why")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_children() -> Iterator[None]:
+    """Models are converted and prepacked in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (prepare, weight_cache):
+            patch.setattr(module, "run_module", run_here)
+        yield
+
+
+@pytest.fixture
+def real_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are converted and prepacked in a process of their own, as in service."""
+    for module in (prepare, weight_cache):
+        monkeypatch.setattr(module, "run_module", child.run_module)
+
+
+@pytest.fixture(autouse=True)
+def _real_children_beside_the_stack(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("e2e"):
+        request.getfixturevalue("real_child")
 
 
 @pytest.fixture(scope="session", autouse=True)

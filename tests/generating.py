@@ -1,4 +1,4 @@
-"""One request through an engine of this process, to its end."""
+"""Requests through an engine of this process, to their ends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from itertools import count
 
 from specops.engine.engine import Engine
 from specops.request import GenerationRequest, GenerationStats, Piece
+from tests.simulated_target import Served, serve
 
 _ids = count()
+
+
+def run(engine: Engine, *requests: GenerationRequest) -> Served:
+    """Run requests beside each other; none of them may end in an error."""
+    served = serve(engine.scheduler, *requests)
+    for request in requests:
+        assert served.outputs[request.request_id][-1].error is None
+    return served
 
 
 def generate(

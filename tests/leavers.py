@@ -6,7 +6,6 @@ Tests run it for a moment. As a long test: `python -m tests.leavers --seconds 30
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from specops.config import Settings
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import FinishReason, GenerationRequest, Output, SamplingParams
 from specops.runtime.kv_cache import PrefixCache
+from training.corpus import read_prompts
 
 PLACES = 64  # clients at a time
 LEAVING = 0.5  # share of them that leave before their end
@@ -54,8 +54,7 @@ class Tally:
 
 def heldout(settings: Settings) -> list[str]:
     """Return the prompts that the demo pair was not trained on."""
-    lines = (settings.models_dir / "demo" / "heldout.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line)["prompt"] for line in lines.splitlines()]
+    return read_prompts(settings.models_dir / "demo")
 
 
 def kinds(

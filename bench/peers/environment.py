@@ -58,10 +58,10 @@ def install(home: Path = HOME, packages: tuple[str, ...] = PINNED) -> Path:
     venv = home / "venv"
     shutil.rmtree(venv, ignore_errors=True)
     progress(f"installing {', '.join(packages)} into {venv}; llama.cpp takes minutes to compile")
-    _run([sys.executable, "-m", "venv", str(venv)])
+    _run([sys.executable, "-m", "venv", "--without-pip", str(venv)])
     wheels = home / "wheels"  # keeps compiled wheels for the next installation
     wheels.mkdir(exist_ok=True)
-    pip = [str(python(home)), "-m", "pip"]
+    pip = [sys.executable, "-m", "pip", "--python", str(python(home))]
     _run([*pip, "wheel", "--find-links", str(wheels), "--wheel-dir", str(wheels), *packages])
     _run([*pip, "install", "--no-index", "--find-links", str(wheels), *packages])
     (venv / "installed.txt").write_text("\n".join(packages) + "\n", encoding="utf-8")

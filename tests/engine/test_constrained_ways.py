@@ -16,14 +16,8 @@ import pytest
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from specops.request import (
-    FinishReason,
-    GenerationRequest,
-    Grammar,
-    GrammarKind,
-    Output,
-    SamplingParams,
-)
+from specops.request import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
+from tests.generating import run
 
 AT_ONCE = 8
 PLACE = {"type": "object", "properties": {"city": {"enum": ["Bern", "Basel", "Zug"]}}}
@@ -70,20 +64,17 @@ def answers(
     engine: Engine, asked: Sequence[GenerationRequest], at_once: int, seen: Counter[str]
 ) -> list[list[int]]:
     """The tokens of each; `seen` counts where they came from."""
-    found: dict[str, list[Output]] = {}
+    found = []
     for start in range(0, len(asked), at_once):
-        for item in asked[start : start + at_once]:
-            named = replace(item, request_id=str(next(_ids)))
-            found[named.request_id] = []
-            engine.scheduler.add(named)
-        while engine.scheduler.busy:
-            for output in engine.scheduler.step().outputs:
-                found[output.request_id].append(output)
-    for outputs in found.values():
-        assert outputs[-1].finish in (FinishReason.STOP, FinishReason.LENGTH), outputs[-1].error
-    pieces = [[piece for item in outputs for piece in item.pieces] for outputs in found.values()]
-    seen.update(piece.origin for mine in pieces for piece in mine)
-    return [[piece.token for piece in mine] for mine in pieces]
+        some = asked[start : start + at_once]
+        named = [replace(item, request_id=str(next(_ids))) for item in some]
+        served = run(engine, *named)
+        for item in named:
+            assert served.finish(item) in (FinishReason.STOP, FinishReason.LENGTH)
+            outputs = served.outputs[item.request_id]
+            seen.update(piece.origin for output in outputs for piece in output.pieces)
+            found.append(served.tokens(item))
+    return found
 
 
 @pytest.mark.parametrize("seeded", [False, True], ids=["greedy", "seeded"])

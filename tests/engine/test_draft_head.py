@@ -14,7 +14,8 @@ import pytest
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.models.prepare import ModelError
-from specops.request import GenerationRequest, GenerationStats, SamplingParams
+from specops.request import GenerationRequest, SamplingParams
+from tests.generating import run
 
 _ids = count()
 PROMPTS = [np.random.default_rng(seed).integers(0, 320, 20).tolist() for seed in range(4)]
@@ -36,21 +37,12 @@ def request(prompt: list[int], **fields: object) -> GenerationRequest:
     return GenerationRequest(request_id=str(next(_ids)), prompt_tokens=tuple(prompt), **given)  # type: ignore[arg-type]
 
 
-def together(
-    engine: Engine, requests: list[GenerationRequest]
-) -> list[tuple[list[int], GenerationStats]]:
-    """What requests that run beside each other get."""
-    tokens: dict[str, list[int]] = {item.request_id: [] for item in requests}
-    stats: dict[str, GenerationStats] = {}
-    for item in requests:
-        engine.scheduler.add(item)
-    while engine.scheduler.busy:
-        for output in engine.scheduler.step().outputs:
-            tokens[output.request_id] += [piece.token for piece in output.pieces]
-            assert output.error is None
-            if output.stats:
-                stats[output.request_id] = output.stats
-    return [(tokens[item.request_id], stats[item.request_id]) for item in requests]
+def together(engine: Engine, *prompts: list[int], **fields: object) -> tuple[list[list[int]], int]:
+    """The tokens after prompts that run beside each other, and how many were drafted."""
+    requests = [request(prompt, **fields) for prompt in prompts]
+    served = run(engine, *requests)
+    tokens = [served.tokens(item) for item in requests]
+    return tokens, sum(served.stats(item).draft_tokens for item in requests)
 
 
 def test_the_engine_tells_of_the_head(engine: Engine) -> None:
@@ -65,19 +57,18 @@ def test_output_is_that_of_plain_decoding(
     engine: Engine, sampling: SamplingParams, adaptive: bool
 ) -> None:
     """Alone and among others; with few tokens to choose from, some guesses are right."""
-    plain = [together(engine, [request(one, sampling=sampling)])[0][0] for one in PROMPTS]
-    ways = {"head": "head", "cascade": "cascade", "suffix": "suffix"}
-    for drafter in ways:
+    plain = [together(engine, one, sampling=sampling)[0][0] for one in PROMPTS]
+    for drafter in ("head", "cascade", "suffix"):
         fields = {"drafter": drafter, "adaptive": adaptive, "sampling": sampling}
-        found = together(engine, [request(one, **fields) for one in PROMPTS])
-        assert [tokens for tokens, _ in found] == plain
+        tokens, drafted = together(engine, *PROMPTS, **fields)
+        assert tokens == plain
         if drafter == "head" and not adaptive:
-            assert sum(stats.draft_tokens for _, stats in found) > 10
+            assert drafted > 10
 
 
 def test_a_guess_is_made_again_for_the_next_sequence_of_a_slot(engine: Engine) -> None:
-    first = together(engine, [request(PROMPTS[0], drafter="head")])[0]
-    assert together(engine, [request(PROMPTS[0], drafter="head")])[0][0] == first[0]
+    first, again = (together(engine, PROMPTS[0], drafter="head")[0] for _ in range(2))
+    assert again == first
 
 
 @pytest.fixture

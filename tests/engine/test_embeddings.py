@@ -13,6 +13,7 @@ import pytest
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.request import FinishReason, GenerationRequest, PromptTooLong
+from tests.generating import run
 from tests.simulated_target import SimulatedTarget, expected, make_request, make_scheduler, serve
 
 Floats = npt.NDArray[np.float32]
@@ -84,21 +85,9 @@ def test_the_bits_are_the_same_alone_together_and_beside_others(engine: Engine) 
         for number in range(2)
     ]  # fmt: skip
     alone = [[p.token for o in engine.generate(talk) for p in o.pieces] for talk in talks]
-    outputs = run(engine, request(*TEXTS), *talks)
-    assert (outputs["e"][-1].embeddings == together).all()
-    for talk, tokens in zip(talks, alone, strict=True):
-        mine = outputs[talk.request_id]
-        assert [piece.token for output in mine for piece in output.pieces] == tokens
-
-
-def run(engine: Engine, *requests: GenerationRequest) -> dict[str, list]:
-    outputs: dict[str, list] = {item.request_id: [] for item in requests}
-    for item in requests:
-        engine.scheduler.add(item)
-    while engine.scheduler.busy:
-        for output in engine.scheduler.step().outputs:
-            outputs[output.request_id].append(output)
-    return outputs
+    served = run(engine, request(*TEXTS), *talks)
+    assert (served.outputs["e"][-1].embeddings == together).all()
+    assert [served.tokens(talk) for talk in talks] == alone
 
 
 def test_a_text_beyond_the_context_is_refused(engine: Engine) -> None:

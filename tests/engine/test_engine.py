@@ -11,10 +11,11 @@ import pytest
 
 from specops.config import ConfigError, Settings
 from specops.engine.engine import Engine, ModelState
-from specops.models.prepare import ModelError, choose, prepare
+from specops.models.prepare import ModelError, prepare
 from specops.request import GenerationRequest, PromptTooLong
 from specops.runtime import kernels
 from specops.runtime.memory_plan import MemoryPlanError, Supply
+from tests.checkpoints import make_llama_checkpoint
 
 
 def test_the_engine_tells_what_it_loaded(tiny_settings: Settings) -> None:
@@ -41,11 +42,6 @@ def test_the_context_can_be_made_shorter_but_not_longer(tiny_settings: Settings)
     assert Engine.load(replace(tiny_settings, context=4096)).info.context == 128
 
 
-def test_a_drafter_that_is_not_there_is_refused(tiny_settings: Settings) -> None:
-    with pytest.raises(ConfigError, match="SPECOPS_DRAFT"):
-        Engine.load(replace(tiny_settings, draft="none", drafter="draft"))
-
-
 def test_products_that_are_not_ours_are_named(tiny_settings: Settings) -> None:
     info = Engine.load(replace(tiny_settings, quant="fp32", draft="none")).info
     assert not info.batch_invariant
@@ -61,11 +57,6 @@ def test_a_cache_that_does_not_fit_is_refused(
         Engine.load(replace(tiny_settings, max_batched_tokens=4096))
 
 
-def test_an_unknown_preset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="SPECOPS_MODEL takes one of demo"):
-        choose(Settings(model="nothing"))
-
-
 def test_without_a_chat_model_the_log_says_what_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,11 +65,6 @@ def test_without_a_chat_model_the_log_says_what_is_served(
         Engine.load(Settings(models_dir=tmp_path))
     assert "there is no chat model" in caplog.text
     assert "serving the demo pair" in caplog.text
-
-
-def test_another_target_does_not_get_the_presets_draft(tiny_settings: Settings) -> None:
-    assert choose(replace(tiny_settings, draft="")).draft is None
-    assert choose(Settings(model="demo")).draft is not None
 
 
 def test_a_draft_of_another_vocabulary_is_refused(tiny_settings: Settings, tmp_path: Path) -> None:
@@ -92,43 +78,18 @@ def test_a_draft_of_another_vocabulary_is_refused(tiny_settings: Settings, tmp_p
         Engine.load(replace(tiny_settings, draft=str(other)))
 
 
-def test_a_checkpoint_is_converted_once(tiny_pair: Path, tmp_path: Path) -> None:
-    source = tmp_path / "mine"
-    shutil.copytree(tiny_pair / "target", source, ignore=shutil.ignore_patterns("onnx"))
-    said: list[str] = []
+def test_a_checkpoint_with_another_tokenizer_is_converted_anew(tmp_path: Path) -> None:
+    source = make_llama_checkpoint(tmp_path / "mine")
 
     def convert() -> Path:
-        folder = prepare(
-            source, "int4-32-rtn", name="mine", cache_dir=tmp_path / "cache", report=said.append
-        )
-        assert folder.quant == "int4-32-rtn"
-        return folder.path
+        return prepare(source, "int8-32", name="x", cache_dir=tmp_path, report=print).path
 
-    assert convert() == convert()
-    assert len(said) == 1
     first = convert()
-    (source / "tokenizer.json").touch()
-    assert convert() == first  # looked into again, and found to be the same
-    assert len(said) == 1
-    text = (source / "tokenizer.json").read_text()
-    (source / "tokenizer.json").write_text(text + "\n")
+    assert first.name.startswith("mine-")
+    with (source / "tokenizer.json").open("a") as file:
+        file.write("\n")
     assert convert().name.startswith("mine-")
-    assert len(said) == 2
     assert not first.exists()
-
-
-def test_a_checkpoint_that_cannot_be_converted_says_why(tiny_pair: Path, tmp_path: Path) -> None:
-    source = tmp_path / "odd"
-    shutil.copytree(tiny_pair / "target", source, ignore=shutil.ignore_patterns("onnx"))
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "architectures": ["OddForLM"]}))
-    with pytest.raises(ModelError, match="OddForLM"):
-        prepare(source, "int8-128", name="odd", cache_dir=tmp_path, report=print)
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="holds no model"):
-        prepare(tmp_path, "int8-128", name="x", cache_dir=tmp_path, report=print)
 
 
 def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:

@@ -15,13 +15,10 @@ from specops.request import FinishReason
 from specops.system.logs import JsonFormatter
 from tests.conftest import THREADS
 from tests.faults import ALL, faults, faulty, play
-from tests.leavers import kinds
+from tests.leavers import heldout, kinds
 
 SETTINGS = Settings(model="demo", threads=THREADS, slots=5, kv_tokens=1024, max_batched_tokens=32)
-PROMPTS = [
-    json.loads(line)["prompt"]
-    for line in (SETTINGS.models_dir / "demo" / "heldout.jsonl").read_text("utf-8").splitlines()
-]
+PROMPTS = heldout(SETTINGS)
 
 
 @pytest.fixture(scope="module")

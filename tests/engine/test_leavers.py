@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,10 @@ import pytest
 from specops.config import Settings
 from specops.engine.engine import Engine
 from tests.conftest import THREADS
-from tests.leavers import kinds, play
+from tests.leavers import heldout, kinds, play
 
 SETTINGS = Settings(model="demo", threads=THREADS)
-PROMPTS = [
-    json.loads(line)["prompt"]
-    for line in (SETTINGS.models_dir / "demo" / "heldout.jsonl").read_text("utf-8").splitlines()
-]
+PROMPTS = heldout(SETTINGS)
 
 
 @pytest.fixture(scope="module")

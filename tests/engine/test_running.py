@@ -101,6 +101,7 @@ def test_a_preempted_request_continues_from_what_it_left() -> None:
         assert served.tokens(request) == expected(target.text, request)
     stats = served.stats(second)
     assert stats.preemptions >= 1
+    assert stats.queue_seconds == 0  # it left the queue once, at the beginning
     assert sum(result.stats.preempted for result in served.results if result.stats) >= 1
     again = target.computed - (120 + 150 - 1) - (60 + 100 - 1)
     assert 0 < again < stats.preemptions * (60 + 100)

@@ -100,11 +100,7 @@ def pairs(rule: str) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
         while len(answer) < 2:
             draft = [] if rule == "plain" or answer else [int(rng.integers(5))]
             rows = logits[: len(draft) + 1].copy()
-            if rule == "first position's":  # the wrong rule: as if the draft had not been said
-                for row in rows:
-                    adjuster.adjust(row[None], ())
-            else:
-                adjuster.adjust(rows, draft)
+            adjuster.adjust(rows, draft)
             verdict = verify(rows, draft, None, sampling=params, rng=rng, position=0)
             for token in [*draft[: verdict.accepted], verdict.next_token]:
                 adjuster.take(token)

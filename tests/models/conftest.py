@@ -23,7 +23,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def kill_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def kill_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_child: None
+) -> Callable[[str], None]:
     """A function: processes that run this module are killed at their start."""
 
     def kill(module: str) -> None:

@@ -205,7 +205,9 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_before_it_is_converted(
         get(source, tmp_path / "cache")
 
 
-def test_a_conversion_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_child: None
+) -> None:
     monkeypatch.setattr(preparing, "_REPORT_SECONDS", 0.0)
     source = make_llama_checkpoint(tmp_path / "source")
     said: list[str] = []

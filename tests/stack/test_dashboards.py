@@ -85,51 +85,51 @@ def healthy_panel(title: str) -> dict[str, Any]:
     return panel
 
 
-def assert_shows(
-    title: str, series: dict[str, float], samples: dict[str, float], folder: Path
-) -> None:
-    """If Prometheus has these series, the panel shows these samples."""
+Values = dict[str, float]
+
+
+def assert_shows(title: str, cases: dict[str, tuple[Values, Values]], folder: Path) -> None:
+    """In each case Prometheus has some series, and the panel shows some samples."""
     (target,) = healthy_panel(title)["targets"]
-    expected = {
-        "expr": queries.filled(target["expr"]),
-        "eval_time": "0s",
-        "exp_samples": [{"labels": name, "value": n} for name, n in samples.items()],
-    }
-    inputs = [{"series": name, "values": str(n)} for name, n in series.items()]
-    test = {"interval": "5s", "input_series": inputs, "promql_expr_test": [expected]}
+    tests = []
+    for case, (series, samples) in cases.items():
+        expected = {
+            "expr": queries.filled(target["expr"]),
+            "eval_time": "0s",
+            "exp_samples": [{"labels": name, "value": n} for name, n in samples.items()],
+        }
+        inputs = [{"series": name, "values": str(n)} for name, n in series.items()]
+        test = {"interval": "5s", "input_series": inputs, "promql_expr_test": [expected]}
+        tests.append({"name": case, **test})
     file = folder / "test.yml"
-    file.write_text(yaml.safe_dump({"tests": [test]}))
+    file.write_text(yaml.safe_dump({"tests": tests}))
     promtool("test", "rules", file)
 
 
-@pytest.mark.parametrize("state", [*STATES, "unreachable"])
-def test_the_models_state_has_its_colour(state: str, tmp_path: Path) -> None:
+def test_the_models_state_has_its_colour(tmp_path: Path) -> None:
     colours = {"ready": "green", "failed": "red", "unreachable": "red"}
     steps = healthy_panel("Model")["fieldConfig"]["defaults"]["thresholds"]["steps"]
     colour = {
         value: [s["color"] for s in steps if s["value"] is None or value >= s["value"]][-1]
         for value in (1, 2, 3)
     }
-    (value,) = (value for value in colour if colour[value] == colours.get(state, "yellow"))
-    present = STATES if state in STATES else ()  # Prometheus forgets what it cannot scrape
-    series = {
-        f'specops_model_state{{instance="a", state="{name}"}}': float(name == state)
-        for name in present
+    cases = {}
+    for state in (*STATES, "unreachable"):
+        (value,) = (value for value in colour if colour[value] == colours.get(state, "yellow"))
+        present = STATES if state in STATES else ()  # Prometheus forgets what it cannot scrape
+        series = {
+            f'specops_model_state{{instance="a", state="{name}"}}': float(name == state)
+            for name in present
+        }
+        cases[state] = (series, {f'{{state="{state}"}}': float(value)})
+    assert_shows("Model", cases, tmp_path)
+
+
+def test_alerts_are_named_while_they_fire(tmp_path: Path) -> None:
+    pending = {'ALERTS{alertname="SwapInUse", alertstate="pending"}': 1.0}
+    firing = {f'ALERTS{{alertname="{n}", alertstate="firing"}}': 1.0 for n in ("A", "B")}
+    cases: dict[str, tuple[Values, Values]] = {
+        "pending": (pending, {'{alertname="none"}': 0}),
+        "firing": (firing, {'{alertname="A"}': 1, '{alertname="B"}': 1}),
     }
-    assert_shows("Model", series, {f'{{state="{state}"}}': value}, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("series", "samples"),
-    [
-        ({'ALERTS{alertname="SwapInUse", alertstate="pending"}': 1}, {'{alertname="none"}': 0}),
-        (
-            {f'ALERTS{{alertname="{n}", alertstate="firing"}}': 1 for n in ("A", "B")},
-            {'{alertname="A"}': 1, '{alertname="B"}': 1},
-        ),
-    ],
-)
-def test_alerts_are_named_while_they_fire(
-    series: dict[str, float], samples: dict[str, float], tmp_path: Path
-) -> None:
-    assert_shows("Alerts, by name", series, samples, tmp_path)
+    assert_shows("Alerts, by name", cases, tmp_path)

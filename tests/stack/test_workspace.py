@@ -17,7 +17,6 @@ from tests.stack.support import ROOT, read_yaml, run
 WORKFLOW_TEXT = (ROOT / ".github/workflows/ci.yml").read_text()
 WORKFLOW: dict[str, Any] = read_yaml(".github/workflows/ci.yml")
 JOBS: dict[str, dict[str, Any]] = WORKFLOW["jobs"]
-PORTS = {8000: "API", 3000: "Grafana", 9090: "Prometheus", 8089: "Locust"}
 
 
 def commands(job: str) -> str:
@@ -51,16 +50,10 @@ def test_the_jobs_together_do_what_the_one_command_does() -> None:
         r"^(scripts/\w+|\.venv\S+ -m tests\.\w+(?: --\w+ \d+)*)", check, re.MULTILINE
     ):
         assert command in everything, command
-    for programs in ((ROOT / ".ci/run").read_text(), commands("e2e")):
-        assert re.search(r"chromium|google-chrome", programs)
-        assert "prometheus" in programs
 
 
-def test_dependabot_updates_everything_that_is_pinned() -> None:
-    updates = read_yaml(".github/dependabot.yml")["updates"]
-    kinds = {entry["package-ecosystem"] for entry in updates}
-    assert {"github-actions", "pip", "docker", "docker-compose"} <= kinds
-    for entry in updates:
+def test_dependabot_looks_into_folders_that_exist() -> None:
+    for entry in read_yaml(".github/dependabot.yml")["updates"]:
         for folder in entry.get("directories", [entry.get("directory")]):
             assert (ROOT / folder.lstrip("/")).is_dir()
 
@@ -80,20 +73,15 @@ def test_the_lock_has_hashes_and_what_the_project_asks_for() -> None:
 # -- the dev container -------------------------------------------------------------------------
 
 
-def test_the_workspace_is_small_and_forwards_the_ports_of_the_stack() -> None:
+def test_the_workspace_forwards_the_ports_of_the_stack_and_calls_what_exists() -> None:
     text = (ROOT / ".devcontainer/devcontainer.json").read_text()
     config = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
-    wanted = config["hostRequirements"]
-    assert (wanted["cpus"], wanted["memory"]) == (2, "8gb")
     services = read_yaml("compose.yaml")["services"].values()
     published = {int(port.rpartition(":")[2]) for one in services for port in one["ports"]}
-    assert set(config["forwardPorts"]) == published == set(PORTS)
-    labels = {int(port): about["label"] for port, about in config["portsAttributes"].items()}
-    assert labels == PORTS
+    assert set(config["forwardPorts"]) == published == set(map(int, config["portsAttributes"]))
     (feature,) = config["features"]
     folder = ROOT / ".devcontainer" / feature
     about = json.loads((folder / "devcontainer-feature.json").read_text())
-    assert about["privileged"]
     assert f"cat >{about['entrypoint']} " in (folder / "install.sh").read_text()
     scripts = [config[name].split() for name in ("onCreateCommand", "postCreateCommand")]
     for shell, path in [*scripts, ("bash", folder / "install.sh")]:

@@ -1,4 +1,7 @@
-"""The simulation chooses as the real Envoy does, key by key."""
+"""The simulation chooses as the real Envoy does, key by key.
+
+`tests/gateway/test_key.py` compares the keys themselves.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,6 @@ def table(fakes: Row) -> Maglev:
 
 def asked(fakes: Row) -> list[int]:
     return [len(fake.asked) for fake in fakes.fakes]
-
-
-def test_the_key_of_a_prompt_is_the_gateways(tmp_path: Path) -> None:
-    with row(1, tmp_path) as fakes:
-        for talk in (Talk("7.3", "", ("a",)), Talk(None, 'a "quote"\n' * 60, ("b",))):
-            headers = {} if talk.session is None else {"X-Session-ID": talk.session}
-            body = {"prompt": talk.preamble + talk.questions[0]}
-            assert fakes.key(body, headers=headers) == key(talk)
 
 
 def test_a_replica_that_has_its_fill_is_passed_over_as_the_table_says(tmp_path: Path) -> None:

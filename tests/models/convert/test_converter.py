@@ -116,10 +116,10 @@ def test_progress_rises_to_the_size_of_the_weights(
 @pytest.mark.parametrize("quantization", ["fp32", "int4-rtn"])
 def test_memory_stays_far_below_the_size_of_the_model(tmp_path: Path, quantization: str) -> None:
     source = make_llama_checkpoint(
-        tmp_path / "source", hidden=512, heads=8, kv_heads=8, layers=12, ffn=2048
+        tmp_path / "source", hidden=512, heads=8, kv_heads=8, layers=4, ffn=2048
     )
     size = (source / "model.safetensors").stat().st_size
-    assert size > 200e6
+    assert size > 60e6
     tracemalloc.start()
     try:
         export_checkpoint(source, tmp_path / "onnx", quantization=Quantization.parse(quantization))

@@ -12,20 +12,12 @@ import pytest
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.models.convert import Quantization, export_checkpoint
-from tests.checkpoints import (
-    make_gpt2_checkpoint,
-    make_opt_checkpoint,
-    make_phi3_checkpoint,
-    make_qwen2_checkpoint,
-    make_relative_checkpoint,
-)
+from tests.checkpoints import make_gpt2_checkpoint, make_opt_checkpoint, make_relative_checkpoint
 from tests.conftest import CONTEXT, THREADS
 from tests.generating import generate
 
 # The options of each family's target and draft model, beside their sizes.
 FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any]]] = {
-    "qwen2": (make_qwen2_checkpoint, {}, {}),
-    "phi3": (make_phi3_checkpoint, {"window": 40}, {"window": None}),
     "gemma3": (
         make_relative_checkpoint,
         # A random tied embedding would repeat every token, whatever the layers compute.

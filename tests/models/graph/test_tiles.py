@@ -82,19 +82,17 @@ def test_the_kernels_compute_what_onnxruntime_does(
     assert np.std(logits - expected) < 0.03 * np.std(expected)
 
 
-@pytest.mark.parametrize("quant", ["int8-128", "int4-128-rtn", "int4-32-rtn"])
-def test_zero_points_biases_and_blocks_that_are_not_full(tmp_path: Path, quant: str) -> None:
+def test_zero_points_biases_and_blocks_that_are_not_full(tmp_path: Path) -> None:
     """GPT-2 has biases, inputs that do not fill a block of 128, and its embedding as its head."""
     source = make_gpt2_checkpoint(tmp_path / "source")
     exported = [
         export_checkpoint(source, tmp_path / name, quantization=Quantization.parse(name))
-        for name in (quant, "fp32")
+        for name in ("int4-128-rtn", "fp32")
     ]
     graphs = [prepared(model.graph_file, tmp_path) for model in exported]
     assert operators(graphs[0])["MatMulNBits"] == 0
     logits, expected = (Passes(graph).step(0, TOKENS) for graph in graphs)
-    error = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
-    assert error < (0.05 if quant.startswith("int8") else 0.4)
+    assert np.linalg.norm(logits - expected) < 0.4 * np.linalg.norm(expected)
 
 
 def test_products_with_plain_weights_are_named(tiny_pair: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def first(graph: Path, made: Path, tmp_path: Path) -> Path:
     return tmp_path / "prepacked" / f"tiny-{weight_cache.graph_key(graph)}" / "model.onnx"
 
 
-def test_it_is_made_once(graph: Path, tmp_path: Path) -> None:
+def test_it_is_made_once(graph: Path, tmp_path: Path, real_child: None) -> None:
     said: list[str] = []
     first = prepacked_graph(graph, "tiny", tmp_path, said.append)
     changed = first.stat().st_mtime_ns
@@ -210,6 +210,7 @@ def test_where_nothing_can_be_written_the_message_says_what_to_do(
         prepacked_graph(graph, "tiny", tmp_path, print)
 
 
+@pytest.mark.usefixtures("real_child")
 @pytest.mark.parametrize(
     ("raised", "said"),
     [

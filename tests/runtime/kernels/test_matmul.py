@@ -343,12 +343,21 @@ def weights_of_halves(depth: int, bits: int, block: int, zero_points: int) -> We
     return weights._replace(scales=scales, zero_points=points)
 
 
-@pytest.mark.parametrize("zero_points", [MIDDLE, CODES, FRACTIONS])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("block", "depth"), [(32, 700), (32, 33), (32, 576), (256, 512)])
+@pytest.mark.parametrize(
+    ("name", "size", "bits", "zero_points"),
+    covering(
+        kernels.NAMES,
+        [(700, 32), (33, 32), (576, 32), (512, 256)],
+        [4, 8],
+        [MIDDLE, CODES, FRACTIONS],
+    ),
+)
 def test_scales_in_float16_give_the_same_bits(
-    each_kernel: str, block: int, depth: int, bits: int, zero_points: int
+    any_kernel: None, name: str, size: tuple[int, int], bits: int, zero_points: int
 ) -> None:
+    """Every pair of factors occurs."""
+    kernels.force(name)
+    depth, block = size
     weights = weights_of_halves(depth, bits, block, zero_points)
     x = np.random.default_rng(3).normal(size=(1, ROWS, depth)).astype(f)
     expected = multiply(weights, x)

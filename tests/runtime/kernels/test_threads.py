@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,7 @@ def test_little_work_is_not_cut() -> None:
     assert kernels.library.specops_pieces(256, 256, 64, 4, 1) == 1
 
 
+@cache
 def digest() -> str:
     """Of products and of attention, in one span and token by token."""
     weights = random_weights(1000, 1024, 4, 64, CODES, bias=True)
