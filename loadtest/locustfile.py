@@ -16,11 +16,13 @@ status is 1 if anything failed or nothing succeeded, 2 if a gate of `slo.py` is 
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+import requests
 from locust import HttpUser, LoadTestShape, events
 from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
@@ -29,7 +31,7 @@ import slo
 from protocols import PROTOCOLS
 from record import Recorder, write
 from shapes import SHAPES, stage_at
-from users import CATEGORIES, ClosedLoopUser, OpenLoopUser
+from users import CATEGORIES, ClosedLoopUser, OpenLoopUser, credentials
 
 
 @events.init_command_line_parser.add_listener
@@ -114,6 +116,19 @@ def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
 
 _workers: list[Environment] = []
 _masters: list[Environment] = []
+
+
+@events.init.add_listener
+def require_the_key(environment: Environment, **_: Any) -> None:
+    """End at once if the API has keys and refuses ours, or its lack."""
+    options = environment.parsed_options
+    url, headers = f"{environment.host}/v1/models", credentials(options.api_key)
+    try:
+        answer = requests.get(url, headers=headers, timeout=10)
+    except requests.RequestException:
+        return  # the users will count that
+    if answer.status_code == requests.codes.unauthorized:
+        sys.exit("The API refuses this key, or its lack: --api-key or LOAD_API_KEY gives one.")
 
 
 @events.init.add_listener
