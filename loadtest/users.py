@@ -50,7 +50,7 @@ class ApiUser(HttpUser):
         """Choose prompts. A header names the load test, so that dashboards can mark its time."""
         options = self.environment.parsed_options
         self.client.headers["X-Load-Test"] = options.shape
-        self.client.headers |= credentials(options.api_key)
+        self.client.headers.update(credentials(options.api_key))
         self.protocol = PROTOCOLS[options.api]
         served = self.client.get("/v1/models").json()["data"][0]
         self.model = served["id"]
