@@ -140,14 +140,16 @@ class Loader:
 def kept(cache: Path) -> dict[str, bytes]:
     """The files in a cache folder, without varying contents and without keys in their names.
 
-    The keys of prepacked graphs come from the times of the files that they are made of.
+    The keys of prepacked graphs come from the times of the files that they are made of. An empty
+    lock stays where its owner was killed, until somebody needs it again.
     """
     return {
         re.sub("[0-9a-f]{16}", "KEY", "/".join(place.parts)): b""
         if {*place.parts} & VARYING
         else file.read_bytes()
         for file in sorted(cache.rglob("*"))
-        if file.is_file() and (place := file.relative_to(cache))
+        if file.is_file() and not (file.suffix == ".lock" and not file.stat().st_size)
+        for place in (file.relative_to(cache),)
     }
 
 
