@@ -154,13 +154,9 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
     async def queue_full(request: Request, error: QueueFull) -> Response:
         return _full(error, request.url.path)
 
-    @app.exception_handler(UnknownToken)
-    async def unknown_token(request: Request, error: UnknownToken) -> Response:
-        path = request.url.path
-        field = _PROMPT_FIELDS[path]
-        return ApiError(400, str(error), code="invalid_value", param=field).response(path)
-
     @app.exception_handler(PromptTooLong)
-    async def prompt_too_long(request: Request, error: PromptTooLong) -> Response:
-        code, path = "context_length_exceeded", request.url.path
+    @app.exception_handler(UnknownToken)
+    async def wrong_prompt(request: Request, error: PromptTooLong | UnknownToken) -> Response:
+        long, path = isinstance(error, PromptTooLong), request.url.path
+        code = "context_length_exceeded" if long else "invalid_value"
         return ApiError(400, str(error), code=code, param=_PROMPT_FIELDS[path]).response(path)

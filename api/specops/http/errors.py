@@ -28,7 +28,6 @@ ANTHROPIC_PREFIX = "/v1/messages"
 OLLAMA_PREFIX = "/api/"
 _RETRY_SECONDS = 5
 _MOST_PROBLEMS = 20  # that an answer names
-_MOST_PROBLEMS = 20  # that an answer names
 _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     **_OPENAI_TYPES,
@@ -226,12 +225,8 @@ def _place(problem: Mapping[str, Any], body: Any) -> str:
     names: list[str] = []
     for name in problem["loc"][1:]:
         # To look for a text in a range, Python compares it with every number.
-        known = (
-            isinstance(name, int) and name < len(body)
-            if isinstance(body, list)
-            else (isinstance(body, dict) and name in body)
-        )
-        if known:
+        listed = isinstance(body, list) and isinstance(name, int) and name < len(body)
+        if listed or (isinstance(body, dict) and name in body):
             body = body[name]
         elif problem["type"] != "missing" or name != problem["loc"][-1]:
             continue

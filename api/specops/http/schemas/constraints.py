@@ -79,6 +79,20 @@ class StructuredOutputs(Body):
     choice: Choices | None = None
     grammar: Text | None = Field(None, description="Lark, in llguidance's dialect")
 
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if len(self.grammars) != 1:
+            message = "one of `json`, `json_object`, `regex`, `choice` and `grammar`"
+            raise wrong_together("structured_outputs", message)
+        return self
+
+    @cached_property
+    def grammars(self) -> list[Grammar]:
+        """The grammar of each of the fields; there is one."""
+        found = [ANY_OBJECT] if self.json_object else []
+        values = ((make, getattr(self, name)) for name, make in _VLLM_MAKERS.items())
+        return found + [make(value) for make, value in values if value is not None]
+
 
 class Constraints(Body):
     """The fields of all generating endpoints that constrain the answer."""
@@ -111,10 +125,6 @@ class Constraints(Body):
         given = list(self.constraints)
         if len(given) > 1:
             raise wrong_together(given[1], f"not together with `{given[0]}`")
-        outputs = self.structured_outputs
-        if outputs is not None and len(_grammars(outputs)) != 1:
-            message = "one of `json`, `json_object`, `regex`, `choice` and `grammar`"
-            raise wrong_together("structured_outputs", message)
         return self
 
     @property
@@ -136,8 +146,8 @@ class Constraints(Body):
         for name, make in _MAKERS.items():
             if (value := getattr(self, name)) is not None:
                 found[name] = make(value)
-        if self.structured_outputs is not None and (grammars := _grammars(self.structured_outputs)):
-            found["structured_outputs"] = grammars[0]
+        if self.structured_outputs is not None:
+            (found["structured_outputs"],) = self.structured_outputs.grammars
         return found
 
 
@@ -151,12 +161,6 @@ def json_grammar(schema: Any) -> Grammar:
 
 def _choice(texts: list[str]) -> Grammar:
     return Grammar(GrammarKind.CHOICE, orjson.dumps(texts).decode())
-
-
-def _grammars(given: StructuredOutputs) -> list[Grammar]:
-    found = [ANY_OBJECT] if given.json_object else []
-    values = ((make, getattr(given, name)) for name, make in _VLLM_MAKERS.items())
-    return found + [make(value) for make, value in values if value is not None]
 
 
 _regex, _lark = partial(Grammar, GrammarKind.REGEX), partial(Grammar, GrammarKind.LARK)
