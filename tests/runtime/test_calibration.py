@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from specops.runtime import calibration
+from specops.runtime.batch import Batch
 from specops.runtime.calibration import calibrate
 from specops.runtime.kernels import BLOCK_TOKENS
 from tests.simulated_target import PAIR_SECONDS, SimulatedTarget, tinyllama
@@ -41,6 +42,27 @@ def test_the_costs_of_passes_are_found(
     assert found.sizes[-1] == 96
     if not scatter:
         assert found.pair_seconds == pytest.approx(1.5 * PAIR_SECONDS, rel=0.05)
+
+
+def test_narrow_passes_are_timed_as_decoding_finds_the_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass takes twice as long behind one with several times its attention work."""
+    target = made(monkeypatch)
+    forward = target.forward
+
+    def slowed(batch: Batch) -> Any:
+        before = target.passes[-1].attention_work if target.passes else 0
+        start = target.clock.now
+        logits = forward(batch)
+        if before > 3 * batch.attention_work:
+            target.clock.now += target.clock.now - start
+        return logits
+
+    target.forward = slowed
+    found = calibrate(target, None)
+    for tokens in found.sizes:
+        assert found.cost(tokens) == pytest.approx(tinyllama().cost(tokens), rel=0.05)
 
 
 def test_the_slot_is_free_afterwards_and_nothing_is_kept(target: Any) -> None:
