@@ -29,9 +29,10 @@ from specops.request import (
     StepResult,
 )
 from specops.runtime.batch import Batch
+from specops.runtime.block_pool import CacheShape
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import CacheShape, KvCache, PrefixCache
+from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.sampling import Floats, next_token
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specops.runtime import kernels
+from specops.runtime.block_pool import CacheShape
 from specops.runtime.kernels import BLOCK_TOKENS
-from specops.runtime.kv_cache import CacheShape, KvCache, PrefixCache
+from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.system.memory import process_memory
 
 SHAPE = CacheShape(layers=1, kv_heads=1, head_size=8, dtype="fp32")
@@ -98,6 +99,20 @@ def test_memory_is_taken_when_it_is_written() -> None:
     assert process_memory().anon - before < 32 << 20
     blocks_of(cache)[:4] = 1
     assert process_memory().anon - before >= 64 << 20
+
+
+def test_zeros_take_memory_and_leave_shared_blocks_alone() -> None:
+    cache = make()
+    long = SYSTEM + numbers(0, 60)
+    serve(cache, long)
+    assert cache.begin(0, (*SYSTEM, 7)) == len(SYSTEM)
+    assert cache.reserve(0, CONTEXT)
+    blocks_of(cache)[cache.block_tables[0, 1:]] = 7
+    cache.zero(0)
+    assert not blocks_of(cache)[cache.block_tables[0, 1:]].any()
+    cache.release(0)
+    cache.begin(0, long[:BLOCK_TOKENS])
+    check(cache, 0, long[:BLOCK_TOKENS])
 
 
 def test_whole_blocks_are_shared_and_a_part_is_copied() -> None:

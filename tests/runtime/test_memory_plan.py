@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specops.config import Settings
-from specops.runtime.kv_cache import CacheShape
+from specops.runtime.block_pool import CacheShape
 from specops.runtime.memory_plan import (
     DEFAULT_SLOTS,
     Demand,

@@ -10,7 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from specops.runtime.batch import Batch
-from specops.runtime.kv_cache import CacheShape, KvCache
+from specops.runtime.block_pool import CacheShape
+from specops.runtime.kv_cache import KvCache
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import ModelLoadError, load, plain_options
 

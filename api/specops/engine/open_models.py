@@ -12,9 +12,10 @@ from specops.models.folder import ModelFolder
 from specops.models.graph.weight_cache import graph_key
 from specops.runtime import kernels
 from specops.runtime.batch import Batch
+from specops.runtime.block_pool import CacheShape
 from specops.runtime.calibration import FORMAT, calibrate
 from specops.runtime.cost_model import CostModel
-from specops.runtime.kv_cache import CacheShape, KvCache, PrefixCache
+from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.memory_plan import MemoryPlan, ModelSizes, plan_for_models
 from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.speculation.drafters.suffix import MEMORY_BYTES

@@ -7,11 +7,34 @@ same number, and copying a block is a single memcpy.
 from __future__ import annotations
 
 import mmap
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from specops.runtime import kernels
+from specops.runtime.kernels import BLOCK_TOKENS
 from specops.system.page_cache import ask_large_pages
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """Sizes of a model's cache; `dtype` is one of `kernels.KV_DTYPES`."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    dtype: str
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block: keys and values of 64 tokens in all layers."""
+        return kernels.block_bytes(self.layers, self.kv_heads, self.head_size, self.dtype)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """A token's share of a block, in bytes."""
+        return self.block_bytes // BLOCK_TOKENS
 
 
 class BlockPool:

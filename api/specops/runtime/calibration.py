@@ -21,7 +21,7 @@ FORMAT = 3  # goes up when the figures are measured in another way
 _PAST = 64  # tokens before those of a measured pass
 _LONG_PAST = 1024  # tokens before those of the pass that measures attention
 _ATTENTION_TOKENS = 8  # tokens of that pass
-_LEAST_ROUNDS = 3
+_LEAST_ROUNDS = 3  # the first one also binds tensors and touches pages
 _MOST_ROUNDS = 60
 _ENOUGH_SECONDS = 1.0  # after the least rounds, measuring ends when this time has passed
 # The kernels compute 8 rows at once, so costs step there; above 8 they rise evenly.
@@ -32,7 +32,7 @@ _MOST_LOGITS = 64  # wider passes are prompts, which need one row of logits
 def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
     """Read the cost model of an earlier start, or measure it.
 
-    Measuring takes half a second to some seconds, depending on the size of the model. It uses slot
+    Measuring takes a second, or three passes of each width where these take longer. It uses slot
     0, which must be free, and frees it again.
 
     Args:
@@ -60,8 +60,7 @@ def _measure(runner: ModelRunner, sizes: list[int]) -> CostModel:
         if far + count <= past + widest:
             far, past = 0, 0
     # Memory that was never written is one page of zeros, which reads faster than a cache.
-    for start in range(0, far, widest):
-        _run(runner, start, min(widest, far - start), 1)
+    cache.zero(0)
     # From the widest to the narrowest, as caches are in decoding: right behind a far wider pass, a
     # pass over one token takes as long as one over two (demo pair: 0.53 ms in place of 0.36).
     passes = [partial(_run, runner, far, count, count)]
@@ -91,14 +90,13 @@ def _least_seconds(passes: Sequence[Callable[[], None]]) -> list[float]:
     """Least seconds of each pass. They take turns: other work on the machine only adds time."""
     least = [float("inf")] * len(passes)
     began = time.perf_counter()
-    for number in range(_MOST_ROUNDS + 1):
-        if number > _LEAST_ROUNDS and time.perf_counter() - began > _ENOUGH_SECONDS:
+    for number in range(_MOST_ROUNDS):
+        if number >= _LEAST_ROUNDS and time.perf_counter() - began > _ENOUGH_SECONDS:
             break
         for index, run in enumerate(passes):
             start = time.perf_counter()
             run()
-            if number:  # the first round binds tensors and touches pages
-                least[index] = min(least[index], time.perf_counter() - start)
+            least[index] = min(least[index], time.perf_counter() - start)
     return least
 
 

@@ -9,14 +9,13 @@ gets a copy first. A rollback only makes the length smaller: the next pass overw
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from specops.runtime import kernels
-from specops.runtime.block_pool import BlockPool
+from specops.runtime.block_pool import BlockPool, CacheShape
 from specops.runtime.cache_slot import CacheSlot
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.prefix_trie import Node, PrefixTrie, common_prefix
@@ -30,26 +29,6 @@ class PrefixCache(StrEnum):
     OFF = "off"  # none
     CLIENT = "client"  # those of one client: no client learns from times what another one asked
     ALL = "all"
-
-
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """Sizes of a model's cache; `dtype` is one of `kernels.KV_DTYPES`."""
-
-    layers: int
-    kv_heads: int
-    head_size: int
-    dtype: str
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block: keys and values of 64 tokens in all layers."""
-        return kernels.block_bytes(self.layers, self.kv_heads, self.head_size, self.dtype)
-
-    @property
-    def bytes_per_token(self) -> int:
-        """A token's share of a block, in bytes."""
-        return self.block_bytes // BLOCK_TOKENS
 
 
 class KvCache:
@@ -85,9 +64,8 @@ class KvCache:
         self._pool = BlockPool(num_blocks, shape.block_bytes)
         self._trie = PrefixTrie(self._pool.give)
         self._slots: list[CacheSlot | None] = [None] * num_slots
-        self.block_tables: npt.NDArray[np.int64] = np.zeros(
-            (num_slots, _blocks_for(context)), np.int64
-        )
+        tables = num_slots, _blocks_for(context)
+        self.block_tables: npt.NDArray[np.int64] = np.zeros(tables, np.int64)
         numbers = self._pool.address, num_blocks, shape.block_bytes, kernels.KV_DTYPES[shape.dtype]
         self.descriptor: npt.NDArray[np.int64] = np.array(numbers, np.int64)
 
@@ -145,7 +123,7 @@ class KvCache:
         compute it.
 
         Args:
-            slot: number of a free slot.
+            slot: a free slot.
             tokens: the prompt, and the generated tokens if the request was preempted.
             client: name of the client.
             share: whether the request uses others' blocks and leaves its own to them.
@@ -242,6 +220,11 @@ class KvCache:
         held.tokens = tokens
         if length >= held.register_at:
             self._register(held)
+
+    def zero(self, slot: int) -> None:
+        """Write zeros to all positions that the slot may write, so that they take memory."""
+        held = self._held(slot)
+        self._pool.memory[held.blocks[len(held.nodes) :]] = 0
 
     def release(self, slot: int) -> None:
         """Free a slot. Its committed blocks are kept for later requests, if it shares blocks."""

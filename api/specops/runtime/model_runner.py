@@ -14,8 +14,9 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from specops.runtime.batch import Batch
+from specops.runtime.block_pool import CacheShape
 from specops.runtime.kernels import KV_DTYPES
-from specops.runtime.kv_cache import CacheShape, KvCache
+from specops.runtime.kv_cache import KvCache
 from specops.runtime.session import ModelLoadError, Session, shared_value
 
 Floats = npt.NDArray[np.float32]
