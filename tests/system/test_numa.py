@@ -111,13 +111,13 @@ def test_weights_are_read_under_the_policy(tmp_path: Path, monkeypatch: pytest.M
         seen.append(numa._policy())
         return {"model.onnx": "0"}
 
-    def prepack(graph: Path, destination: Path) -> None:
+    def prepack(graph: Path, destination: Path, lock: int) -> None:
         destination.write_bytes(b"graph")
         destination.with_name(weight_cache.USED).write_text("0")
 
     monkeypatch.setattr(weight_cache, "checksums", checksums)
     monkeypatch.setattr(weight_cache, "_prepack", prepack)
-    made = weight_cache._make(tmp_path / "model.onnx", tmp_path / "made")
+    made = weight_cache._make(tmp_path / "model.onnx", tmp_path / "made", 0)
     assert weight_cache._intact(made.parent, lambda detail: None)
     assert seen == [INTERLEAVE, INTERLEAVE]
     assert numa._policy() == DEFAULT

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from specops.models.graph import weight_cache
 from specops.models.graph.prepack import prepack
 from specops.models.graph.weight_cache import prepacked_graph
 from specops.system import checksums
+from specops.system.folders import locked
 from tests.checkpoints import make_llama_checkpoint
 from tests.passes import Passes
 
@@ -233,6 +235,38 @@ def test_a_full_disk_or_memory_is_a_line_that_says_what_to_do(
     assert "\n" not in str(caught.value)
     assert "Traceback" not in str(caught.value)
     assert not list((tmp_path / "prepacked").iterdir())
+
+
+def test_a_child_that_outlives_its_parent_keeps_the_lock(graph: Path, tmp_path: Path) -> None:
+    """The next process waits for it and does not clear what it is writing."""
+    child = tmp_path / "child"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib, signal\n"
+        "import specops.models.graph.tiles as tiles\n"
+        "def stop(*args):\n"
+        f"    pathlib.Path({str(child)!r}).write_text(str(os.getpid()))\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    os._exit(1)\n"
+        "tiles.write_tiles = stop\n"
+    )
+    code = (
+        "from pathlib import Path\n"
+        "from specops.models.graph.weight_cache import prepacked_graph\n"
+        f"prepacked_graph(Path({str(graph)!r}), 'tiny', Path({str(tmp_path)!r}), print)\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    parent = subprocess.run([sys.executable, "-c", code], env=env, check=False)
+    assert parent.returncode == -signal.SIGKILL
+
+    def refuse() -> None:
+        raise BlockingIOError
+
+    try:
+        with pytest.raises(BlockingIOError), locked(tmp_path / "prepacked", refuse):
+            pass
+    finally:
+        os.kill(int(child.read_text()), signal.SIGKILL)
 
 
 def test_a_process_that_is_killed_is_taken_for_too_little_memory(

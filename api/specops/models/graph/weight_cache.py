@@ -64,14 +64,15 @@ def prepacked_graph(graph: Path, name: str, cache_dir: Path, report: Callable[[s
             with suppress(OSError):  # a read-only cache does not need the order of use
                 folder.touch()
             return folder / _GRAPH
-        with locked(root, lambda: report(f"waiting for another process that writes in {root}")):
+        waiting = f"waiting for another process that writes in {root}"
+        with locked(root, lambda: report(waiting)) as lock:
             if folder := _found(root, key):
                 if _intact(folder, report):  # another process has made it meanwhile
                     return folder / _GRAPH
                 log.warning("%s is damaged and is made again", folder)
             _clear(root, name)
             report(f"laying out the weights of {name} for this processor")
-            return _make(graph, folder or root / f"{name}-{key}")
+            return _make(graph, folder or root / f"{name}-{key}", lock)
     except OSError as error:
         raise ModelError(
             f"{error.filename or root} cannot be written ({error.strerror}), and the weights of "
@@ -163,10 +164,10 @@ def _clear(root: Path, name: str) -> None:
         shutil.rmtree(outdated, ignore_errors=True)
 
 
-def _make(graph: Path, folder: Path) -> Path:
+def _make(graph: Path, folder: Path, lock: int) -> Path:
     shutil.rmtree(folder, ignore_errors=True)  # a damaged one; its room on the disk is needed
     with folder_at_once(folder) as temporary:
-        _prepack(graph, temporary / _GRAPH)
+        _prepack(graph, temporary / _GRAPH, lock)
         for path in _files(temporary):
             forget(path)  # the checksums read it again from the disk: see `read_ahead`
         kept = min(page_cache_room(), used_bytes(temporary))
@@ -176,9 +177,10 @@ def _make(graph: Path, folder: Path) -> Path:
     return folder / _GRAPH
 
 
-def _prepack(graph: Path, destination: Path) -> None:
+def _prepack(graph: Path, destination: Path, lock: int) -> None:
+    module = "specops.models.graph.prepack"
     try:
-        run_module("specops.models.graph.prepack", str(graph), str(destination))
+        run_module(module, str(graph), str(destination), lock=lock)
     except ChildError as error:
         said = str(error).splitlines()[-1]
         start = f"laying out the weights of {graph}: " if error.killed else ""
