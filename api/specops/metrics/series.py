@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from specops.metrics.collectors import NAMESPACE
-from specops.request import SOURCES, FinishReason, StepKind
+from specops.request import DRAFTERS, SOURCES, FinishReason, StepKind
 
 MODELS = ("target", "draft")
 USES = ("decoded", "verified", "prompt")
@@ -198,7 +198,7 @@ class Series:
             _LENGTH_BUCKETS,
             ["drafter"],
         )
-        self.chosen_draft_tokens = {name: lengths.labels(name) for name in SOURCES}
+        self.chosen_draft_tokens = {name: lengths.labels(name) for name in DRAFTERS}
 
     def _make_gauges(self) -> None:
         self.avg_jump = self._gauge(
