@@ -92,12 +92,20 @@ class Shape(LoadTestShape):
 
 # -- what is recorded ------------------------------------------------------------------------------
 
+_workers: list[Environment] = []  # of this process, if it is a worker and has begun
+_masters: list[Environment] = []
+
 
 @events.test_start.add_listener
 def begin(environment: Environment, **_: Any) -> None:
     """Start to record. Every process does so, at nearly the same time."""
     options = environment.parsed_options
     environment.recorder = Recorder(SHAPES[options.shape], options.time_scale, time.time())
+    # The events between processes do not carry the environment.
+    if isinstance(environment.runner, WorkerRunner):
+        _workers[:] = [environment]
+    elif isinstance(environment.runner, MasterRunner):
+        _masters[:] = [environment]
 
 
 @events.report_to_master.add_listener
@@ -114,10 +122,6 @@ def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
         _masters[0].recorder.add(data["stages"])
 
 
-_workers: list[Environment] = []
-_masters: list[Environment] = []
-
-
 @events.init.add_listener
 def require_the_key(environment: Environment, **_: Any) -> None:
     """End at once if the API has keys and refuses ours, or its lack."""
@@ -129,15 +133,6 @@ def require_the_key(environment: Environment, **_: Any) -> None:
         return  # the users will count that
     if answer.status_code == requests.codes.unauthorized:
         sys.exit("The API refuses this key, or its lack: --api-key or LOAD_API_KEY gives one.")
-
-
-@events.init.add_listener
-def know_the_role(environment: Environment, **_: Any) -> None:
-    """Remember the environment, which the events between processes do not carry."""
-    if isinstance(environment.runner, WorkerRunner):
-        _workers.append(environment)
-    elif isinstance(environment.runner, MasterRunner):
-        _masters.append(environment)
 
 
 # -- the end ---------------------------------------------------------------------------------------
