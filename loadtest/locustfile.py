@@ -25,7 +25,7 @@ from typing import Any
 import requests
 from locust import HttpUser, LoadTestShape, events
 from locust.env import Environment
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import WorkerRunner
 
 import slo
 from protocols import PROTOCOLS
@@ -92,8 +92,7 @@ class Shape(LoadTestShape):
 
 # -- what is recorded ------------------------------------------------------------------------------
 
-_workers: list[Environment] = []  # of this process, if it is a worker and has begun
-_masters: list[Environment] = []
+_begun: list[Environment] = []  # this process's; the events between processes do not carry it
 
 
 @events.test_start.add_listener
@@ -101,25 +100,21 @@ def begin(environment: Environment, **_: Any) -> None:
     """Start to record. Every process does so, at nearly the same time."""
     options = environment.parsed_options
     environment.recorder = Recorder(SHAPES[options.shape], options.time_scale, time.time())
-    # The events between processes do not carry the environment.
-    if isinstance(environment.runner, WorkerRunner):
-        _workers[:] = [environment]
-    elif isinstance(environment.runner, MasterRunner):
-        _masters[:] = [environment]
+    _begun[:] = [environment]
 
 
 @events.report_to_master.add_listener
 def hand_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
     """Let a worker send what it has recorded since the last time."""
-    if _workers:
-        data["stages"] = _workers[0].recorder.take()
+    if _begun:
+        data["stages"] = _begun[0].recorder.take()
 
 
 @events.worker_report.add_listener
 def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
     """Let the master add it up."""
-    if _masters and "stages" in data:
-        _masters[0].recorder.add(data["stages"])
+    if _begun and "stages" in data:
+        _begun[0].recorder.add(data["stages"])
 
 
 @events.init.add_listener

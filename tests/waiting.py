@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
+
+from specops.system.folders import locked
 
 POLL_SECONDS = 0.1
 PATIENCE = 60.0  # seconds for one answer; the 5 s of httpx are too few on a busy machine
@@ -26,3 +29,16 @@ def answers(url: str, status: int = 200) -> bool:
         return httpx.get(url, timeout=10).status_code == status
     except httpx.TransportError:
         return False
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether another process holds a folder's lock."""
+
+    def refuse() -> None:
+        raise BlockingIOError
+
+    try:
+        with locked(folder, refuse):
+            return False
+    except BlockingIOError:
+        return True

@@ -199,6 +199,8 @@ def test_only_lengths_that_the_controller_chose_are_counted_as_chosen(metrics: R
     names = "draft_tokens_total chosen_draft_tokens_count chosen_draft_tokens_sum"
     assert metrics.values(names, drafter="suffix") == [5, 1, 2]
     assert metrics.values("draft_tokens_total", drafter="grammar") == [5]
+    count = "specops_chosen_draft_tokens_count"
+    assert metrics.registry.get_sample_value(count, {"drafter": "grammar"}) is None
 
 
 def test_the_controllers_estimates_are_read_when_asked(metrics: Readable) -> None:

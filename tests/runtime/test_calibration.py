@@ -35,10 +35,10 @@ def test_the_costs_of_passes_are_found(
 ) -> None:
     target = made(monkeypatch, context=context, scatter=scatter, slowness=1.5)
     found = calibrate(target, None)
-    least, most = 1 - scatter, 1 + scatter
+    least = 1 - scatter
     for tokens in found.sizes:
         expected = 1.5 * tinyllama().cost(tokens)
-        assert 0.95 * least * expected <= found.cost(tokens) <= 1.05 * most * expected
+        assert 0.95 * least * expected <= found.cost(tokens) <= 1.15 * expected
     assert found.sizes[-1] == 96
     if not scatter:
         assert found.pair_seconds == pytest.approx(1.5 * PAIR_SECONDS, rel=0.05)
