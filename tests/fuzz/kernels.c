@@ -12,6 +12,7 @@
 #include "matmul.h"
 #include "operators.h"
 #include "processor.h"
+#include "quantize.h"
 #include "sampling.h"
 #include "suffixes.h"
 
@@ -31,6 +32,10 @@ void specops_mask(float *, int64_t, int64_t, const uint32_t *, int64_t);
 int64_t specops_draw(const float *, int64_t, double);
 int64_t specops_race(const float *, int64_t, uint64_t, uint64_t);
 int64_t specops_block_bytes(int64_t, int64_t, int64_t, int);
+void specops_grids(const float *, int64_t, int64_t, const float *, float *, float *);
+void specops_codes(const float *, int64_t, int64_t, int, const float *, const float *, uint8_t *);
+void specops_compensate(const float *, const float *, int64_t, int64_t, const float *, const float *,
+                        const float *, float *, uint8_t *, int64_t);
 
 enum { MOST_KERNELS = 10, MOST_RANK = 10, MOST_TENSORS = 12, MOST_ATTRIBUTES = 16, OUTPUTS = 3 };
 static const char *names[MOST_KERNELS];  // plain C, the reference, comes first
@@ -41,10 +46,10 @@ static int kernels;
 // processors that few machines have, with plain C in place of their instructions.
 extern const MatmulKernel MATMUL_EVEX, MATMUL_AMX_BY_C, MATMUL_AVX512_BY_C, MATMUL_VNNI512_BY_C;
 static const Processor OTHERS[] = {
-    {"AVX-VNNI by EVEX", HAS_AVX512 | HAS_VNNI512, &MATMUL_EVEX, &ATTENTION_AVX2, &SAMPLING_AVX2},
-    {"AMX-INT8 by plain C", 0, &MATMUL_AMX_BY_C, &ATTENTION_PLAIN, &SAMPLING_PLAIN},
-    {"AVX-512 by plain C", 0, &MATMUL_AVX512_BY_C, &ATTENTION_PLAIN, &SAMPLING_PLAIN},
-    {"AVX512-VNNI by plain C", 0, &MATMUL_VNNI512_BY_C, &ATTENTION_PLAIN, &SAMPLING_PLAIN},
+    {"AVX-VNNI by EVEX", HAS_AVX512 | HAS_VNNI512, &MATMUL_EVEX, AVX2},
+    {"AMX-INT8 by plain C", 0, &MATMUL_AMX_BY_C, PLAIN},
+    {"AVX-512 by plain C", 0, &MATMUL_AVX512_BY_C, PLAIN},
+    {"AVX512-VNNI by plain C", 0, &MATMUL_VNNI512_BY_C, PLAIN},
 };
 enum { OTHER = sizeof OTHERS / sizeof *OTHERS };
 int specops_agree(const MatmulKernel *, const MatmulKernel *, int bits, int64_t block);
@@ -607,6 +612,69 @@ static void try_suffixes(void) {
     free(estimate);
 }
 
+// -- quantization ----------------------------------------------------------------------------------
+
+// `count` finite numbers, some of them odd.
+static float *finite(int64_t count, float largest) {
+    const int64_t odd = oddness();
+    float *numbers = malloc((size_t)count * sizeof *numbers);
+    for (int64_t i = 0; i < count; i++) {
+        do numbers[i] = some_float(odd);
+        while (!(fabsf(numbers[i]) <= largest));
+    }
+    return numbers;
+}
+
+static void try_blocks(void) {
+    const int64_t block = 16 << below(5), blocks = from_to(1, 6), all = blocks * block;
+    float *weights = finite(all, INFINITY), *importance = one_in(2) ? finite(block, 1) : NULL;
+    for (int64_t i = 0; i < all; i++)
+        if (isinf(weights[i])) weights[i] = 0;
+    for (int64_t i = 0; importance && i < block; i++) importance[i] = fabsf(importance[i]);
+    float *grids[MOST_KERNELS];  // scales, zero points
+    uint8_t *codes[MOST_KERNELS];
+    for (int k = 0; k < kernels; k++) {
+        use_kernel(k);
+        grids[k] = malloc((size_t)(2 * blocks) * sizeof(float));
+        codes[k] = malloc((size_t)(all + all / 2));
+        specops_grids(weights, blocks, block, importance, grids[k], grids[k] + blocks);
+        specops_codes(weights, blocks, block, 8, grids[k], NULL, codes[k]);
+        specops_codes(weights, blocks, block, 4, grids[k], grids[k] + blocks, codes[k] + all);
+        executions += 3;
+        check(same(grids[0], grids[k], 2 * blocks), "grids of blocks");
+        check(!memcmp(codes[0], codes[k], (size_t)(all + all / 2)), "codes of blocks");
+        for (int64_t i = 0; i < blocks; i++)
+            check(grids[k][blocks + i] >= 0 && grids[k][blocks + i] <= 15, "a zero point");
+    }
+    digest_words(grids[0], 2 * blocks), digest_words(codes[0], (all + all / 2) / 4);
+    for (int k = 0; k < kernels; k++) free(grids[k]), free(codes[k]);
+    free(weights), free(importance);
+}
+
+static void try_compensation(void) {
+    const int64_t columns = from_to(1, one_in(4) ? LARGEST_BLOCK : 20), rows = from_to(1, 70);
+    const int64_t all = columns * rows, pitch = columns + below(20);
+    float *weights = finite(all, 1000), *wanted = finite(all, 1000);
+    float *feedback = finite(columns * columns, 1), *grids = finite(2 * rows, 15);
+    for (int64_t i = 0; i < columns * columns; i++) feedback[i] /= (float)columns;
+    for (int64_t i = 0; i < 2 * rows; i++) grids[i] = i < rows ? grids[i] : truncf(fabsf(grids[i]));
+    float *errors[MOST_KERNELS];
+    uint8_t *codes[MOST_KERNELS];
+    for (int k = 0; k < kernels; k++) {
+        use_kernel(k);
+        errors[k] = malloc((size_t)all * sizeof(float));
+        codes[k] = calloc((size_t)(rows * pitch), 1);
+        specops_compensate(weights, wanted, columns, rows, feedback, grids, grids + rows, errors[k],
+                           codes[k], pitch);
+        executions++;
+        check(same(errors[0], errors[k], all), "errors of columns");
+        check(!memcmp(codes[0], codes[k], (size_t)(rows * pitch)), "codes of columns");
+    }
+    digest_words(errors[0], all), digest_words(codes[0], rows * pitch / 4);
+    for (int k = 0; k < kernels; k++) free(errors[k]), free(codes[k]);
+    free(weights), free(wanted), free(feedback), free(grids);
+}
+
 int main(int count, char **arguments) {
     if (count != 4) return fprintf(stderr, "kernels CASES SECONDS SEED\n"), 2;
     const uint64_t cases = strtoull(arguments[1], NULL, 10);
@@ -626,12 +694,14 @@ int main(int count, char **arguments) {
 #endif
     do {
         state = seed;
-        const int64_t kind = below(10);
+        const int64_t kind = below(11);
         if (kind < 3) try_operator(product);
         else if (kind < 6) try_operator(attention);
         else if (kind < 7) try_operator(norm);
         else if (kind < 9) try_sampling();
-        else try_suffixes();
+        else if (kind < 10) try_suffixes();
+        else if (one_in(2)) try_blocks();
+        else try_compensation();
         seed++;
     } while (cases ? seed - first < cases : time(NULL) < end);
     printf("kernels: %llu cases from seed %llu, %llu executions, %llu of them refused\n",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specops.models.convert import Quantization, export_checkpoint
 from specops.models.convert.calibration import Feedback, draw_samples
 from specops.models.convert.quantize import quantize_blockwise
+from specops.runtime.kernels.packing import unpacked
 from tests.checkpoints import make_gpt2_checkpoint, make_llama_checkpoint
 from tests.models.convert.dequantize import dequantize_blockwise
 from tests.models.convert.runner import Runner
@@ -42,6 +43,30 @@ def test_errors_cancel_if_inputs_are_correlated(columns: int, block: int) -> Non
         )
     ]
     assert lost(weight, moment, restored[0]) < 0.7 * lost(weight, moment, restored[1])
+
+
+@pytest.mark.parametrize(("rows", "columns", "block"), [(70, 96, 32), (5, 200, 64)])
+def test_each_column_makes_up_for_those_before_it(rows: int, columns: int, block: int) -> None:
+    """Compared with the steps written one after the other, in float64."""
+    rng = np.random.default_rng(columns)
+    x = rng.standard_normal((4000, columns)) @ rng.standard_normal((columns, columns))
+    moment = (x.T @ x / len(x)).astype(np.float32)
+    weight = rng.standard_normal((rows, columns), np.float32)
+    found = Feedback(moment.copy(), block).quantize(weight)
+    restored = dequantize_blockwise(found, 4, columns)
+    damped = moment / np.trace(moment) * columns + 0.01 * np.eye(columns)
+    upper = np.linalg.cholesky(damped[::-1, ::-1].astype(np.float64))[::-1, ::-1]
+    assert found.zero_points is not None
+    zero_points = unpacked(found.zero_points.astype(np.uint8), 4)
+    errors = np.zeros_like(weight, np.float64)
+    for column in range(columns):
+        feedback = upper[:column, column] / upper[column, column]
+        wanted = weight[:, column] + errors[:, :column] @ feedback
+        step = found.scales[:, column // block]
+        zero = zero_points[:, column // block] * step
+        nearest = np.clip(wanted, -zero, 15 * step - zero)
+        assert (np.abs(restored[:, column] - nearest) <= 0.502 * step).all()
+        errors[:, column] = weight[:, column] - restored[:, column]
 
 
 def test_uncorrelated_inputs_give_rounding_to_the_nearest() -> None:

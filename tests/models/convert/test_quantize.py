@@ -10,7 +10,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from specops.models.convert.quantize import quantize_blockwise
+from specops.models.convert.quantize import block_grids, quantize_blockwise
+from specops.runtime import kernels
 from tests.models.convert.dequantize import dequantize_blockwise
 from tests.models.convert.runner import open_model
 
@@ -44,6 +45,41 @@ def test_int4_is_off_by_at_most_a_step_of_the_plain_grid(weight: Float, block: i
     restored = np.pad(dequantize_blockwise(quantized, 4, columns), ((0, 0), (0, -columns % block)))
     squares = np.square(restored.reshape(padded.shape).astype(np.float64) - padded).sum(-1)
     assert (squares <= block * np.square(step.astype(np.float64)) * (1 + 1e-4)).all()
+
+
+SPANS = (13.0, 13.75, 14.5, 15.25, 16.0, 16.75, 17.5, 18.25, 19.0)  # steps over a block's range
+
+
+def gains(block: Float, importance: Float) -> dict[int, float]:
+    """For each zero point the most energy that a candidate with it removes, in float64."""
+    x = block.astype(np.float64)
+    low, high = min(x.min(), 0), max(x.max(), 0)
+    found: dict[int, float] = {}
+    for steps in SPANS:
+        per_step = steps / (high - low)
+        zero_point = int(np.clip(np.rint(7.5 - (low + high) / 2 * per_step), 0, 15))
+        codes = np.clip(np.rint(x * per_step), -zero_point, 15 - zero_point)
+        gain = (
+            (x * importance) @ codes * ((x * importance) @ codes / ((codes * importance) @ codes))
+        )
+        found[zero_point] = max(gain, found.get(zero_point, 0))
+    return found
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("size", [16, 32, 128, 256])
+def test_int4_takes_the_candidate_that_loses_least(size: int, weighed: bool) -> None:
+    rng = np.random.default_rng(size)
+    values = (rng.standard_normal((40, size)) + rng.uniform(-2, 2, (40, 1))).astype(np.float32)
+    importance = rng.uniform(0.01, 1, size).astype(np.float32) if weighed else None
+    scales, zero_points = block_grids(values, importance)
+    factors = np.ones(size, np.float32) if importance is None else importance
+    for block, scale, zero_point in zip(values, scales, zero_points, strict=True):
+        options = gains(block, factors)
+        assert options[int(zero_point)] > max(options.values()) * (1 - 1e-5)
+        codes = np.clip(np.rint(block / scale), -zero_point, 15 - zero_point)
+        best = (block * factors) @ codes / ((codes * factors) @ codes)
+        assert scale == pytest.approx(best, rel=0.03)  # the codes are those before the scale
 
 
 @given(
@@ -90,6 +126,17 @@ def test_rows_are_quantized_independently(weight: Float, block: int, bits: int) 
         for part, whole in zip(alone, together, strict=True):
             if part is not None:
                 np.testing.assert_array_equal(part[0], whole[row])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_processor_stores_the_same_bytes(bits: int) -> None:
+    weight = np.random.default_rng(bits).standard_normal((33, 500), np.float32)
+    found = []
+    for name in kernels.NAMES:
+        kernels.force(name)
+        found.append([part.tobytes() for part in quantize_blockwise(weight, bits, 64)[:2]])
+    kernels.force(None)
+    assert all(parts == found[0] for parts in found)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

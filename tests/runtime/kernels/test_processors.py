@@ -1,8 +1,8 @@
 """All kernels of all processors compute the same bits; those of arm64 run in an emulator.
 
 The tests compile `tests/fuzz/kernels.c` for each kind of processor and run it. The program makes
-cases of products, attention, norms, sampling and suffixes, right and wrong. It computes each with
-all kernels and prints a digest of the results.
+cases of products, attention, norms, sampling, suffixes and quantization, right and wrong. It
+computes each with all kernels and prints a digest of the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specops.runtime import kernels
 from tests.fuzz import kernels as fuzz
 
 ROOT = Path(__file__).resolve().parents[3]
-CASES = 1500  # three tenths are products, three tenths attention, a tenth norms
+CASES = 1500  # three elevenths are products, three attention, two sampling, one norms
 FEWER = 500  # of a processor without kernels of its own: another one runs them in all cases
 AVX2, AVX512, VNNI512, VNNI256, DOTPROD, I8MM, AMX = (1 << bit for bit in range(7))  # processor.h
 BY_PLAIN_C = [f"{name} by plain C" for name in ("AMX-INT8", "AVX-512", "AVX512-VNNI")]

@@ -1,8 +1,9 @@
-"""Kernels in C: products, norms and attention as operators of ONNX Runtime; sampling; suffixes.
+"""Kernels in C: products, norms and attention as operators of ONNX Runtime; what is no operator.
 
 Each computes a token's result independently of all else in the pass, and the same bits on every
-processor. `matmul.h`, `attention.h`, `sampling.h` and `suffixes.h` say how. This module loads the
-library; `specops.runtime.sampling` and `specops.runtime.suffixes` call what is no operator.
+processor; the headers say how. This module loads the library. `specops.runtime.sampling` calls
+`sampling.h`, `specops.runtime.suffixes` `suffixes.h`, `specops.models.convert.quantize`
+`quantize.h`, `specops.runtime.kernels.packing` `tiles.c`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "estimate_floats": (_SIZE,),
     "look_up": (_SIZE, *[_POINTER] * 4, _SIZE, _SIZE, _FLOAT, _POINTER, _POINTER),
     "teach": (None, _POINTER, _POINTER),
+    "fill_tiles": (None, _POINTER, *[_SIZE] * 3, _INT, *[_POINTER] * 2, _SIZE),
+    "grids": (None, _POINTER, _SIZE, _SIZE, *[_POINTER] * 3),
+    "codes": (None, _POINTER, _SIZE, _SIZE, _INT, *[_POINTER] * 3),
+    "compensate": (None, *[_POINTER] * 2, _SIZE, _SIZE, *[_POINTER] * 5, _SIZE),
 }
 
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specops.runtime.kernels import library
+
 TILE, _LINE = 16, 64
-_WORD = 4  # codes of a column that the kernels multiply at once
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -79,36 +80,41 @@ def pack(
     """
     columns, blocks = scales.shape
     tiles = -(-columns // TILE)
-    values = _filled(unpacked(codes, bits), tiles)  # [N, blocks, block]
-    words = values.reshape(tiles, TILE, blocks, block // _WORD, _WORD)
-    words = words.transpose(0, 2, 3, 1, 4)  # [tiles, blocks, words, columns, 4]
-    if bits == 4:
-        words = words[:, :, 0::2] | (words[:, :, 1::2] << np.uint8(4))
-    lines = words.reshape(tiles, blocks, -1)
-    in_blocks = [lines, _lines_of(scales, tiles)]
-    behind = []
+    size = block * bits // 8 * TILE  # of a block's codes in a tile
+    lines, behind, blocks_of_line = _lines_of(scales, tiles), None, 1
     if zero_points is not None and zero_points.dtype == scales.dtype:
-        in_blocks.append(_lines_of(zero_points, tiles))
-    elif zero_points is not None:
-        points = unpacked(zero_points.astype(np.uint8, copy=False), bits)[:, :blocks]
-        filled = _filled(points, tiles).reshape(tiles, TILE, blocks)
-        flat = filled.transpose(0, 2, 1).reshape(tiles, -1)
-        behind.append(np.pad(flat, ((0, 0), (0, -flat.shape[1] % _LINE))))
-    if scales.dtype == np.float16 and len(in_blocks) == 2:
-        parts = [_in_pairs(*in_blocks), *behind]
+        lines = np.concatenate([lines, _lines_of(zero_points, tiles)], axis=2)
     else:
-        parts = [np.concatenate(in_blocks, axis=2).reshape(tiles, -1), *behind]
-    return np.concatenate(parts, axis=1).reshape(-1)
+        if zero_points is not None:
+            behind = _points_of(zero_points.astype(np.uint8, copy=False), bits, tiles, blocks)
+        if scales.dtype == np.float16:  # two blocks share a line
+            blocks_of_line = 2
+            lines = np.pad(lines, ((0, 0), (0, blocks % 2), (0, 0))).reshape(tiles, -1, _LINE)
+    width = lines.shape[2]
+    in_blocks = blocks * size + lines.shape[1] * width
+    packed = np.zeros((tiles, in_blocks + (0 if behind is None else behind.shape[1])), np.uint8)
+    step = blocks_of_line * size + width
+    for number in range(lines.shape[1]):
+        place = number * step + size
+        packed[:, place : place + width] = lines[:, number]
+    if behind is not None:
+        packed[:, in_blocks:] = behind
+    numbers = np.arange(blocks)
+    places = numbers // blocks_of_line * step + numbers % blocks_of_line * (size + width)
+    codes = np.ascontiguousarray(codes)
+    library.specops_fill_tiles(
+        *(codes.ctypes.data, *codes.shape, bits, places.ctypes.data),
+        *(packed.ctypes.data, packed.shape[1]),
+    )
+    return packed.reshape(-1)
 
 
-def _in_pairs(codes: Bytes, scales: Bytes) -> Bytes:
-    """[tiles, blocks, …] as [tiles, bytes]: behind every second block the scales of two blocks."""
-    tiles, blocks, size = codes.shape
-    odd = ((0, 0), (0, blocks % 2), (0, 0))
-    pairs = np.pad(codes, odd).reshape(tiles, -1, 2, size)
-    lines = np.pad(scales, odd).reshape(tiles, -1, _LINE)
-    whole = np.concatenate([pairs[:, :, 0], lines, pairs[:, :, 1]], axis=2).reshape(tiles, -1)
-    return whole[:, : whole.shape[1] - blocks % 2 * size]
+def _points_of(zero_points: Bytes, bits: int, tiles: int, blocks: int) -> Bytes:
+    """Zero points that are codes as [tiles, bytes], filled up to whole lines."""
+    points = unpacked(zero_points, bits)[:, :blocks]
+    filled = _filled(points, tiles).reshape(tiles, TILE, blocks)
+    flat = filled.transpose(0, 2, 1).reshape(tiles, -1)
+    return np.pad(flat, ((0, 0), (0, -flat.shape[1] % _LINE)))
 
 
 def unpacked(packed: Bytes, bits: int) -> Bytes:

@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "matmul.h"
+#include "quantize.h"
 #include "sampling.h"
 
 // Features that kernels need: the processor has them and the system allows them.
@@ -24,7 +25,13 @@ typedef struct {
     const MatmulKernel *matmul;
     const AttentionKernel *attention;
     const SamplingKernel *sampling;
+    const QuantizeKernel *quantize;
 } Processor;
+
+// The kernels that gain nothing from instructions for bytes.
+#define AVX512 &ATTENTION_AVX512, &SAMPLING_AVX512, &QUANTIZE_AVX512
+#define AVX2 &ATTENTION_AVX2, &SAMPLING_AVX2, &QUANTIZE_AVX2
+#define PLAIN &ATTENTION_PLAIN, &SAMPLING_PLAIN, &QUANTIZE_PLAIN
 
 // The kernels for new sessions: the fastest for this processor, or the forced ones. Never NULL.
 const Processor *choose_processor(void);

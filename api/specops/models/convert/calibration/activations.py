@@ -80,10 +80,12 @@ class Activations:
         """The mean [K, K] of x x^T over the rows x of a tensor."""
         rows = [values[name].reshape(-1, values[name].shape[-1]) for values in self._values]
         moment: Float = rows[0].T @ rows[0]
-        for x in rows[1:]:
-            for start in range(0, len(moment), _PANEL):
-                part = slice(start, start + _PANEL)
-                moment[part] += x[:, part].T @ x
+        parts = [slice(start, start + _PANEL) for start in range(0, len(moment), _PANEL)]
+        for x in rows[1:]:  # symmetric: the upper half is enough
+            for part in parts:
+                moment[part, part.start :] += x[:, part].T @ x[:, part.start :]
+        for part in parts:
+            moment[part.stop :, part] = moment[part, part.stop :].T
         moment /= sum(len(x) for x in rows)
         return moment
 

@@ -17,14 +17,14 @@ from specops.models.convert.quantize import (
     QuantizedWeight,
     block_grids,
     check_finite,
-    inverses,
-    packed_blocks,
+    packed_codes,
+    packed_points,
 )
+from specops.runtime.kernels import library
 
 Float = NDArray[np.float32]
 
 _DAMPING = 0.01  # of the mean square input, added to each: the text is only a sample
-_LAST = 15  # the largest code
 _PANEL = 512  # columns factored at a time
 
 
@@ -60,24 +60,32 @@ class Feedback:
         rows, columns = weight.shape
         weight = np.ascontiguousarray(weight.T)  # columns become contiguous
         errors = np.empty_like(weight)
-        codes = np.empty((rows, columns + -columns % self._block), np.uint8)
-        grids = []
-        for start in range(0, columns, self._block):
+        blocks = -(-columns // self._block)
+        codes = np.zeros((rows, blocks, self._block), np.uint8)
+        scales, zero_points = np.empty((2, blocks, rows), np.float32)
+        for number in range(blocks):
+            start = number * self._block
             part = slice(start, min(start + self._block, columns))
-            wanted: Float = weight[part] + self._feedback[part, :start] @ errors[:start]
-            importance: Float = self._importance[part]
-            scale, zero_point = block_grids(wanted.T, importance / importance.max())
-            inverse = inverses(scale)
+            size = part.stop - start
+            wanted = weight[part] + self._feedback[part, :start] @ errors[:start]
+            scales[number], zero_points[number] = self._grids(wanted, part)
             within = np.ascontiguousarray(self._feedback[part, part])
-            for place, column in enumerate(range(part.start, part.stop)):
-                made_up = within[place, :place] @ errors[start:column]
-                code = np.rint((wanted[place] + made_up) * inverse + zero_point).clip(0, _LAST)
-                errors[column] = weight[column] - (code - zero_point) * scale
-                codes[:, column] = code
-            codes[:, part.stop : start + self._block] = zero_point[:, None]  # pads the last block
-            grids.append((scale, zero_point))
-        scales, zero_points = (np.stack(found, axis=1) for found in zip(*grids, strict=True))
-        return packed_blocks(codes.reshape(rows, -1, self._block), scales, zero_points)
+            library.specops_compensate(
+                *(weight[part].ctypes.data, wanted.ctypes.data, size, rows, within.ctypes.data),
+                *(scales[number].ctypes.data, zero_points[number].ctypes.data),
+                *(errors[part].ctypes.data, codes[:, number].ctypes.data, blocks * self._block),
+            )
+        codes[:, -1, size:] = zero_points[-1][:, None]  # pads the last block
+        points = packed_points(zero_points.T)
+        return QuantizedWeight(packed_codes(codes, 4), np.ascontiguousarray(scales.T), points)
+
+    def _grids(self, wanted: Float, part: slice) -> tuple[Float, Float]:
+        """Scales and zero points, [rows] each, of the columns `part`, `wanted` [columns, rows]."""
+        blocks = np.zeros((wanted.shape[1], self._block), np.float32)
+        blocks[:, : len(wanted)] = wanted.T
+        importance = np.zeros(self._block, np.float32)
+        importance[: len(wanted)] = self._importance[part]
+        return block_grids(blocks, importance / importance.max())
 
 
 def _factor(moment: Float) -> Float:

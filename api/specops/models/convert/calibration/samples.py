@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from specops.models.convert.errors import ExportError
 from specops.models.folder import ModelError, ModelFolder
 from specops.models.graph.weight_cache import prepacked_graph
+from specops.request import SamplingParams
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kv_cache import KvCache, PrefixCache
 from specops.runtime.model_runner import ModelRunner, cache_shape
+from specops.runtime.sampling import draw, filtered_probs
 from specops.runtime.session import ModelLoadError, load, plain_options
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.tokenizer import Tokenizer
@@ -27,6 +29,7 @@ from specops.text.tokenizer import Tokenizer
 _LENGTH = 128  # tokens of a sample
 _SAMPLES = 64
 _SEED = 17  # the same checkpoint gives the same weights
+_WHOLE = SamplingParams(temperature=1.0)  # the model's own distribution
 
 Tokens = NDArray[np.int64]
 
@@ -76,11 +79,11 @@ def draw_samples(folder: Path, scratch: Path, on_token: Callable[[int, int], Non
             held = cache.length(slot)
             cache.reserve(slot, len(texts[slot]))
             batch.add(slot, held, texts[slot][held:], 1)
-        drawn = _draw(runner.forward(batch), rng)
-        for span, token in zip(batch.spans, drawn, strict=True):
+        odds = filtered_probs(runner.forward(batch), _WHOLE)
+        for span, row in zip(batch.spans, odds, strict=True):
             text = texts[span.slot]
             cache.commit(span.slot, text, len(text))
-            text.append(int(token))
+            text.append(draw(row, rng))
             if len(text) == length:
                 unfinished.remove(span.slot)
         on_token(min(len(text) for text in texts), length)
@@ -97,12 +100,4 @@ def _beginnings(model: ModelFolder) -> list[Sequence[int]]:
         if template is not None and template.opening:
             tokenizer = Tokenizer.load(model.path)
             found.append(tokenizer.encode(template.opening, special_tokens=False))
-    return found
-
-
-def _draw(logits: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.int64]:
-    """One token for each row of logits [rows, vocabulary]."""
-    odds = np.exp(logits - logits.max(-1, keepdims=True)).cumsum(-1, dtype=np.float64)
-    wanted = rng.random((len(odds), 1)) * odds[:, -1:]
-    found: NDArray[np.int64] = (odds < wanted).sum(-1)
     return found
