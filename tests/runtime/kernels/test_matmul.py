@@ -463,3 +463,10 @@ def test_inputs_of_wrong_shapes_are_refused(
     compute = norm(LAYER_NORM, names) if by_itself else product(weights, names, input=LAYER_NORM)
     with pytest.raises(Exception, match=message):
         compute(**given)
+
+
+@pytest.mark.parametrize("shape", [(16, 2, 64), (16, 3, 32), (48, 2, 32), (16, 2, 16)])
+def test_codes_that_do_not_fit_their_scales_are_refused(shape: tuple[int, ...]) -> None:
+    scales = np.ones((16, 2), np.float32)
+    with pytest.raises(ValueError, match="codes"):
+        pack(np.zeros(shape, np.uint8), scales, None, bits=8, block=32)

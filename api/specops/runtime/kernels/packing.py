@@ -77,8 +77,13 @@ def pack(
 
     Returns:
         [bytes].
+
+    Raises:
+        ValueError: the shapes do not fit each other.
     """
     columns, blocks = scales.shape
+    if codes.shape != (columns, blocks, block * bits // 8):
+        raise ValueError(f"codes are {codes.shape} for scales {scales.shape}, blocks of {block}")
     tiles = -(-columns // TILE)
     size = block * bits // 8 * TILE  # of a block's codes in a tile
     lines, behind, blocks_of_line = _lines_of(scales, tiles), None, 1
