@@ -1,4 +1,4 @@
-"""Fixtures of all tests: small models with random weights, workers, and lines of the summary.
+"""Fixtures of all tests: small models with random weights, workers, kernels, the summary's lines.
 
 The models are made once for each worker of pytest. They are real graphs with random weights.
 """
@@ -19,7 +19,7 @@ from specops.models import child, layout, prepare
 from specops.models.convert import Quantization, export_checkpoint
 from specops.models.convert import __main__ as converter
 from specops.models.graph import prepack, weight_cache
-from specops.runtime import calibration
+from specops.runtime import calibration, kernels
 from specops.runtime.session import share_threads
 from tests.checkpoints import make_llama_checkpoint
 from tests.draft_heads import make_random_head
@@ -193,6 +193,13 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 quantization=Quantization.parse(quant),
             )
     return folder
+
+
+@pytest.fixture
+def any_kernel() -> Iterator[None]:
+    """The test may force kernels; afterwards new sessions use the fastest ones again."""
+    yield
+    kernels.force(None)
 
 
 @pytest.fixture(scope="session")

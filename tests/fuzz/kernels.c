@@ -652,7 +652,7 @@ static void try_blocks(void) {
 }
 
 static void try_compensation(void) {
-    const int64_t columns = from_to(1, one_in(4) ? LARGEST_BLOCK : 20), rows = from_to(1, 70);
+    const int64_t columns = from_to(1, one_in(4) ? MOST_BLOCK : 20), rows = from_to(1, 70);
     const int64_t all = columns * rows, pitch = columns + below(20);
     float *weights = finite(all, 1000), *wanted = finite(all, 1000);
     float *feedback = finite(columns * columns, 1), *grids = finite(2 * rows, 15);

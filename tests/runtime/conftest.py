@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from specops.runtime import kernels
-
-
-@pytest.fixture
-def any_kernel() -> Iterator[None]:
-    """The test may force kernels; afterwards new sessions use the fastest ones again."""
-    yield
-    kernels.force(None)
 
 
 @pytest.fixture(params=kernels.NAMES)

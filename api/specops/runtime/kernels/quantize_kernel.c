@@ -8,7 +8,6 @@ enum { LAST = 15, MIDDLE_4 = 8, MIDDLE_8 = 128, MOST_8 = 127 };  // of the codes
 // both exactly; fewer and more steps trade their error for that of the others.
 static const float SPANS[] = {13.0f, 13.75f, 14.5f, 15.25f, 16.0f, 16.75f, 17.5f, 18.25f, 19.0f};
 enum { CANDIDATES = sizeof SPANS / sizeof *SPANS };
-#define SMALLEST_EXTREME 1e-30f  // below it 1 / scale overflows: such a block is stored as zeros
 
 INLINE Floats nearest(Floats x) { return x + ROUNDER - ROUNDER; }
 
@@ -25,7 +24,7 @@ INLINE float inverse(float scale) { return scale == 0 ? 0 : 1 / scale; }
 // wins (as in llama.cpp's `make_qx_quants`).
 INLINE void best_grid(const float *weights, int64_t vectors, const float *importance, float *scale,
                       float *zero_point) {
-    Floats relative[LARGEST_BLOCK / LANES], high = {0}, low = {0};
+    Floats relative[MOST_BLOCK / LANES], high = {0}, low = {0};
     for (int64_t i = 0; i < vectors; i++) {
         relative[i] = load(weights + i * LANES);
         // The range includes 0, because its code, the zero point, must be one of the 16.
@@ -35,7 +34,7 @@ INLINE void best_grid(const float *weights, int64_t vectors, const float *import
     const float above = largest(high), below = largest(low);
     const float extreme = above > below ? above : below;
     *scale = 0, *zero_point = MIDDLE_4;
-    if (extreme < SMALLEST_EXTREME) return;
+    if (extreme < TINY) return;
     for (int64_t i = 0; i < vectors; i++) relative[i] /= extreme;  // so that no square overflows
     const float span = above / extreme + below / extreme;
     const float middle = (above / extreme - below / extreme) / 2;
@@ -106,7 +105,7 @@ INLINE void compensate_rows(const float *weights, const float *wanted, int64_t c
                             int64_t rows, int64_t count, const float *feedback, const float *scales,
                             const float *zero_points, float *errors, uint8_t *codes,
                             int64_t pitch, int vectors) {
-    Floats done[LARGEST_BLOCK][GROUP], scale[GROUP], by[GROUP], zero[GROUP];
+    Floats done[MOST_BLOCK][GROUP], scale[GROUP], by[GROUP], zero[GROUP];
     int64_t lanes[GROUP];
     for (int v = 0; v < vectors; v++) {
         lanes[v] = count - v * LANES < LANES ? count - v * LANES : LANES;
