@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specops.engine.engine import ModelInfo, ModelState
+from specops.engine.model_info import ModelInfo, ModelState
 from specops.request import (
     TARGET,
     FinishReason,
@@ -17,6 +17,7 @@ from specops.request import (
     Piece,
     SourceStats,
 )
+from specops.sampling_defaults import SamplingDefaults
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import NotReady
 from specops.serving.request_handle import QueuePosition, RequestHandle
@@ -42,6 +43,7 @@ INFO = ModelInfo(
     kernels="plain C",
     foreign_products=(),
     chat=False,
+    sampling=SamplingDefaults(),
     embedding_size=4,
 )
 STATS = GenerationStats(

@@ -21,13 +21,14 @@ LAYERS = [
     {"engine", "metrics"},
     {"speculation", "models"},
     {"runtime"},
-    {"text", "system", "config", "request", "presets", "weights"},
+    {"text", "system", "config", "request", "sampling_defaults", "presets", "weights"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ALONE = {  # which import nothing of the service
     *("specops.models.contract", "specops.models.gguf_files", "specops.models.paths"),
     *("specops.models.sentencepiece", "specops.models.state_dict", "specops.system.checksums"),
     *("specops.system.cpus", "specops.system.folders", "specops.weights"),
+    "specops.sampling_defaults",
     "specops.runtime.kernels",
 }
 OPENING = {f"engine/{name}" for name in ("engine", "graphs", "open_models", "draft_heads")}

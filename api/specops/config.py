@@ -14,6 +14,7 @@ from typing import Any
 
 from specops.presets import CHAT, DEMO, default_preset, presets
 from specops.request import DRAFTERS, FORMER_DRAFTERS
+from specops.sampling_defaults import NO_ADVICE, SamplingDefaults
 from specops.weights import WeightsName
 
 PREFIX = "SPECOPS_"
@@ -100,6 +101,15 @@ def _weights(text: str) -> str:
     return text
 
 
+def _sampling(text: str) -> str:
+    if text != NO_ADVICE:
+        try:
+            SamplingDefaults.parse(text)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    return text
+
+
 def _keys(text: str) -> str:
     keys = [key.strip() for key in text.split(",")]
     if not all(key.isascii() and key.isprintable() and " " not in key and key for key in keys):
@@ -153,6 +163,13 @@ class Settings:
         "",
         _drafter,
         "default source of draft tokens; empty: the best one available",
+    )
+    sampling: str = _knob(
+        "",
+        _sampling,
+        "how tokens are drawn where a request does not say it, such as "
+        "`temperature=0.2,top_p=0.9`; empty: as the preset or the model advises; `none`: as the "
+        "protocol has it",
     )
     max_k_draft: int = _knob(8, _integer(0, 16), "most draft tokens of a request per step")
     slots: int = _knob(

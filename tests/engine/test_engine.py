@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specops.config import ConfigError, Settings
-from specops.engine.engine import Engine, ModelState
+from specops.engine.engine import Engine
+from specops.engine.model_info import ModelState
 from specops.models.prepare import ModelError, prepare
 from specops.request import GenerationRequest, PromptTooLong
 from specops.runtime import kernels

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specops.engine.engine import ModelState
+from specops.engine.model_info import ModelState
 from specops.http.routes.console import FIGURES
 from tests.asgi import AsgiClient
 from tests.fakes import INFO

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from specops.engine.engine import ModelState, UnknownToken
+from specops.engine.engine import UnknownToken
+from specops.engine.model_info import ModelState
 from specops.request import FinishReason, PromptTooLong
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import NotReady

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specops.engine.engine import ModelState
+from specops.engine.model_info import ModelState
 from specops.http import healthcheck
 from tests.http.connections import imported_by
 from tests.loopback import Handler, listening

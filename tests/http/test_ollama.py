@@ -12,6 +12,7 @@ import ollama
 import pytest
 
 from specops.request import FinishReason
+from specops.sampling_defaults import SamplingDefaults
 from specops.serving.admission import QueueFull
 from specops.text.chat_template import ChatTemplate
 from tests.fakes import INFO, STATS, output
@@ -70,6 +71,17 @@ async def test_options_may_stand_in_options_or_beside_it() -> None:
     assert (first.sampling.temperature, first.sampling.repetition_penalty) == (0, 1.2)
     assert (first.max_new_tokens, first.stop, first.sampling.seed) == (3, ("x",), 7)
     assert (first.k_draft, second.k_draft) == (2, 2)
+
+
+async def test_the_models_defaults_go_before_ollamas() -> None:
+    async with clients() as here:
+        here.say("a")
+        here.service.info = replace(INFO, sampling=SamplingDefaults(temperature=0.2, min_p=0.1))
+        await here.ollama.chat("fake", ASKED)
+        drawn = here.request.sampling
+        assert (drawn.temperature, drawn.min_p, drawn.top_k, drawn.top_p) == (0.2, 0.1, 40, 0.9)
+        shown = await here.ollama.show("fake")
+    assert shown.parameters == "temperature 0.2\nmin_p 0.1"
 
 
 async def test_results_follow_their_calls() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from specops.http.middleware import MAX_BODY_BYTES
 from specops.request import FIXED_K_DRAFT, FinishReason, Grammar, GrammarKind, SamplingParams
+from specops.sampling_defaults import SamplingDefaults
 from specops.text.grammar import GrammarError
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, FakeService, output
@@ -132,6 +133,31 @@ async def test_every_way_to_choose_tokens_reaches_the_engine(
     assert {name: getattr(sampling, name) for name in wanted} == wanted
     assert (request.stop_token_ids, request.stop) == ((7,), ("\n\n", "END"))
     assert (request.ignore_eos, request.stream) == (True, True)
+
+
+@every
+async def test_what_a_request_leaves_open_is_the_models_or_the_protocols(path: str) -> None:
+    advised = SamplingDefaults(temperature=0.2, top_k=20, min_p=0.1, repetition_penalty=1.1)
+    async with api() as here:
+
+        async def drawn(model: SamplingDefaults, **fields: Any) -> dict[str, Any]:
+            here.service.info = replace(INFO, sampling=model)
+            assert (await here.ask(path, **fields)).status_code == 200
+            sampling = here.service.requests[-1].sampling
+            return {name: getattr(sampling, name) for name in model._fields}
+
+        greedy = path == GENERATE
+        nothing = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+        usual = await drawn(SamplingDefaults())
+        assert usual == nothing | {"temperature": 0.0 if greedy else 1.0}
+        assert await drawn(advised) == (usual if greedy else usual | advised.told)
+        null = {} if greedy else {"temperature": None, "top_k": None}
+        assert await drawn(advised, **null) == await drawn(advised)
+        assert await drawn(advised, temperature=0) == nothing | {"temperature": 0.0}
+        penalty = {"temperature": 0, "repetition_penalty": 1.3}
+        assert await drawn(advised, **penalty) == nothing | penalty
+        own = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        assert await drawn(advised, **own) == own | {"repetition_penalty": 1.1}
 
 
 async def test_openais_seeds_may_be_negative() -> None:

@@ -9,7 +9,8 @@ from datetime import datetime
 
 import pytest
 
-from specops.engine.engine import ModelState
+from specops.engine.model_info import ModelState
+from specops.sampling_defaults import SamplingDefaults
 from specops.system import logs
 from tests.fakes import INFO, FakeService
 from tests.http.openai_api import (
@@ -29,7 +30,8 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize("foreign", [(), ("/lm_head/MatMul", "/gate/MatMul")])
 async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
     service = FakeService(ANSWER)
-    service.info = replace(INFO, foreign_products=foreign)
+    sampling = SamplingDefaults(temperature=0.2)
+    service.info = replace(INFO, foreign_products=foreign, sampling=sampling)
     async with api(service) as here:
         listed = (await here.client.get("/v1/models")).json()
         alone = (await here.client.get("/v1/models/fake")).json()
@@ -43,6 +45,7 @@ async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
         "max_model_len": 64, "owned_by": "specops", "context_length": 64,
         "quantization": "int8-128", "drafters": ["draft", "suffix", "none"], "chat": False,
         "batch_invariant": not foreign, "foreign_products": list(foreign),
+        "sampling": {"temperature": 0.2},
     }  # fmt: skip
     assert problem(other, 404)["code"] == "model_not_found"
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from specops.engine.engine import ModelState
+from specops.engine.model_info import ModelState
 from specops.metrics.metrics import Metrics
 from specops.metrics.series import STATES
 from specops.request import (

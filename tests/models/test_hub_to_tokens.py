@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specops.config import Settings
-from specops.engine.engine import Download, Engine, ModelState, Report
+from specops.engine.engine import Engine
+from specops.engine.model_info import Download, ModelState, Report
 from specops.metrics.metrics import Metrics
 from specops.models.prepare import prepare
 from specops.serving.async_engine import AsyncEngine

@@ -15,7 +15,8 @@ from itertools import count
 import pytest
 
 from specops.config import Settings
-from specops.engine.engine import Engine, ModelState
+from specops.engine.engine import Engine
+from specops.engine.model_info import ModelState
 from specops.metrics.metrics import Metrics
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, SamplingParams
 from specops.serving import async_engine

@@ -25,7 +25,8 @@ from typing import Any
 
 from specops.cli.options import CommandError
 from specops.config import Settings
-from specops.engine.engine import NO_DRAFTER, Download, Engine, ModelState
+from specops.engine.engine import NO_DRAFTER, Engine
+from specops.engine.model_info import Download, ModelState
 from specops.engine.open_models import WARM_UP
 from specops.request import GenerationRequest
 from specops.system.memory import process_memory

@@ -31,7 +31,8 @@ from specops.cli.options import (
 from specops.config import PREFIX, PROMPTS, ConfigError, Settings
 
 if TYPE_CHECKING:
-    from specops.engine.engine import Download, Engine, ModelState
+    from specops.engine.engine import Engine
+    from specops.engine.model_info import Download, ModelState
     from specops.request import GenerationRequest, Output
 
 _MODEL_FLAGS = ("model", "target", "draft", "quant", "context", "kv_dtype", "threads")
@@ -257,6 +258,7 @@ def _info(options: argparse.Namespace) -> int:
         "context": f"{info.context} tokens; at most {info.slots} requests at the same time",
         "vocabulary": f"{info.vocab_size} tokens",
         "kv cache": f"{info.kv_tokens} tokens in {info.kv_dtype}; {_megabytes(info.kv_bytes)}",
+        "sampling": str(info.sampling) or "as each protocol's default",
         "threads": str(info.threads),
         "kernels": engine.computes_with,
         "NUMA nodes": numa.described(),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specops.config import ConfigError, Settings
 from specops.engine.draft_heads import head_drafter, load_head
+from specops.engine.model_info import Download, ModelInfo, ModelState, Report
 from specops.engine.open_models import open_models
 from specops.engine.request_queue import FairShares, FirstComeFirstServed
 from specops.engine.scheduler import Scheduler
@@ -23,6 +23,7 @@ from specops.runtime import kernels
 from specops.runtime.kv_cache import PrefixCache
 from specops.runtime.memory_plan import MemoryPlan
 from specops.runtime.session import ModelLoadError, share_threads
+from specops.sampling_defaults import SamplingDefaults
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.registry import make_drafters
@@ -45,64 +46,6 @@ class UnknownToken(ValueError):  # noqa: N818 - named as what it says
 
 PROMPT_ERRORS = (PromptTooLong, UnknownToken)
 """What `Engine.admit` raises."""
-
-
-class ModelState(StrEnum):
-    """The stage of a model's life."""
-
-    STARTING = "starting"
-    DOWNLOADING = "downloading"
-    CONVERTING = "converting"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Download:
-    """Progress of a download in bytes; `model` is `target` or `draft`."""
-
-    model: str
-    done: int
-    total: int
-
-
-class Report(Protocol):
-    """Takes progress reports; with `download` while weights come in."""
-
-    def __call__(self, state: ModelState, detail: str, download: Download | None = None) -> None:
-        """Take notice."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """Facts about the loaded models and their limits."""
-
-    name: str
-    quant: str
-    parameters: int
-    draft_parameters: int | None
-    draft_quant: str | None
-    drafters: tuple[str, ...]
-    default_drafter: str
-    vocab_size: int
-    context: int  # tokens per request, prompt and output together
-    slots: int  # requests that run at the same time, at most
-    kv_tokens: int  # tokens in the target's KV cache, all requests together
-    kv_bytes: int  # of all caches
-    kv_dtype: str  # of a cache's elements
-    threads: int
-    kernels: str  # what computes here, see `specops.runtime.kernels`
-    foreign_products: tuple[str, ...]  # nodes whose products with weights are ONNX Runtime's
-    chat: bool  # it answers messages; else it continues texts
-    embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
-    weight_bytes: int = 0  # of target and draft, mapped
-
-    @property
-    def batch_invariant(self) -> bool:
-        """Whether output has the same bits whatever else is in a pass."""
-        return not self.foreign_products
 
 
 class Engine:
@@ -301,6 +244,7 @@ def _assemble(
         kernels=kernels.kernel(),
         foreign_products=models[0].foreign_products,
         chat=chat_template is not None and chat_template.marks_turns(),
+        sampling=SamplingDefaults.load(settings.sampling, target.path),
         embedding_size=runner.hidden_size,
         weight_bytes=plan.demand.mapped_weights,
     )

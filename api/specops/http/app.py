@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from specops.config import Settings
-from specops.engine.engine import ModelState, UnknownToken
+from specops.engine.engine import UnknownToken
+from specops.engine.model_info import ModelState
 from specops.http.errors import (
     ApiError,
     InvalidField,

@@ -16,10 +16,11 @@ from pathlib import Path, PurePosixPath
 
 from specops.models.folder import GENAI_CONFIG, ModelError
 from specops.models.gguf_files import SUFFIX, shards_of
+from specops.sampling_defaults import GENERATION_CONFIG
 from specops.system.folders import locked
 
 MANIFEST = "download.json"
-_CONFIGS = ("config.json", "generation_config.json")
+_CONFIGS = ("config.json", GENERATION_CONFIG)
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.jinja"),

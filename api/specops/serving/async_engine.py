@@ -13,14 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from specops.config import Settings
-from specops.engine.engine import (
-    Download,
-    Engine,
-    ModelInfo,
-    ModelState,
-    Report,
-    UnknownToken,
-)
+from specops.engine.engine import Engine, UnknownToken
+from specops.engine.model_info import Download, ModelInfo, ModelState, Report
 from specops.engine.scheduler import Scheduler
 from specops.metrics.metrics import Metrics
 from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, StepResult

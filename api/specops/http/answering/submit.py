@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from specops.config import Settings
-from specops.engine.engine import ModelInfo
+from specops.engine.model_info import ModelInfo
 from specops.http.answering.choosing import (
     bad_words,
     biases,
@@ -111,7 +111,10 @@ async def start(
     if grammar is not None:
         # Held until the answer ends: it keeps the grammar compiled while the request waits.
         request.state.matcher = await compile_grammar(grammar, body, engine)
-    sampling = [replace(body.sampling(choice), **spelled) for choice in range(body.choices)]
+    advised = engine.info.sampling
+    sampling = [
+        replace(body.sampling(choice, advised), **spelled) for choice in range(body.choices)
+    ]
     requests = [
         replace(common, prompt_tokens=tuple(tokens), sampling=one)
         for tokens in await computed(encode, size, settings, renders=rendered)

@@ -19,7 +19,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from specops.engine.engine import ModelState
+from specops.engine.model_info import ModelState
 from specops.http.sse import EventStream, event
 from specops.http.state import AppState, State
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from specops.engine.engine import ModelState
+from specops.engine.model_info import ModelState
 from specops.http.state import State
 
 router = APIRouter(tags=["health"])

@@ -152,6 +152,7 @@ async def show(
     }
     return {
         "modified_at": _loaded_since(state),
+        "parameters": "\n".join(f"{name} {value:g}" for name, value in info.sampling.told.items()),
         "details": _details(engine),
         "model_info": {
             "general.architecture": _ARCHITECTURE,

@@ -51,6 +51,7 @@ def _model(engine: Engine, state: AppState) -> Model:
         chat=info.chat,
         batch_invariant=info.batch_invariant,
         foreign_products=list(info.foreign_products),
+        sampling=info.sampling.told,
     )
 
 

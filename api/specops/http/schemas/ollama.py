@@ -7,7 +7,6 @@ counts all tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -26,7 +25,8 @@ from specops.http.schemas.conversation import (
     result_message,
 )
 from specops.http.schemas.options import SeededOptions
-from specops.request import Grammar, SamplingParams
+from specops.request import Grammar
+from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import question
 
 _MACHINE_OPTIONS = frozenset(
@@ -42,6 +42,7 @@ class OllamaRequest(SeededOptions):
     """The fields that chats and prompts share. Fields of `options` may also stand beside it."""
 
     without_effect = _MACHINE_OPTIONS
+    usual = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.9)
 
     model: str = Field(description="as GET /api/tags tells, with or without `:latest`")
     options: dict[str, Any] | None = Field(
@@ -57,9 +58,6 @@ class OllamaRequest(SeededOptions):
     num_predict: int | None = Field(
         None, ge=-2, description="most tokens of the answer; 0 and less: what the server allows"
     )
-    temperature: float | None = Field(0.8, ge=0, le=2, description="0: always the likeliest token")
-    top_k: int | None = Field(40, ge=-1, description="draw from the k likeliest tokens only")
-    top_p: float | None = Field(0.9, gt=0, le=1)
     repeat_penalty: float | None = Field(
         None, gt=0, le=10, description="Ollama's name of `repetition_penalty`"
     )
@@ -74,10 +72,10 @@ class OllamaRequest(SeededOptions):
         """Return the seed; a negative one means that there is none."""
         return None if self.seed is None or self.seed < 0 else self.seed
 
-    def sampling(self, choice: int) -> SamplingParams:
-        """Return how tokens are drawn."""
-        drawn, penalty = super().sampling(choice), self.repeat_penalty
-        return drawn if penalty is None else replace(drawn, repetition_penalty=penalty)
+    def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
+        """Return how tokens are drawn; the penalty has two names."""
+        found, penalty = super().drawing(model), self.repeat_penalty
+        return found if penalty is None else found._replace(repetition_penalty=penalty)
 
     @property
     def limit(self) -> int | None:

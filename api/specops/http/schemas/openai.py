@@ -100,6 +100,10 @@ class Model(BaseModel):
     foreign_products: list[str] = Field(
         description="nodes of the graph that prevent batch invariance; empty where there is none"
     )
+    sampling: dict[str, float] = Field(
+        description="how tokens are drawn where a request does not say it and the temperature is "
+        "not 0; what is not here is the protocol's default"
+    )
 
 
 class ModelList(BaseModel):

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 from specops.http.schemas.body import Text, TokenId
 from specops.http.schemas.constraints import Constraints
 from specops.request import FORMER_DRAFTERS, DrafterName, SamplingParams
+from specops.sampling_defaults import SamplingDefaults
 
 
 def _current_name(drafter: object) -> object:
@@ -47,14 +48,22 @@ class EngineOptions(Constraints):
     Attributes:
         limit_field: name of the field with the most tokens of an answer.
         strict_limit: a value above the server's limit is an error; otherwise that one applies.
+        usual: how the protocol draws tokens where neither the body nor the model says it.
     """
 
     limit_field: ClassVar[str] = ""
     strict_limit: ClassVar[bool] = False
+    usual: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=1.0)
 
-    temperature: float | None = Field(1.0, ge=0, le=2, description="0: always the likeliest token")
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        description="0: always the likeliest token; default of this and of the other fields that "
+        "say how to draw: the model's (`sampling` in GET /v1/models), or else the protocol's",
+    )
     top_p: float | None = Field(
-        1.0, gt=0, le=1, description="draw from the likeliest tokens that sum up to this"
+        None, gt=0, le=1, description="draw from the likeliest tokens that sum up to this"
     )
     stream: bool | None = Field(False, description="server-sent events, one per step")
     k_draft: int | None = Field(
@@ -83,10 +92,10 @@ class EngineOptions(Constraints):
         "decoding, alone or beside others, where GET /v1/models says `batch_invariant`",
     )
     top_k: int | None = Field(
-        0, ge=-1, description="draw from the k likeliest tokens only; 0 or -1: from all"
+        None, ge=-1, description="draw from the k likeliest tokens only; 0 or -1: from all"
     )
     min_p: float | None = Field(
-        0.0, ge=0, le=1, description="least probability, as a share of the likeliest token's"
+        None, ge=0, le=1, description="least probability, as a share of the likeliest token's"
     )
     typical_p: float | None = Field(
         1.0, gt=0, le=1, description="draw from the most typical tokens that sum up to this"
@@ -103,7 +112,7 @@ class EngineOptions(Constraints):
         0.0, ge=-2, le=2, description="subtracted from them for each time that they occur"
     )
     repetition_penalty: float | None = Field(
-        1.0, gt=0, le=10, description="divides the logits of tokens of the prompt and the answer"
+        None, gt=0, le=10, description="divides the logits of tokens of the prompt and the answer"
     )
     logit_bias: Biases | None = Field(
         None, description="added to logits, by token: its number, or a text that is one token"
@@ -149,23 +158,32 @@ class EngineOptions(Constraints):
         """Return the seed of one of the choices."""
         return None
 
-    def sampling(self, choice: int) -> SamplingParams:
+    def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
+        """Return how tokens are drawn: as the body says, else the model, else the protocol."""
+        said = SamplingDefaults(
+            self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
+        )
+        found = said.over(model).over(self.usual)
+        return found if found.temperature else said._replace(temperature=0.0)
+
+    def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
         """Return how the tokens of one choice are drawn, without biases and bad words.
 
         Those are texts; the endpoint adds them when it has the tokenizer.
         """
+        drawing = self.drawing(model)
         return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=max(0, self.top_k or 0),
-            top_p=1.0 if self.top_p is None else self.top_p,
+            temperature=drawing.temperature or 0.0,
+            top_k=max(0, drawing.top_k or 0),
+            top_p=drawing.top_p or 1.0,
             seed=self.choice_seed(choice),
             grammar=self.grammar,
-            min_p=self.min_p or 0.0,
+            min_p=drawing.min_p or 0.0,
             typical_p=self.typical_p or 1.0,
             top_n_sigma=self.top_n_sigma or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
+            repetition_penalty=drawing.repetition_penalty or 1.0,
         )
 
 

@@ -25,6 +25,7 @@ from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import BlockFormat, FileQuantization
 from specops.models.paths import indexed, path_inside
 from specops.models.state_dict import StateDictError, read_state_dict
+from specops.sampling_defaults import GENERATION_CONFIG
 
 Float = NDArray[np.float32]
 
@@ -42,7 +43,7 @@ _COPIED = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    "generation_config.json",
+    GENERATION_CONFIG,
 )
 
 
@@ -177,7 +178,7 @@ class Checkpoint:
 
     def bos_and_eos(self) -> tuple[int | None, tuple[int, ...]]:
         """bos and eos ids; generation_config.json knows all end tokens and has precedence."""
-        file = self.path / "generation_config.json"
+        file = self.path / GENERATION_CONFIG
         generation = read_json(file) if file.is_file() else {}
         found = {**self.config, **{k: v for k, v in generation.items() if v is not None}}
         bos, eos = found.get("bos_token_id"), found.get("eos_token_id")

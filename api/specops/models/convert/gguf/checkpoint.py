@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.quantization import FileQuantization
 from specops.models.convert.quantize import check_finite
 from specops.models.gguf_files import files_of
+from specops.sampling_defaults import GENERATION_CONFIG
 
 _MOST_FACTORS = 1 << 12
 _TRANSPOSED = "transformer.h."  # the names of GPT-2's layers
@@ -34,6 +36,10 @@ _FILE_TYPES = {  # general.file_type
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"},
     **{14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
     **{25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16"},
+}
+_SAMPLING = {  # llama.cpp's names in general.sampling.*, and those of generation_config.json
+    **{"temp": "temperature", "penalty_repeat": "repetition_penalty"},
+    **{name: name for name in ("top_k", "top_p", "min_p")},
 }
 
 
@@ -102,8 +108,11 @@ class GgufCheckpoint(Checkpoint):
         return values if order is None else values[order]
 
     def write_texts(self, folder: Path) -> None:
-        """Writes the tokenizer's files, as other checkpoints have them."""
-        for name, content in self._texts.files.items():
+        """Writes the files of the tokenizer and of sampling, as other checkpoints have them."""
+        files = dict(self._texts.files)
+        if advice := self._advice():
+            files[GENERATION_CONFIG] = advice
+        for name, content in files.items():
             text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
             (folder / name).write_text(text, encoding="utf-8")
 
@@ -147,6 +156,18 @@ class GgufCheckpoint(Checkpoint):
                 raise ExportError(f"{tensor.file}: tensor {name} must be a few F32")
             found[called] = _numbers(tensor).tolist()
         return found
+
+    def _advice(self) -> dict[str, Any]:
+        """How the file's authors advise to draw tokens. The service checks the values."""
+        found = {
+            ours: self._metadata.raw(key)
+            for theirs, ours in _SAMPLING.items()
+            if (key := f"general.sampling.{theirs}") in self._metadata
+        }
+        return {  # 0.95 in single precision is 0.949999988
+            name: float(f"{value:.6g}") if isinstance(value, float) else value
+            for name, value in found.items()
+        }
 
     def _kind(self) -> str:
         """The file's name for its mixture of types, or the type of most weights."""

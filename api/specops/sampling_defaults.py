@@ -1,0 +1,124 @@
+"""How tokens are drawn where a request does not say it: what the model's authors advise.
+
+They write it into `generation_config.json`, in transformers' names, or into a GGUF
+(`general.sampling.*`), which the converter turns into such a file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+GENERATION_CONFIG = "generation_config.json"
+NO_ADVICE = "none"  # in a setting: the protocols' own defaults
+log = logging.getLogger(__name__)
+
+
+class SamplingDefaults(NamedTuple):
+    """Values of sampling parameters, by the names of `SamplingParams`; None: nothing is said.
+
+    Greedy decoding, a temperature of 0, takes none of the others.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value:g}" for name, value in self.told.items())
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The values that are said, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+    def over(self, other: Self) -> Self:
+        """Return these values, and the other's where nothing is said here."""
+        return self._replace(**{**other.told, **self.told})
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `temperature=0.2,top_p=0.9`; an empty text says nothing.
+
+        Raises:
+            ValueError: a name or a value cannot be used; the message says which ones can.
+        """
+        values: dict[str, Any] = {}
+        for part in filter(None, text.split(",")):
+            name, _, value = (word.strip() for word in part.partition("="))
+            if name not in cls._fields:
+                raise ValueError(f"takes name=value of {', '.join(cls._fields)}, not {part!r}")
+            try:
+                values[name] = int(value) if name == "top_k" else float(value)
+            except ValueError:
+                raise ValueError(f"{name} takes a number, not {value!r}") from None
+            if not _fits(name, values[name]):
+                raise ValueError(f"{name} takes a number {_RANGES[name]}, not {value}")
+        return cls(**values)
+
+    @classmethod
+    def load(cls, setting: str, folder: Path) -> Self:
+        """Read what a setting says and, where it says nothing, the model in the folder.
+
+        A warning names what the model's file says and no request could.
+        """
+        if setting == NO_ADVICE:
+            return cls()
+        advised, unusable = cls.of_model(folder)
+        for name, value in unusable.items():
+            log.warning("%s: %s cannot be used: %.100r", folder, name, value)
+        return cls.parse(setting).over(advised)
+
+    @classmethod
+    def of_model(cls, folder: Path) -> tuple[Self, dict[str, Any]]:
+        """Read a model's generation_config.json, which may be missing.
+
+        Returns:
+            the values, and those of the file that cannot be used, by name.
+        """
+        file = folder / GENERATION_CONFIG
+        try:
+            found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        except (OSError, ValueError, RecursionError) as error:
+            return cls(), {file.name: str(error)}
+        if not isinstance(found, Mapping):
+            return cls(), {file.name: "no object"}
+        given = {name: found[name] for name in cls._fields if found.get(name) is not None}
+        usable = {name: value for name, value in given.items() if _is_number(name, value)}
+        return cls(**usable), {name: value for name, value in given.items() if name not in usable}
+
+
+class _Range(NamedTuple):
+    """The numbers from `low` to `high`; `low` itself only where it is `included`."""
+
+    low: float
+    high: float
+    included: bool = True
+
+    def __str__(self) -> str:
+        return f"{'from' if self.included else 'above'} {self.low:g} to {self.high:g}"
+
+
+# Those of the fields of requests.
+_RANGES = {
+    "temperature": _Range(0, 2),
+    "top_k": _Range(0, (1 << 31) - 1),
+    "top_p": _Range(0, 1, included=False),
+    "min_p": _Range(0, 1),
+    "repetition_penalty": _Range(0, 10, included=False),
+}
+
+
+def _fits(name: str, value: float) -> bool:
+    low, high, included = _RANGES[name]
+    return low <= value <= high and (included or value > low)
+
+
+def _is_number(name: str, value: Any) -> bool:
+    kinds = (int,) if name == "top_k" else (int, float)
+    return type(value) in kinds and _fits(name, value)
