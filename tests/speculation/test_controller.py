@@ -351,9 +351,9 @@ def test_lookups_that_find_nothing_are_rare_until_the_text_repeats_itself() -> N
     controller, state = small_model(), SpeculationState()
     assert look_up(controller, state, 8) == 8
     look_up(controller, state, LONG)
-    assert look_up(controller, state, 16) == 2
-    assert look_up(controller, SpeculationState(), 16) == 2  # others have learned it for it
-    look_up(controller, state, 16, found=3)
+    assert look_up(controller, state, 32) == 2
+    assert look_up(controller, SpeculationState(), 32) == 2  # others have learned it for it
+    look_up(controller, state, 32, found=3)
     assert look_up(controller, state, 8, found=3) == 8
 
 
@@ -363,7 +363,7 @@ def test_one_text_that_repeats_itself_is_looked_up_beside_one_that_does_not() ->
         look_up(controller, dull, 1)
         look_up(controller, lively, 1, found=3)
     assert look_up(controller, lively, 8, found=3) == 8
-    assert look_up(controller, dull, 16) == 2
+    assert look_up(controller, dull, 32) == 2
 
 
 def test_a_lookup_that_waited_for_a_core_counts_as_twice_the_usual() -> None:
@@ -375,7 +375,7 @@ def test_a_lookup_that_waited_for_a_core_counts_as_twice_the_usual() -> None:
 
 def test_a_draft_model_that_takes_longer_than_it_saves_is_asked_rarely() -> None:
     """Three tokens that are right save 3 passes of 400 us, and take 150 us to verify."""
-    for seconds, asked in ((900e-6, 16), (1200e-6, 2)):
+    for seconds, asked in ((900e-6, 32), (1200e-6, 2)):
         controller, state = small_model(), SpeculationState()
         look_up(controller, state, LONG, found=3, by_model=seconds)
-        assert look_up(controller, state, 16, found=3, by_model=seconds) == asked
+        assert look_up(controller, state, 32, found=3, by_model=seconds) == asked
