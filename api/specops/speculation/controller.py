@@ -24,10 +24,10 @@ from specops.speculation.drafters.base import LEAST_REACH
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that may go into verifying drafts that do not pay
 _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one token
-# Steps from one to the next that ask drafters where asking does not pay. With 8 creative text of
-# eight requests has 0.95 to 0.96 of plain decoding's speed and code 1.14 to 1.17 of it, with 16 0.97
-# and 1.21 to 1.28, with 32 the same as with 16; creative text of four has 0.96 to 0.99, 0.99 and
-# 0.97, code of one and of four the same (demo pair, lookups; 2 cores of a Zen 5, in turns).
+# Steps from one to the next that ask drafters where asking does not pay. Of plain decoding's speed
+# creative text of eight requests has 0.95 to 0.96 with 8, and 0.97 with 16 and 32; their code has
+# 1.14 to 1.17 with 8, and 1.21 to 1.28 with 16; fewer requests have the same with all three (demo
+# pair, lookups; two cores of a Zen 5, in turns).
 _ASK_EVERY = 16
 _LEAST_STEPS = 64  # steps for which `Controller.least` stays as it was computed
 
