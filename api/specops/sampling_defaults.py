@@ -9,12 +9,37 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 GENERATION_CONFIG = "generation_config.json"
 NO_ADVICE = "none"  # in a setting: the protocols' own defaults
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers from `low` to `high`; `low` itself only where it is `included`."""
+
+    low: float
+    high: float
+    included: bool = True
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and (self.included or value > self.low)
+
+    def __str__(self) -> str:
+        return f"{'from' if self.included else 'above'} {self.low:g} to {self.high:g}"
+
+
+RANGES = {  # of all that requests, settings and models say
+    "temperature": Range(0, 2),
+    "top_k": Range(0, (1 << 31) - 1),  # a request may say -1 as well
+    "top_p": Range(0, 1, included=False),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0, 10, included=False),
+}
 
 
 class SamplingDefaults(NamedTuple):
@@ -57,8 +82,8 @@ class SamplingDefaults(NamedTuple):
                 values[name] = int(value) if name == "top_k" else float(value)
             except ValueError:
                 raise ValueError(f"{name} takes a number, not {value!r}") from None
-            if not _fits(name, values[name]):
-                raise ValueError(f"{name} takes a number {_RANGES[name]}, not {value}")
+            if values[name] not in RANGES[name]:
+                raise ValueError(f"{name} takes a number {RANGES[name]}, not {value}")
         return cls(**values)
 
     @classmethod
@@ -89,36 +114,10 @@ class SamplingDefaults(NamedTuple):
         if not isinstance(found, Mapping):
             return cls(), {file.name: "no object"}
         given = {name: found[name] for name in cls._fields if found.get(name) is not None}
-        usable = {name: value for name, value in given.items() if _is_number(name, value)}
+        usable = {name: value for name, value in given.items() if _usable(name, value)}
         return cls(**usable), {name: value for name, value in given.items() if name not in usable}
 
 
-class _Range(NamedTuple):
-    """The numbers from `low` to `high`; `low` itself only where it is `included`."""
-
-    low: float
-    high: float
-    included: bool = True
-
-    def __str__(self) -> str:
-        return f"{'from' if self.included else 'above'} {self.low:g} to {self.high:g}"
-
-
-# Those of the fields of requests.
-_RANGES = {
-    "temperature": _Range(0, 2),
-    "top_k": _Range(0, (1 << 31) - 1),
-    "top_p": _Range(0, 1, included=False),
-    "min_p": _Range(0, 1),
-    "repetition_penalty": _Range(0, 10, included=False),
-}
-
-
-def _fits(name: str, value: float) -> bool:
-    low, high, included = _RANGES[name]
-    return low <= value <= high and (included or value > low)
-
-
-def _is_number(name: str, value: Any) -> bool:
-    kinds = (int,) if name == "top_k" else (int, float)
-    return type(value) in kinds and _fits(name, value)
+def _usable(name: str, value: Any) -> bool:
+    kinds = (int,) if name == "top_k" else (int, float)  # a bool is an `int`, too
+    return type(value) in kinds and value in RANGES[name]

@@ -87,9 +87,8 @@ def test_the_api_page_has_every_field() -> None:
     for name, item in fields.items():
         default = rows[name].strip()
         if item.is_required() or item.default in (None, []):
-            assert default in ("", "the server's", "the model's", "true"), (
-                name
-            )  # `adaptive` becomes true later
+            # `adaptive` becomes true later.
+            assert default in ("", "the server's", "the model's", "true"), name
         else:
             assert json.loads(default) == item.default, name
     named = set(re.findall(r"`(\w+)`", API))

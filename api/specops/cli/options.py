@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from specops.config import PREFIX, ConfigError, Settings
+from specops.sampling_defaults import RANGES
 
 if TYPE_CHECKING:
     from specops.engine.engine import Engine
@@ -68,7 +69,7 @@ def check_generation(options: argparse.Namespace, settings: Settings) -> None:
     """
     if not 1 <= options.max_new_tokens <= _LARGEST_REQUEST:
         raise ConfigError(f"--max-new-tokens takes 1 to {_LARGEST_REQUEST}")
-    if not 0 <= options.temperature <= 2:
+    if options.temperature not in RANGES["temperature"]:
         raise ConfigError("--temperature takes 0 to 2")
     if options.seed is not None and options.seed < 0:
         raise ConfigError("--seed takes a whole number from 0")

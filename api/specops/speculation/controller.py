@@ -25,9 +25,9 @@ _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _PROBING = 0.005  # share of the time that may go into verifying drafts that do not pay
 _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one token
 # Steps from one to the next that ask drafters where asking does not pay. Of plain decoding's speed
-# creative text of eight requests has 0.95 to 0.96 with 8, and 0.97 with 16 and 32; their code has
-# 1.14 to 1.17 with 8, and 1.21 to 1.28 with 16; fewer requests have the same with all three (demo
-# pair, lookups; two cores of a Zen 5, in turns).
+# creative text of eight requests had 0.95 to 0.96 with 8 (three runs), 0.91 to 0.98 with 16 (four,
+# median 0.97) and 0.98 with 32 (two); code of eight 1.14 to 1.17, 1.15 to 1.28, 1.19 and 1.24;
+# fewer requests had the same with all three (demo pair, lookups; two cores of a Zen 5).
 _ASK_EVERY = 16
 _LEAST_STEPS = 64  # steps for which `Controller.least` stays as it was computed
 

@@ -47,7 +47,6 @@ class _Writer(Writer):
         super().__init__(job)
         self._model = engine.info.name
         self._body = body
-        self._drawing = body.drawing(engine.info.sampling)
         (self._answer,) = job.answers
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -81,11 +80,11 @@ class _Writer(Writer):
             model=self._model,
             output=output,
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            temperature=self._drawing.temperature or 0.0,
+            temperature=answer.request.sampling.temperature,
             text={"format": known_fields(form) if form else {"type": "text"}},
             tool_choice=_choice(body),
             tools=[known_fields(tool) for tool in body.tools or ()],
-            top_p=self._drawing.top_p or 1.0,
+            top_p=answer.request.sampling.top_p,
             usage=self._usage() if complete else None,
         )
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specops.http.schemas.body import STRICT, Text
-from specops.http.schemas.options import SeededOptions
+from specops.http.schemas.options import SeededOptions, drawing_field
 from specops.request import GenerationRequest, GenerationStats, Output
 
 
@@ -29,7 +29,7 @@ class GenerateRequest(SeededOptions):
         "the answer is the assistant's; empty: the template's own system message, if it has one",
     )
     max_new_tokens: int = Field(50, ge=1)
-    temperature: float = Field(0.0, ge=0, le=2, description="0: always the likeliest token")
+    temperature: float = drawing_field("temperature", "0: always the likeliest token", 0.0)
     seed: int | None = Field(
         None,
         ge=0,

@@ -6,14 +6,14 @@ the one view that the rest of the server has of all of them.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
 from specops.http.schemas.body import Text, TokenId
 from specops.http.schemas.constraints import Constraints
 from specops.request import FORMER_DRAFTERS, DrafterName, SamplingParams
-from specops.sampling_defaults import SamplingDefaults
+from specops.sampling_defaults import RANGES, SamplingDefaults
 
 
 def _current_name(drafter: object) -> object:
@@ -42,6 +42,13 @@ MOST_STOPS = 16
 Stops = StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)]
 
 
+def drawing_field(name: str, description: str, default: float | None = None) -> Any:
+    """Return a field that says how to draw tokens, in the range that models' defaults have, too."""
+    allowed = RANGES[name]
+    least, above = (allowed.low, None) if allowed.included else (None, allowed.low)
+    return Field(default, ge=least, gt=above, le=allowed.high, description=description)
+
+
 class EngineOptions(Constraints):
     """The options that all generating endpoints take.
 
@@ -55,15 +62,13 @@ class EngineOptions(Constraints):
     strict_limit: ClassVar[bool] = False
     usual: ClassVar[SamplingDefaults] = SamplingDefaults(temperature=1.0)
 
-    temperature: float | None = Field(
-        None,
-        ge=0,
-        le=2,
-        description="0: always the likeliest token; default of this and of the other fields that "
-        "say how to draw: the model's (`sampling` in GET /v1/models), or else the protocol's",
+    temperature: float | None = drawing_field(
+        "temperature",
+        "0: always the likeliest token; default of this and of the other fields that say how to "
+        "draw: the model's (`sampling` in GET /v1/models), or else the protocol's",
     )
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="draw from the likeliest tokens that sum up to this"
+    top_p: float | None = drawing_field(
+        "top_p", "draw from the likeliest tokens that sum up to this"
     )
     stream: bool | None = Field(False, description="server-sent events, one per step")
     k_draft: int | None = Field(
@@ -94,8 +99,8 @@ class EngineOptions(Constraints):
     top_k: int | None = Field(
         None, ge=-1, description="draw from the k likeliest tokens only; 0 or -1: from all"
     )
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="least probability, as a share of the likeliest token's"
+    min_p: float | None = drawing_field(
+        "min_p", "least probability, as a share of the likeliest token's"
     )
     typical_p: float | None = Field(
         1.0, gt=0, le=1, description="draw from the most typical tokens that sum up to this"
@@ -111,8 +116,8 @@ class EngineOptions(Constraints):
     frequency_penalty: float | None = Field(
         0.0, ge=-2, le=2, description="subtracted from them for each time that they occur"
     )
-    repetition_penalty: float | None = Field(
-        None, gt=0, le=10, description="divides the logits of tokens of the prompt and the answer"
+    repetition_penalty: float | None = drawing_field(
+        "repetition_penalty", "divides the logits of tokens of the prompt and the answer"
     )
     logit_bias: Biases | None = Field(
         None, description="added to logits, by token: its number, or a text that is one token"
