@@ -18,6 +18,9 @@ enum { READ_ROWS = 4 };
 static const int64_t ROUNDED_ALONE = 8192;
 // Bytes of activations that stay in a core's own cache while it reads weights.
 static const int64_t PANEL = 384 << 10;
+// Bytes of activations that lie on the stack. Where each product allocated them, 4 to 14 tokens of the
+// demo pair took 1.01 to 1.02 of the time (2 cores, AMD EPYC, Zen 5).
+enum { FEW_BYTES = 64 << 10 };
 
 static _Atomic int64_t sharing = 2;  // number of threads
 
@@ -102,7 +105,9 @@ int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weig
     const int64_t width = kernel->width;
     const int64_t codes = depth * activation_bytes(kernel, shape);  // of a row
     const int64_t bytes = codes + blocks * (int64_t)(sizeof(float) + sizeof(int32_t));
-    char *memory = rows <= INT64_MAX / bytes ? malloc((size_t)(rows * bytes)) : NULL;
+    if (rows > INT64_MAX / bytes) return -1;
+    _Alignas(LINE) char few[FEW_BYTES];
+    char *memory = rows * bytes <= FEW_BYTES ? few : malloc((size_t)(rows * bytes));
     if (!memory) return -1;
     Job job = {kernel, shape, weights, bias, input, y, .activations.rows = rows};
     job.activations.codes = (int8_t *)memory;  // first, so aligned for any register
@@ -116,7 +121,7 @@ int multiply(const MatmulKernel *kernel, const Shape *shape, const uint8_t *weig
     job.pieces = pieces_of(shape, job.panel, least(rows, job.panel * width));
     const int64_t panels = (job.groups + job.panel - 1) / job.panel;
     threads.run(threads.context, compute, panels * job.pieces, &job);
-    free(memory);
+    if (memory != few) free(memory);
     return 0;
 }
 
