@@ -200,8 +200,9 @@ def test_a_request_whose_drafter_is_not_worth_asking_is_declined() -> None:
     model = Scripted(Text(), 1.0, name="model", model=True)
     controller = FixedLengths(2)
     fresh, dull = (decoding("model", adaptive=True) for _ in range(2))
-    controller.stepped([Proposal(fresh.speculation)], [1], [1], draft_seconds=0.0)
     fresh.speculation.gain, dull.speculation.gain = 1.0, -1.0
+    lost = Proposal(dull.speculation, asked=True)
+    controller.stepped([lost], [1], [1], draft_seconds=1.0)  # more than may be lost
     asked, declined = propose([model], controller, fresh, dull)
     assert (len(asked.draft.tokens), asked.declined) == (2, None)
     assert (declined.tokens, declined.declined) == ((), "model")

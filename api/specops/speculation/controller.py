@@ -22,13 +22,10 @@ from specops.speculation.acceptance import Acceptance, SpeculationState
 from specops.speculation.drafters.base import LEAST_REACH
 
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
-_PROBING = 0.005  # share of the time that may go into verifying drafts that do not pay
+# Share of the time that may go into asking drafters where that does not pay, and as much into
+# verifying drafts that do not pay.
+_PROBING = 0.005
 _LEAST_PROBE = 0.05  # least cost of a probe, as a share of a pass over one token
-# Steps from one to the next that ask drafters where asking does not pay. Of plain decoding's speed
-# creative text of eight requests had 0.95 to 0.96 with 8 (three runs), 0.91 to 0.98 with 16 (four,
-# median 0.97) and 0.98 with 32 (two); code of eight 1.14 to 1.17, 1.15 to 1.28, 1.19 and 1.24;
-# fewer requests had the same with all three (demo pair, lookups; two cores of a Zen 5).
-_ASK_EVERY = 16
 _LEAST_STEPS = 64  # steps for which `Controller.least` stays as it was computed
 
 
@@ -78,6 +75,7 @@ class Controller:
         self._drawing = 0.0  # mean seconds to draw one token
         self._asking = 0.0  # mean seconds to ask for a request: to look up, and to weigh
         self._gain = target.cost(1)  # mean seconds that asking saves; hoped for at first
+        self._spare = 0.0  # seconds that asking may lose
         self._requests = 1  # number of requests that decoded in the last step
         self._least: dict[tuple[int, int], float] = {}
         self._model_pays: dict[str, bool] = {}  # in this step, by drafter
@@ -98,11 +96,11 @@ class Controller:
 
         A lookup takes some ten microseconds, and to weigh what a draft model may bring takes as
         long: nothing beside a pass of 20 ms, but a fifth of a token's time where eight requests
-        share a pass of 0.4 ms. Where that does not pay, one step of 16 does it, to notice a text
-        that can be drafted again. It is the same step for all requests, so that the other steps
-        take no time for it.
+        share a pass of 0.4 ms. Where that does not pay, drafters are still asked within a fixed
+        share of the time, to notice a text that can be drafted again. All requests are asked in
+        the same steps, so that the other steps take no time for it.
         """
-        if not self._steps % _ASK_EVERY:
+        if self._spare >= 0:
             return True
         if state.gain is None:
             state.gain = self._gain
@@ -265,6 +263,7 @@ class Controller:
         by_model = [
             item.backlog > 0 and own > 1 for item, own in zip(proposals, widths, strict=True)
         ]
+        net = costs = 0.0  # gains and costs of asking where it did not seem to pay
         drafting = model_seconds / max(1, sum(by_model))  # for each of these requests
         for item, got, own, drafted in zip(proposals, tokens, widths, by_model, strict=True):
             state, drawing = item.state, self._drawing if item.sampled else 0.0
@@ -275,21 +274,33 @@ class Controller:
             seconds += own * drawing
             plain_seconds += plain
             if item.asked:
-                self._observe_gain(state, plain - cost - self._asking - drafted * drafting)
+                asking = self._asking + drafted * drafting
+                gain = plain - cost - asking
+                if self._observe_gain(state, gain) < 0:
+                    net, costs = net + gain, costs + asking
         if not self._steps % _LEAST_STEPS:
             self._least.clear()
         self._model_pays.clear()
         self._steps += 1
         self._requests = count
-        self._credit = min(self._credit + _PROBING * seconds, self._target.cost(1))
+        most = self._target.cost(1)
+        # Draft tokens that were wrong had seemed to pay: they do not count. Right ones let all
+        # requests be asked again at once.
+        self._spare = min(self._spare + max(net, -costs) + _PROBING * seconds, most)
+        self._credit = min(self._credit + _PROBING * seconds, most)
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
 
-    def _observe_gain(self, state: SpeculationState, gain: float) -> None:
-        """Take in the seconds that asking a request's drafter saved, less what it took."""
-        before = self._gain if state.gain is None else state.gain
-        state.gain = before + _WEIGHT * (gain - before)
+    def _observe_gain(self, state: SpeculationState, gain: float) -> float:
+        """Take in the seconds that asking a request's drafter saved, less what it took.
+
+        Returns:
+            The gain that was expected before.
+        """
+        expected = self._gain if state.gain is None else state.gain
+        state.gain = expected + _WEIGHT * (gain - expected)
         self._gain += _WEIGHT * (gain - self._gain)
+        return expected
 
     def _acceptance_of(self, proposal: Proposal) -> Acceptance:
         drafter, own = proposal.drafter, proposal.state.acceptance
