@@ -3,8 +3,7 @@
 `DraftHead` runs a draft head, which reads the target's hidden states, in the same way.
 
 ONNX Runtime runs the graph; its tensors lie in arrays that are made once. The graph reaches the KV
-cache through block tables and an address, so between two passes only the tensors are bound again
-whose size has changed: the token ids and the logits, 0.4 us each.
+cache through block tables and an address, so tensors are bound once for each size of a pass.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ _INPUTS = frozenset(("input_ids", "spans", "block_tables", "cache", "logit_rows"
 _LOGITS, _HIDDEN = "logits", "hidden"
 _HEAD_INPUTS, _HEAD_OUTPUTS = ["codes", "states"], ["logits", "next_states"]
 _POSITIONS = "position_ids"  # only of models that learn a vector per position
+_MOST_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring many others
 _SIZES = ("specops.layers", "specops.kv_heads", "specops.head_size")
 
 
@@ -116,18 +116,14 @@ class ModelRunner:
         self._logit_rows = np.zeros(max_tokens, np.int64)
         # Pages that no pass writes take no memory.
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
-        self._io = session.io_binding()
-        for name, array in (
-            ("spans", self._spans),
-            ("block_tables", cache.block_tables),
-            ("cache", cache.descriptor),
-        ):
-            self._io.bind_ortvalue_input(name, shared_value(array))
+        self._always = [
+            ("spans", shared_value(self._spans)),
+            ("block_tables", shared_value(cache.block_tables)),
+            ("cache", shared_value(cache.descriptor)),
+        ]
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
         self._kept: HiddenStates | None = None
-        self._by_tokens: dict[int, list[tuple[str, ort.OrtValue]]] = {}
-        self._by_logits: dict[int, list[ort.OrtValue]] = {}
-        self._bound_tokens, self._bound_logits = -1, (-1, False)
+        self._bindings: dict[tuple[int, int, bool], ort.IOBinding] = {}
 
     def forward(self, batch: Batch) -> Floats:
         """Run a batch. It writes keys and values into the cache, and leaves the slots' lengths.
@@ -148,11 +144,10 @@ class ModelRunner:
         self._fill(batch)
         self._ids[:count] = batch.tokens
         self._logit_rows[:wanted] = batch.logit_rows
-        if count != self._bound_tokens:
-            self._bind_tokens(count)
-        if (wanted, hidden := batch.hidden or self._kept is not None) != self._bound_logits:
-            self._bind_logits(wanted, hidden)
-        self._session.run_with_iobinding(self._io)
+        key = count, wanted, batch.hidden or self._kept is not None
+        if (binding := self._bindings.get(key)) is None:
+            binding = self._bind(*key)
+        self._session.run_with_iobinding(binding)
         return self._logits[:wanted]
 
     def output_hidden_states(self) -> HiddenStates:
@@ -212,33 +207,25 @@ class ModelRunner:
         if self._has_positions:
             self._positions[: len(positions)] = positions
 
-    def _bind_tokens(self, count: int) -> None:
-        values = self._by_tokens.get(count)
-        if values is None:
-            values = [("input_ids", shared_value(self._ids[None, :count]))]
-            if self._has_positions:
-                values.append((_POSITIONS, shared_value(self._positions[None, :count])))
-            self._by_tokens[count] = values
-        for name, value in values:
-            self._io.bind_ortvalue_input(name, value)
-        self._bound_tokens = count
-
-    def _bind_logits(self, wanted: int, hidden: bool) -> None:
-        values = self._by_logits.get(wanted)
-        if values is None:
-            values = [
-                shared_value(self._logit_rows[:wanted]),
-                shared_value(self._logits[None, :wanted]),
-            ]
-            if self.hidden_size:
-                values.append(shared_value(self._hidden[None, :wanted]))
-            self._by_logits[wanted] = values
-        if not hidden:
-            self._io.clear_binding_outputs()
-        self._io.bind_ortvalue_input("logit_rows", values[0])
-        for name, value in zip((_LOGITS, _HIDDEN)[: 1 + hidden], values[1:], strict=False):
-            self._io.bind_ortvalue_output(name, value)
-        self._bound_logits = (wanted, hidden)
+    def _bind(self, count: int, wanted: int, hidden: bool) -> ort.IOBinding:
+        """Bind so many tokens and rows of logits."""
+        binding = self._session.io_binding()
+        inputs = [
+            *self._always,
+            ("input_ids", shared_value(self._ids[None, :count])),
+            ("logit_rows", shared_value(self._logit_rows[:wanted])),
+        ]
+        if self._has_positions:
+            inputs.append((_POSITIONS, shared_value(self._positions[None, :count])))
+        for name, value in inputs:
+            binding.bind_ortvalue_input(name, value)
+        binding.bind_ortvalue_output(_LOGITS, shared_value(self._logits[None, :wanted]))
+        if hidden:
+            binding.bind_ortvalue_output(_HIDDEN, shared_value(self._hidden[None, :wanted]))
+        if len(self._bindings) >= _MOST_BINDINGS:
+            self._bindings.clear()
+        self._bindings[count, wanted, hidden] = binding
+        return binding
 
 
 class DraftHead:
