@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:  # the command line reads these words before it needs arrays
     import numpy as np
@@ -158,8 +158,7 @@ class Logprob:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One generated token and the text it completed.
 
     `text` is empty while a UTF-8 character is incomplete; the token that completes it carries
@@ -288,8 +287,7 @@ class Output:
         return "".join(piece.text for piece in self.pieces)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftStats:
+class DraftStats(NamedTuple):
     """One verified draft of one request. Tokens behind the first rejected one were not judged."""
 
     drafter: str

@@ -130,8 +130,8 @@ def test_what_the_grammar_forces_needs_no_step_of_its_own(
         asked = request(sampling, logprobs=logprobs, drafter="known", k_draft=3, adaptive=False)
         served = serve(made(Known(known, right)), asked)
         found = [piece for output in served.outputs[asked.request_id] for piece in output.pieces]
-        assert [replace(piece, origin="") for piece in found] == [
-            replace(piece, origin="") for piece in pieces
+        assert [piece._replace(origin="") for piece in found] == [
+            piece._replace(origin="") for piece in pieces
         ]
         forced = [piece for piece in found if piece.origin == "grammar"]
         assert '"family name": "' in "".join(piece.text for piece in found)

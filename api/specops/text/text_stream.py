@@ -6,7 +6,6 @@ Text that may be the beginning of a stop string is held back until further token
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from specops.request import Logprob, Piece
 from specops.text.detokenizer import IncrementalDetokenizer
@@ -44,7 +43,7 @@ class TextStream:
         if self.stopped:
             return []
         if rest:  # the last token of these bytes is still held back
-            self._held[-1] = replace(self._held[-1], text=self._held[-1].text + rest)
+            self._held[-1] = self._held[-1]._replace(text=self._held[-1].text + rest)
         pieces = self._release()
         pieces += self._held
         self._held = []
@@ -84,6 +83,6 @@ def _cut(pieces: list[Piece], length: int) -> list[Piece]:
     """Cut the text of pieces after `length` characters; their tokens stay."""
     result = []
     for piece in pieces:
-        result.append(replace(piece, text=piece.text[:length]))
+        result.append(piece._replace(text=piece.text[:length]))
         length = max(0, length - len(piece.text))
     return result
