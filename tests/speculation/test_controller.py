@@ -357,10 +357,21 @@ def test_lookups_that_find_nothing_take_a_small_share_until_the_text_repeats_its
     assert look_up(controller, state, 8) == 8
     look_up(controller, state, LONG)
     assert 0.004 < share_of(look_up(controller, state, LONG), LOOKUP) < 0.006
-    fresh = SpeculationState()  # others have learned it for it
+    fresh = SpeculationState()
     assert 0.004 < share_of(look_up(controller, fresh, LONG), LOOKUP) < 0.006
     look_up(controller, state, 32, found=3)
     assert look_up(controller, state, 8, found=3) == 8
+
+
+def test_a_new_request_is_looked_up_whatever_other_texts_have_brought() -> None:
+    controller, dull, fresh = small_model(), SpeculationState(), SpeculationState()
+    look_up(controller, dull, LONG)
+    while controller.asking_pays(dull):
+        look_up(controller, dull, 1)
+    assert look_up(controller, fresh, 1) == 1
+    while controller.asking_pays(dull):
+        look_up(controller, dull, 1)
+    assert look_up(controller, fresh, 1) == 0  # its own text has brought nothing
 
 
 def test_a_large_model_is_always_asked() -> None:

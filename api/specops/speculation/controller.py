@@ -98,12 +98,13 @@ class Controller:
         long: nothing beside a pass of 20 ms, but a fifth of a token's time where eight requests
         share a pass of 0.4 ms. Where that does not pay, drafters are still asked within a fixed
         share of the time, to notice a text that can be drafted again. All requests are asked in
-        the same steps, so that the other steps take no time for it.
+        the same steps, so that the other steps take no time for it. A new request is asked at
+        least once: what other texts have brought says little about its own.
         """
         if self._spare >= 0:
             return True
         if state.gain is None:
-            state.gain = self._gain
+            state.gain = max(0.0, self._gain)
         return state.gain >= 0
 
     def model_pays(self, drafter: str) -> bool:
@@ -276,16 +277,16 @@ class Controller:
             if item.asked:
                 asking = self._asking + drafted * drafting
                 gain = plain - cost - asking
-                if self._observe_gain(state, gain) < 0:
-                    net, costs = net + gain, costs + asking
+                if (expected := self._observe_gain(state, gain)) < 0:
+                    net, costs = net + gain, costs + max(asking, -expected)
         if not self._steps % _LEAST_STEPS:
             self._least.clear()
         self._model_pays.clear()
         self._steps += 1
         self._requests = count
         most = self._target.cost(1)
-        # Draft tokens that were wrong had seemed to pay: they do not count. Right ones let all
-        # requests be asked again at once.
+        # A single draft that was wrong counts no more than the usual loss, one that was right as
+        # what it saved, so asking soon begins again where a text can be drafted again.
         self._spare = min(self._spare + max(net, -costs) + _PROBING * seconds, most)
         self._credit = min(self._credit + _PROBING * seconds, most)
         self._seconds += _WEIGHT * (seconds - self._seconds)
@@ -297,7 +298,7 @@ class Controller:
         Returns:
             The gain that was expected before.
         """
-        expected = self._gain if state.gain is None else state.gain
+        expected = max(0.0, self._gain) if state.gain is None else state.gain
         state.gain = expected + _WEIGHT * (gain - expected)
         self._gain += _WEIGHT * (gain - self._gain)
         return expected
