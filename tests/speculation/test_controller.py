@@ -324,9 +324,9 @@ LONG = 600  # steps
 
 def look_up(
     controller: Controller, state: SpeculationState, steps: int, *, found: int = 0,
-    took: float = LOOKUP, by_model: float = 0.0,
+    took: float = LOOKUP, by_model: float = 0.0, right: bool = True,
 ) -> int:  # fmt: skip
-    """Look up where that pays: so many tokens each time, all right; returns how many were made.
+    """Look up where that pays: so many tokens each time, all right or none; returns how often.
 
     Where the time of a draft model is given, it makes the tokens.
     """
@@ -336,8 +336,9 @@ def look_up(
         asked = [Proposal(state, most=found * now, asked=now, backlog=int(by_model > 0))]
         widths = [1 + asked[0].most]
         model = by_model * now
+        tokens = widths if right else [1]
         controller.stepped(
-            asked, widths, widths, draft_seconds=took * now + model, model_seconds=model
+            asked, tokens, widths, draft_seconds=took * now + model, model_seconds=model
         )
         made += now
     return made
@@ -395,10 +396,7 @@ def test_draft_tokens_that_were_wrong_do_not_end_the_asking() -> None:
     """They had seemed to pay, so only the lookups count."""
     controller, state = small_model(), SpeculationState()
     look_up(controller, state, LONG)
-    for _ in range(LONG):
-        now = controller.asking_pays(state)
-        asked = [Proposal(state, most=3 * now, asked=now)]
-        controller.stepped(asked, [1], [1 + 3 * now], draft_seconds=LOOKUP * now)
+    look_up(controller, state, LONG, found=3, right=False)
     assert 0.004 < share_of(look_up(controller, state, LONG), LOOKUP) < 0.006
 
 

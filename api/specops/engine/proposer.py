@@ -97,7 +97,7 @@ class Proposer:
             and the part of them that draft models took.
         """
         start = self._clock()
-        count, proposals = len(sequences), []
+        proposals = []
         for sequence in sequences:
             if sequence.finish:
                 continue
@@ -109,16 +109,13 @@ class Proposer:
                 not request.adaptive,
                 sequence=sequence,
             )
-            if request.k_draft and (drafter := self._drafters.get(request.drafter)) is not None:
-                pays = not request.adaptive or self.controller.asking_pays(sequence.speculation)
-                if not pays and sequence.matcher is None:  # most steps of texts that never pay
-                    proposal.declined = drafter.name
-                else:
-                    try:
-                        self._look_up(proposal, drafter, pays, count, prompt_tokens)
-                    except Exception as error:
-                        sequence.fail(error)
-                        continue
+            drafter = self._drafters.get(request.drafter)
+            if drafter is not None and request.k_draft:
+                try:
+                    self._look_up(proposal, drafter, len(sequences), prompt_tokens)
+                except Exception as error:
+                    sequence.fail(error)
+                    continue
             proposals.append(proposal)
         model_seconds = 0.0
         if any(proposal.most for proposal in proposals):
@@ -152,19 +149,13 @@ class Proposer:
         return self._clock() - start
 
     def _look_up(
-        self,
-        proposal: SequenceProposal,
-        drafter: Drafter,
-        pays: bool,
-        requests: int,
-        prompt_tokens: int,
+        self, proposal: SequenceProposal, drafter: Drafter, requests: int, prompt_tokens: int
     ) -> None:
         """Have draft tokens looked up, or find out how many a draft model could make.
 
         Args:
             proposal: without a draft yet.
             drafter: the request's.
-            pays: whether to ask the drafter; what the grammar forces is found out in any case.
             requests: number of requests that decode in the pass.
             prompt_tokens: number of prompt tokens in it.
         """
@@ -179,11 +170,11 @@ class Proposer:
         most = min(request.k_draft, sequence.remaining - 1 - len(proposal.forced))
         if most < 1:
             return
-        if not pays:
-            proposal.declined = drafter.name
-            return
         least = LEAST_REACH
         if request.adaptive:
+            if not self.controller.asking_pays(sequence.speculation):
+                proposal.declined = drafter.name
+                return
             proposal.asked, least = True, self.controller.least(requests, prompt_tokens)
         found = drafter.look_up(slot, tokens, most, least)
         proposal.draft = draft = _allowed(proposal, found) if proposal.sequence.matcher else found

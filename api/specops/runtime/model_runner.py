@@ -16,7 +16,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.block_pool import CacheShape
 from specops.runtime.kernels import KV_DTYPES
 from specops.runtime.kv_cache import KvCache
-from specops.runtime.session import ModelLoadError, Session, shared_value
+from specops.runtime.session import ModelLoadError, Session, bind
 
 Floats = npt.NDArray[np.float32]
 
@@ -116,11 +116,6 @@ class ModelRunner:
         self._logit_rows = np.zeros(max_tokens, np.int64)
         # Pages that no pass writes take no memory.
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
-        self._always = [
-            ("spans", shared_value(self._spans)),
-            ("block_tables", shared_value(cache.block_tables)),
-            ("cache", shared_value(cache.descriptor)),
-        ]
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
         self._kept: HiddenStates | None = None
         self._bindings: dict[tuple[int, int, bool], ort.IOBinding] = {}
@@ -209,19 +204,19 @@ class ModelRunner:
 
     def _bind(self, count: int, wanted: int, hidden: bool) -> ort.IOBinding:
         """Bind so many tokens and rows of logits."""
-        binding = self._session.io_binding()
-        inputs = [
-            *self._always,
-            ("input_ids", shared_value(self._ids[None, :count])),
-            ("logit_rows", shared_value(self._logit_rows[:wanted])),
-        ]
+        inputs = {
+            "spans": self._spans,
+            "block_tables": self.cache.block_tables,
+            "cache": self.cache.descriptor,
+            "input_ids": self._ids[None, :count],
+            "logit_rows": self._logit_rows[:wanted],
+        }
         if self._has_positions:
-            inputs.append((_POSITIONS, shared_value(self._positions[None, :count])))
-        for name, value in inputs:
-            binding.bind_ortvalue_input(name, value)
-        binding.bind_ortvalue_output(_LOGITS, shared_value(self._logits[None, :wanted]))
+            inputs[_POSITIONS] = self._positions[None, :count]
+        outputs = {_LOGITS: self._logits[None, :wanted]}
         if hidden:
-            binding.bind_ortvalue_output(_HIDDEN, shared_value(self._hidden[None, :wanted]))
+            outputs[_HIDDEN] = self._hidden[None, :wanted]
+        binding = bind(self._session, inputs, outputs)
         if len(self._bindings) >= _MOST_BINDINGS:
             self._bindings.clear()
         self._bindings[count, wanted, hidden] = binding
@@ -283,12 +278,11 @@ class DraftHead:
         return best, shares[np.arange(count), best] / shares.sum(1)
 
     def _bind(self, count: int) -> ort.IOBinding:
-        binding = self._session.io_binding()
-        binding.bind_ortvalue_input("codes", shared_value(self.codes[:count]))
-        binding.bind_ortvalue_input("states", shared_value(self.states[:count]))
-        binding.bind_ortvalue_output("logits", shared_value(self._logits[:count]))
-        binding.bind_ortvalue_output("next_states", shared_value(self.next_states[:count]))
-        return binding
+        return bind(
+            self._session,
+            {"codes": self.codes[:count], "states": self.states[:count]},
+            {"logits": self._logits[:count], "next_states": self.next_states[:count]},
+        )
 
 
 def _has_positions(session: Session) -> bool:

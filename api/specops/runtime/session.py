@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +82,21 @@ def load(graph: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSessi
         raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
 
 
-def shared_value(array: npt.NDArray[np.generic]) -> ort.OrtValue:
+def bind(
+    session: ort.InferenceSession,
+    inputs: Mapping[str, npt.NDArray[np.generic]],
+    outputs: Mapping[str, npt.NDArray[np.generic]],
+) -> ort.IOBinding:
+    """Bind arrays, whose memory runs then read and write, to a graph's inputs and outputs."""
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        binding.bind_ortvalue_input(name, _shared_value(array))
+    for name, array in outputs.items():
+        binding.bind_ortvalue_output(name, _shared_value(array))
+    return binding
+
+
+def _shared_value(array: npt.NDArray[np.generic]) -> ort.OrtValue:
     """A tensor that uses the array's memory."""
     value = ort.OrtValue.ortvalue_from_numpy(array)
     if array.size and value.data_ptr() != array.ctypes.data:

@@ -101,11 +101,7 @@ class Controller:
         the same steps, so that the other steps take no time for it. A new request is asked at
         least once: what other texts have brought says little about its own.
         """
-        if self._spare >= 0:
-            return True
-        if state.gain is None:
-            state.gain = max(0.0, self._gain)
-        return state.gain >= 0
+        return self._spare >= 0 or self._expected_gain(state) >= 0
 
     def model_pays(self, drafter: str) -> bool:
         """Whether it would pay to verify a draft model's first token for each request."""
@@ -277,8 +273,10 @@ class Controller:
             if item.asked:
                 asking = self._asking + drafted * drafting
                 gain = plain - cost - asking
-                if (expected := self._observe_gain(state, gain)) < 0:
+                if (expected := self._expected_gain(state)) < 0:
                     net, costs = net + gain, costs + max(asking, -expected)
+                state.gain = expected + _WEIGHT * (gain - expected)
+                self._gain += _WEIGHT * (gain - self._gain)
         if not self._steps % _LEAST_STEPS:
             self._least.clear()
         self._model_pays.clear()
@@ -292,16 +290,11 @@ class Controller:
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
 
-    def _observe_gain(self, state: SpeculationState, gain: float) -> float:
-        """Take in the seconds that asking a request's drafter saved, less what it took.
-
-        Returns:
-            The gain that was expected before.
-        """
-        expected = max(0.0, self._gain) if state.gain is None else state.gain
-        state.gain = expected + _WEIGHT * (gain - expected)
-        self._gain += _WEIGHT * (gain - self._gain)
-        return expected
+    def _expected_gain(self, state: SpeculationState) -> float:
+        """The mean seconds that asking a request's drafter saves, less what it takes."""
+        if state.gain is None:
+            state.gain = max(0.0, self._gain)
+        return state.gain
 
     def _acceptance_of(self, proposal: Proposal) -> Acceptance:
         drafter, own = proposal.drafter, proposal.state.acceptance
