@@ -177,21 +177,21 @@ def test_drawing_takes_time_of_its_own_and_one_late_token_counts_as_twice_the_us
     assert controller.choose([greedy, sampled]) == together
 
 
-@pytest.mark.parametrize("requests", [1, 4])
-def test_where_wide_passes_have_become_dear_it_drafts_less(requests: int) -> None:
+@pytest.mark.parametrize(("requests", "rate"), [(1, 0.6), (4, 0.9)])
+def test_where_wide_passes_have_become_dear_it_drafts_less(requests: int, rate: float) -> None:
     """A neighbour takes half of the arithmetic: seen within some tens of passes of many widths."""
     model, slow = tinyllama(), tinyllama()
-    slow.marginal = 2.0
+    slow.arithmetic = 2.0
 
     def drafted() -> int:
-        return sum(choose(*(proposal(0.9) for _ in range(requests)), costs=model))
+        return sum(choose(*(proposal(rate) for _ in range(requests)), costs=model))
 
     before = drafted()
     for step in range(80):  # half without drafts, every fourth with a prompt
         width = requests + (drafted() if step % 2 else 0) + (64 if step % 4 == 0 else 0)
         model.observe(width, 0.0, slow.cost(width))
     assert 0 < drafted() < 0.7 * before
-    model.fixed, model.marginal = 2.0, 2.0  # as slow in all: the choice is that of before
+    model.memory, model.arithmetic = 2.0, 2.0  # as slow in all: the choice is that of before
     assert drafted() == before
 
 

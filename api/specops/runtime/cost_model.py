@@ -1,13 +1,19 @@
 """Predicts what a forward pass costs on this machine, from its tokens and its attention work.
 
-    seconds = fixed * f(1) + marginal * (f(T) - f(1) + a * W)
+A pass waits for memory or for arithmetic, whichever takes longer (the roofline model, Williams et
+al. 2009, https://doi.org/10.1145/1498765.1498785):
+
+    seconds = max(memory * m(T), memory * g(0) + arithmetic * (g(T) - g(0)))
+              + arithmetic * a * W
 
 T is the number of tokens in the pass. W is its attention work: the number of pairs of a token and
-a token that it looks at. `calibration` measures f and a at the start. The machine's speed changes
-from minute to minute, and not evenly: other work on the same cores takes half of the arithmetic
-that many tokens need, and little of the memory's speed that one token waits for (demo pair, two
-cores of an AMD EPYC: 20 tokens took 1.03 ms and a minute later 1.9, one token 0.20 and 0.21). So
-every observed pass moves both factors, each by its part in the pass.
+a token that it looks at. `calibration` measures a, and one curve at the start: m is its beginning,
+for as long as arithmetic hides behind memory, and g the rest. `_split` tells them apart.
+
+The machine's speed changes from minute to minute, and not evenly: its neighbours take a part of
+the memory's speed in one hour and of the cores' arithmetic in the next. TinyLlama's shape took
+14.0, 14.7 and 23.5 ms for 4, 8 and 16 tokens in an hour of slow memory, and 9.5, 14.5 and 25.1 in
+another (two cores, AMD EPYC, Zen 5). So every observed pass moves the factor that it waited for.
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ import numpy as np
 _RATE = 0.1  # the factors take over this share of a pass's error
 OUTLIER = 2.0  # a time that is off by a larger factor counts as off by this one: the pass waited
 _SHOWN_PAIRS = 1_000_000  # the unit in which the table shows what attention costs
+# Passes of so many tokens wait for arithmetic on any processor. Wider ones may have fewer logits.
+_WIDE = range(16, 65)
 
 
 def mean_with(known: float, seconds: float, weight: float) -> float:
@@ -44,8 +52,8 @@ class CostModel:
         pair_seconds: measured time for each pair of tokens in attention.
 
     Attributes:
-        fixed: what the part of one token takes now, relative to the measured time.
-        marginal: likewise for what further tokens add.
+        memory: what a pass that waits for memory takes now, relative to the measured time.
+        arithmetic: likewise for what tokens add to a pass that waits for arithmetic.
     """
 
     def __init__(
@@ -59,10 +67,9 @@ class CostModel:
         least = np.minimum.accumulate(np.asarray(seconds, np.float64)[::-1])[::-1]
         self.seconds = [float(item) for item in least]
         self.pair_seconds = pair_seconds
-        self.fixed = self.marginal = 1.0
-        # Seconds that the tokens behind the first add, on straight lines between measured sizes.
-        added = np.interp(range(1, self.sizes[-1] + 1), self.sizes, self.seconds) - self.seconds[0]
-        self._added = [0.0, *(float(item) for item in added)]
+        self.memory = self.arithmetic = 1.0
+        # Seconds of memory for each number of tokens, and seconds that tokens add to arithmetic.
+        self._reading, self._added, self._least = _split(self.sizes, self.seconds)
 
     def cost(self, tokens: int, work: float = 0.0) -> float:
         """Seconds that a pass takes now.
@@ -75,14 +82,21 @@ class CostModel:
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now."""
-        fixed, marginal, last = self.fixed * self.seconds[0], self.marginal, tokens + more
+        memory, arithmetic, last = self.memory, self.arithmetic, tokens + more
         added = self._added[tokens : last + 1]  # ends at the widest measured pass
         added += map(self._added_by, range(tokens + len(added), last + 1))
-        return [fixed + marginal * item for item in added]
+        least, most = memory * self._least, memory * self._reading[-1]
+        found = [least + arithmetic * item for item in added]
+        for place, computing in enumerate(found):
+            if computing >= most:  # wider passes wait for arithmetic, too
+                break
+            known = min(tokens + place, len(self._reading) - 1)
+            found[place] = max(computing, memory * self._reading[known])
+        return found
 
     def pairs(self, count: float) -> float:
         """Seconds that `count` pairs of tokens add to a pass."""
-        return self.marginal * self.pair_seconds * count
+        return self.arithmetic * self.pair_seconds * count
 
     def tokens_within(self, seconds: float, tokens: int, work: float, position: int) -> int:
         """Largest number of prompt tokens with which a pass still takes no longer than `seconds`.
@@ -102,13 +116,13 @@ class CostModel:
 
     def observe(self, tokens: int, work: float, seconds: float) -> None:
         """Learn from the time that a pass took."""
-        fixed, marginal = self._parts(tokens, work)
-        expected = fixed + marginal
+        memory, arithmetic = self._parts(tokens, work)
+        expected = memory + arithmetic
         error = min(max(seconds / expected, 1 / OUTLIER), OUTLIER) - 1
         # Normalized least mean squares (Nagumo and Noda 1967), relative to the expected time.
-        step = _RATE * error * expected / (fixed * fixed + marginal * marginal)
-        self.fixed *= 1 + step * fixed
-        self.marginal *= 1 + step * marginal
+        step = _RATE * error * expected / (memory * memory + arithmetic * arithmetic)
+        self.memory *= 1 + step * memory
+        self.arithmetic *= 1 + step * arithmetic
 
     def table(self, kind: str = "tokens") -> Iterator[tuple[str, int, float]]:
         """Yield kind, size and current seconds: of passes by tokens, then of a million pairs.
@@ -121,20 +135,52 @@ class CostModel:
             yield "attention", 1, self.pairs(_SHOWN_PAIRS)
 
     def _parts(self, tokens: int, work: float) -> tuple[float, float]:
-        """Seconds that a pass over one token takes, and seconds that everything else adds."""
+        """Seconds of a pass that go with the memory's speed, and those that go with arithmetic."""
         if not tokens:
             return 0.0, 0.0
-        return (
-            self.fixed * self.seconds[0],
-            self.marginal * (self._added_by(tokens) + self.pair_seconds * work),
-        )
+        memory = self.memory * self._reading[min(tokens, len(self._reading) - 1)]
+        least, added = self.memory * self._least, self.arithmetic * self._added_by(tokens)
+        attention = self.pairs(work)
+        return (memory, attention) if memory >= least + added else (least, added + attention)
 
     def _added_by(self, tokens: int) -> float:
-        """Seconds that the tokens behind the first added when the costs were measured.
+        """Seconds that tokens added to arithmetic when the costs were measured.
 
         Beyond the widest measured pass each token costs its share of that pass.
         """
         widest = len(self._added) - 1
         if tokens <= widest:
             return self._added[tokens]
-        return self.seconds[-1] * tokens / widest - self.seconds[0]
+        return self.seconds[-1] * tokens / widest - self._least
+
+
+def _split(
+    sizes: Sequence[int], seconds: Sequence[float]
+) -> tuple[list[float], list[float], float]:
+    """Tell from a measured curve how long passes wait for memory, and how long for arithmetic.
+
+    Wide passes wait for arithmetic, so their slope is that of arithmetic. A line with this slope
+    goes on below the curve where passes wait for memory, which is up to where it reaches a single
+    token's time. Without two wide passes, all tokens but the first add to arithmetic.
+
+    Args:
+        sizes: as in `CostModel`.
+        seconds: ascending.
+
+    Returns:
+        By number of tokens, the seconds of memory and those that arithmetic adds; and the seconds
+        of arithmetic without any token.
+    """
+    tokens = np.arange(sizes[-1] + 1)
+    curve = np.interp(tokens, sizes, seconds)
+    wide = [index for index, size in enumerate(sizes) if size in _WIDE]
+    slope, waits = 0.0, 1
+    if len(wide) > 1:
+        first, last = wide[0], wide[-1]
+        slope = (seconds[last] - seconds[first]) / (sizes[last] - sizes[first])
+        line = seconds[first] - slope * (sizes[first] - tokens)
+        waits = int(np.argmax(line[1:] >= seconds[0])) + 1
+    hidden = np.clip(curve[waits] - slope * (waits - tokens), 0, curve)
+    arithmetic = np.where(tokens < waits, hidden, curve)
+    added = arithmetic - arithmetic[0]
+    return np.minimum(curve, curve[waits]).tolist(), added.tolist(), float(arithmetic[0])

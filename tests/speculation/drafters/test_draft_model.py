@@ -173,7 +173,7 @@ def test_its_passes_tell_its_cost_model_what_they_take(
 ) -> None:
     """Those for draft tokens, those that take a prompt in, and those of a long backlog."""
     machine = tinyllama(0.1)
-    machine.fixed = machine.marginal = slowness
+    machine.memory = machine.arithmetic = slowness
     ways: list[Callable[[DraftModelDrafter, list[int]], object]] = [
         lambda drafter, tokens: propose(drafter, tokens[:3], 8),
         lambda drafter, tokens: drafter.take_in(0, tokens, 20),
