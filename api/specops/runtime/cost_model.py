@@ -26,7 +26,7 @@ import numpy as np
 _RATE = 0.1  # the factors take over this share of a pass's error
 OUTLIER = 2.0  # a time that is off by a larger factor counts as off by this one: the pass waited
 _SHOWN_PAIRS = 1_000_000  # the unit in which the table shows what attention costs
-# Passes of so many tokens wait for arithmetic on any processor. Wider ones may have fewer logits.
+# Passes of so many tokens are taken to wait for arithmetic. Wider ones have fewer logits.
 _WIDE = range(16, 65)
 
 
