@@ -26,7 +26,8 @@ import numpy as np
 _RATE = 0.1  # the factors take over this share of a pass's error
 OUTLIER = 2.0  # a time that is off by a larger factor counts as off by this one: the pass waited
 _SHOWN_PAIRS = 1_000_000  # the unit in which the table shows what attention costs
-# Passes of so many tokens are taken to wait for arithmetic. Wider ones have fewer logits.
+# Passes of so many tokens are taken to wait for arithmetic. `calibration` measures wider ones with
+# fewer logits.
 _WIDE = range(16, 65)
 
 
@@ -68,7 +69,8 @@ class CostModel:
         self.seconds = [float(item) for item in least]
         self.pair_seconds = pair_seconds
         self.memory = self.arithmetic = 1.0
-        # Seconds of memory for each number of tokens, and seconds that tokens add to arithmetic.
+        # By number of tokens, seconds of memory, which end where they stay the same, and seconds
+        # that tokens add to arithmetic.
         self._reading, self._added, self._least = _split(self.sizes, self.seconds)
 
     def cost(self, tokens: int, work: float = 0.0) -> float:
@@ -82,16 +84,15 @@ class CostModel:
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now."""
-        memory, arithmetic, last = self.memory, self.arithmetic, tokens + more
+        arithmetic, last = self.arithmetic, tokens + more
         added = self._added[tokens : last + 1]  # ends at the widest measured pass
         added += map(self._added_by, range(tokens + len(added), last + 1))
-        least, most = memory * self._least, memory * self._reading[-1]
+        least, most = self.memory * self._least, self._read_by(last)
         found = [least + arithmetic * item for item in added]
         for place, computing in enumerate(found):
             if computing >= most:  # wider passes wait for arithmetic, too
                 break
-            known = min(tokens + place, len(self._reading) - 1)
-            found[place] = max(computing, memory * self._reading[known])
+            found[place] = max(computing, self._read_by(tokens + place))
         return found
 
     def pairs(self, count: float) -> float:
@@ -138,10 +139,14 @@ class CostModel:
         """Seconds of a pass that go with the memory's speed, and those that go with arithmetic."""
         if not tokens:
             return 0.0, 0.0
-        memory = self.memory * self._reading[min(tokens, len(self._reading) - 1)]
+        memory = self._read_by(tokens)
         least, added = self.memory * self._least, self.arithmetic * self._added_by(tokens)
         attention = self.pairs(work)
         return (memory, attention) if memory >= least + added else (least, added + attention)
+
+    def _read_by(self, tokens: int) -> float:
+        """Seconds that a pass waits for memory now, if it does."""
+        return self.memory * self._reading[min(tokens, len(self._reading) - 1)]
 
     def _added_by(self, tokens: int) -> float:
         """Seconds that tokens added to arithmetic when the costs were measured.
@@ -168,8 +173,8 @@ def _split(
         seconds: ascending.
 
     Returns:
-        By number of tokens, the seconds of memory and those that arithmetic adds; and the seconds
-        of arithmetic without any token.
+        By number of tokens, the seconds of memory, as far as they rise, and those that arithmetic
+        adds; and the seconds of arithmetic without any token.
     """
     tokens = np.arange(sizes[-1] + 1)
     curve = np.interp(tokens, sizes, seconds)
@@ -183,4 +188,4 @@ def _split(
     hidden = np.clip(curve[waits] - slope * (waits - tokens), 0, curve)
     arithmetic = np.where(tokens < waits, hidden, curve)
     added = arithmetic - arithmetic[0]
-    return np.minimum(curve, curve[waits]).tolist(), added.tolist(), float(arithmetic[0])
+    return curve[: waits + 1].tolist(), added.tolist(), float(arithmetic[0])

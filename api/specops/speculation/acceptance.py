@@ -54,9 +54,9 @@ class Acceptance:
         else the rate of the position before it. The caller must not change the list.
         """
         beliefs = self._common.rates() if self._common else None
-        trust = _FIRST_TRUST if beliefs is None else _TRUST
         if self._rates and beliefs is self._believed:
             return self._rates
+        trust = _FIRST_TRUST if beliefs is None else _TRUST
         rates, before = [], _FIRST_RATE
         for position, (tried, hits) in enumerate(zip(self._tried, self._accepted, strict=True)):
             belief = before if beliefs is None else beliefs[position]
