@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 from specops.config import Settings
 from specops.engine.graphs import Graph, load_graph
@@ -102,7 +103,8 @@ def _runner(
 
 def _costs_file(settings: Settings, graph: Graph) -> Path:
     """The file with the costs of a model's passes, by threads, kernels and cache elements."""
-    kernel = kernels.kernel().replace(" ", "-")
+    build = crc32(kernels.LIBRARY.read_bytes())  # newer kernels have other costs
+    kernel = f"{kernels.kernel().replace(' ', '-')}-{build:08x}"
     threads = compute_threads(settings.threads)
     key = f"{graph_key(graph.folder.graph)}-{kernel}-{threads}-{settings.kv_dtype}-{FORMAT}"
     return settings.cache_dir / "costs" / f"{graph.folder.name}-{key}.json"

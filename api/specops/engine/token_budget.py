@@ -17,7 +17,7 @@ _UNKNOWN = 1 / 24  # mean deviation before a pass was seen
 _MOST_ERROR = 1.0  # a pass that took more than twice the expected time counts as twice
 _LONG = 0.5  # share of the aim from which on a pass tells something about long passes
 _LEAST_SHARE = 1 / 3  # least time for prompts, as a share of the decoding tokens' own
-_LEAST_TOKENS = 8  # the kernels compute groups of 8
+_LEAST_TOKENS = 8  # the kernels compute about so many at once
 
 
 class TokenBudget:

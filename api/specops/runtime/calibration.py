@@ -24,7 +24,7 @@ _ATTENTION_TOKENS = 8  # tokens of that pass
 _LEAST_ROUNDS = 3  # the first one also binds tensors and touches pages
 _MOST_ROUNDS = 60
 _ENOUGH_SECONDS = 1.0  # after the least rounds, measuring ends when this time has passed
-# The kernels compute 8 rows at once, so costs step there; above 8 they rise evenly.
+# The kernels compute up to 10 rows at once, so costs step there; above they rise evenly.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 96)
 _MOST_LOGITS = 64  # wider passes are prompts, which need one row of logits
 

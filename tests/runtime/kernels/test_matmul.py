@@ -13,7 +13,7 @@ from specops.runtime import kernels
 from specops.runtime.kernels.packing import as_halves, pack
 from tests.runtime.kernels.operators import covering, operator
 
-ROWS = 19  # more than two groups of any kernel, and a rest
+ROWS = 35  # more than one group of any kernel, and a rest
 MIDDLE, CODES, FRACTIONS = range(3)  # zero points, as the operator's attribute has them
 AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE = range(6)  # the attribute `input`
 NORMS, GATES = (NORM, LAYER_NORM), (SILU_GATE, GELU_GATE)

@@ -64,9 +64,8 @@ typedef struct {
     float *sum, *made;
 } Input;
 
-// Rows of activations in 8 bits; K is filled up to whole blocks with zeros. Rows come in groups of the
-// kernel's width; the last group may be narrower, or wider by one. A group of n rows from row `first`
-// on has
+// Rows of activations in 8 bits; K is filled up to whole blocks with zeros. Rows come in groups, all as
+// wide as the first one but the last, which has the rest. A group of n rows from row `first` on has
 //   codes   [K / 4][n][4] from first * K on, in the order in which a kernel reads them; see `by_row`
 //           and `bytes`
 //   scales  [blocks][n] from first * blocks on
@@ -80,7 +79,8 @@ typedef struct {
 
 // The kernel for one kind of processor.
 typedef struct MatmulKernel {
-    int width;   // rows of a group
+    int most;    // rows of a group
+    int step;    // a group has a multiple of so many rows, or `most`
     int by_row;  // whether activations' codes lie row by row instead, [n][K]
     // Bytes of a code of activations, for weights of 4 and of 8 bits: 1, or more if the kernel stores it
     // in another form.

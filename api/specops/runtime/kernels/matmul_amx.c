@@ -7,7 +7,7 @@
 #include "matmul_kernel.h"
 
 // A matrix has 16 ROWS at most; a group of rows takes up to PARTS matrices.
-enum { ROWS = 16, PARTS = 3, WIDTH = 32, MOST_STEP = 64 };
+enum { ROWS = 16, PARTS = 3, MOST = 33, MOST_STEP = 64 };
 enum { FIRST_PALETTE = 1, MATRICES = 8 };  // 0 to 2 are sums, 3 to 5 activations, and 6
 #define WEIGHTS 6
 
@@ -81,7 +81,7 @@ static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
     const int64_t blocks = blocks_of(shape), depth = blocks * shape->block;
     const int step = shape->block % MOST_STEP ? MOST_STEP / 2 : MOST_STEP;
     Operands at = operands_of(shape, weights, x, first, 1);
-    Floats totals[WIDTH + 1];
+    Floats totals[MOST];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     configure_for(count, step);
     for (int64_t block = 0; block < blocks; block++) {
@@ -120,4 +120,4 @@ static void tile(const Shape *shape, const uint8_t *weights, const uint8_t *end,
     put_rows(shape, count, totals, bias, y, columns);
 }
 
-const MatmulKernel MATMUL = {WIDTH, 1, {1, 1}, make_row, quantize_row, tile, &NARROW};
+const MatmulKernel MATMUL = {MOST, ROWS, 1, {1, 1}, make_row, quantize_row, tile, &NARROW};

@@ -5,17 +5,17 @@
 #include "matmul_kernel.h"
 
 // A register has 4, 8 or 16 columns, so a tile's 16 columns take PARTS registers. Each addition waits
-// for the one before it, so few rows have several CHAINS of sums each. The sums of WIDTH + 1 rows fit
-// into the registers; with 512 bits these are 9 rows, as verifying 8 draft tokens needs.
+// for the one before it, so few rows have several CHAINS of sums each. The sums of MOST rows fit into the
+// registers.
 #if defined(__aarch64__)
 #include <arm_neon.h>
-enum { PARTS = 4, WIDTH = 4 };
+enum { PARTS = 4, MOST = 5 };
 #define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
 #elif defined(__AVX512VNNI__) && !defined(HALF_REGISTERS)
-enum { PARTS = 1, WIDTH = 8 };
-#define CHAINS(COUNT) ((COUNT) <= 3 ? 4 : 2)
+enum { PARTS = 1, MOST = 10 };
+#define CHAINS(COUNT) ((COUNT) <= 3 ? 4 : (COUNT) <= 9 ? 2 : 1)
 #else
-enum { PARTS = 2, WIDTH = 4 };
+enum { PARTS = 2, MOST = 5 };
 #define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
 #endif
 
@@ -85,10 +85,10 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
     const int64_t blocks = blocks_of(shape);
     const int chains = CHAINS(count), paired = PAIRED ? count / 2 * 2 : 0;
     Operands at = operands_of(shape, weights, x, first, 1);
-    Floats totals[WIDTH + 1];
+    Floats totals[MOST];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     for (int64_t block = 0; block < blocks; block++) {
-        Sums sums[WIDTH + 1][MOST_CHAINS][PARTS];
+        Sums sums[MOST][MOST_CHAINS][PARTS];
         for (int row = 0; row < count; row++)
             for (int chain = 0; chain < chains; chain++)
                 for (int part = 0; part < PARTS; part++) sums[row][chain][part] = (Sums){0};
@@ -120,7 +120,7 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
                         sums[row][other][part] = dot(sums[row][other][part], after[part],
                                                      word_at(at.codes + (count + row) * 4));
             }
-        Ints dots[WIDTH + 1];
+        Ints dots[MOST];
         for (int row = 0; row < count; row++)
             for (int part = 0; part < PARTS; part++)
                 for (int chain = 1; chain < chains; chain++)
@@ -139,4 +139,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {WIDTH, 0, {1, 1}, make_row, quantize_row, tile, NULL};
+const MatmulKernel MATMUL = {MOST, 2, 0, {1, 1}, make_row, quantize_row, tile, NULL};

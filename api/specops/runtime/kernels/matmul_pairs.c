@@ -13,7 +13,7 @@ enum { PARTS = 1 };
 #else
 enum { PARTS = 2 };
 #endif
-enum { WIDTH = 8, LINES = 4, REGISTER = LINE / PARTS };
+enum { MOST = 9, LINES = 4, REGISTER = LINE / PARTS };
 // Few rows compute a whole tile at once, to share the activations. More rows compute it part by part,
 // so that the sums of all rows stay in registers.
 #define TOGETHER(COUNT) ((COUNT) <= 3 ? PARTS : 1)
@@ -51,7 +51,7 @@ INLINE void add_4_bits(const int count, const int together, const uint8_t *weigh
                        Sums (*sums)[PARTS]) {
     const int32_t ones = 0x00010001;
     for (int64_t k = 0; k < block; k += 8 * LINES) {
-        Shorts shorts[WIDTH + 1][PARTS];
+        Shorts shorts[MOST][PARTS];
         for (int row = 0; row < count; row++)
             for (int part = 0; part < together; part++) shorts[row][part] = (Shorts){0};
         for (int line = 0; line < LINES; line++, weights += LINE, codes += 8 * count) {
@@ -109,12 +109,12 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
     const int together = TOGETHER(count);
     const int64_t code = bits / 4;  // bytes of an activation's code
     Operands at = operands_of(shape, weights, x, first, code);
-    Floats totals[WIDTH + 1];
+    Floats totals[MOST];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     for (int64_t number = 0; number < blocks; number++) {
-        Ints dots[WIDTH + 1];
+        Ints dots[MOST];
         for (int part = 0; part < PARTS; part += together) {
-            Sums sums[WIDTH + 1][PARTS];
+            Sums sums[MOST][PARTS];
             for (int row = 0; row < count; row++)
                 for (int other = 0; other < together; other++) sums[row][other] = (Sums){0};
             const uint8_t *from = weights + part * REGISTER;
@@ -132,4 +132,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {WIDTH, 0, {1, 2}, make_row, quantize_pairs, tile, NULL};
+const MatmulKernel MATMUL = {MOST, 8, 0, {1, 2}, make_row, quantize_pairs, tile, NULL};

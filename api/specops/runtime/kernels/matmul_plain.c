@@ -9,7 +9,7 @@
 
 // A register has COLUMNS columns of a tile, four bytes each: two pairs of numbers of 16 bits. A single
 // row computes a whole tile at once, to share the activations; several rows share the weights.
-enum { WIDTH = 4, COLUMNS = 4, PARTS = TILE / COLUMNS, REGISTER = 4 * COLUMNS };
+enum { MOST = 5, COLUMNS = 4, PARTS = TILE / COLUMNS, REGISTER = 4 * COLUMNS };
 #define TOGETHER(COUNT) ((COUNT) == 1 ? PARTS : 1)
 
 typedef int16_t Pairs __attribute__((vector_size(REGISTER)));
@@ -77,12 +77,12 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
     const int together = TOGETHER(count);
     Operands at = operands_of(shape, weights, x, first, BYTES);
     const Word *words = (const Word *)at.codes;
-    Floats totals[WIDTH + 1];
+    Floats totals[MOST];
     for (int row = 0; row < count; row++) totals[row] = (Floats){0};
     for (int64_t block = 0; block < blocks; block++, words += count * shape->block / 4) {
-        Ints dots[WIDTH + 1];
+        Ints dots[MOST];
         for (int start = 0; start < PARTS; start += together) {
-            Sums sums[WIDTH + 1][PARTS], sixteens[WIDTH + 1][PARTS];
+            Sums sums[MOST][PARTS], sixteens[MOST][PARTS];
             for (int row = 0; row < count; row++)
                 for (int part = 0; part < together; part++)
                     sums[row][part] = sixteens[row][part] = (Sums){0};
@@ -135,4 +135,4 @@ INLINE void group(const int bits, const int count, const Shape *shape, const uin
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {WIDTH, 0, {BYTES, BYTES}, make_row, quantize_words, tile, NULL};
+const MatmulKernel MATMUL = {MOST, 2, 0, {BYTES, BYTES}, make_row, quantize_words, tile, NULL};
