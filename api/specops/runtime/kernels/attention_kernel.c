@@ -233,7 +233,7 @@ static void see_block(const Pass *pass, Rows *rows, const char *keys, const char
     const char *behind = keys + key_bytes(size, pass->type) + value_bytes(size, pass->type);
     const float *scales = pass->type == INT8 ? (const float *)behind : NULL;
     int type = pass->type;
-    const int many = type != FLOAT32 && bottom - top > (type == INT8 ? TILE_ROWS : FEW_HALVES);
+    const int many = type != FLOAT32 && bottom - top > (type == INT8 ? FEW_CODES : FEW_HALVES);
     if (many) {
         elements = expand(type, keys, 0, size * BLOCK, rows->expanded);
         type = FLOAT32;
@@ -248,7 +248,7 @@ static void see_block(const Pass *pass, Rows *rows, const char *keys, const char
     if (many)
         values = expand(pass->type, values, least * filled, most * filled, rows->expanded);
     for (int64_t row = top, count; row < bottom; row += count) {
-        count = bottom - row < TILE_ROWS ? bottom - row : TILE_ROWS;
+        count = height_of_tile(bottom - row);
         add_parts(rows, VALUES[type], values, row == top ? next : values, row, count);
     }
 }
