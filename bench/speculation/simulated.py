@@ -4,7 +4,8 @@ Trained weights of 1.1 billion parameters are not at hand, so their acceptance i
 (`simulated_drafter`); the costs of passes are real. Every table says so.
 
 `simulated` compares adaptive with fixed draft lengths, with one request and with several at once.
-Prompts come from the prefix cache, so that only decoding is timed.
+Prompts come from the prefix cache, so that only decoding is timed. What passes cost bounds what any
+lengths can bring; a table says how much that is.
 
 `drafted` shows from which acceptance on a draft model pays: TinyLlama's shape is drafted by Llama
 160M's, in 8 and in 4 bits. The draft model computes its passes, but proposes what the simulation
@@ -13,7 +14,8 @@ says. What fewer bits cost a draft model in acceptance is measured on the demo p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,6 +25,7 @@ from bench.speculation import ways
 from bench.speculation.simulated_drafter import ScriptedRunner, SimulatedDrafter, continuations
 from bench.speculation.ways import Config, Measured, Runner, Sizes
 from bench.tools.report import Outcome, Table, progress
+from specops.runtime.cost_model import CostModel
 
 _SIMULATED = (
     "simulated acceptance: each draft token is the target's own next one with this probability "
@@ -35,6 +38,49 @@ _DRAFT = "draft"
 _PAYS = 1.02  # times plain decoding's speed: a smaller gain may be chance
 
 Levels = dict[float, Measured]  # by acceptance
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The most that draft lengths can bring at what passes cost at the end of a measurement.
+
+    Attributes:
+        plain: seconds of a pass with a token of each request.
+        twice: seconds of a pass with two tokens of each.
+        tokens: number of tokens in the best pass.
+        speedup: of the best pass over plain decoding.
+    """
+
+    plain: float
+    twice: float
+    tokens: int
+    speedup: float
+
+    @classmethod
+    def of(
+        cls, costs: CostModel, requests: int, acceptance: float, longest: int, position: float
+    ) -> Ceiling:
+        """The ceiling if all draft tokens are accepted alike, and nothing but passes takes time.
+
+        Args:
+            costs: of the target's passes.
+            requests: number of requests at once.
+            acceptance: probability of each draft token, if those before it are right.
+            longest: most draft tokens of a request and step.
+            position: mean number of tokens that a token looks back at.
+        """
+
+        def cost(tokens: int) -> float:
+            return costs.cost(tokens, tokens * position)
+
+        plain, expected = requests / cost(requests), float(requests)
+        best, speedup = requests, 1.0
+        for place in range(requests * longest):  # all first draft tokens, then all second ones, …
+            expected += acceptance ** (1 + place // requests)
+            tokens = requests + place + 1
+            if (found := expected / cost(tokens) / plain) > speedup:
+                best, speedup = tokens, found
+        return cls(cost(requests), cost(2 * requests), best, speedup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +127,15 @@ def _at_levels(
     *,
     levels: Sequence[float],
     use: Callable[[SimulatedDrafter], None],
-) -> Levels:
+) -> Iterator[tuple[float, Measured]]:
     """Measure at each acceptance; `use` makes the engine draft as the simulation says."""
-    engine, found = runner.engine, {}
+    engine = runner.engine
     known = continuations(runner, prompts, sizes.new_tokens)
     for level in levels:
         progress(f"{sizes.at_once} at once, simulated acceptance {level:g}")
         use(SimulatedDrafter(level, known, vocab_size=engine.info.vocab_size))
         anew = Runner(engine, configs[-1].k)  # its controllers have learned at no other level
-        found[level] = ways.measure(anew, configs, prompts, sizes)
-    return found
+        yield level, ways.measure(anew, configs, prompts, sizes)
 
 
 def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
@@ -102,24 +147,38 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
     def use(drafter: SimulatedDrafter) -> None:
         runner.engine.scheduler.drafters[name] = drafter
 
-    found = {}
+    chosen = prompts[: plan.each]
+    before = statistics.mean(len(runner.engine.encode(prompt.text)) for prompt in chosen)
+    position = before + plan.new_tokens / 2
+    found: dict[int, Levels] = {}
+    ceilings: dict[int, dict[float, Ceiling]] = {}
     for load, rounds in plan.rounds.items():
         configs = [Config(name, k) for k in (plan.lengths if load == 1 else plan.shared_lengths)]
         configs.append(Config(name, plan.longest, adaptive=True))
         sizes = Sizes(plan.new_tokens, rounds, load)
-        found[load] = _at_levels(
-            runner, configs, prompts[: plan.each], sizes, levels=plan.levels, use=use
-        )
-    return outcome(model, found, plan)
+        found[load], ceilings[load] = {}, {}
+        for level, measured in _at_levels(
+            runner, configs, chosen, sizes, levels=plan.levels, use=use
+        ):
+            costs = runner.engine.scheduler.cost_model
+            found[load][level] = measured
+            ceilings[load][level] = Ceiling.of(costs, load, level, plan.longest, position)
+    return outcome(model, found, ceilings, plan)
 
 
-def outcome(model: BenchModel, found: Mapping[int, Levels], plan: Plan) -> Outcome:
-    """The table and the targets."""
-    parts, wanted = {}, []
+def outcome(
+    model: BenchModel,
+    found: Mapping[int, Levels],
+    ceilings: Mapping[int, Mapping[float, Ceiling]],
+    plan: Plan,
+) -> Outcome:
+    """The tables and the targets."""
+    parts, wanted, bounds = {}, [], {}
     own = Config(SimulatedDrafter.name, plan.longest, adaptive=True)
     for load, levels in found.items():
         for level, measured in levels.items():
             parts[where := f"{load} at once, acceptance {level:g}"] = measured
+            bounds[where] = ceilings[load][level]
             of_plain = _OF_PLAIN.get((load, level), _NO_LOSS)
             wanted += ways.judged(where, measured, own, of_plain=of_plain, of_best=_OF_BEST)
     table = ways.rows_table(
@@ -130,8 +189,20 @@ def outcome(model: BenchModel, found: Mapping[int, Levels], plan: Plan) -> Outco
         "nothing to make, prompts come from the prefix cache",
         _SIMULATED,
     )
+    ceiling = Table(
+        "The most that any lengths could bring at what passes cost",
+        ("requests", "pass, ms", "of twice the tokens, ms", "best pass, tokens", "at most",
+         "adaptive"),
+        [(where, f"{1e3 * bound.plain:.2f}", f"{1e3 * bound.twice:.2f}", str(bound.tokens),
+          f"{bound.speedup:.2f}", f"{parts[where].over(own).median:.2f}")
+         for where, bound in bounds.items()],
+        ("by the engine's own cost model after each measurement; the likeliest draft tokens first, "
+         "no time for anything but passes",),
+    )  # fmt: skip
     result = {"model": model.key, "simulated_acceptance": True, "plan": asdict(plan)}
-    return Outcome(result | {"levels": ways.record(parts)}, [table], wanted=wanted)
+    rows = {"levels": ways.record(parts)}
+    rows["ceilings"] = {where: asdict(bound) for where, bound in bounds.items()}
+    return Outcome(result | rows, [table, ceiling], wanted=wanted)
 
 
 def run_drafted(
@@ -163,7 +234,9 @@ def run_drafted(
         configs = [Config(_DRAFT, k) for k in plan.lengths]
         configs.append(Config(_DRAFT, longest, adaptive=True))
         chosen = prompts[: plan.each]
-        found[name] = _at_levels(runner, configs, chosen, plan.sizes, levels=plan.levels, use=use)
+        found[name] = dict(
+            _at_levels(runner, configs, chosen, plan.sizes, levels=plan.levels, use=use)
+        )
     for name, model in pairs.items():
         progress(f"{model.title}, draft in {name}")
         runner = Runner.load(replace(model, settings=replace(model.settings, slots=1)))

@@ -13,6 +13,7 @@ from bench.prompts import CODE, CREATIVE, Prompt
 from bench.speculation import compare, concurrency, simulated
 from bench.speculation.ways import PLAIN, Measured, Sizes
 from bench.tools.report import Outcome
+from specops.runtime.cost_model import CostModel
 from tests.bench.speculation.runs import ADAPTIVE, MODEL, SUFFIX, measured, run
 
 PROMPTS = [
@@ -114,3 +115,17 @@ def test_every_length_is_measured_at_the_acceptance_asked_for(tiny: BenchModel) 
         else:
             assert found["simulated, k=3"]["tokens_per_jump"] > 2
     assert "simulated acceptance" in outcome.tables[0].title
+    assert [row[0] for row in outcome.tables[1].rows] == list(levels)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "tokens", "speedup"), [(1.0, 12, 12 / 7), (0.5, 6, 1.25), (0.0, 4, 1.0)]
+)
+def test_what_passes_cost_bounds_what_lengths_bring(
+    acceptance: float, tokens: int, speedup: float
+) -> None:
+    """Up to 6 tokens cost the same, and each one behind them an eighth more."""
+    costs = CostModel([1, 6, 18], [4.0, 4.0, 10.0])
+    found = simulated.Ceiling.of(costs, 4, acceptance, 2, 0)
+    assert (found.tokens, found.speedup) == (tokens, pytest.approx(speedup))
+    assert (found.plain, found.twice) == (pytest.approx(4.0), pytest.approx(5.0))
