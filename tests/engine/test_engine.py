@@ -99,6 +99,22 @@ def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
         prepare(tmp_path, "int8-128", name="x", cache_dir=tmp_path, report=print)
 
 
+def test_passes_are_measured_once_for_each_build_of_the_kernels(
+    tiny_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(tiny_settings, draft="none", cache_dir=tmp_path / "cache")
+
+    def measured() -> int:
+        Engine.load(settings)
+        return len(list((settings.cache_dir / "costs").iterdir()))
+
+    assert [measured(), measured()] == [1, 1]
+    rebuilt = tmp_path / "rebuilt.so"
+    rebuilt.write_bytes(kernels.LIBRARY.read_bytes() + b"\0")
+    monkeypatch.setattr(kernels, "LIBRARY", rebuilt)
+    assert measured() == 2
+
+
 def test_loading_reports_its_progress(tiny_settings: Settings) -> None:
     said: list[ModelState] = []
     Engine.load(tiny_settings, lambda state, detail: said.append(state))
