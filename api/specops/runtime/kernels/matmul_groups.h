@@ -6,7 +6,7 @@
 
 #define GROUP(COUNT)                                                                      \
     case COUNT:                                                                           \
-        if (COUNT > MOST) break;                                                     \
+        if (COUNT > MOST) break;                                                          \
         if (shape->bits == 4)                                                             \
             group(4, COUNT, shape, weights, end, x, first, bias, y, columns);             \
         else group(8, COUNT, shape, weights, end, x, first, bias, y, columns);            \
