@@ -44,6 +44,8 @@ Levels = dict[float, Measured]  # by acceptance
 class Ceiling:
     """The most that draft lengths can bring at what passes cost at the end of a measurement.
 
+    It tries every width by itself: the controller, whose choices it judges, has no part in it.
+
     Attributes:
         plain: seconds of a pass with a token of each request.
         twice: seconds of a pass with two tokens of each.
@@ -150,37 +152,32 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
     chosen = prompts[: plan.each]
     before = statistics.mean(len(runner.engine.encode(prompt.text)) for prompt in chosen)
     position = before + plan.new_tokens / 2
-    found: dict[int, Levels] = {}
-    ceilings: dict[int, dict[float, Ceiling]] = {}
+    found = {}
     for load, rounds in plan.rounds.items():
         configs = [Config(name, k) for k in (plan.lengths if load == 1 else plan.shared_lengths)]
         configs.append(Config(name, plan.longest, adaptive=True))
         sizes = Sizes(plan.new_tokens, rounds, load)
-        found[load], ceilings[load] = {}, {}
         for level, measured in _at_levels(
             runner, configs, chosen, sizes, levels=plan.levels, use=use
         ):
             costs = runner.engine.scheduler.cost_model
-            found[load][level] = measured
-            ceilings[load][level] = Ceiling.of(costs, load, level, plan.longest, position)
-    return outcome(model, found, ceilings, plan)
+            found[load, level] = measured, Ceiling.of(costs, load, level, plan.longest, position)
+    return outcome(model, found, plan)
 
 
 def outcome(
     model: BenchModel,
-    found: Mapping[int, Levels],
-    ceilings: Mapping[int, Mapping[float, Ceiling]],
+    found: Mapping[tuple[int, float], tuple[Measured, Ceiling]],
     plan: Plan,
 ) -> Outcome:
-    """The tables and the targets."""
-    parts, wanted, bounds = {}, [], {}
+    """The tables and the targets, from what was found by load and acceptance."""
+    parts, ceilings, wanted = {}, {}, []
     own = Config(SimulatedDrafter.name, plan.longest, adaptive=True)
-    for load, levels in found.items():
-        for level, measured in levels.items():
-            parts[where := f"{load} at once, acceptance {level:g}"] = measured
-            bounds[where] = ceilings[load][level]
-            of_plain = _OF_PLAIN.get((load, level), _NO_LOSS)
-            wanted += ways.judged(where, measured, own, of_plain=of_plain, of_best=_OF_BEST)
+    for (load, level), (measured, ceiling) in found.items():
+        where = f"{load} at once, acceptance {level:g}"
+        parts[where], ceilings[where] = measured, ceiling
+        of_plain = _OF_PLAIN.get((load, level), _NO_LOSS)
+        wanted += ways.judged(where, measured, own, of_plain=of_plain, of_best=_OF_BEST)
     table = ways.rows_table(
         f"Draft lengths at simulated acceptance: {model.title}",
         "requests",
@@ -189,20 +186,20 @@ def outcome(
         "nothing to make, prompts come from the prefix cache",
         _SIMULATED,
     )
-    ceiling = Table(
+    bounds = Table(
         "The most that any lengths could bring at what passes cost",
         ("requests", "pass, ms", "of twice the tokens, ms", "best pass, tokens", "at most",
          "adaptive"),
-        [(where, f"{1e3 * bound.plain:.2f}", f"{1e3 * bound.twice:.2f}", str(bound.tokens),
-          f"{bound.speedup:.2f}", f"{parts[where].over(own).median:.2f}")
-         for where, bound in bounds.items()],
+        [(where, f"{1e3 * most.plain:.2f}", f"{1e3 * most.twice:.2f}", str(most.tokens),
+          f"{most.speedup:.2f}", f"{parts[where].over(own).median:.2f}")
+         for where, most in ceilings.items()],
         ("by the engine's own cost model after each measurement; the likeliest draft tokens first, "
          "no time for anything but passes",),
     )  # fmt: skip
     result = {"model": model.key, "simulated_acceptance": True, "plan": asdict(plan)}
-    rows = {"levels": ways.record(parts)}
-    rows["ceilings"] = {where: asdict(bound) for where, bound in bounds.items()}
-    return Outcome(result | rows, [table, ceiling], wanted=wanted)
+    result["levels"] = ways.record(parts)
+    result["ceilings"] = {where: asdict(most) for where, most in ceilings.items()}
+    return Outcome(result, [table, bounds], wanted=wanted)
 
 
 def run_drafted(
