@@ -32,7 +32,6 @@ ALONE = {  # which import nothing of the service
     "specops.runtime.kernels",
 }
 OPENING = {f"engine/{name}" for name in ("engine", "graphs", "open_models", "draft_heads")}
-MOST_LINES, MOST_MODULES = 350, 14  # of a module, of a package
 
 
 @cache
@@ -78,14 +77,6 @@ def test_every_package_says_what_lives_there() -> None:
     for folder in {path.parent for path in ROOT.rglob("*.py")}:
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
         assert text, f"{folder} has no docstring"
-
-
-def test_modules_and_packages_stay_small() -> None:
-    for path in ROOT.rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= MOST_LINES, path
-    for folder in {path.parent for path in ROOT.rglob("*.py")}:
-        found = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
-        assert len(found) <= MOST_MODULES, folder
 
 
 def test_what_a_step_is_made_of_knows_no_http_and_no_onnx_runtime() -> None:
