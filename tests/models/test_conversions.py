@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -130,29 +131,72 @@ def change(source: Path) -> None:
     (source / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
 
 
-@pytest.mark.parametrize("cause", ["checkpoint", "converter"])
-def test_outdated_conversions_are_removed(
+def version(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Go on as another version of the service, with another format."""
+    monkeypatch.setattr(conversions, "FORMAT_VERSION", number)
+
+
+def age(path: Path, days: float) -> None:
+    then = time.time() - days * 24 * 3600
+    os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize("second", ["format", "checkpoint"])
+def test_two_versions_in_turns_on_one_cache_convert_once_each(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: str
+) -> None:
+    """A rolling update, of the service or of the model in its image."""
+    cache, made = tmp_path / "cache", []
+    config = (source / "config.json").read_text()
+    for turn in range(4):
+        if second == "format":
+            version(monkeypatch, 100 + turn % 2)
+        else:
+            (source / "config.json").write_text(config)
+            if turn % 2:
+                change(source)
+        made += [text for text in convert(source, cache)[1] if text.startswith("converting")]
+        for folder in (cache / "converted").glob("*-int8-32"):
+            age(folder, 8)
+    assert len(made) == 2
+    assert len(converted(cache)) == 2
+
+
+def test_a_comment_in_the_converter_converts_nothing_anew(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = convert(source, tmp_path / "cache")
+    package = tmp_path / "specops"
+    shutil.copytree(Path(conversions.__file__).parents[1] / "models", package / "models")
+    for file in package.rglob("*.py"):
+        file.write_text(file.read_text() + "# a comment")
+    monkeypatch.setattr(conversions, "__file__", str(package / "models" / "conversions.py"))
+    assert convert(source, tmp_path / "cache") == (first, [])
+
+
+def test_older_generations_go_once_nobody_has_used_them_for_a_week(
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    cause: str,
 ) -> None:
     cache = tmp_path / "cache"
     namesake = make_llama_checkpoint(tmp_path / "elsewhere" / "source", seed=1)
+    (cache / "converted" / "notes").mkdir(parents=True)  # a folder of another kind
+    generations = []
+    for number in range(100, 105):
+        version(monkeypatch, number)
+        generations.append(convert(source, cache)[0])
     other, _ = convert(namesake, cache)
-    old = [convert(source, cache, quant)[0] for quant in (QUANT, "int4-32-rtn")]
-    (cache / "converted" / "notes").mkdir()  # a folder of another kind
-    if cause == "checkpoint":
-        change(source)
-    else:
-        monkeypatch.setattr(conversions, "_code_digest", lambda: "another version")
+    assert all(path.exists() for path in generations)  # used within a week
+    for days, path in zip((60, 40, 6, 20, 30), generations, strict=True):
+        age(path, days)
+    age(other, 90)  # the only one of its checkpoint: no generation of the others
     with caplog.at_level(logging.INFO):
-        new, _ = convert(source, cache)
-    kept = [other.name] if cause == "checkpoint" else []
-    assert converted(cache) == sorted(["notes", new.name, *kept])
-    for path in old:
-        assert f"removing {path}: its checkpoint or the converter has changed" in caplog.text
+        assert convert(source, cache) == (generations[-1], [])  # a start that makes nothing
+    kept = [generations[2], generations[4], other]
+    assert converted(cache) == sorted(["notes", *(path.name for path in kept)])
+    assert f"removing {generations[0]}: it is outdated" in caplog.text
 
 
 # -- once --------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,18 @@ def test_they_are_measured_once(target: Any, tmp_path: Path) -> None:
     assert (again.sizes, again.seconds) == (first.sizes, first.seconds)
     assert again.pair_seconds == first.pair_seconds
     assert [item.name for item in saved.parent.iterdir()] == ["x.json"]
+
+
+def test_figures_of_builds_that_nobody_runs_any_more_go(target: Any, tmp_path: Path) -> None:
+    """Each build of the kernels has a file of its own, for each model."""
+    names = ("last", "second", "third", "fourth", "recent")
+    for days, name in zip((9, 10, 20, 30, 1), names, strict=True):
+        (tmp_path / f"{name}.json").write_text("{}")
+        then = time.time() - days * 24 * 3600
+        os.utime(tmp_path / f"{name}.json", (then, then))
+    calibrate(target, tmp_path / "own.json")
+    calibrate(target, tmp_path / "own.json")
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["own", "recent"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
-"""Keeps conversions on disk: one for each content of a checkpoint, kind of weights and converter.
+"""Keeps conversions on disk: one for each content of a checkpoint, kind of weights and format.
 
-A conversion is named by a digest of what was converted. So a checkpoint that exists under two paths
-is converted and stored once, for example a draft that has the target's own files. The digest reads
-every byte. It is kept with the files' sizes and times, and computed again only when these change.
+A conversion is named by a digest of what was converted and by the converter's format version. So a
+checkpoint that exists under two paths is converted and stored once, for example a draft that has
+the target's own files. The digest reads every byte. It is kept with the files' sizes and times, and
+computed again only when these change. Versions of the service that share a folder leave each
+other's conversions alone: `specops.system.generations` says how long outdated ones stay.
 
 A conversion is compared with its checksums before its first use after a boot of the machine, with
 a new version of ONNX Runtime, and when a file has changed since. A damaged one is made again.
@@ -18,26 +20,25 @@ import json
 import logging
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from specops.models.contract import FORMAT_VERSION
 from specops.models.layout import Parts
 from specops.models.progress import every
 from specops.runtime import session
 from specops.system.checksums import CHECKSUMS, checksums, read_checksums
 from specops.system.folders import clear_leftovers, file_at_once, locked
+from specops.system.generations import outdated, remove, sweep, use
 
 log = logging.getLogger(__name__)
 
-_CODE = (
-    "models/convert/**/*.py",
-    *("models/contract.py", "models/layout.py", "models/sentencepiece.py", "models/state_dict.py"),
-)
 _SOURCES = "sources.json"  # path of a checkpoint → its marks, and its digest `sha256:…`
 _VERIFIED = "verified"  # a file of a conversion: its marks when checksums were last compared
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_NAME = re.compile(r".+-(?P<key>[0-9a-f]{16})-(?:fp32|int[48]-.+|gguf)")
+_NAME = re.compile(r"(?P<name>.+)-(?P<key>[0-9a-f]{16})-(?P<quant>fp32|int[48]-.+|gguf)")
 _PIECE = 4 << 20
 _REPORT_SECONDS = 5.0
 
@@ -59,8 +60,8 @@ def converted(
     """Return the folder of a checkpoint's conversion; make it if need be.
 
     If the checkpoint has not changed this mostly reads no weights. Before a conversion is made,
-    this removes what killed processes left and the conversions that no known checkpoint leads to
-    any more, because the checkpoint or the converter has changed.
+    this removes what killed processes left; at every start, the outdated conversions that nobody
+    uses any more.
 
     Args:
         root: the folder of conversions.
@@ -74,11 +75,13 @@ def converted(
     Raises:
         OSError: the checkpoint cannot be read or the folder cannot be written.
     """
-    place, code = str(path.resolve()), _code_digest()
+    place = str(path.resolve())
     seen, digest = _sources(root).get(place, ("", ""))
     if seen == _marks(parts.files):
-        folder = _folder(root, _key(code, digest), quant, name)
+        folder = _folder(root, _key(digest), quant, name)
+        use(folder)  # first, so that no other process takes it for unused
         if _intact(folder, report):
+            sweep(root, _outdated)
             return folder
 
     def wait() -> None:
@@ -91,14 +94,16 @@ def converted(
             digest = _digest(path, parts, report)
             sources[place] = now, digest
             _write(root, sources)
-        folder = _folder(root, _key(code, digest), quant, name)
+        folder = _folder(root, _key(digest), quant, name)
         if folder.exists() and not _intact(folder, report):
             log.warning("%s is damaged and is made again", folder)
             shutil.rmtree(folder)
         if not folder.exists():
-            _clear(root, {_key(code, known) for _, known in sources.values()})
+            clear_leftovers(root)
+            remove(_outdated(root))
             convert(folder, digest, lock)
             _remember(folder)
+        use(folder)
     return folder
 
 
@@ -108,25 +113,25 @@ def _folder(root: Path, key: str, quant: str, name: str) -> Path:
     return made[0] if made else root / f"{name}-{key}-{quant}"
 
 
-def _key(code: str, digest: str) -> str:
-    return hashlib.sha256(f"{code}\0{digest}".encode()).hexdigest()[:16]
+def _key(digest: str) -> str:
+    return hashlib.sha256(f"{FORMAT_VERSION}\0{digest}".encode()).hexdigest()[:16]
 
 
-def _code_digest() -> str:
-    """Return a digest of the converter's code."""
-    digest = hashlib.sha256()
-    package = Path(__file__).parents[1]
-    for file in sorted(file for pattern in _CODE for file in package.glob(pattern)):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+def _outdated(root: Path) -> list[Path]:
+    """Return the conversions to remove: no known checkpoint leads to them, and nobody uses them.
 
-
-def _clear(root: Path, keys: set[str]) -> None:
-    clear_leftovers(root)
-    for folder in sorted(root.iterdir()):
-        if (match := _NAME.fullmatch(folder.name)) and match["key"] not in keys:
-            log.info("removing %s: its checkpoint or the converter has changed", folder)
-            shutil.rmtree(folder, ignore_errors=True)
+    Those of one name and one kind of weights are generations of one another.
+    """
+    known = {_key(digest) for _, digest in _sources(root).values()}
+    generations: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    current: set[Path] = set()
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if match := _NAME.fullmatch(folder.name):
+            generations[match["name"], match["quant"]].append(folder)
+            if match["key"] in known:
+                current.add(folder)
+    found = (outdated(folders) for folders in generations.values())
+    return [folder for folders in found for folder in folders if folder not in current]
 
 
 # -- what is known of checkpoints ------------------------------------------------------------------

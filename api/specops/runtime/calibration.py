@@ -14,6 +14,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.model_runner import ModelRunner
 from specops.system.folders import file_at_once
+from specops.system.generations import outdated, remove, use
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +42,14 @@ def calibrate(runner: ModelRunner, saved: Path | None) -> CostModel:
     """
     widest = min(runner.max_tokens, runner.cache.context)
     sizes = sorted({*(size for size in _SIZES if size < widest), widest})
-    if saved is not None and (kept := _read(saved, sizes)) is not None:
-        return kept
-    model = _measure(runner, sizes)
+    model = None if saved is None else _read(saved, sizes)
+    if model is None:
+        model = _measure(runner, sizes)
+        if saved is not None:
+            _write(saved, model)
     if saved is not None:
-        _write(saved, model)
+        use(saved)
+        remove(outdated(list(saved.parent.glob("*.json"))))  # of all models and builds
     return model
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specops.models.contract import FORMAT_VERSION
 from specops.models.convert import ExportError, Quantization, export_checkpoint
 from specops.models.convert.__main__ import main
 from specops.system.folders import folder_at_once
@@ -27,7 +28,7 @@ def test_the_manifest_says_what_a_decoder_needs(tmp_path: Path) -> None:
     digest = manifest.pop("source_digest")
     assert digest.startswith("sha256:")
     assert manifest == {
-        "format_version": 4,
+        "format_version": FORMAT_VERSION,
         "onnx_file": "model.onnx",
         "family": "llama",
         "quantization": {

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -188,18 +189,32 @@ def test_outdated_ones_and_leftovers_are_removed(
     leftover.mkdir()
     (leftover / "model.onnx").touch()
     made = []
-    for age, processor in enumerate(("first", "second", "third")):
+    for days, processor in ((30, "first"), (6, "second"), (20, "third")):
         monkeypatch.setattr(weight_cache, "_processor", lambda text=processor: text)
         path = prepacked_graph(graph, "tiny", tmp_path, print)
-        os.utime(path.parent, (age, age))
+        then = time.time() - days * 24 * 3600
+        os.utime(path.parent, (then, then))
         made.append(path)
     with caplog.at_level(logging.INFO):
         monkeypatch.setattr(weight_cache, "_processor", lambda: "fourth")
-        prepacked_graph(graph, "tiny", tmp_path, print)
-    assert [path.exists() for path in made] == [False, False, True]
-    assert f"removing {made[1].parent}" in caplog.text
+        made.append(prepacked_graph(graph, "tiny", tmp_path, print))
+        assert [path.exists() for path in made] == [False, True, True, True]
+        assert prepacked_graph(graph, "tiny", tmp_path, print) == made[-1]  # makes nothing
+    assert [path.exists() for path in made] == [False, True, False, True]
+    assert f"removing {made[0].parent}" in caplog.text
     assert other.exists()
     assert not leftover.exists()
+
+
+def test_services_on_four_kinds_of_processors_share_a_cache(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    for _ in range(2):
+        for processor in ("first", "second", "third", "fourth"):
+            monkeypatch.setattr(weight_cache, "_processor", lambda text=processor: text)
+            prepacked_graph(graph, "tiny", tmp_path, said.append)
+    assert len([text for text in said if text.startswith("laying out")]) == 4
 
 
 def test_where_nothing_can_be_written_the_message_says_what_to_do(

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from specops.models.contract import MANIFEST
+from specops.models.contract import FORMAT_VERSION, MANIFEST
 from specops.models.convert.calibration import Activations, draw_samples
 from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.errors import ExportError
@@ -26,7 +26,6 @@ from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
 from specops.system.checksums import write_checksums
 from specops.system.folders import folder_at_once
 
-FORMAT_VERSION = 4  # 3: 4-bit weights were rounded each to the nearest
 _GRAPH_FILE = "model.onnx"
 # The duration of a calibrated conversion's parts, relative to a conversion to 8 bits.
 _WRITING, _ROUNDING = 6, 12

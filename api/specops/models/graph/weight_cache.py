@@ -1,11 +1,12 @@
 """Keeps weights on disk in the form that this machine's kernels use, so that they can be mapped.
 
 A prepacked graph fits one processor and one version of ONNX Runtime. It is a cache: its name has a
-digest of both and of the graph it was made from. Every start compares it with its checksums and
-makes it again if anything differs. This check reads the files once from front to back, which also
-brings them into the page cache before the first request needs them. What kernels use comes first in
-the file. The originals of packed weights come last, and no pass reads them. The check lets go of
-these, and of what the memory cap has no room for, at once, so that they push nothing else out.
+digest of both and of the graph it was made from; `specops.system.generations` says how long others
+of the same model stay. Every start compares it with its checksums and makes it again if anything
+differs. This check reads the files once from front to back, which also brings them into the page
+cache before the first request needs them. What kernels use comes first in the file. The originals
+of packed weights come last, and no pass reads them. The check lets go of these, and of what the
+memory cap has no room for, at once, so that they push nothing else out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from specops.models.progress import every
 from specops.runtime import session
 from specops.system.checksums import checksums
 from specops.system.folders import clear_leftovers, folder_at_once, locked
+from specops.system.generations import outdated, remove, sweep, use
 from specops.system.memory import page_cache_room
 from specops.system.numa import interleaved
 from specops.system.page_cache import forget
@@ -36,7 +37,6 @@ _FORMAT = 11  # counts up when what is written here or by `prepack` changes
 USED = "used"  # a file: how many bytes of the weights a pass reads
 _GRAPH = "model.onnx"
 _MANIFEST = "prepacked.json"
-_KEPT = 2  # prepacked graphs of one name: models of one name may take turns
 _REPORT_SECONDS = 1.0
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -60,19 +60,24 @@ def prepacked_graph(graph: Path, name: str, cache_dir: Path, report: Callable[[s
     root, key = cache_dir / "prepacked", graph_key(graph)
     try:
         # Replicas that start together read beside each other, so this takes no lock.
-        if (folder := _found(root, key)) and _intact(folder, report):
-            with suppress(OSError):  # a read-only cache does not need the order of use
-                folder.touch()
-            return folder / _GRAPH
+        if folder := _found(root, key):
+            use(folder)  # first, so that no other process takes it for unused
+            if _intact(folder, report):
+                sweep(root, lambda root: outdated(_generations(root, name)))
+                return folder / _GRAPH
         waiting = f"waiting for another process that writes in {root}"
         with locked(root, lambda: report(waiting)) as lock:
             if folder := _found(root, key):
                 if _intact(folder, report):  # another process has made it meanwhile
+                    use(folder)
                     return folder / _GRAPH
                 log.warning("%s is damaged and is made again", folder)
-            _clear(root, name)
+            clear_leftovers(root)
+            remove(outdated(_generations(root, name)))
             report(f"laying out the weights of {name} for this processor")
-            return _make(graph, folder or root / f"{name}-{key}", lock)
+            made = _make(graph, folder or root / f"{name}-{key}", lock)
+            use(made.parent)
+            return made
     except OSError as error:
         raise ModelError(
             f"{error.filename or root} cannot be written ({error.strerror}), and the weights of "
@@ -154,14 +159,9 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{_GRAPH}*"))
 
 
-def _clear(root: Path, name: str) -> None:
-    """Remove what killed processes left, and all but the newest graph of this name."""
-    clear_leftovers(root)
-    own = [path for path in root.glob(f"{escape(name)}-*") if len(path.name) == len(name) + 17]
-    own.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for outdated in own[_KEPT - 1 :]:
-        log.info("removing %s, which was made for another graph or runtime", outdated)
-        shutil.rmtree(outdated, ignore_errors=True)
+def _generations(root: Path, name: str) -> list[Path]:
+    """Return the prepacked graphs of a name, for whatever processor and version of the service."""
+    return [path for path in root.glob(f"{escape(name)}-*") if len(path.name) == len(name) + 17]
 
 
 def _make(graph: Path, folder: Path, lock: int) -> Path:
