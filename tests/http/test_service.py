@@ -207,6 +207,16 @@ async def test_without_a_key_it_is_401(value: str | None) -> None:
     assert not here.service.requests
 
 
+async def test_only_who_has_a_key_counts_as_a_load_test() -> None:
+    async with api(api_keys=KEYS) as here:
+        for key in ("another", "first-key"):
+            headers = {"x-load-test": "ramp", "authorization": f"Bearer {key}"}
+            for path in ("/health", "/v1/models"):
+                await here.client.get(path, headers=headers)
+        page = (await here.client.get("/metrics")).text
+    assert 'specops_load_test_requests_total{shape="ramp"} 2.0' in page
+
+
 # -- the log -------------------------------------------------------------------------------------
 
 

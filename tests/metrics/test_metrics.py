@@ -307,3 +307,62 @@ def test_single_figures_are_read_by_name_and_label(metrics: Readable) -> None:
     assert found["accepted_tokens_total/draft"] == 2
     assert found["accepted_tokens_total/suffix"] == 0
     assert not [name for name in found if not name.startswith(("generated", "accepted"))]
+
+
+@pytest.mark.parametrize(
+    ("broken", "missing"),
+    [
+        ("read_memory", "memory_bytes"),
+        ("read_pressure", "memory_pressure_seconds_total"),
+        ("resources.read_throttling", "cpu_periods_total"),
+        ("resources.read_oom_kills", "oom_kills_total"),
+        ("resources.read_faults", "page_faults_total"),
+        ("resources.read_disk", "disk_bytes"),
+        ("available_cpus", "cpus"),
+    ],
+)
+def test_a_figure_that_cannot_be_read_is_missing_alone(
+    metrics: Readable, monkeypatch: pytest.MonkeyPatch, broken: str, missing: str
+) -> None:
+    def names() -> set[str]:
+        page = metrics.expose()[0].decode()
+        samples = (
+            item for family in text_string_to_metric_families(page) for item in family.samples
+        )
+        return {item.name.removeprefix("specops_") for item in samples}
+
+    def fail(*_: object) -> None:
+        raise OSError("no such file")
+
+    before = names()
+    assert missing in before
+    monkeypatch.setattr(f"specops.metrics.collectors.{broken}", fail)
+    lost = before - names()
+    assert missing in lost
+    assert lost <= {missing, "cpu_throttled_periods_total", "cpu_throttled_seconds_total"}
+    assert metrics.value("callback_failures_total", where="scrape") == 1
+    assert metrics.read(["specops_generated_tokens_total"])
+
+
+def test_an_estimate_that_cannot_be_read_is_no_number(metrics: Readable) -> None:
+    def fail() -> float:
+        raise RuntimeError("changed while it was read")
+
+    metrics.watch_controller(fail, fail)  # type: ignore[arg-type]
+    page = metrics.expose()[0].decode()
+    assert "specops_estimated_speedup NaN" in page
+    assert "specops_pass_cost_seconds{" not in page
+    assert metrics.value("callback_failures_total", where="scrape") >= 2
+
+
+def test_the_process_own_figures_fail_alone(
+    metrics: Readable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "process_resident_memory_bytes" in metrics.expose()[0].decode()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no procfs")
+
+    monkeypatch.setattr("prometheus_client.ProcessCollector.collect", fail)
+    assert "process_resident_memory_bytes" not in metrics.expose()[0].decode()
+    assert metrics.value("callback_failures_total", where="scrape") == 1

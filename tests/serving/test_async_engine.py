@@ -18,8 +18,15 @@ from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.engine.model_info import ModelState
 from specops.metrics.metrics import Metrics
-from specops.request import FinishReason, GenerationRequest, Output, PromptTooLong, SamplingParams
-from specops.serving import async_engine
+from specops.request import (
+    FinishReason,
+    GenerationRequest,
+    Output,
+    PromptTooLong,
+    SamplingParams,
+    StepResult,
+)
+from specops.serving import async_engine, engine_thread
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.request_handle import QueuePosition, RequestHandle
@@ -316,3 +323,128 @@ async def test_the_engine_has_a_lower_priority_than_the_event_loop(
         assert computing.native_id is not None
         own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         assert os.getpriority(os.PRIO_PROCESS, computing.native_id) > own
+
+
+@pytest.mark.parametrize("broken", ["_deliver_output", "deliver"])
+async def test_an_output_that_cannot_be_delivered_ends_its_request_alone(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    async with serving(tiny_settings) as (service, metrics):
+        handles = [service.submit(request(max_new_tokens=20)) for _ in range(3)]
+        bad = handles[1].requests[0].request_id
+        owner = service if broken == "_deliver_output" else RequestHandle
+        working = getattr(owner, broken)
+
+        def fail(*arguments: object) -> None:
+            (output,) = (item for item in arguments if isinstance(item, Output))
+            if output.request_id == bad and not output.finish:
+                raise RuntimeError("no way to the client")
+            working(*arguments)
+
+        monkeypatch.setattr(owner, broken, fail)
+        answers = await asyncio.gather(*(collect(handle) for handle in handles))
+        ends = [outputs[-1].finish for outputs in answers]
+        assert ends == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
+        assert sample(metrics, "callback_failures_total", where="engine") == 1
+        await until(lambda: not service.running)  # the scheduler has dropped it, too
+        assert (await collect(service.submit(request())))[-1].finish is FinishReason.LENGTH
+        assert service.waiting == 0
+
+
+@pytest.mark.parametrize(
+    "method", ["observe_step", "observe_finish", "observe_step_result", "observe_inter_token"]
+)
+async def test_a_figure_that_cannot_be_counted_does_not_stop_the_service(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    async with serving(tiny_settings) as (service, metrics):
+
+        def fail(*_: object) -> None:
+            raise KeyError("a label")
+
+        monkeypatch.setattr(metrics, method, fail)
+        for _ in range(2):
+            assert (await collect(service.submit(request())))[-1].finish is FinishReason.LENGTH
+        monkeypatch.undo()
+        assert sample(metrics, "callback_failures_total", where="engine") > 0
+        assert (await collect(service.submit(request())))[-1].finish is FinishReason.LENGTH
+        assert service.running == service.waiting == 0
+
+
+async def test_a_loaded_model_that_cannot_be_taken_up_is_a_failed_one(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a label")
+
+    monkeypatch.setattr(Metrics, "set_model", fail)
+    async with serving(tiny_settings) as (service, metrics):
+        assert service.state is ModelState.FAILED
+        assert service.crashed.is_set()
+        assert sample(metrics, "callback_failures_total", where="engine") == 1
+
+
+@pytest.mark.parametrize(
+    ("loads", "said"), [(False, "the model is still loading"), (True, "a step takes long")]
+)
+async def test_an_end_that_cannot_wait_says_for_what(
+    tiny_settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    loads: bool,
+    said: str,
+) -> None:
+    free = threading.Event()
+
+    def load(settings: Settings, report: object) -> Engine:
+        if not loads:
+            free.wait()
+            raise OSError("too late")
+        engine = Engine.load(settings)
+        step = engine.scheduler.step
+
+        def slow() -> StepResult:
+            free.wait()
+            return step()
+
+        monkeypatch.setattr(engine.scheduler, "step", slow)
+        return engine
+
+    monkeypatch.setattr(engine_thread, "_JOIN_SECONDS", 0.01)
+    service = AsyncEngine(replace(tiny_settings, drain_timeout=0.0), Metrics(), load)
+    service.start()
+    if loads:
+        await until(lambda: service.state is ModelState.READY)
+        service.submit(request())
+    await service.stop()
+    assert f"{said}: leaving without waiting for it" in caplog.messages
+    free.set()
+    await until(lambda: not service.alive or not service._thread.alive)
+
+
+def test_an_engine_that_outlives_the_event_loop_reports_to_nobody() -> None:
+    reported: list[str] = []
+    entered, free = threading.Event(), threading.Event()
+
+    def load() -> Engine:
+        entered.set()
+        free.wait()
+        raise OSError("too late")
+
+    thread = engine_thread.EngineThread(
+        load,
+        loaded=lambda _: None,
+        stepped=lambda *_: None,
+        failed=reported.append,
+        failures=Metrics().failures,
+    )
+
+    async def begin() -> None:
+        thread.start()
+        entered.wait()
+
+    asyncio.run(begin())
+    free.set()
+    thread._thread.join(30)  # an exception of the thread would be a warning, and fail the test
+    assert not thread.alive
+    assert not reported

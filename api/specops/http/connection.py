@@ -4,6 +4,8 @@ uvicorn has one deadline, for connections between two requests. A client that se
 or does not read its answer, would stay for ever, and enough of them take every file descriptor.
 Here the server looks at each connection once a second and closes those that made no progress. Time
 is counted in such looks: if the whole process stood still, no client pays for it.
+
+Whatever goes wrong in a connection's callbacks closes that connection and no other.
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specops.http.errors import ApiError, unavailable
 from specops.http.sse import UNFRAMED
+from specops.system.failures import Failures
 
 _LINGERING = 1  # looks; after that a client must have read its refusal
 # Without this limit the kernel holds up to 2.6 MB of an unread answer for each connection on
@@ -56,21 +60,38 @@ class Limits:
 class _Transport:
     """A transport that counts the bytes written to it, and asks before it closes."""
 
-    def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport = transport
-        self._lingers = lingers
+        self._connection = connection
         self.written = 0
 
     def write(self, data: bytes) -> None:
         self.written += len(data)
-        self._transport.write(data)
+        self._connection.call_alone(self._transport.write, data)
 
     def close(self) -> None:
-        if not self._lingers():
+        self._connection.call_alone(self._close)
+
+    def _close(self) -> None:
+        if not self._connection.lingers():
             self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+_Arguments = ParamSpec("_Arguments")
+_Callback = Callable[Concatenate["Connection", _Arguments], None]
+
+
+def _alone(callback: _Callback[_Arguments]) -> _Callback[_Arguments]:
+    """Have a failure of a method, which is called by asyncio, uvicorn or the server, drop it."""
+
+    @wraps(callback)
+    def call(self: Connection, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        self.call_alone(callback, self, *args, **kwargs)
+
+    return call
 
 
 class Connection(H11Protocol):
@@ -79,12 +100,16 @@ class Connection(H11Protocol):
     Args:
         closed: called with the reason when the server closes a connection; the reason is one of
             `series.CLOSINGS`.
+        failures: counts the connections that were dropped because a callback failed.
     """
 
-    def __init__(self, limits: Limits, closed: Callable[[str], None], **uvicorn: Any) -> None:
+    def __init__(
+        self, limits: Limits, closed: Callable[[str], None], failures: Failures, **uvicorn: Any
+    ) -> None:
         super().__init__(**uvicorn)
         self._limits = limits
         self._closed = closed
+        self._failures = failures
         self._refused = False
         self._aborted = False
         self._received = 0  # bytes
@@ -92,9 +117,35 @@ class Connection(H11Protocol):
         self._amount = 0  # bytes that it had sent, or read, by then
         self._looks = self._still = 0  # looks since that began; looks since the last byte
 
+    def call_alone(
+        self,
+        call: Callable[_Arguments, None],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> None:
+        """Call a function; if it fails, drop this connection and nothing else."""
+        try:
+            call(*args, **kwargs)
+        except Exception as error:
+            self._failures.report("connection", error)
+            self._drop()
+
+    def _drop(self) -> None:
+        """End the connection and its request, whatever still works of it."""
+        self.connections.discard(self)
+        self._unset_keepalive_if_required()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.flow is not None:
+            self.flow.resume_writing()
+        with self._failures.contained("connection"):
+            self._abort()
+
+    @_alone
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Let a client in, or refuse it if there are too many."""
-        self._own = _Transport(transport, self._lingers)
+        self._own = _Transport(transport, self)
         super().connection_made(cast(asyncio.Transport, self._own))
         own: socket.socket = transport.get_extra_info("socket")
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
@@ -107,9 +158,30 @@ class Connection(H11Protocol):
         else:
             self._refuse(unavailable("too many open connections", "connections"))
 
+    @_alone
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the request of a client that left."""
+        self._unset_keepalive_if_required()  # uvicorn keeps it if the client has reset, for 75 s
+        super().connection_lost(exc)
+
+    @_alone
+    def eof_received(self) -> None:
+        """Close the connection of a client that sends no more: asyncio does."""
+
+    @_alone
+    def pause_writing(self) -> None:
+        """Have a request wait until the client has read some of its answer."""
+        super().pause_writing()
+
+    @_alone
+    def resume_writing(self) -> None:
+        """Let the request go on."""
+        super().resume_writing()
+
+    @_alone
     def data_received(self, data: bytes) -> None:
         """Take in the client's bytes, unless the client was refused."""
-        if not self._refused:
+        if not self._refused and not self._aborted:
             self._received += len(data)
             super().data_received(data)
 
@@ -119,6 +191,7 @@ class Connection(H11Protocol):
         if self.cycle is not None and UNFRAMED in self.headers:
             self.conn.their_http_version = b"1.0"  # a body of unknown length ends the connection
 
+    @_alone
     def look(self) -> None:
         """Close the connection if the client was too slow; called once a second."""
         if self._aborted:
@@ -189,7 +262,7 @@ class Connection(H11Protocol):
         method_and_path = self.conn.trailing_data[0].split(b"\r", 1)[0].split(b" ")[:2]
         return method_and_path[-1].decode("latin-1") if len(method_and_path) > 1 else ""
 
-    def _lingers(self) -> bool:
+    def lingers(self) -> bool:
         """Return whether the client is within a request; called instead of closing."""
         if self._refused or self.transport.is_closing():
             return False
@@ -203,13 +276,24 @@ class Connection(H11Protocol):
         If the connection was closed at once, it would be reset and the answer lost.
         """
         self._refused = True
-        self.transport.write_eof()
+        if self.transport.get_write_buffer_size():
+            return  # asyncio would end the stream later, where a failure has no owner
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client has left already
+            self._abort()
 
     def _abort(self) -> None:
         """Close without sending what is left of the answer."""
         self._aborted = True
         self.transport.abort()
 
+    @_alone
+    def on_response_complete(self) -> None:
+        """Go on with the next request of the connection; called by uvicorn."""
+        super().on_response_complete()
+
+    @_alone
     def shutdown(self) -> None:
         """End a connection when the server ends; called by uvicorn."""
         if self._waits_for(0) == "slow_body" and not self.cycle.response_complete:
@@ -222,6 +306,7 @@ class Connection(H11Protocol):
         self._closed("malformed")
         self._refuse(ApiError(400, "this is no HTTP/1.1 request", code="malformed_request"))
 
+    @_alone
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection without a request; called by uvicorn."""
         if not self.transport.is_closing():

@@ -94,8 +94,6 @@ class RequestContext:
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         given = headers.get("x-request-id", "")
         request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
-        if shape := headers.get("x-load-test"):
-            self._metrics.observe_load_test(shape)
         exchange = _Exchange(receive, send, request_id, _length(headers))
         scope.setdefault("state", {}).update(
             request_id=request_id,
@@ -130,10 +128,14 @@ class RequestContext:
     async def _early_answer(self, scope: Scope, exchange: _Exchange) -> Response | None:
         """Read the body of a request that may pass; return the refusal of any other."""
         try:
-            if not self._keys.open(scope["path"], Headers(scope=scope)):
+            headers = Headers(scope=scope)
+            if not self._keys.open(scope["path"], headers):
                 message = "send one of this server's keys: Authorization: Bearer KEY"
-                headers = {"www-authenticate": "Bearer"}
-                raise ApiError(401, message, code="invalid_api_key", headers=headers)
+                asks = {"www-authenticate": "Bearer"}
+                raise ApiError(401, message, code="invalid_api_key", headers=asks)
+            shape = headers.get("x-load-test")
+            if shape and self._keys.open("", headers):  # open paths count only with a key, too
+                self._metrics.observe_load_test(shape)
             if (refusal := self._refuse(scope, False)) is not None:
                 return refusal
             await self._read(exchange)

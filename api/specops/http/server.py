@@ -27,6 +27,7 @@ from specops.http.connection import Connection, Limits
 from specops.http.state import AppState
 from specops.http.watchdog import watched
 from specops.serving.async_engine import AsyncEngine
+from specops.system.failures import Failures
 from specops.system.resources import raise_open_files
 
 # When the service has stopped, responses only have to leave the socket's buffer.
@@ -40,15 +41,17 @@ log = logging.getLogger(__name__)
 class DrainingServer(uvicorn.Server):
     """Stops the service at the first signal, and itself after that or at the second signal."""
 
-    def __init__(self, config: uvicorn.Config, service: AsyncEngine) -> None:
+    def __init__(self, config: uvicorn.Config, service: AsyncEngine, failures: Failures) -> None:
         super().__init__(config)
         self.service = service
+        self._failures = failures
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_exception)
         watch = asyncio.create_task(self._end_with_engine())
         try:
             await super().serve(sockets)
@@ -61,11 +64,21 @@ class DrainingServer(uvicorn.Server):
         log.critical("ending: the engine has crashed", extra={"fields": fields})
         self.should_exit = True
 
+    def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Count an exception that no callback and no task has caught; called by the event loop."""
+        error = context.get("exception") or RuntimeError(context["message"])
+        self._failures.report("loop", error, context["message"])
+
     async def on_tick(self, counter: int) -> bool:
-        """Look at the connections once a second; uvicorn calls this ten times a second."""
-        if counter % _TICKS == 0:
-            self.look()
-        return await super().on_tick(counter)
+        """Look at the connections once a second; uvicorn calls this ten times a second.
+
+        An exception here would end the server.
+        """
+        with self._failures.contained("tick"):
+            if counter % _TICKS == 0:
+                self.look()
+            return await super().on_tick(counter)
+        return self.should_exit
 
     def look(self) -> None:
         """Close the connections of clients that were too slow."""
@@ -104,7 +117,8 @@ def make_server(app: FastAPI, settings: Settings, limits: Limits | None = None) 
     state: AppState = app.state.specops
     # The other half is for refused connections, the queue of the next ones, and open files.
     limits = limits or Limits(raise_open_files(2 * _MOST_CONNECTIONS) // 2)
-    connection: Any = partial(Connection, limits, state.metrics.observe_closing)
+    metrics = state.metrics
+    connection: Any = partial(Connection, limits, metrics.observe_closing, metrics.failures)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -118,7 +132,7 @@ def make_server(app: FastAPI, settings: Settings, limits: Limits | None = None) 
         timeout_keep_alive=limits.idle,
         timeout_graceful_shutdown=_FLUSH_SECONDS,
     )
-    return DrainingServer(config, state.service)
+    return DrainingServer(config, state.service, metrics.failures)
 
 
 def run(app: FastAPI, settings: Settings) -> int:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from specops.system import resources
 from specops.system.cpus import available_cpus
+from specops.system.failures import Failures
 from specops.system.memory import Pressure, read_memory, read_pressure
 
 NAMESPACE = "specops"
@@ -20,18 +21,38 @@ PassCosts = Iterable[tuple[str, int, float]]
 _UNKNOWN_COSTS = tuple((kind, 1, 0.0) for kind in ("tokens", "draft_tokens", "attention"))
 
 
+class AloneCollector(Collector):
+    """Another collector, whose figures are missing from the page if it fails."""
+
+    def __init__(self, collector: Collector, failures: Failures) -> None:
+        self._collector = collector
+        self._failures = failures
+
+    def describe(self) -> Iterable[Metric]:
+        """Name the series."""
+        return self.collect()
+
+    def collect(self) -> Iterable[Metric]:
+        """Read the figures now."""
+        with self._failures.contained("scrape"):
+            return list(self._collector.collect())
+        return []
+
+
 class MachineCollector(Collector):
-    """Reads the figures of the machine and of the cost model.
+    """Reads the figures of the machine and of the cost model, each by itself.
 
     Args:
         volume: a folder on the volume that holds the models.
+        failures: counts the figures that cannot be read; they are missing from the page.
 
     Attributes:
         pass_costs: returns the pass costs.
     """
 
-    def __init__(self, volume: Path) -> None:
+    def __init__(self, volume: Path, failures: Failures) -> None:
         self._volume = volume
+        self._failures = failures
         self.pass_costs: Callable[[], PassCosts] = lambda: _UNKNOWN_COSTS
 
     def describe(self) -> Iterable[Metric]:
@@ -40,58 +61,20 @@ class MachineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Read the figures now."""
-        memory, pressure = read_memory(), read_pressure() or Pressure(0.0, 0.0)
-        throttling, faults = resources.read_throttling(), resources.read_faults()
+        families = (_memory, _pressure, _throttling, _oom_kills, _faults, _cpus)
+        for read in (*families, self._disk, self._costs):
+            with self._failures.contained("scrape"):
+                yield from read()
+
+    def _disk(self) -> Iterable[Metric]:
         disk = resources.read_disk(self._volume)
-        kinds = ("anon", "file", "swap", "limit", "swap_limit")
-        yield _gauge(
-            "memory_bytes",
-            "Memory held and allowed: of the cgroup if one limits the process, else of the process "
-            "with the machine's memory as limit. `file` is page cache that the kernel can drop; "
-            "`swap_limit` is 0 on a machine without swap.",
-            {kind: getattr(memory, kind) for kind in kinds},
-        )
-        yield _counter(
-            "memory_pressure_seconds",
-            "Seconds in which some or all tasks waited for memory (PSI); 0 if the kernel keeps no "
-            "pressure figures.",
-            {"some": pressure.some, "full": pressure.full},
-        )
-        yield _counter(
-            "cpu_periods",
-            "Accounting periods of the processor quota; 0 without one.",
-            throttling.periods,
-        )
-        yield _counter(
-            "cpu_throttled_periods",
-            "Periods in which the quota stopped the service.",
-            throttling.throttled_periods,
-        )
-        yield _counter(
-            "cpu_throttled_seconds",
-            "Seconds for which the quota stopped the service.",
-            throttling.throttled_seconds,
-        )
-        yield _counter(
-            "oom_kills",
-            "Processes that the kernel killed for lack of memory.",
-            resources.read_oom_kills(),
-        )
-        yield _counter(
-            "page_faults",
-            "Page faults of the process; `major` faults read from disk.",
-            {"minor": faults.minor, "major": faults.major},
-        )
-        yield _gauge(
-            "cpus",
-            "Processors that the service may use, by affinity and quota.",
-            available_cpus(),
-        )
         yield _gauge(
             "disk_bytes",
             "Size and free space of the volume that holds the models.",
             {"total": disk.total, "free": disk.free},
         )
+
+    def _costs(self) -> Iterable[Metric]:
         costs = GaugeMetricFamily(
             f"{NAMESPACE}_pass_cost_seconds",
             "Cost of a forward pass by the cost model: measured at the start, then updated. "
@@ -103,6 +86,72 @@ class MachineCollector(Collector):
         for kind, size, seconds in self.pass_costs():
             costs.add_metric([kind, str(size)], seconds)
         yield costs
+
+
+def _memory() -> Iterable[Metric]:
+    memory = read_memory()
+    kinds = ("anon", "file", "swap", "limit", "swap_limit")
+    yield _gauge(
+        "memory_bytes",
+        "Memory held and allowed: of the cgroup if one limits the process, else of the process "
+        "with the machine's memory as limit. `file` is page cache that the kernel can drop; "
+        "`swap_limit` is 0 on a machine without swap.",
+        {kind: getattr(memory, kind) for kind in kinds},
+    )
+
+
+def _pressure() -> Iterable[Metric]:
+    pressure = read_pressure() or Pressure(0.0, 0.0)
+    yield _counter(
+        "memory_pressure_seconds",
+        "Seconds in which some or all tasks waited for memory (PSI); 0 if the kernel keeps no "
+        "pressure figures.",
+        {"some": pressure.some, "full": pressure.full},
+    )
+
+
+def _throttling() -> Iterable[Metric]:
+    throttling = resources.read_throttling()
+    yield _counter(
+        "cpu_periods",
+        "Accounting periods of the processor quota; 0 without one.",
+        throttling.periods,
+    )
+    yield _counter(
+        "cpu_throttled_periods",
+        "Periods in which the quota stopped the service.",
+        throttling.throttled_periods,
+    )
+    yield _counter(
+        "cpu_throttled_seconds",
+        "Seconds for which the quota stopped the service.",
+        throttling.throttled_seconds,
+    )
+
+
+def _oom_kills() -> Iterable[Metric]:
+    yield _counter(
+        "oom_kills",
+        "Processes that the kernel killed for lack of memory.",
+        resources.read_oom_kills(),
+    )
+
+
+def _faults() -> Iterable[Metric]:
+    faults = resources.read_faults()
+    yield _counter(
+        "page_faults",
+        "Page faults of the process; `major` faults read from disk.",
+        {"minor": faults.minor, "major": faults.major},
+    )
+
+
+def _cpus() -> Iterable[Metric]:
+    yield _gauge(
+        "cpus",
+        "Processors that the service may use, by affinity and quota.",
+        available_cpus(),
+    )
 
 
 def _gauge(name: str, text: str, values: float | Mapping[str, float]) -> Metric:

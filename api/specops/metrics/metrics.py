@@ -7,18 +7,20 @@ gauges over the last minute, for readers of `/metrics` without a Prometheus.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import prometheus_client
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 
-from specops.metrics.collectors import NAMESPACE, MachineCollector, PassCosts
+from specops.metrics.collectors import NAMESPACE, AloneCollector, MachineCollector, PassCosts
 from specops.metrics.jump_window import JumpWindow
 from specops.metrics.series import LOAD_SHAPES, MODELS, STATES, Series
 from specops.request import DraftStats, FinishReason, GenerationStats, StepResult, StepStats
+from specops.system.failures import Failures
 
 # A `_created` series beside every counter would double the page; no dashboard here reads them.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -32,6 +34,9 @@ class Metrics:
         max_k_draft: number of draft positions that have counters of their own.
         volume: a folder on the volume that holds the models.
         clock: returns seconds, for the window over the last minute.
+
+    Attributes:
+        failures: counts the failures of callbacks.
     """
 
     def __init__(
@@ -44,13 +49,15 @@ class Metrics:
     ) -> None:
         self.registry = registry or CollectorRegistry()
         self._series = Series(self.registry, max_k_draft)
+        self.failures = Failures(lambda where: self._series.callback_failures[where].inc())
         self._window = JumpWindow(clock)
-        self._series.avg_jump.set_function(self._window.average_jump)
-        self._series.draft_length.set_function(self._window.draft_length)
+        self._read_when_asked(self._series.avg_jump, self._window.average_jump)
+        self._read_when_asked(self._series.draft_length, self._window.draft_length)
         self._blocks = 0
-        self._machine = MachineCollector(volume)
+        self._machine = MachineCollector(volume, self.failures)
         self.registry.register(self._machine)
-        prometheus_client.ProcessCollector(registry=self.registry)
+        process = prometheus_client.ProcessCollector(registry=None)
+        self.registry.register(AloneCollector(process, self.failures))
         for model in MODELS:
             self.set_download(model, 0, 0)
         self.set_state(STATES[0])
@@ -74,6 +81,16 @@ class Metrics:
             for family in families
             for sample in family.samples
         }
+
+    def _read_when_asked(self, gauge: Gauge, read: Callable[[], float]) -> None:
+        """Have a gauge read when Prometheus asks; it is NaN if that fails."""
+
+        def value() -> float:
+            with self.failures.contained("scrape"):
+                return read()
+            return math.nan
+
+        gauge.set_function(value)
 
     # -- what the engine did -----------------------------------------------------------------
 
@@ -153,7 +170,7 @@ class Metrics:
             speedup: returns the estimated speedup over plain decoding.
             costs: returns kind, size and seconds of each pass cost.
         """
-        self._series.estimated_speedup.set_function(speedup)
+        self._read_when_asked(self._series.estimated_speedup, speedup)
         self._machine.pass_costs = costs
 
     # -- how requests ended ---------------------------------------------------------------

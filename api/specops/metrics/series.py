@@ -20,6 +20,9 @@ REJECTIONS = (
     *("queue_full", "kv_tokens", "memory", "pressure"),
     *("not_ready", "prompt_too_long", "invalid", "too_large", "large_bodies", "unauthorized"),
 )
+# Whose callback failed: a connection's, the server's tick, a metric's, the engine's reports, or
+# another one of the event loop.
+CALLBACKS = ("connection", "tick", "scrape", "engine", "loop")
 CLOSINGS = ("slow_headers", "slow_body", "unread", "idle", "malformed", "full")
 LOAD_SHAPES = ("smoke", "ramp", "spike", "soak", "arrivals", "other")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
@@ -283,6 +286,14 @@ class Series:
             "for too long or sent no HTTP, or there were too many connections.",
             "reason",
             CLOSINGS,
+        )
+        self.callback_failures = self._counters(
+            "callback_failures",
+            "Failures of the service's own callbacks, by where they ran: each ended one "
+            "connection, request, timer or figure, and the log has its reason. A defect of the "
+            "service; 0 is right.",
+            "where",
+            CALLBACKS,
         )
         self.load_test_requests = self._counters(
             "load_test_requests",

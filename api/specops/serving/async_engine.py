@@ -90,6 +90,7 @@ class AsyncEngine:
             loaded=self._loaded,
             stepped=self._deliver,
             failed=self._failed,
+            failures=metrics.failures,
         )
 
     @property
@@ -194,6 +195,13 @@ class AsyncEngine:
             self._set_state(state, detail)
 
     def _loaded(self, engine: Engine) -> None:
+        try:
+            self._serve_with(engine)
+        except Exception as error:  # nobody would ever be answered
+            self._metrics.failures.report("engine", error)
+            self._failed(str(error) or repr(error))
+
+    def _serve_with(self, engine: Engine) -> None:
         info, scheduler = engine.info, engine.scheduler
         self._engine, self.info = engine, info
         labels = {name: str(getattr(info, name)) for name in _LABELS} | {
@@ -219,45 +227,64 @@ class AsyncEngine:
         self.error = message
         self._set_state(ModelState.FAILED, "")
         for flight in list(self._in_flight.values()):
-            output = Output(flight.request.request_id, finish=FinishReason.ERROR, error=message)
-            self._finish(flight, output)
+            self._abandon(flight, message)
         self.running = self.waiting = 0
         if self.info is not None:
             self.crashed.set()
 
     def _deliver(self, now: float, result: StepResult) -> None:
         for output in result.outputs:
-            flight = self._in_flight[output.request_id]
-            if output.pieces:
-                if flight.first_output_at is None:
-                    flight.first_output_at = now
-                else:
-                    passed = now - flight.last_output_at
-                    self._metrics.observe_inter_token(passed, len(output.pieces))
-                flight.last_output_at = now
-            if output.finish:
-                self._finish(flight, output)
-            else:
-                flight.handle.deliver(output)
+            if (flight := self._in_flight.get(output.request_id)) is None:
+                continue  # it was abandoned
+            try:
+                self._deliver_output(flight, now, output)
+            except Exception as error:
+                self._metrics.failures.report("engine", error)
+                self._abandon(flight, "the server failed to deliver the answer")
         if result.stats is not None:
-            self._metrics.observe_step(result.stats)
+            with self._metrics.failures.contained("engine"):
+                self._metrics.observe_step(result.stats)
         self.running = result.running
         self.waiting = len(self._in_flight) - result.running
         # The scheduler has not counted the requests that arrived during its step.
         self._metrics.observe_step_result(replace(result, waiting=self.waiting))
 
+    def _deliver_output(self, flight: _InFlight, now: float, output: Output) -> None:
+        if output.pieces:
+            if flight.first_output_at is None:
+                flight.first_output_at = now
+            else:
+                passed = now - flight.last_output_at
+                with self._metrics.failures.contained("engine"):
+                    self._metrics.observe_inter_token(passed, len(output.pieces))
+            flight.last_output_at = now
+        if output.finish:
+            self._finish(flight, output)
+        else:
+            flight.handle.deliver(output)
+
+    def _abandon(self, flight: _InFlight, message: str) -> None:
+        """End a request with an error, of which the scheduler may still have something to say."""
+        request_id = flight.request.request_id
+        if request_id in self._in_flight:
+            self._thread.cancel(request_id)
+            self._finish(flight, Output(request_id, finish=FinishReason.ERROR, error=message))
+
     def _finish(self, flight: _InFlight, output: Output) -> None:
+        """End a request: its place and its client come first, its figures may fail."""
         request, first = flight.request, flight.first_output_at
         del self._in_flight[request.request_id]
-        latency = time.monotonic() - request.arrival
-        ttft = None if first is None else first - request.arrival
         reason = output.finish or FinishReason.ERROR
-        self._metrics.observe_finish(reason, output.stats, latency, ttft)
+        with self._metrics.failures.contained("engine"):
+            flight.handle.deliver(output)
         self.admission.leave(request.request_id, reason, output.stats)
         if not self._in_flight:
             self._idle.set()
             self._rest = asyncio.get_running_loop().call_later(_REST_SECONDS, give_back)
-        flight.handle.deliver(output)
+        latency = time.monotonic() - request.arrival
+        ttft = None if first is None else first - request.arrival
+        with self._metrics.failures.contained("engine"):
+            self._metrics.observe_finish(reason, output.stats, latency, ttft)
 
 
 def _pass_costs(scheduler: Scheduler) -> Iterator[tuple[str, int, float]]:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from specops.engine.engine import LOAD_ERRORS, Engine
 from specops.engine.scheduler import Scheduler
 from specops.request import GenerationRequest, StepResult
+from specops.system.failures import Failures
 from specops.system.priority import lower_priority
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class EngineThread:
         loaded: called on the event loop when the engine is loaded.
         stepped: called on the event loop for each step in order, with the time of its end.
         failed: called on the event loop with the reason when the thread has failed.
+        failures: counts calls on the event loop that have failed.
     """
 
     def __init__(
@@ -41,9 +43,12 @@ class EngineThread:
         loaded: Callable[[Engine], None],
         stepped: Callable[[float, StepResult], None],
         failed: Callable[[str], None],
+        failures: Failures,
     ) -> None:
         self._load = load
         self._loaded, self._stepped, self._failed = loaded, stepped, failed
+        self._failures = failures
+        self._serving = False  # the engine is loaded
         # Commands, called with the scheduler on the thread; None ends the thread.
         self._inbox: queue.SimpleQueue[Callable[[Scheduler], None] | None] = queue.SimpleQueue()
         self._results: deque[tuple[float, StepResult]] = deque()  # with the time of each step
@@ -73,24 +78,27 @@ class EngineThread:
         self._inbox.put(lambda scheduler: scheduler.cancel(request_id))
 
     async def stop(self) -> None:
-        """End every request, then the thread. A load that is under way is not waited for."""
+        """End every request, then the thread. Neither a load nor a long step is waited for."""
         if self._loop is None:
             return
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
-        if self._thread.is_alive():  # a load cannot be interrupted; it ends with the process
-            log.warning("the model is still loading: leaving without it")
+        if self._thread.is_alive():  # neither can be interrupted; both end with the process
+            busy = "a step takes long" if self._serving else "the model is still loading"
+            log.warning("%s: leaving without waiting for it", busy)
 
     def on_loop(self, call: Callable[[], None]) -> None:
         """Call a function on the event loop; usable from any thread after `start`."""
         if self._loop is None:
             raise RuntimeError("start() was not called")
-        self._loop.call_soon_threadsafe(call)
+        if not self._loop.is_closed():  # else the process ends, and nobody waits for a report
+            self._loop.call_soon_threadsafe(call)
 
     def _deliver(self) -> None:
         self._waking = False  # before the results are taken: the next step wakes the loop again
         while self._results:
-            self._stepped(*self._results.popleft())
+            with self._failures.contained("engine"):
+                self._stepped(*self._results.popleft())
 
     # -- called on the thread ----------------------------------------------------------------------
 
@@ -99,6 +107,7 @@ class EngineThread:
         lower_priority()  # before the first pass, which starts the compute threads
         try:
             engine = self._load()
+            self._serving = True
             self.on_loop(lambda: self._loaded(engine))
             self._serve(engine.scheduler)
         except Exception as error:

@@ -9,6 +9,10 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
+from specops.system.failures import SparseWarnings
+
+# Libraries that warn once for each connection or request that displeases them.
+_LIBRARIES = ("asyncio", "uvicorn.error")
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
@@ -42,3 +46,5 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+    for name in _LIBRARIES:
+        logging.getLogger(name).filters = [SparseWarnings()]
