@@ -36,8 +36,9 @@ MEDIAN_TOKENS, SIGMA, SHORTEST, LONGEST = 48, 0.6, 8, 256
 
 
 def credentials(keys: str) -> dict[str, str]:
-    """The header with the first of the keys, which are separated by commas; none without keys."""
-    key = keys.partition(",")[0].strip()
+    """The header with the first key of `KEY,NAME:KEY`, as in SPECOPS_API_KEYS; none without one."""
+    name, colon, key = keys.partition(",")[0].strip().partition(":")
+    key = key if colon else name
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

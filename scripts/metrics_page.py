@@ -14,6 +14,8 @@ from pathlib import Path
 
 import yaml
 
+from specops.config import Settings
+from specops.http.app import create_app
 from specops.metrics.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,8 +58,9 @@ def mentions(text: str, family: str) -> bool:
 def table() -> str:
     """A line for each metric."""
     lines = ["| metric | type | labels | meaning | shown on |", "|---|---|---|---|---|"]
-    pages = shown_on()
-    for family in sorted(Metrics().registry.collect(), key=lambda family: family.name):
+    pages, metrics = shown_on(), Metrics()
+    create_app(Settings(), metrics=metrics)  # it knows the endpoints
+    for family in sorted(metrics.registry.collect(), key=lambda family: family.name):
         values: dict[str, list[str]] = {}
         for sample in family.samples:
             for label, value in sample.labels.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specops.config import PREFIX, ConfigError, Settings
+from specops.config import PREFIX, ConfigError, Settings, client_keys
 from specops.models.convert import Quantization
 from specops.models.prepare import choose
 from specops.presets import chat_model, presets
@@ -40,7 +40,8 @@ CHANGED = {
     "drain_timeout": ("0", 0.0),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 - a value, nothing listens
     "port": ("9000", 9000),
-    "api_keys": ("first, second", "first,second"),
+    "api_keys": ("first, alice:second", "first, alice:second"),
+    "metrics_key": ("third", "third"),
     "unknown_fields": ("refuse", "refuse"),
     "log_level": ("debug+prompts", "debug+prompts"),
 }
@@ -102,12 +103,28 @@ def test_wrong_value_is_refused_by_the_variables_name(name: str, text: str) -> N
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["a,,b", ",", "with space", "schl\u00fcssel", "line\nend"])
+UNUSABLE_KEYS = ["a,,b", ",", "with space", "schl\u00fcssel", "line\nend"]
+UNUSABLE_NAMES = [":a", "al ice:a", "a/b:c", f"{'x' * 33}:a", "key-2:a", "alice:", "secret+x:y"]
+
+
+@pytest.mark.parametrize("text", [*UNUSABLE_KEYS, *UNUSABLE_NAMES])
 def test_unusable_key_is_refused_without_being_shown(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^SPECOPS_API_KEYS takes ") as caught:
+    with pytest.raises(ConfigError, match=r"^SPECOPS_API_KEYS takes .*entry [23] ") as caught:
         Settings.from_env({"SPECOPS_API_KEYS": f"secret,{text}"})
     assert "secret" not in str(caught.value)
-    assert "secret" not in repr(Settings.from_env({"SPECOPS_API_KEYS": "secret"}))
+    named = {"SPECOPS_API_KEYS": "alice:secret", "SPECOPS_METRICS_KEY": "secret"}
+    assert "secret" not in repr(Settings.from_env(named))
+    with pytest.raises(ConfigError, match=r"^SPECOPS_METRICS_KEY takes printable"):
+        Settings.from_env({"SPECOPS_METRICS_KEY": "two words"})
+
+
+def test_keys_have_the_names_before_their_first_colon_or_that_of_their_place() -> None:
+    assert client_keys("") == []
+    assert client_keys("a, alice:b ,c") == [("key-1", "a"), ("alice", "b"), ("key-3", "c")]
+    assert client_keys("alice:a:b,alice:c") == [("alice", "a:b"), ("alice", "c")]
+    assert client_keys("alice:a,alice:a") == [("alice", "a")]
+    with pytest.raises(ConfigError, match="entry 2 twice, with two names"):
+        client_keys("alice:a,bob:a")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +160,7 @@ def test_an_unknown_setting_is_refused_with_what_to_do_instead(name: str, messag
 
 def test_there_are_few_settings_and_each_has_a_case_here() -> None:
     assert set(CHANGED) == {item.name for item in fields(Settings)}
-    assert len(CHANGED) <= 28
+    assert len(CHANGED) <= 29
 
 
 BITS = ("fp32", "int8", "int4", "int2", "INT4")

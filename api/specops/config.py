@@ -7,6 +7,7 @@ better than one that runs with other settings than the user asked for.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -34,6 +35,8 @@ _FORMER = {  # settings of earlier versions, with what the user does instead
 }
 _MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
 PROMPTS = "+prompts"  # suffix of a log level
+_CLIENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
+_UNNAMED = re.compile(r"key-\d+")
 _LEVELS = ("debug", "info", "warning", "error")
 _CACHE_DIR = Path.home() / ".cache" / "specops"
 
@@ -110,11 +113,46 @@ def _sampling(text: str) -> str:
     return text
 
 
+def _key(text: str) -> str:
+    if not (text.isascii() and text.isprintable() and " " not in text and text):
+        raise ConfigError("takes printable ASCII without spaces")
+    return text
+
+
+def client_keys(text: str) -> list[tuple[str, str]]:
+    """Split the value of `SPECOPS_API_KEYS` into pairs of a client's name and its key.
+
+    What stands before the first colon is the name: `alice:KEY`. Keys without one are named by their
+    place, `key-1`. Keys of the same name belong to one client, which so can exchange its key.
+
+    Raises:
+        ConfigError: a key or a name has characters that it cannot have, or a key has two names. The
+            message shows no key.
+    """
+    names: dict[str, str] = {}  # by key
+    for place, item in enumerate(text.split(",") if text else (), 1):
+        name, colon, key = item.strip().partition(":")
+        if not colon:
+            name, key = f"key-{place}", name
+        elif not _CLIENT_NAME.fullmatch(name) or _UNNAMED.fullmatch(name):
+            raise ConfigError(
+                f"takes KEY or NAME:KEY, separated by commas; entry {place} has a colon, and what "
+                "stands before it is no name: letters, digits, `.`, `_` and `-`, at most 32, and "
+                "not `key-` with a number. A key that has a colon itself needs a name before it"
+            )
+        if not (key.isascii() and key.isprintable() and " " not in key and key):
+            raise ConfigError(
+                "takes KEY or NAME:KEY, separated by commas, with keys of printable ASCII without "
+                f"spaces; entry {place} has another one"
+            )
+        if names.setdefault(key, name) != name:
+            raise ConfigError(f"has the key of entry {place} twice, with two names")
+    return [(name, key) for key, name in names.items()]
+
+
 def _keys(text: str) -> str:
-    keys = [key.strip() for key in text.split(",")]
-    if not all(key.isascii() and key.isprintable() and " " not in key and key for key in keys):
-        raise ConfigError("takes keys of printable ASCII without spaces, separated by commas")
-    return ",".join(keys)
+    client_keys(text)
+    return text
 
 
 def _unknown(name: str, known: Iterable[str]) -> ConfigError:
@@ -224,8 +262,14 @@ class Settings:
     api_keys: str = _knob(
         "",
         _keys,
-        "keys that clients must send (`Authorization: Bearer ...`), separated by commas; empty: "
-        "no key is needed; /health and /metrics never need one",
+        "keys that clients must send (`Authorization: Bearer ...`), separated by commas; "
+        "`NAME:KEY` gives the key's client a name, which metrics show; empty: no key is needed",
+        secret=True,
+    )
+    metrics_key: str = _knob(
+        "",
+        _key,
+        "key that /metrics asks for (`Authorization: Bearer ...`); empty: /metrics is open",
         secret=True,
     )
     unknown_fields: str = _knob(

@@ -105,7 +105,7 @@ class SamplingParams:
 class GenerationRequest:
     """One prompt to continue. Times are seconds of `time.monotonic()`.
 
-    `request_id` is the engine's name for it; the part before a slash is the client's name.
+    `request_id` is the engine's name for it; the part before the last slash is the client's name.
     """
 
     request_id: str
@@ -123,7 +123,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()  # tokens that end the answer, too
     min_tokens: int = 0  # no end token comes before so many tokens
     ignore_eos: bool = False
-    client: str = ""  # who asks: the queue's shares and the prefix cache go by it
+    client: str = ""  # name of the client's key: the queue's shares and the prefix cache go by it
     stream: bool = True  # the client reads each step's output, not only the last one's
     arrival: float = 0.0
     deadline: float = float("inf")  # for the whole answer, the wait for a slot included
@@ -134,6 +134,11 @@ class GenerationRequest:
         return (self.prompt_tokens, *self.more_prompts)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens of all prompts."""
+        return sum(map(len, self.prompts))
+
+    @property
     def tokens(self) -> int:
         """Most tokens of KV cache that the request takes: a prompt and the longest answer."""
         return max(map(len, self.prompts)) + self.max_new_tokens
@@ -141,7 +146,7 @@ class GenerationRequest:
     @property
     def client_id(self) -> str:
         """The client's name for the request."""
-        return self.request_id.partition("/")[0]
+        return self.request_id.rpartition("/")[0] or self.request_id
 
 
 TARGET = "target"  # the origin of a token that no drafter proposed

@@ -56,6 +56,15 @@ class Api:
         name = "specops_requests_rejected_total"
         return self.metrics.registry.get_sample_value(name, {"reason": reason})
 
+    def http_counts(self) -> dict[tuple[str, str], float]:
+        """Number of HTTP requests by endpoint and status."""
+        return {
+            (sample.labels["endpoint"], sample.labels["status"]): sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == "specops_http_requests_total"
+        }
+
     @property
     def request(self) -> GenerationRequest:
         """The only request of the engine."""

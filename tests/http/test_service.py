@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from datetime import datetime
 
@@ -106,10 +107,33 @@ async def test_metrics_are_prometheus_text() -> None:
         wanted = {"accept": "application/openmetrics-text; version=1.0.0"}
         openmetrics = await here.client.get("/metrics", headers=wanted)
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert "specops_avg_jump 0.0" in response.text
+    assert "specops_avg_jump NaN" in response.text
     assert 'specops_load_test_requests_total{shape="ramp"} 2.0' in response.text
     assert 'specops_load_test_requests_total{shape="other"} 1.0' in response.text
     assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+
+
+async def test_requests_are_counted_by_endpoint_and_status() -> None:
+    """A value of a label for each route: a client that asks for many paths adds none."""
+    async with api() as here:
+        before = len(here.http_counts())
+        await here.ask(CHAT)
+        await here.ask(CHAT, temperature=-1)
+        for model in ("fake", "a", "org/b"):
+            await here.client.get(f"/v1/models/{model}")
+        for path in ("/wp-admin", "/.env", "/v1/chat/completion"):
+            await here.client.get(path)
+        await here.client.get(CHAT)
+        counts = here.http_counts()
+    assert {labels: value for labels, value in counts.items() if value} == {
+        (CHAT, "200"): 1,
+        (CHAT, "400"): 1,
+        (CHAT, "405"): 1,
+        ("/v1/models/{model}", "200"): 1,
+        ("/v1/models/{model}", "404"): 2,
+        ("other", "404"): 3,
+    }
+    assert len(counts) == before + 2  # (CHAT, 405) and a model's 404
 
 
 async def test_links_and_description_agree_and_have_our_errors_alone() -> None:
@@ -151,7 +175,7 @@ async def test_an_unusable_request_id_is_replaced(given: str) -> None:
 
 # -- keys ----------------------------------------------------------------------------------------
 
-KEYS = "first-key,second-key"
+KEYS = "first-key,alice:second-key"
 CLOSED = (*ENDPOINTS, "/v1/models", "/v1/other", "/tokenize", "/api/chat")
 
 
@@ -173,17 +197,35 @@ async def test_any_of_the_keys_opens(header: dict[str, str]) -> None:
         assert (await here.client.get("/v1/models")).status_code == 200
 
 
-async def test_a_key_is_a_client_and_the_engine_is_not_told_which_key() -> None:
-    async with api(api_keys=KEYS) as here:
-        for key in ("first-key", "second-key", "first-key"):
+async def test_a_key_is_a_client_that_is_known_by_its_name() -> None:
+    async with api(api_keys=f"{KEYS},alice:new:key") as here:
+        for key in ("first-key", "second-key", "first-key", "new:key"):
             here.client.headers["authorization"] = f"Bearer {key}"
             await here.ask(CHAT)
-    first, second, again = (request.client for request in here.service.requests)
-    assert first == again != second
-    assert not {first, second} & {"", *KEYS.split(",")}
+        page = (await here.client.get("/metrics")).text
+    clients = [request.client for request in here.service.requests]
+    assert clients == ["key-1", "alice", "key-1", "alice"]
+    assert set(re.findall(r'client="(.*?)"', page)) == {"key-1", "alice"}
+    assert not re.search("(first|second|new).key", page)
     async with api() as here:
         await here.ask(CHAT)
+        page = (await here.client.get("/metrics")).text
     assert here.request.client == ""
+    assert set(re.findall(r'client="(.*?)"', page)) == {"everyone"}
+
+
+@pytest.mark.parametrize("keys", ["", KEYS])
+async def test_a_key_of_their_own_closes_the_metrics(keys: str) -> None:
+    async with api(api_keys=keys, metrics_key="scraper") as here:
+        for key in ("", "first-key", "second-key", "scrape"):
+            here.client.headers["authorization"] = f"Bearer {key}"
+            refused = await here.client.get("/metrics")
+            assert "SPECOPS_METRICS_KEY" in problem(refused, 401)["message"]
+            assert "specops_" not in refused.text
+        here.client.headers["authorization"] = "Bearer scraper"
+        assert "specops_avg_jump" in (await here.client.get("/metrics")).text
+        assert (await here.ask(CHAT)).status_code == (401 if keys else 200)
+        assert here.rejected("unauthorized") == 4 + bool(keys)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from specops.engine.model_info import ModelState
@@ -15,6 +19,7 @@ from specops.metrics.series import STATES
 from specops.request import (
     DraftStats,
     FinishReason,
+    GenerationRequest,
     GenerationStats,
     StepKind,
     StepResult,
@@ -22,6 +27,8 @@ from specops.request import (
 )
 from specops.system.memory import read_memory
 from specops.system.resources import read_disk, read_faults
+
+ASKED = GenerationRequest(request_id="its/id/7", prompt_tokens=(1, 2, 3), max_new_tokens=9)
 
 
 class Readable(Metrics):
@@ -69,7 +76,9 @@ def test_nothing_is_counted_before_any_traffic(metrics: Readable) -> None:
     machine = {"memory_bytes", "memory_pressure_seconds_total", "page_faults_total"}
     machine |= {"cpus", "cpu_periods_total", "disk_bytes", "oom_kills_total"}
     machine |= {"cpu_throttled_periods_total", "cpu_throttled_seconds_total"}
-    assert shown - machine == {"model_info", "model_state", "estimated_speedup"}
+    gauges = {"avg_jump", "draft_length", "estimated_speedup"}
+    assert shown - machine == {"model_info", "model_state", *gauges}
+    assert all(math.isnan(metrics.value(name)) for name in gauges)
 
 
 def test_page_parses_and_holds_no_creation_times(metrics: Readable) -> None:
@@ -118,7 +127,8 @@ def test_prefill_step_is_no_jump(metrics: Readable) -> None:
     )
     metrics.observe_step(cached)
     assert metrics.values("prompt_tokens_total generated_tokens_total") == [136, 1]
-    assert metrics.values("decode_tokens_total sequence_steps_total avg_jump") == [0, 0, 0]
+    assert metrics.values("decode_tokens_total sequence_steps_total") == [0, 0]
+    assert all(map(math.isnan, metrics.values("avg_jump draft_length")))
     assert metrics.values("prefix_hits_total cached_prompt_tokens_total") == [2, 100]
     assert metrics.value("preemptions_total") == 3
 
@@ -207,11 +217,15 @@ def test_the_controllers_estimates_are_read_when_asked(metrics: Readable) -> Non
     costs = [("tokens", 2, 0.013), ("attention", 1, 0.002)]
     speedup = 1.5
     metrics.watch_controller(lambda: speedup, lambda: costs)
+    assert math.isnan(metrics.value("estimated_speedup"))  # of no pass
+    metrics.observe_step(verify_step())
     assert metrics.value("estimated_speedup") == 1.5
     assert metrics.value("pass_cost_seconds", kind="attention", size="1") == 0.002
     speedup, costs[0] = 1.25, ("tokens", 2, 0.02)
     assert metrics.value("estimated_speedup") == 1.25
     assert metrics.value("pass_cost_seconds", kind="tokens", size="2") == 0.02
+    metrics.now += 60
+    assert math.isnan(metrics.value("estimated_speedup"))
 
 
 def test_average_jump_forgets_what_is_older_than_a_minute(metrics: Readable) -> None:
@@ -222,7 +236,7 @@ def test_average_jump_forgets_what_is_older_than_a_minute(metrics: Readable) -> 
     metrics.now += 1
     assert metrics.value("avg_jump") == 1.0
     metrics.now += 59
-    assert metrics.value("avg_jump") == 0.0
+    assert math.isnan(metrics.value("avg_jump"))
     metrics.observe_step(verify_step(accepted=3))
     assert metrics.value("avg_jump") == 4.0
 
@@ -250,8 +264,8 @@ def test_finished_request_is_counted_by_outcome_and_timed(
     metrics: Readable, reason: FinishReason
 ) -> None:
     stats = GenerationStats(generated_tokens=9, queue_seconds=1.5)
-    metrics.observe_finish(reason, stats, 3.0, 0.5)
-    metrics.observe_finish(reason, None, 1.0, None)
+    metrics.observe_finish(ASKED, reason, stats, 3.0, 0.5)
+    metrics.observe_finish(ASKED, reason, None, 1.0, None)
     assert metrics.value("requests_total", outcome=reason.value) == 2
     assert metrics.value("latency_seconds_sum") == 4.0
     assert metrics.value("queue_wait_seconds_sum") == 1.5
@@ -259,6 +273,67 @@ def test_finished_request_is_counted_by_outcome_and_timed(
     assert metrics.value("time_to_first_token_seconds_sum") == 0.5
     useful = reason in (FinishReason.STOP, FinishReason.LENGTH)
     assert metrics.value("wasted_tokens_total") == (0 if useful else 9)
+    assert metrics.values("request_prompt_tokens_count request_prompt_tokens_sum") == [2, 6]
+    lengths = metrics.values("request_generated_tokens_count request_generated_tokens_sum")
+    assert lengths == ([1, 9] if useful else [0, 0])
+
+
+def test_embeddings_have_prompts_and_no_answer(metrics: Readable) -> None:
+    asked = replace(ASKED, embed=True, more_prompts=((4,), (5, 6)))
+    metrics.observe_finish(asked, FinishReason.STOP, GenerationStats(), 1.0, None)
+    assert metrics.values("request_prompt_tokens_sum request_generated_tokens_count") == [6, 0]
+
+
+def test_latencies_name_a_request_that_had_them(metrics: Readable) -> None:
+    """In OpenMetrics, where Prometheus reads them; the page in Prometheus' own format has none."""
+    stats = GenerationStats(generated_tokens=9)
+    metrics.observe_finish(ASKED, FinishReason.STOP, stats, 3.0, 0.4)
+    later = replace(ASKED, request_id="its/id/8")
+    metrics.observe_finish(later, FinishReason.STOP, stats, 3.5, 0.4)
+    page, _ = metrics.expose("application/openmetrics-text; version=1.0.0")
+    found = {
+        (sample.name, sample.labels["le"]): (sample.exemplar.labels, sample.exemplar.value)
+        for family in openmetrics(page.decode())
+        for sample in family.samples
+        if sample.exemplar
+    }
+    assert found == {
+        ("specops_latency_seconds_bucket", "4.0"): ({"request_id": "its/id"}, 3.5),
+        ("specops_time_to_first_token_seconds_bucket", "0.5"): ({"request_id": "its/id"}, 0.4),
+    }
+    assert b"its/id" not in metrics.expose()[0]
+
+
+def test_both_formats_have_the_same_series(metrics: Readable) -> None:
+    classic, modern = metrics.expose()[0], metrics.expose("application/openmetrics-text")[0]
+    read = (text_string_to_metric_families(classic.decode()), openmetrics(modern.decode()))
+    names, others = (
+        {sample.name for family in families for sample in family.samples} for families in read
+    )
+    assert names == others
+
+
+def test_tokens_are_counted_for_clients_that_have_keys(metrics: Readable) -> None:
+    metrics.observe_admitted(ASKED)
+    metrics.observe_generated("", 4)
+    names = "client_requests_total client_prompt_tokens_total client_generated_tokens_total"
+    assert metrics.values(names, client="everyone") == [1, 3, 4]
+    metrics.set_clients(["alice", "key-2"])
+    metrics.observe_admitted(replace(ASKED, client="alice"))
+    metrics.observe_generated("alice", 2)
+    assert metrics.values(names, client="alice") == [1, 3, 2]
+    assert metrics.values(names, client="key-2") == [0, 0, 0]
+    with pytest.raises(KeyError):
+        metrics.observe_generated("a stranger", 1)
+    page = metrics.expose()[0].decode()
+    assert set(re.findall(r'client="(.*?)"', page)) == {"alice", "key-2"}
+
+
+def test_endpoints_have_series_before_their_first_answer(metrics: Readable) -> None:
+    metrics.set_endpoint("/generate", (200, 429))
+    metrics.observe_http("/generate", 200)
+    for status, count in (("200", 1), ("429", 0)):
+        assert metrics.value("http_requests_total", endpoint="/generate", status=status) == count
 
 
 def test_time_between_tokens_is_spread_over_a_jump(metrics: Readable) -> None:
@@ -349,6 +424,7 @@ def test_an_estimate_that_cannot_be_read_is_no_number(metrics: Readable) -> None
         raise RuntimeError("changed while it was read")
 
     metrics.watch_controller(fail, fail)  # type: ignore[arg-type]
+    metrics.observe_step(verify_step())
     page = metrics.expose()[0].decode()
     assert "specops_estimated_speedup NaN" in page
     assert "specops_pass_cost_seconds{" not in page

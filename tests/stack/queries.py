@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from specops.config import Settings
+from specops.http.app import create_app
 from specops.metrics.metrics import Metrics
 from tests.stack.support import ROOT
 
@@ -138,7 +140,9 @@ def asked(promql: str) -> Asked:
 def registry() -> Registry:
     """What the service exposes before any traffic."""
     exposed: Registry = {}
-    for family in Metrics().registry.collect():
+    metrics = Metrics()
+    create_app(Settings(), metrics=metrics)  # it knows the endpoints
+    for family in metrics.registry.collect():
         for sample in family.samples:
             labels = exposed.setdefault(sample.name, {})
             for label, value in sample.labels.items():

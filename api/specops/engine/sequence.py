@@ -288,7 +288,7 @@ class Sequence:
         last = self._last_token if self._last_token is not None else now
         counts = self._counts
         return GenerationStats(
-            prompt_tokens=sum(map(len, self.request.prompts)),
+            prompt_tokens=self.request.num_prompt_tokens,
             cached_prompt_tokens=self.cached,
             generated_tokens=self.generated,
             sequence_steps=counts.sequence_steps,

@@ -15,14 +15,18 @@ from starlette.types import Scope
 from specops.config import Settings
 from specops.engine.engine import UnknownToken
 from specops.engine.model_info import ModelState
+from specops.http.endpoints import Endpoints
 from specops.http.errors import (
+    CLIENT_CLOSED_REQUEST,
+    GENERATING,
     ApiError,
     InvalidField,
     from_http_exception,
     from_validation_error,
     unavailable,
 )
-from specops.http.middleware import ApiKeys, RequestContext
+from specops.http.keys import ApiKeys
+from specops.http.middleware import RequestContext
 from specops.http.routes import (
     chat,
     completions,
@@ -93,17 +97,28 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.specops = AppState(settings, service, metrics)
+    routers = [
+        module.router
+        for module in (
+            *(generate, chat, completions, messages, responses, embeddings),
+            *(ollama, tokens, openai, health, console),
+        )
+    ]
+    endpoints = Endpoints([*app.routes, *(route for router in routers for route in router.routes)])
+    for path in endpoints.paths:
+        failures = (*GENERATING, CLIENT_CLOSED_REQUEST) if path in _GENERATING else ()
+        metrics.set_endpoint(path, (200, *failures))
+    keys = ApiKeys(settings.api_keys, settings.metrics_key)
+    metrics.set_clients(keys.clients)
     app.add_middleware(
         RequestContext,
-        keys=ApiKeys(settings.api_keys),
+        keys=keys,
+        endpoints=endpoints,
         metrics=metrics,
         refuse=lambda scope, whole: _refuse_if_full(scope, service, whole),
     )
-    for endpoints in (
-        *(generate, chat, completions, messages, responses, embeddings),
-        *(ollama, tokens, openai, health, console),
-    ):
-        app.include_router(endpoints.router)
+    for router in routers:
+        app.include_router(router)
     _answer_errors(app, metrics)
     return app
 

@@ -9,8 +9,6 @@ client left, and times streams wrongly.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import re
 import time
@@ -23,6 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specops.http.endpoints import Endpoints
 from specops.http.errors import (
     CLIENT_CLOSED_REQUEST,
     OLLAMA_PREFIX,
@@ -30,6 +29,7 @@ from specops.http.errors import (
     internal_error,
     unavailable,
 )
+from specops.http.keys import ApiKeys
 from specops.metrics.metrics import Metrics
 from specops.system import logs
 
@@ -40,13 +40,6 @@ MOST_LARGE_BODIES = 64
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
 _TURNS = 3  # of the event loop: after so many it has seen all requests that came together
 _QUIET_PATHS = ("/health", "/metrics")  # other programs ask them every few seconds
-# Open also where keys are needed: what orchestrators and Prometheus ask, and the documentation.
-OPEN_PATHS = frozenset(
-    {
-        *("/", "/health", "/health/live", "/metrics"),
-        *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
-    }
-)
 # The reason of a rejection in the metrics, by the code of the answer.
 _REASONS = {"invalid_api_key": "unauthorized", "body_too_large": "too_large"}
 log = logging.getLogger(__name__)
@@ -61,8 +54,10 @@ class RequestContext:
     what it returns at the request's end becomes part of the log line.
 
     Args:
-        keys: the keys that clients must send, see `ApiKeys`.
-        metrics: count rejections, and requests of load tests by their header `X-Load-Test`.
+        keys: the keys that clients must send.
+        endpoints: name the endpoint of a path, for the metrics.
+        metrics: count requests, rejections, and requests of load tests by their header
+            `X-Load-Test`.
         refuse: returns a refusal, or None. It is asked before the body is read, and again with
             True once the body is whole: then it may set `request.state.release`, which is called
             at the latest at the request's end. Refusing a crowd is ten times as fast if its bodies
@@ -73,11 +68,13 @@ class RequestContext:
         self,
         app: ASGIApp,
         keys: ApiKeys,
+        endpoints: Endpoints,
         metrics: Metrics,
         refuse: Callable[[Scope, bool], Response | None],
     ) -> None:
         self.app = app
         self._keys = keys
+        self._endpoints = endpoints
         self._metrics = metrics
         self._refuse = refuse
         self._large_bodies = 0  # number of large bodies that are being read
@@ -106,6 +103,7 @@ class RequestContext:
             await self._answer(scope, exchange)
         finally:
             scope["state"]["release"]()
+            self._metrics.observe_http(self._endpoints.of(scope["path"]), exchange.result)
             _log_access(scope, exchange)
             logs.request_id.reset(token)
 
@@ -129,12 +127,9 @@ class RequestContext:
         """Read the body of a request that may pass; return the refusal of any other."""
         try:
             headers = Headers(scope=scope)
-            if not self._keys.open(scope["path"], headers):
-                message = "send one of this server's keys: Authorization: Bearer KEY"
-                asks = {"www-authenticate": "Bearer"}
-                raise ApiError(401, message, code="invalid_api_key", headers=asks)
+            self._keys.check(scope["path"], headers)
             shape = headers.get("x-load-test")
-            if shape and self._keys.open("", headers):  # open paths count only with a key, too
+            if shape and self._keys.known(headers):  # open paths count only with a key, too
                 self._metrics.observe_load_test(shape)
             if (refusal := self._refuse(scope, False)) is not None:
                 return refusal
@@ -162,49 +157,6 @@ class RequestContext:
             self._large_bodies -= large
 
 
-class ApiKeys:
-    """The keys of the API; without any, the API is open.
-
-    Args:
-        keys: separated by commas.
-    """
-
-    def __init__(self, keys: str) -> None:
-        # Digests have one length: the time to compare them tells nothing of a key.
-        self._digests = [_digest(key) for key in keys.split(",") if key]
-
-    def open(self, path: str, headers: Headers) -> bool:
-        """Return whether a request may pass."""
-        if not self._digests or path in OPEN_PATHS:
-            return True
-        return self._known(headers) is not None
-
-    def client(self, headers: Headers) -> str:
-        """Return a name for the client's key; without keys all requests have one client."""
-        known = self._known(headers)
-        return "" if known is None else known.hex()[:16]
-
-    def _known(self, headers: Headers) -> bytes | None:
-        """Return the digest of the key that opens; a client may send another one beside it."""
-        found = None
-        for key in _sent(headers):
-            given = _digest(key)
-            for digest in self._digests:
-                if hmac.compare_digest(given, digest):
-                    found = digest
-        return found
-
-
-def _sent(headers: Headers) -> tuple[str, str]:
-    """Return the keys that a client sent; Anthropic's clients send either, or both."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return headers.get("x-api-key", "").strip(), key.strip() if scheme.lower() == "bearer" else ""
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("latin-1", "replace")).digest()
-
-
 @dataclass(slots=True)
 class _Exchange:
     """The channels of one request, and what went through them."""
@@ -219,6 +171,11 @@ class _Exchange:
     status: int | None = None
     complete: bool = False
     client_left: bool = False
+
+    @property
+    def result(self) -> int:
+        """Status for metrics and log; a request without an answer has failed."""
+        return CLIENT_CLOSED_REQUEST if self.client_left else self.status or 500
 
     async def read_on(self) -> bool:
         """Read a piece of the body; return False after the last, or if the client has left."""
@@ -265,7 +222,7 @@ def _log_access(scope: Scope, exchange: _Exchange) -> None:
     fields: dict[str, Any] = {
         "method": scope["method"],
         "path": scope["path"],
-        "status": CLIENT_CLOSED_REQUEST if exchange.client_left else exchange.status,
+        "status": exchange.result,
         "seconds": round(time.monotonic() - exchange.started, 4),
     }
     more: Callable[[], dict[str, Any]] | None = scope["state"].get("log_fields")

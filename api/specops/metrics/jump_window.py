@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -31,18 +32,23 @@ class JumpWindow:
             bucket[3] += draft_tokens
 
     def average_jump(self) -> float:
-        """Return decoded tokens per sequence step; 0 without a step in the window."""
+        """Return decoded tokens per sequence step; NaN without a step in the window."""
         return self._per_step(1)
 
     def draft_length(self) -> float:
-        """Return draft tokens per sequence step; 0 without a step in the window."""
+        """Return draft tokens per sequence step; NaN without a step in the window."""
         return self._per_step(3)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no request decoded in the window."""
+        return math.isnan(self._per_step(1))
 
     def _per_step(self, column: int) -> float:
         with self._lock:
             self._forget(int(self._clock()))
             steps = sum(bucket[2] for bucket in self._buckets)
-            return sum(bucket[column] for bucket in self._buckets) / steps if steps else 0.0
+            return sum(bucket[column] for bucket in self._buckets) / steps if steps else math.nan
 
     def _forget(self, second: int) -> None:
         while self._buckets and self._buckets[0][0] <= second - WINDOW_SECONDS:

@@ -18,8 +18,15 @@ from prometheus_client.exposition import choose_encoder
 
 from specops.metrics.collectors import NAMESPACE, AloneCollector, MachineCollector, PassCosts
 from specops.metrics.jump_window import JumpWindow
-from specops.metrics.series import LOAD_SHAPES, MODELS, STATES, Series
-from specops.request import DraftStats, FinishReason, GenerationStats, StepResult, StepStats
+from specops.metrics.series import EVERYONE, LOAD_SHAPES, MODELS, STATES, Series
+from specops.request import (
+    DraftStats,
+    FinishReason,
+    GenerationRequest,
+    GenerationStats,
+    StepResult,
+    StepStats,
+)
 from specops.system.failures import Failures
 
 # A `_created` series beside every counter would double the page; no dashboard here reads them.
@@ -71,7 +78,7 @@ class Metrics:
         """Return the current values of the named series.
 
         Only these series are read. A key is the name without the namespace, with the values of the
-        labels behind it: `draft_tokens/suffix`.
+        labels behind it: `draft_tokens/suffix`. NaN: nothing was measured.
         """
         families = self.registry.restricted_registry(names).collect()
         return {
@@ -167,30 +174,56 @@ class Metrics:
         """Show estimates of the engine, read whenever Prometheus asks.
 
         Args:
-            speedup: returns the estimated speedup over plain decoding.
+            speedup: returns the estimated speedup over plain decoding by the latest steps.
             costs: returns kind, size and seconds of each pass cost.
         """
-        self._read_when_asked(self._series.estimated_speedup, speedup)
+        self._read_when_asked(
+            self._series.estimated_speedup, lambda: math.nan if self._window.empty else speedup()
+        )
         self._machine.pass_costs = costs
 
-    # -- how requests ended ---------------------------------------------------------------
+    # -- what requests and their clients got -------------------------------------------------------
+
+    def observe_admitted(self, request: GenerationRequest) -> None:
+        """Count an admitted request and its prompt for its client.
+
+        Raises:
+            KeyError: the client has no key, see `set_clients`.
+        """
+        requests, prompt_tokens, _ = self._series.clients[request.client or EVERYONE]
+        requests.inc()
+        prompt_tokens.inc(request.num_prompt_tokens)
+
+    def observe_generated(self, client: str, tokens: int) -> None:
+        """Count tokens that a client's request got."""
+        *_, generated_tokens = self._series.clients[client or EVERYONE]
+        generated_tokens.inc(tokens)
 
     def observe_finish(
         self,
+        request: GenerationRequest,
         reason: FinishReason,
         stats: GenerationStats | None,
         latency_seconds: float,
         ttft_seconds: float | None,
     ) -> None:
-        """Count a request that ended; `ttft_seconds` is None if it got no token."""
-        self._series.requests[reason].inc()
-        self._series.latency.observe(latency_seconds)
+        """Count a request that ended; `ttft_seconds` is None if it got no token.
+
+        The latest request in each bucket of latency and time to first token is that bucket's
+        exemplar, by the id that its client and the log know.
+        """
+        series, exemplar = self._series, {"request_id": request.client_id}
+        series.requests[reason].inc()
+        series.latency.observe(latency_seconds, exemplar)
+        series.request_prompt_tokens.observe(request.num_prompt_tokens)
         if ttft_seconds is not None:
-            self._series.time_to_first_token.observe(ttft_seconds)
+            series.time_to_first_token.observe(ttft_seconds, exemplar)
         if stats is not None:
-            self._series.queue_wait.observe(stats.queue_seconds)
+            series.queue_wait.observe(stats.queue_seconds)
             if reason not in {FinishReason.STOP, FinishReason.LENGTH}:
-                self._series.wasted_tokens.inc(stats.generated_tokens)
+                series.wasted_tokens.inc(stats.generated_tokens)
+            elif not request.embed:
+                series.request_generated_tokens.observe(stats.generated_tokens)
 
     def observe_inter_token(self, seconds: float, tokens: int) -> None:
         """Count the time between two steps of a request, spread over the second step's tokens."""
@@ -213,12 +246,25 @@ class Metrics:
         """
         self._series.connections_closed[reason].inc()
 
+    def observe_http(self, endpoint: str, status: int) -> None:
+        """Count an answered HTTP request; a value of `endpoint` for each route, not each path."""
+        self._series.http_requests.labels(endpoint, status).inc()
+
     def observe_load_test(self, shape: str) -> None:
         """Count a request of a load test; all unknown shapes count as one."""
         shapes = self._series.load_test_requests
         shapes.get(shape, shapes[LOAD_SHAPES[-1]]).inc()
 
     # -- what the service is -------------------------------------------------------------------
+
+    def set_clients(self, names: Iterable[str]) -> None:
+        """Name the clients that have keys; without any, all requests are of one client."""
+        self._series.set_clients(list(names) or [EVERYONE])
+
+    def set_endpoint(self, endpoint: str, statuses: Iterable[int]) -> None:
+        """Have series for the answers of an endpoint before it gives any."""
+        for status in statuses:
+            self._series.http_requests.labels(endpoint, status)
 
     def set_state(self, state: str) -> None:
         """Show the state of the model, one of `series.STATES`.

@@ -6,6 +6,7 @@ before the first request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -24,6 +25,8 @@ REJECTIONS = (
 # another one of the event loop.
 CALLBACKS = ("connection", "tick", "scrape", "engine", "loop")
 CLOSINGS = ("slow_headers", "slow_body", "unread", "idle", "malformed", "full")
+EVERYONE = "everyone"  # the only client of a service without keys
+OTHER = "other"  # the endpoint of a path that the service does not have
 LOAD_SHAPES = ("smoke", "ramp", "spike", "soak", "arrivals", "other")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
 
@@ -40,6 +43,8 @@ _WAIT_BUCKETS = (
 _REQUEST_BUCKETS = (
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
+# Powers of two, from one token to the longest context that models have.
+_TOKEN_BUCKETS = tuple(float(1 << power) for power in range(18))
 _LENGTH_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 
 
@@ -58,6 +63,8 @@ class Series:
         self._make_drafts(max_k_draft)
         self._make_gauges()
         self._make_times()
+        self._make_lengths()
+        self._make_clients()
         self._make_requests()
         self._make_model()
 
@@ -208,20 +215,21 @@ class Series:
             "avg_jump",
             "Tokens per jump over the last minute: generated tokens without the first of each "
             "request, divided by sequence steps (one per request in a pass; steps without draft"
-            " tokens count). 1: plain decoding; 0: no traffic.",
+            " tokens count). 1: plain decoding; NaN: no request decoded. Over several instances, "
+            "aggregate `specops_avg_jump > 0`: one NaN makes the whole average NaN.",
         )
         self.draft_length = self._gauge(
             "draft_length",
             "Draft tokens per sequence step over the last minute; steps without draft tokens "
-            "count.",
+            "count. NaN: no request decoded.",
         )
         self.estimated_speedup = self._gauge(
             "estimated_speedup",
             "Tokens per second of the latest steps, divided by those of plain decoding with as "
-            "many requests, by the measured costs of the passes; 1: plain decoding, or no step "
-            "yet.",
+            "many requests, by the measured costs of the passes; 1: plain decoding; NaN: no "
+            "request decoded in the last minute.",
         )
-        self.estimated_speedup.set(1)
+        self.estimated_speedup.set(math.nan)
         self.kv_tokens = self._gauge(
             "kv_tokens", "Tokens of running requests in the target's KV cache."
         )
@@ -269,6 +277,45 @@ class Series:
             "Time from the arrival of a request until it gets a slot.",
             _WAIT_BUCKETS,
         )
+
+    def _make_lengths(self) -> None:
+        self.request_prompt_tokens = self._histogram(
+            "request_prompt_tokens",
+            "Tokens of the prompt of each request that has ended, those of the prefix cache "
+            "included.",
+            _TOKEN_BUCKETS,
+        )
+        self.request_generated_tokens = self._histogram(
+            "request_generated_tokens",
+            "Tokens of each answer that ended with `stop` or `length`; embeddings have none.",
+            _TOKEN_BUCKETS,
+        )
+
+    def _make_clients(self) -> None:
+        self._clients = [
+            self._counter(name, text, ["client"])
+            for name, text in (
+                ("client_requests", "Requests that were admitted, by client."),
+                ("client_prompt_tokens", "Tokens of the prompts of admitted requests, by client."),
+                ("client_generated_tokens", "Generated tokens, by client."),
+            )
+        ]
+        self.http_requests = self._counter(
+            "http_requests",
+            "HTTP requests that have ended, by the endpoint and the status of the answer. "
+            f"`{OTHER}`: paths that are no endpoint; 499: the client left before the answer's end.",
+            ["endpoint", "status"],
+        )
+        self.http_requests.labels(OTHER, 404)
+        self.set_clients([EVERYONE])
+
+    def set_clients(self, names: Iterable[str]) -> None:
+        """Have series for these clients, and for no others."""
+        for counter in self._clients:
+            counter.clear()
+        self.clients = {
+            name: tuple(counter.labels(name) for counter in self._clients) for name in names
+        }
 
     def _make_requests(self) -> None:
         self.requests = self._counters(

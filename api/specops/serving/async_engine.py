@@ -163,6 +163,8 @@ class AsyncEngine:
             self._in_flight[request.request_id] = _InFlight(request, handle)
             self.waiting += 1  # until the next step says how many requests run
             self._thread.add(request)
+            with self._metrics.failures.contained("engine"):
+                self._metrics.observe_admitted(request)
         return handle
 
     def _cancel(self, requests: Sequence[GenerationRequest]) -> None:
@@ -251,12 +253,13 @@ class AsyncEngine:
 
     def _deliver_output(self, flight: _InFlight, now: float, output: Output) -> None:
         if output.pieces:
+            with self._metrics.failures.contained("engine"):
+                self._metrics.observe_generated(flight.request.client, len(output.pieces))
+                if flight.first_output_at is not None:
+                    passed = now - flight.last_output_at
+                    self._metrics.observe_inter_token(passed, len(output.pieces))
             if flight.first_output_at is None:
                 flight.first_output_at = now
-            else:
-                passed = now - flight.last_output_at
-                with self._metrics.failures.contained("engine"):
-                    self._metrics.observe_inter_token(passed, len(output.pieces))
             flight.last_output_at = now
         if output.finish:
             self._finish(flight, output)
@@ -284,7 +287,7 @@ class AsyncEngine:
         latency = time.monotonic() - request.arrival
         ttft = None if first is None else first - request.arrival
         with self._metrics.failures.contained("engine"):
-            self._metrics.observe_finish(reason, output.stats, latency, ttft)
+            self._metrics.observe_finish(request, reason, output.stats, latency, ttft)
 
 
 def _pass_costs(scheduler: Scheduler) -> Iterator[tuple[str, int, float]]:

@@ -185,11 +185,16 @@ async function ask() {
 const MIB = 1 << 20;
 const CHARTS = [
   { id: "speed", title: "Tokens per second", lines: ["speed"], write: (v) => v.toFixed(1) },
-  { id: "jump", title: "Tokens per jump", lines: ["jump"], write: (v) => v.toFixed(2) },
+  { id: "jump", title: "Tokens per jump", lines: ["jump"], write: (v) => written(v, "") },
   { id: "queue", title: "Running, waiting", lines: ["running", "waiting"], write: (v) => v.toFixed(0) },
   { id: "memory", title: "Memory, MiB", lines: ["anon"], limit: "cap", write: (v) => (v / MIB).toFixed(0) },
 ];
 const history = [];
+
+// A figure, or a dash where nothing was measured.
+function written(value, unit) {
+  return value === null ? "–" : `${value.toFixed(2)}${unit}`;
+}
 
 function makeCharts() {
   const SVG = "http://www.w3.org/2000/svg";
@@ -226,9 +231,16 @@ function drawCharts() {
     const names = Object.keys(chart.paths);
     const top = Math.max(1e-9, ...history.flatMap((point) => names.map((name) => point[name]))) * 1.1;
     for (const name of names) {
+      let pen = "M"; // a line begins anew behind a gap
       const steps = history.map((point, place) => {
+        if (point[name] === null) {
+          pen = "M";
+          return "";
+        }
         const x = POINTS - history.length + place;
-        return `${place ? "L" : "M"}${x} ${(100 - (point[name] / top) * 100).toFixed(2)}`;
+        const to = pen;
+        pen = "L";
+        return `${to}${x} ${(100 - (point[name] / top) * 100).toFixed(2)}`;
       });
       chart.paths[name].setAttribute("d", steps.join(""));
     }
@@ -279,8 +291,8 @@ function showModel(event) {
 function showController(event, before) {
   const { figures } = event;
   const entries = [
-    ["Estimated gain", `${figures.estimated_speedup.toFixed(2)} ×`],
-    ["Draft length", figures.draft_length.toFixed(2)],
+    ["Estimated gain", written(figures.estimated_speedup, " ×")],
+    ["Draft length", written(figures.draft_length, "")],
   ];
   for (const name of drafters) {
     const gained = (figure) =>

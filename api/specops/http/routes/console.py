@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import math
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
@@ -118,5 +119,8 @@ def _now(state: AppState) -> dict[str, Any]:
         "detail": service.detail,
         "error": service.error,
         "model": asdict(service.info) if service.info else None,
-        "figures": state.metrics.read(FIGURES),
+        "figures": {
+            name: None if math.isnan(value) else value  # JSON has no NaN
+            for name, value in state.metrics.read(FIGURES).items()
+        },
     }

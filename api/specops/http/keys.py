@@ -1,0 +1,83 @@
+"""Who may ask what: the keys of the API's clients, and the key of `/metrics`."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+
+from specops.config import client_keys
+from specops.http.errors import ApiError
+
+METRICS_PATH = "/metrics"
+# Open also where keys are needed: what orchestrators ask, and the documentation.
+OPEN_PATHS = frozenset(
+    {
+        *("/", "/health", "/health/live"),
+        *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
+    }
+)
+
+
+class ApiKeys:
+    """The keys of the API. Without any, the API is open; without a key of its own, `/metrics` is.
+
+    Args:
+        keys: as in `SPECOPS_API_KEYS`.
+        metrics_key: as in `SPECOPS_METRICS_KEY`. It opens `/metrics` alone, and no other key does.
+
+    Attributes:
+        clients: names of the clients.
+    """
+
+    def __init__(self, keys: str, metrics_key: str = "") -> None:
+        # Digests have one length: the time to compare them tells nothing of a key.
+        self._clients = [(name, _digest(key)) for name, key in client_keys(keys)]
+        self._metrics = [("", _digest(metrics_key))] if metrics_key else []
+        self.clients = tuple(dict.fromkeys(name for name, _ in self._clients))
+
+    def check(self, path: str, headers: Headers) -> None:
+        """Let a request pass.
+
+        Raises:
+            ApiError: it brings no key that opens this path.
+        """
+        metrics = path == METRICS_PATH
+        keys = self._metrics if metrics else self._clients
+        if path in OPEN_PATHS or not keys or _owner(keys, headers) is not None:
+            return
+        which = "the key of SPECOPS_METRICS_KEY" if metrics else "one of this server's keys"
+        message = f"send {which}: Authorization: Bearer KEY"
+        headers_out = {"www-authenticate": "Bearer"}
+        raise ApiError(401, message, code="invalid_api_key", headers=headers_out)
+
+    def known(self, headers: Headers) -> bool:
+        """Return whether a request brings a client's key, where one is needed."""
+        return not self._clients or _owner(self._clients, headers) is not None
+
+    def client(self, headers: Headers) -> str:
+        """Return the name of the client; without keys, or with a wrong one, it is empty."""
+        return _owner(self._clients, headers) or ""
+
+
+def _owner(keys: Sequence[tuple[str, bytes]], headers: Headers) -> str | None:
+    """Return the name of the key that a request brings; it may bring a wrong one beside it."""
+    owner = None
+    for key in _sent(headers):
+        given = _digest(key)
+        for name, digest in keys:
+            if hmac.compare_digest(given, digest):
+                owner = name
+    return owner
+
+
+def _sent(headers: Headers) -> tuple[str, str]:
+    """Return the keys that a client sent; Anthropic's clients send either, or both."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return headers.get("x-api-key", "").strip(), key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("latin-1", "replace")).digest()
