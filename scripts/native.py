@@ -135,10 +135,10 @@ class Part:
             self.process.wait()
 
 
-def prometheus_config(apis: list[str], gateway: str | None = None) -> str:
-    """prometheus/prometheus.yml with addresses for names, and the rules by their full path."""
+def prometheus_config(apis: list[str], gateway: str | None, metrics_key: Path) -> str:
+    """prometheus/prometheus.yml with addresses for names, and with this machine's paths."""
     text = (ROOT / "prometheus" / "prometheus.yml").read_text()
-    replaced = {"rules/": f"{ROOT}/prometheus/rules/"}
+    replaced = {"rules/": f"{ROOT}/prometheus/rules/", "/tmp/metrics-key": str(metrics_key)}  # noqa: S108
     for name, port, targets in (("api", 8000, apis), ("gateway", 9901, [gateway] * bool(gateway))):
         found = (
             f"dns_sd_configs: [{{names: [{name}], type: A, port: {port}, refresh_interval: 5s}}]"
@@ -268,8 +268,11 @@ def run(state: Path, environ: Mapping[str, str]) -> int:
         replicas, gateway = start_api(api, int(count), state, environ, parts)
         if binary:
             config = state / "prometheus.yml"
-            config.write_text(prometheus_config([one.target for one in replicas], gateway))
-            command = [binary, f"--config.file={config}"]
+            key = state / "metrics-key"
+            key.touch(0o600)
+            key.write_text(environ.get("SPECOPS_METRICS_KEY", ""))
+            config.write_text(prometheus_config([one.target for one in replicas], gateway, key))
+            command = [binary, f"--config.file={config}", "--enable-feature=exemplar-storage"]
             command += [f"--storage.tsdb.path={state / 'prometheus'}"]
             command += ["--storage.tsdb.retention.time=15d"]
             command += [f"--web.listen-address={prometheus.target}"]

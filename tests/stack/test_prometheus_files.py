@@ -16,8 +16,12 @@ CONFIG = ROOT / "prometheus" / "prometheus.yml"
 RULE_TESTS = sorted((ROOT / "prometheus" / "tests").glob("*.yml"))
 
 
-def test_promtool_accepts_the_configuration_and_the_rules() -> None:
-    found = re.findall(r"(\d+) rules found", promtool("check", "config", CONFIG))
+def test_promtool_accepts_the_configuration_and_the_rules(tmp_path: Path) -> None:
+    key, config = tmp_path / "metrics-key", tmp_path / "prometheus.yml"
+    key.touch()
+    text = CONFIG.read_text().replace("/tmp/metrics-key", str(key))  # noqa: S108
+    config.write_text(text.replace("rules/", f"{CONFIG.parent}/rules/"))
+    found = re.findall(r"(\d+) rules found", promtool("check", "config", config))
     assert sum(map(int, found)) == len(queries.rules())
 
 
@@ -48,13 +52,16 @@ def test_a_native_run_scrapes_the_addresses_of_its_parts(
     apis: list[str], gateway: str | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "prometheus.yml"
-    path.write_text(native.prometheus_config(apis, gateway))
+    key = tmp_path / "metrics-key"
+    key.touch()
+    path.write_text(native.prometheus_config(apis, gateway, key))
     config = yaml.safe_load(path.read_text())
     found = {job["job_name"]: job["static_configs"] for job in config["scrape_configs"]}
     assert found == {
         "specops": [{"targets": apis}],
         "gateway": [{"targets": [gateway] if gateway else []}],
     }
+    assert config["scrape_configs"][0]["authorization"] == {"credentials_file": str(key)}
     assert config["rule_files"] == [f"{ROOT}/prometheus/rules/*.yml"]
     assert config["global"] == yaml.safe_load(CONFIG.read_text())["global"]
     promtool("check", "config", path)

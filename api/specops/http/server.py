@@ -22,7 +22,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from specops.config import ConfigError, Settings
+from specops.config import ConfigError, Settings, client_keys
 from specops.http.connection import Connection, Limits
 from specops.http.state import AppState
 from specops.http.watchdog import watched
@@ -146,7 +146,10 @@ def run(app: FastAPI, settings: Settings) -> int:
     """
     _check_address(settings)
     server = make_server(app, settings)
-    if settings.prefix_cache == "client" and not settings.api_keys:
+    if settings.api_keys:
+        clients = dict.fromkeys(name for name, _ in client_keys(settings.api_keys))
+        log.info("only clients with a key are served", extra={"fields": {"clients": [*clients]}})
+    elif settings.prefix_cache == "client":
         log.info(
             "without SPECOPS_API_KEYS all clients count as one: they share the prefix cache, and "
             "the time of an answer can tell a client what others have asked"
