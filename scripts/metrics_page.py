@@ -24,11 +24,12 @@ INTRODUCTION = """\
 # Metrics
 
 Written by `scripts/metrics_page.py` from the service's registry. Everything is at `GET /metrics`;
-each series with known labels is there from the start: a counter with 0, a gauge of something that was
-not measured yet with NaN. [Security](../SECURITY.md#in-front-of-it) says who can read it, and how to close it.
+each series with known labels is there from the start: a counter with 0, a gauge of something that
+was not measured yet with NaN. [Security](../SECURITY.md#in-front-of-it) says who can read it, and
+how to close it.
 
 To a client that asks for OpenMetrics, as Prometheus does, latency and time to first token carry
-exemplars: for each bucket the id of the latest request in it, as `X-Request-ID` and the log have it.
+exemplars: for each bucket the latest request's id, as in `X-Request-ID` and in the log.
 
 Rates and ratios are Prometheus' work: counters here, `rate()` there. The two names that are
 promised for good are `specops_latency_seconds` and `specops_avg_jump`.
