@@ -155,6 +155,26 @@ def _keys(text: str) -> str:
     return text
 
 
+def _hosts(text: str) -> str:
+    names = [name.strip().lower() for name in text.split(",")]
+    if not all(re.fullmatch(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", name) for name in names):
+        raise ConfigError(
+            "takes host names without port, such as `llm.example.org`, `*.example.org` or `*`, "
+            f"separated by commas, not {text!r}"
+        )
+    return ",".join(names)
+
+
+def _origins(text: str) -> str:
+    origins = [origin.strip().lower() for origin in text.split(",")]
+    if not all(re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+", origin) for origin in origins):
+        raise ConfigError(
+            "takes origins such as `https://chat.example.org`, `http://*.example.org:*` or `*`, "
+            f"separated by commas, not {text!r}"
+        )
+    return ",".join(origins)
+
+
 def _unknown(name: str, known: Iterable[str]) -> ConfigError:
     if name in _FORMER:
         return ConfigError(f"{name} {_FORMER[name]}")
@@ -271,6 +291,19 @@ class Settings:
         _key,
         "key that /metrics asks for (`Authorization: Bearer ...`); empty: /metrics is open",
         secret=True,
+    )
+    allowed_hosts: str = _knob(
+        "",
+        _hosts,
+        "names under which the API answers while no key is set, such as "
+        "`llm.example.org,*.example.net`; `*`: any. Addresses and names of private networks need "
+        "no mention",
+    )
+    allowed_origins: str = _knob(
+        "",
+        _origins,
+        "web pages that may call the API, such as `https://chat.example.org`; `*`: any. Pages of "
+        "this machine, editors and desktop apps need no mention",
     )
     unknown_fields: str = _knob(
         "ignore",

@@ -14,6 +14,7 @@ import yaml
 
 from specops.config import PREFIX, Settings
 from specops.http.app import _GENERATING, create_app
+from specops.http.hosts import Hosts
 from specops.http.routes import embeddings, ollama
 from specops.metrics.metrics import Metrics
 from specops.runtime.kernels import BLOCK_TOKENS
@@ -101,7 +102,17 @@ def test_what_kustomize_renders_is_valid_and_selects_the_same_unprivileged_pods(
 
 def service_settings() -> Settings:
     """The settings that the container's environment makes."""
-    return Settings.from_env({item["name"]: item["value"] for item in container(PLAIN)["env"]})
+    return Settings.from_env(environment(PLAIN))
+
+
+def environment(manifests: list[dict[str, Any]]) -> dict[str, str]:
+    """The container's environment, in the namespace `llm`."""
+    values: dict[str, str] = {}
+    for item in container(manifests)["env"]:
+        source = item.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        value = {"metadata.namespace": "llm"}[source] if source else item["value"]
+        values[item["name"]] = re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], value)
+    return values
 
 
 def test_probes_ask_what_the_service_answers() -> None:
@@ -120,6 +131,19 @@ def test_the_grace_period_is_longer_than_the_longest_answer() -> None:
     pause = container(PLAIN)["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert settings.drain_timeout >= settings.request_timeout
     assert pod(PLAIN)["terminationGracePeriodSeconds"] > settings.drain_timeout + pause
+
+
+@every_overlay
+def test_replicas_answer_under_every_name_of_their_service(name: str) -> None:
+    settings = Settings.from_env(environment(rendered(name)))
+    hosts = Hosts(settings.allowed_hosts, lambda: None, {})
+    service = one(rendered(name), "Service")["metadata"]["name"]
+    for end in ("", ".llm", ".llm.svc", ".llm.svc.cluster.local", ".llm.svc.cluster.local."):
+        assert hosts.answers_to(service + end)
+    assert hosts.answers_to("10.42.0.7:8000")  # kubelet, at the pod's address
+    # A gateway decides itself which public names it has.
+    assert hosts.answers_to("llm.example.org") == (name in (GATEWAY, PICKER))
+    assert not settings.api_keys
 
 
 def test_no_service_of_the_cluster_reaches_the_settings() -> None:

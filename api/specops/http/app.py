@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
 from specops.config import Settings
@@ -25,6 +26,7 @@ from specops.http.errors import (
     from_validation_error,
     unavailable,
 )
+from specops.http.hosts import Hosts, cors
 from specops.http.keys import ApiKeys
 from specops.http.middleware import RequestContext
 from specops.http.routes import (
@@ -95,6 +97,7 @@ def create_app(
         version=version("specops"),
         summary="LLM inference for small machines, made fast by speculative decoding",
         lifespan=lifespan,
+        redirect_slashes=False,  # a redirect would repeat the name that the client sent
     )
     app.state.specops = AppState(settings, service, metrics)
     routers = [
@@ -110,13 +113,24 @@ def create_app(
         metrics.set_endpoint(path, (200, *failures))
     keys = ApiKeys(settings.api_keys, settings.metrics_key)
     metrics.set_clients(keys.clients)
+    hosts = Hosts(
+        "*" if settings.api_keys else settings.allowed_hosts,
+        lambda: metrics.observe_rejected("unknown_host"),
+    )
+
+    def refuse(scope: Scope, whole: bool) -> Response | None:
+        if not whole and (error := hosts.refusal(scope)) is not None:
+            return error.response(scope["path"])
+        return _refuse_if_full(scope, service, whole)
+
     app.add_middleware(
         RequestContext,
         keys=keys,
         endpoints=endpoints,
         metrics=metrics,
-        refuse=lambda scope, whole: _refuse_if_full(scope, service, whole),
+        refuse=refuse,
     )
+    app.add_middleware(CORSMiddleware, **cors(settings.allowed_origins))  # around the keys
     for router in routers:
         app.include_router(router)
     _answer_errors(app, metrics)
@@ -149,30 +163,30 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         metrics.observe_rejected("invalid")
-        return from_validation_error(error, request).response(request.url.path)
+        return from_validation_error(error, request).response(request.scope["path"])
 
     @app.exception_handler(InvalidField)
     async def invalid_field(request: Request, error: InvalidField) -> Response:
         metrics.observe_rejected("invalid")
-        return error.answer(request).response(request.url.path)
+        return error.answer(request).response(request.scope["path"])
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        return from_http_exception(error, request).response(request.url.path)
+        return from_http_exception(error, request).response(request.scope["path"])
 
     @app.exception_handler(NotReady)
     async def not_ready(request: Request, error: NotReady) -> Response:
         if request.method == "POST":  # GET asks about the service itself
             metrics.observe_rejected("not_ready")
-        return unavailable(error.message, f"model_{error.state}").response(request.url.path)
+        return unavailable(error.message, f"model_{error.state}").response(request.scope["path"])
 
     @app.exception_handler(QueueFull)
     async def queue_full(request: Request, error: QueueFull) -> Response:
-        return _full(error, request.url.path)
+        return _full(error, request.scope["path"])
 
     @app.exception_handler(PromptTooLong)
     @app.exception_handler(UnknownToken)
     async def wrong_prompt(request: Request, error: PromptTooLong | UnknownToken) -> Response:
-        long, path = isinstance(error, PromptTooLong), request.url.path
+        long, path = isinstance(error, PromptTooLong), request.scope["path"]
         code = "context_length_exceeded" if long else "invalid_value"
         return ApiError(400, str(error), code=code, param=_PROMPT_FIELDS[path]).response(path)

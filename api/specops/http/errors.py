@@ -147,7 +147,7 @@ class InvalidField(Exception):  # noqa: N818 - the name says what is wrong
 
 def invalid_status(request: Request) -> int:
     """Return the status for wrong fields: the protocols' is 400, the framework's 422."""
-    return 400 if request.url.path.startswith((OPENAI_PREFIX, OLLAMA_PREFIX)) else 422
+    return 400 if request.scope["path"].startswith((OPENAI_PREFIX, OLLAMA_PREFIX)) else 422
 
 
 def internal_error() -> ApiError:
@@ -173,7 +173,7 @@ def from_http_exception(error: HTTPException, request: Request) -> ApiError:
     if isinstance(error, ApiError):
         return error
     status = HTTPStatus(error.status_code)
-    message, asked = error.detail, f"{request.method} {request.url.path[:64]}"
+    message, asked = error.detail, f"{request.method} {request.scope['path'][:64]}"
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
         message = f"this server has no {asked}; GET / lists its endpoints"
     return ApiError(status, message, code=status.name.lower(), headers=error.headers)

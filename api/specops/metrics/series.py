@@ -20,6 +20,7 @@ BLOCK_STATES = ("used", "shared", "kept", "free")
 REJECTIONS = (
     *("queue_full", "kv_tokens", "memory", "pressure"),
     *("not_ready", "prompt_too_long", "invalid", "too_large", "large_bodies", "unauthorized"),
+    "unknown_host",
 )
 # Whose callback failed: a connection's, the server's tick, a metric's, the engine's reports, or
 # another one of the event loop.

@@ -1,0 +1,150 @@
+"""Under which names the service answers, and which pages in a browser may call it.
+
+By DNS rebinding a page of a stranger reaches services that only its reader can reach: the page's
+own name comes to stand for a private address, and the browser takes both for one origin. The page
+needs a name in the public DNS, and a service without a key. So as long as no key is set, the
+service answers to addresses and to names that no public DNS has, and to others only if a setting
+says so.
+
+A page of another origin may call the service if it comes from this machine, or from a program that
+runs on it (an editor, a desktop app), as with Ollama; a setting adds more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from specops.http.errors import ApiError
+
+# What orchestrators and Prometheus ask, at addresses that they choose. It has no side effects.
+ANY_HOST_PATHS = frozenset({"/health", "/health/live", "/metrics"})
+# Names that are never in the public DNS: RFC 6761, 6762, 8375, ICANN's `.internal`, Kubernetes, and
+# what routers call their network.
+_PRIVATE = (
+    *(".localhost", ".local", ".internal", ".home.arpa", ".lan"),
+    *(".svc", ".svc.cluster.local"),
+)
+_MOST_NAMES = 64  # that the log tells of
+_LONGEST_NAME = 64  # in a message
+_HOST = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
+_LOCAL_ORIGINS = (
+    *(f"{scheme}://{host}" for scheme in ("http", "https") for host in (
+        *("localhost", "localhost:*", "*.localhost", "*.localhost:*"),
+        *("127.0.0.1", "127.0.0.1:*", "0.0.0.0", "0.0.0.0:*", "[::1]", "[::1]:*"),  # noqa: S104
+    )),
+    *("app://*", "file://*", "tauri://*", "vscode-webview://*", "vscode-file://*"),
+)  # fmt: skip
+_READABLE = (  # headers of answers, for pages of other origins
+    *("retry-after", "x-request-id", "x-ignored-fields", "x-queue-position", "x-estimated-wait"),
+)
+log = logging.getLogger(__name__)
+
+
+def host_name(header: str) -> str | None:
+    """Return the name in a `Host` header, None if there is none.
+
+    `Example.org.:8000` has the name `example.org`, `[::1]:8000` has `::1`.
+    """
+    match = _HOST.fullmatch(header.strip().lower())
+    if match is None:
+        return None
+    return match["six"] or (match["name"] or "").removesuffix(".")
+
+
+class Hosts:
+    """The names under which a service without keys answers.
+
+    Args:
+        allowed: names beside those that are always taken, separated by commas; `*.example.org`
+            stands for all names below `example.org`, `*` for all names.
+        refused: called for each refused request.
+        environ: has the name of a GitHub Codespace, if this is one.
+    """
+
+    def __init__(
+        self,
+        allowed: str,
+        refused: Callable[[], None],
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._names = {socket.gethostname().lower()}
+        self._suffixes = list(_PRIVATE)
+        for name in filter(None, allowed.split(",")):
+            if name.startswith("*"):
+                self._suffixes.append(name[1:])
+            else:
+                self._names.add(name)
+        codespace = environ.get("CODESPACE_NAME", "").lower()
+        domain = environ.get("GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN", "").lower()
+        own = rf"{re.escape(codespace)}-[0-9]+\.{re.escape(domain)}"
+        self._codespace = re.compile(own) if codespace and domain else None
+        self._refused = refused
+        self._told: set[str] = set()
+
+    def answers_to(self, host: str) -> bool:
+        """Return whether a request with this `Host` header may pass."""
+        name = host_name(host)
+        if name is None:
+            return "" in self._suffixes
+        if "." not in name and ":" not in name:
+            return True  # no name of the public DNS
+        if name in self._names or any(name.endswith(suffix) for suffix in self._suffixes):
+            return True
+        if self._codespace is not None and self._codespace.fullmatch(name):
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def refusal(self, scope: Scope) -> ApiError | None:
+        """Return the answer to a request under a name that is not the service's, None to others."""
+        host = Headers(scope=scope).get("host", "")
+        if scope["path"] in ANY_HOST_PATHS or self.answers_to(host):
+            return None
+        self._refused()
+        name = (host_name(host) or host)[:_LONGEST_NAME]
+        if name not in self._told and len(self._told) < _MOST_NAMES:
+            self._told.add(name)
+            log.warning(
+                "refused: a request under a name that is not allowed; add the name to "
+                "SPECOPS_ALLOWED_HOSTS, or set SPECOPS_API_KEYS",
+                extra={"fields": {"host": name}},
+            )
+        return ApiError(
+            403,
+            f"this server does not answer to the name {name!r}. It has no API key, and a web page "
+            f"could reach it under such a name. Start it with SPECOPS_ALLOWED_HOSTS={name}, or "
+            "with SPECOPS_API_KEYS",
+            code="host_not_allowed",
+        )
+
+
+def cors(allowed: str) -> dict[str, Any]:
+    """Return the arguments of starlette's `CORSMiddleware`.
+
+    Args:
+        allowed: origins beside the local ones, separated by commas; `*` stands for any characters
+            but a slash, alone for all origins.
+    """
+    origins = [*_LOCAL_ORIGINS, *filter(None, allowed.split(","))]
+    patterns = (re.escape(origin).replace(r"\*", "[^/@]*") for origin in origins)
+    return {
+        "allow_origins": ["*"] if "*" in origins else [],
+        "allow_origin_regex": "|".join(patterns),
+        "allow_methods": ["*"],
+        "allow_headers": ["*"],  # the answer repeats those that the page asks for
+        "allow_private_network": True,  # for the same origins
+        "expose_headers": _READABLE,
+        "max_age": 600,
+    }
