@@ -36,11 +36,10 @@ _PRIVATE = (
 _MOST_NAMES = 64  # that the log tells of
 _LONGEST_NAME = 64  # in a message
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
+_LOCAL = ("localhost", "*.localhost", "127.0.0.1", "[::1]", "0.0.0.0")  # noqa: S104 # nosec B104
 _LOCAL_ORIGINS = (
-    *(f"{scheme}://{host}" for scheme in ("http", "https") for host in (
-        *("localhost", "localhost:*", "*.localhost", "*.localhost:*"),
-        *("127.0.0.1", "127.0.0.1:*", "0.0.0.0", "0.0.0.0:*", "[::1]", "[::1]:*"),  # noqa: S104
-    )),
+    *(f"{scheme}://{host}{port}" for scheme in ("http", "https") for host in _LOCAL
+      for port in ("", ":*")),
     *("app://*", "file://*", "tauri://*", "vscode-webview://*", "vscode-file://*"),
 )  # fmt: skip
 _READABLE = (  # headers of answers, for pages of other origins
