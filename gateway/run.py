@@ -63,7 +63,7 @@ def configuration(place: Place) -> str:
         ConfigError: the file does not have the values that are to be replaced.
     """
     default = Place()
-    text = (FOLDER / "envoy.yaml").read_text()
+    text = (FOLDER / "envoy.yaml").read_text("utf-8")
     rate = "{max_tokens: %d, tokens_per_fill: %d, fill_interval: 1s}"
     deadline = "stream_idle_timeout: %gs"
     replaced = {
@@ -129,7 +129,7 @@ def run(place: Place, state: Path, drain_seconds: float) -> int:
     """Run Envoy until a signal; returns its exit status, or 0 if a signal ended it."""
     state.mkdir(parents=True, exist_ok=True)
     config = state / "envoy.yaml"
-    config.write_text(configuration(place))
+    config.write_text(configuration(place), "utf-8")
     asked, again = threading.Event(), threading.Event()
 
     def on_signal(*_: object) -> None:

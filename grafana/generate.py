@@ -57,7 +57,7 @@ def main() -> int:
     stale = [
         name
         for name in DASHBOARDS
-        if not (FOLDER / name).exists() or (FOLDER / name).read_text() != render(name)
+        if not (FOLDER / name).exists() or (FOLDER / name).read_text("utf-8") != render(name)
     ]
     strangers = [path for path in FOLDER.glob("*.json") if path.name not in DASHBOARDS]
     for path in strangers:
@@ -66,7 +66,7 @@ def main() -> int:
         if check:
             print(f"{FOLDER / name} differs from the generator's output", file=sys.stderr)
         else:
-            (FOLDER / name).write_text(render(name))
+            (FOLDER / name).write_text(render(name), "utf-8")
     return 1 if strangers or (check and stale) else 0
 
 

@@ -297,7 +297,7 @@ def main() -> None:
     parser.add_argument("--until", type=float, metavar="UNIX TIME", help="default: now")
     parser.add_argument("--output", type=Path, default=Path("dashboard.png"))
     options = parser.parse_args()
-    board = json.loads((FOLDER / "dashboards" / f"{options.dashboard}.json").read_text())
+    board = json.loads((FOLDER / "dashboards" / f"{options.dashboard}.json").read_text("utf-8"))
     figure = draw(board, options.prometheus, options.minutes, options.until)
     figure.savefig(options.output, dpi=80)
 

@@ -19,11 +19,11 @@ EVERY = 4  # enough lengths and files, and the other categories stay in sight
 def main() -> None:
     """Rewrite prompts.jsonl."""
     prompts = FOLDER / "prompts.jsonl"
-    kept = [json.loads(line) for line in prompts.read_text().splitlines()]
-    code = [json.loads(line) for line in HELD_OUT.read_text().splitlines()][::EVERY]
+    kept = [json.loads(line) for line in prompts.read_text("utf-8").splitlines()]
+    code = [json.loads(line) for line in HELD_OUT.read_text("utf-8").splitlines()][::EVERY]
     rows = [{"category": "code", "prompt": row["prompt"]} for row in code]
     rows += [row for row in kept if row["category"] != "code"]
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
 if __name__ == "__main__":

@@ -78,12 +78,12 @@ def main() -> None:
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     pairs = (item.partition("=") for item in options.reports)
-    reports = {label: json.loads(Path(path).read_text()) for label, _, path in pairs}
+    reports = {label: json.loads(Path(path).read_text("utf-8")) for label, _, path in pairs}
     draw(reports, options.output)
     text = table(reports)
     print(text)
     if options.table:
-        options.table.write_text(text)
+        options.table.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

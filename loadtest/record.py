@@ -114,7 +114,7 @@ def summary(tally: Tally, seconds: float) -> dict[str, float]:
 def write(path: Path, report: Mapping[str, Any]) -> None:
     """Write the report as JSON, and its stages as CSV beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n")
+    path.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
     with path.with_suffix(".csv").open("w", newline="") as lines:
         rows = csv.DictWriter(lines, report["stages"][0])
         rows.writeheader()

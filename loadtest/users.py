@@ -23,7 +23,9 @@ from record import Tally
 
 PROMPTS = [
     Prompt(row["category"], row["prompt"])
-    for row in map(json.loads, Path(__file__).with_name("prompts.jsonl").read_text().splitlines())
+    for row in map(
+        json.loads, Path(__file__).with_name("prompts.jsonl").read_text("utf-8").splitlines()
+    )
 ]
 CATEGORIES = sorted({prompt.category for prompt in PROMPTS})
 # Seconds; a little more than the API's own deadline, so that the API ends a late request.

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(verdicts).text())
     if options.json:
         found = [asdict(verdict) for verdict in verdicts]
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     complaints = [complaint for verdict in verdicts for complaint in verdict.complaints]
     for complaint in complaints:
         print(f"FAILED: {complaint}", file=sys.stderr)

@@ -93,7 +93,7 @@ def main() -> int:
         with launched() as browser:
             page = browser.new_page()
             for path in sorted(DASHBOARDS.glob("*.json")):
-                board = json.loads(path.read_text())
+                board = json.loads(path.read_text("utf-8"))
                 url = f"{options.url}/d/{board['uid']}?kiosk&from=now-{options.minutes:g}m&to=now"
                 picture = options.output / f"{path.stem}.png"
                 wrong += take(page, url, board, picture, options.patience)

@@ -47,7 +47,7 @@ def shown_on() -> dict[str, str]:
     """All expressions of each dashboard, by its title."""
     found = {}
     for path in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
-        board = json.loads(path.read_text())
+        board = json.loads(path.read_text("utf-8"))
         targets = [target for panel in board["panels"] for target in panel.get("targets", [])]
         targets += [mark["target"] for mark in board["annotations"]["list"]]
         expressions = [target["expr"] for target in targets]
@@ -88,7 +88,7 @@ def recorded() -> str:
     """A line for each recording rule."""
     lines = ["| series | expression |", "|---|---|"]
     for path in sorted((ROOT / "prometheus" / "rules").glob("*.yml")):
-        for group in yaml.safe_load(path.read_text())["groups"]:
+        for group in yaml.safe_load(path.read_text("utf-8"))["groups"]:
             for rule in group["rules"]:
                 if "record" in rule:
                     expression = " ".join(rule["expr"].split()).replace("|", "\\|")
@@ -101,7 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     text = INTRODUCTION + table() + RECORDED + recorded()
-    if PAGE.exists() and PAGE.read_text() == text:
+    if PAGE.exists() and PAGE.read_text("utf-8") == text:
         return 0
     if parser.parse_args().check:
         print(
@@ -109,7 +109,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    PAGE.write_text(text)
+    PAGE.write_text(text, "utf-8")
     return 0
 
 

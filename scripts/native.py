@@ -42,7 +42,7 @@ def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
     Of the file only the settings of the service, of the hub's client and of the stack count.
     """
     values: dict[str, str] = {}
-    for line in env_file.read_text().splitlines() if env_file.exists() else ():
+    for line in env_file.read_text("utf-8").splitlines() if env_file.exists() else ():
         name, _, value = line.strip().partition("=")
         if name.startswith(("SPECOPS_", "HF_", "GATEWAY_", "REPLICAS")) or (
             name.endswith("_PORT") and name.isidentifier()
@@ -120,7 +120,9 @@ class Part:
     def require_alive(self) -> None:
         """Raise StartError with the last lines of the log if the process has ended."""
         if (status := self.process.poll()) is not None:
-            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+            tail = "\n".join(
+                self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+            )
             raise StartError(f"{self.name} ended with status {status}. Its last words:\n{tail}")
 
     def stop(self, patience: float) -> None:
@@ -137,7 +139,7 @@ class Part:
 
 def prometheus_config(apis: list[str], gateway: str | None, metrics_key: Path) -> str:
     """prometheus/prometheus.yml with addresses for names, and with this machine's paths."""
-    text = (ROOT / "prometheus" / "prometheus.yml").read_text()
+    text = (ROOT / "prometheus" / "prometheus.yml").read_text("utf-8")
     replaced = {"rules/": f"{ROOT}/prometheus/rules/", "/tmp/metrics-key": str(metrics_key)}  # noqa: S108
     for name, port, targets in (("api", 8000, apis), ("gateway", 9901, [gateway] * bool(gateway))):
         found = (
@@ -262,7 +264,7 @@ def run(state: Path, environ: Mapping[str, str]) -> int:
 
     state.mkdir(parents=True, exist_ok=True)
     pid_file = state / "native.pid"
-    pid_file.write_text(str(os.getpid()))
+    pid_file.write_text(str(os.getpid()), "utf-8")
     parts: list[Part] = []
     try:
         replicas, gateway = start_api(api, int(count), state, environ, parts)
@@ -270,8 +272,10 @@ def run(state: Path, environ: Mapping[str, str]) -> int:
             config = state / "prometheus.yml"
             key = state / "metrics-key"
             key.touch(0o600)
-            key.write_text(environ.get("SPECOPS_METRICS_KEY", ""))
-            config.write_text(prometheus_config([one.target for one in replicas], gateway, key))
+            key.write_text(environ.get("SPECOPS_METRICS_KEY", ""), "utf-8")
+            config.write_text(
+                prometheus_config([one.target for one in replicas], gateway, key), "utf-8"
+            )
             command = [binary, f"--config.file={config}", "--enable-feature=exemplar-storage"]
             command += [f"--storage.tsdb.path={state / 'prometheus'}"]
             command += ["--storage.tsdb.retention.time=15d"]

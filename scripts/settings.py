@@ -86,12 +86,12 @@ def env_example() -> str:
 
 def readme() -> str:
     """README.md with the current table of presets."""
-    return replaced(README.read_text(), MODELS, model_rows())
+    return replaced(README.read_text("utf-8"), MODELS, model_rows())
 
 
 def page() -> str:
     """docs/settings.md with the current tables."""
-    text = replaced(PAGE.read_text(), SETTINGS, table(service_rows()))
+    text = replaced(PAGE.read_text("utf-8"), SETTINGS, table(service_rows()))
     return replaced(text, STACK_SETTINGS, table([*HUB, *STACK]))
 
 
@@ -136,7 +136,7 @@ def compose() -> str:
     """compose.yaml, passing every setting on, except those that only the container decides."""
     names = [name for name, _, _ in (*service_rows(), *HUB) if name not in IN_CONTAINER]
     lines = [f"      {name}: ${{{name}:-}}" for name in names]
-    return replaced(COMPOSE.read_text(), SETTINGS, lines)
+    return replaced(COMPOSE.read_text("utf-8"), SETTINGS, lines)
 
 
 def replaced(text: str, name: str, lines: list[str]) -> str:
@@ -153,7 +153,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     wanted = {ENV_EXAMPLE: env_example(), README: readme(), PAGE: page(), COMPOSE: compose()}
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    stale = [
+        path
+        for path, text in wanted.items()
+        if not path.exists() or path.read_text("utf-8") != text
+    ]
     for path in stale:
         if check:
             print(
@@ -161,7 +165,7 @@ def main() -> int:
                 file=sys.stderr,
             )
         else:
-            path.write_text(wanted[path])
+            path.write_text(wanted[path], "utf-8")
     return 1 if check and stale else 0
 
 

@@ -21,15 +21,15 @@ def save_model(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # the library leaves it to the owner alone
     config = json.dumps(model.config.to_hugging_face(), indent=2)
-    (folder / "config.json").write_text(config + "\n")
+    (folder / "config.json").write_text(config + "\n", "utf-8")
     generation = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "do_sample": False}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", "utf-8")
     save_tokenizer(tokenizer, folder, context=model.config.max_position_embeddings)
 
 
 def load_model(folder: Path) -> Llama:
     """The model of a folder that `save_model` wrote, in float32, for evaluation."""
-    content = json.loads((folder / "config.json").read_text())
+    content = json.loads((folder / "config.json").read_text("utf-8"))
     names = ModelConfig.__dataclass_fields__
     model = Llama(ModelConfig(**{name: content[name] for name in names}))
     model.load_state_dict(

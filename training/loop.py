@@ -154,4 +154,4 @@ class Training(ABC):
             **tokens,
             **machine(threads),
         }
-        folder.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
+        folder.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")

@@ -102,7 +102,7 @@ def machine(threads: int) -> dict[str, object]:
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if not torch.cuda.is_available() and cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
+        lines = cpuinfo.read_text("utf-8").splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         name = names[0] if names else name
     return {

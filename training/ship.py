@@ -26,7 +26,9 @@ def ship(runs: Path, folder: Path = DEMO_DIR) -> None:
     licence = Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"
     if licence.exists():  # of the shipped text of the held-out modules
         shutil.copyfile(licence, folder / LICENCE)
-    record = {role: json.loads((runs / f"{role}.json").read_text()) for role in ("target", "draft")}
+    record = {
+        role: json.loads((runs / f"{role}.json").read_text("utf-8")) for role in ("target", "draft")
+    }
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -59,4 +59,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, context: int) -> None:
         "model_max_length": context,
         "chat_template": CHAT_TEMPLATE,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, seconds: float | None) -> Outcome:
     load = replace(load, seconds=options.seconds or seconds or load.seconds)
     name = f"caps-{kind}" if kind else "caps"
     file = options.results / f"{name}.json"
-    swap = len(_SWAPS.read_text().splitlines()) > 1
+    swap = len(_SWAPS.read_text("utf-8").splitlines()) > 1
     if not swap:
         progress("cases with swap are left out: this machine has none (swap-setup.sh)")
     chosen = [case for case in cases() if options.only in case.name and (swap or not case.swap)]

@@ -51,7 +51,7 @@ class Cgroup:
         if self.version == 1:
             return self.counters().get("swap", 0)
         file = self.folders[0] / "memory.swap.current"
-        return int(file.read_text()) if file.exists() else 0
+        return int(file.read_text("utf-8")) if file.exists() else 0
 
 
 @contextmanager
@@ -72,13 +72,13 @@ def cgroup(
     try:
         if version == 2:
             enable = " ".join(f"+{controller}" for controller in controllers)
-            (ROOT / "cgroup.subtree_control").write_text(enable)
+            (ROOT / "cgroup.subtree_control").write_text(enable, "utf-8")
         for folder in folders:
             folder.mkdir(exist_ok=True)
         for file, value in _limits(version, memory, swap, cpus):
             for folder in folders:
                 if (folder / file).exists():
-                    (folder / file).write_text(str(value))
+                    (folder / file).write_text(str(value), "utf-8")
     except OSError as error:
         for folder in folders:
             if folder.is_dir():
@@ -123,5 +123,5 @@ def _remove(folder: Path) -> None:
 
 
 def _pairs(path: Path) -> dict[str, int]:
-    pairs = (line.split() for line in path.read_text().splitlines())
+    pairs = (line.split() for line in path.read_text("utf-8").splitlines())
     return {key: int(value) for key, value in pairs}

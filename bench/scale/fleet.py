@@ -113,7 +113,7 @@ def _gateway(ports: Sequence[int], folder: Path, part: frozenset[int]) -> Iterat
         )
     try:
         _wait(process, listen, figures, len(ports), output)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text("utf-8")
         (envoy,) = map(int, children.split())
         yield Fleet(list(ports), listen, envoy, output)
     finally:
@@ -129,7 +129,9 @@ def _wait(
     name = "envoy_cluster_membership_healthy"
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise ServerError(f"the gateway ended: {output.read_text(errors='replace')}")
+            raise ServerError(
+                f"the gateway ended: {output.read_text(encoding='utf-8', errors='replace')}"
+            )
         with (
             suppress(OSError, ServerError),  # it does not listen yet, or has nothing to tell
             closing(Client(figures)) as told,

@@ -240,11 +240,11 @@ def draw_all(
     wrong = []
     with launched() as browser:
         for name in names:
-            board = json.loads((DASHBOARDS / f"{name}.json").read_text())
+            board = json.loads((DASHBOARDS / f"{name}.json").read_text("utf-8"))
             picture, report = draw(browser, board, prometheus, times)
             path = output / f"{name}.png"
             path.write_bytes(small_png(picture))
-            path.with_suffix(".json").write_text(json.dumps(report, indent=1))
+            path.with_suffix(".json").write_text(json.dumps(report, indent=1), "utf-8")
             print(path, flush=True)
             wrong += faults(report)
     return wrong

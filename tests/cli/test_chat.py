@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from specops.cli import main
 from specops.cli.chat import Chat
 from specops.cli.terminal import Terminal
 from specops.config import Settings
@@ -160,3 +162,34 @@ def test_thoughts_are_shown_and_not_read_again(capsys: pytest.CaptureFixture[str
     Chat(engine, REQUEST, Terminal(), "").run(lines("one", "two"))  # type: ignore[arg-type]
     assert capsys.readouterr().out == "<think>hm</think>\n\nHi.\n" * 2
     assert engine.prompts[1] == "<user>one\n<assistant>Hi.\n<user>two\n<assistant>"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_models_control_sequences_do_not_reach_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """A file gets the text as it is. The sequences may be split between two tokens."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    terminal = Terminal(plain=True)
+    said = (
+        "tab\there\n",
+        "\x1b",
+        "]52;c;Y3VybA==\x07",
+        "\r\x1b[2J\x08",
+        "\x9b31m\x7f",
+        "\xe4 \u4e2d",
+    )
+    terminal.show(output(*said))
+    shown = capsys.readouterr().out
+    if not is_terminal:
+        assert shown == "".join(said)
+        return
+    assert shown == "tab\there\n\\x1b]52;c;Y3VybA==\\x07\\x0d\\x1b[2J\\x08\\x9b31m\\x7f\xe4 \u4e2d"
+
+
+def test_notes_and_errors_have_no_control_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model's files have names and templates' messages of its author."""
+    Terminal(plain=True).note("template: \x1b[2J\x00")
+    assert main._fail("tensor \x1b]0;title\x07") == 1
+    err = capsys.readouterr().err
+    assert err == "template: \\x1b[2J\\x00\nspecops: tensor \\x1b]0;title\\x07\n"

@@ -6,8 +6,11 @@ import json
 import os
 import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from itertools import count, repeat
 from pathlib import Path
@@ -24,16 +27,17 @@ import sys
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from specops.http.watchdog import watched
 here = ("127.0.0.1", int(sys.argv[1]))
-with watched(*here):
+with watched(*here, 300):
     HTTPServer(here, SimpleHTTPRequestHandler).serve_forever()
 """
 IMPATIENT = """
 import sys
 from specops.http import watchdog
-watchdog._ANSWER_SECONDS, watchdog._PAUSE_SECONDS = 0.2, 0.01
+watchdog._ANSWER_SECONDS, watchdog._PAUSE_SECONDS, watchdog._IDLE_SECONDS = 0.2, 0.01, 0.5
 watchdog.main(sys.argv[1:])
 """
 Activity = tuple[str, ...] | None
+PATIENCE = 360.0
 IDLE = "it answers nothing and computes nothing"
 SILENT = "it has answered nothing for longer than a request may take"
 
@@ -56,20 +60,60 @@ def computing() -> Iterator[Activity]:
         ("-" * 999, repeat(None), SILENT, 45),
         ("---+" * 100, still("S"), None, 400),  # each answer starts anew
         (("-" * 44 + "+") * 9, computing(), None, 405),
+        # Each question fails at once: the same seconds, twice as many questions.
+        ("+++" + "." * 99, still("T"), IDLE, 3 + 7),
+        ("." * 999, computing(), SILENT, 90),
+        # All was suspended in between, for an hour each time: no more than ten seconds count.
+        ("-" + "z" * 30 + "+", computing(), None, 32),
+        ("-" + "z" * 99, computing(), SILENT, 37),
     ],
 )
 def test_a_server_hangs_when_it_is_silent_and_idle_or_silent_for_long(
     script: str, activity: Iterator[Activity], problem: str | None, asked: int
 ) -> None:
-    """The script has + for an answer and - for silence, and the server ends with it."""
+    """The server ends with the script. Its signs: + an answer, - silence, . a refusal at once,
+    z a suspension."""
     questions: list[str] = []
+    seconds = {"+": 4.0, "-": 8.0, ".": 4.0, "z": 3600.0}
+    now = 0.0
 
     def answered() -> bool:
+        nonlocal now
         questions.append(script[len(questions)])
+        now += seconds[questions[-1]]
         return questions[-1] == "+"
 
-    found = watchdog.watch(answered, lambda: next(activity), lambda: len(questions) == len(script))
+    found = watchdog.watch(
+        answered,
+        lambda: next(activity),
+        lambda: len(questions) == len(script),
+        PATIENCE,
+        lambda: now,
+    )
     assert (found, len(questions)) == (problem, asked)
+
+
+def test_the_patience_follows_the_deadline_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    class Started:
+        def __init__(self, command: list[str], **_: object) -> None:
+            commands.append(command)
+
+        def __enter__(self) -> Started:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def kill(self) -> None:
+            pass
+
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    for seconds in (300, 7200):
+        with watchdog.watched(HOST, 8000, seconds):
+            pass
+    assert [command[-1] for command in commands] == ["360.0", "7260.0"]
 
 
 def test_any_answer_counts_as_one() -> None:
@@ -80,6 +124,22 @@ def test_any_answer_counts_as_one() -> None:
     with listening(Refusing) as port:
         assert watchdog.answers(HOST, port)
     assert not watchdog.answers(HOST, port)
+
+
+@pytest.mark.parametrize("linger", [(0, 0), (1, 0)])
+def test_a_connection_that_the_server_closes_is_an_answer(linger: tuple[int, int]) -> None:
+    """It has too many: a crowd of clients must not get it killed."""
+    with socket.create_server((HOST, 0)) as listener:
+
+        def close() -> None:
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", *linger))
+            connection.close()
+
+        closing = threading.Thread(target=close)
+        closing.start()
+        assert watchdog.answers(HOST, listener.getsockname()[1])
+        closing.join()
 
 
 def test_the_activity_of_a_process_changes_when_it_computes() -> None:
@@ -104,7 +164,7 @@ def test_a_stopped_server_is_killed_and_the_log_says_so(
 ) -> None:
     process, port = server
     process.send_signal(signal.SIGSTOP)
-    command = [sys.executable, "-c", IMPATIENT, str(process.pid), "0.0.0.0", str(port)]  # noqa: S104
+    command = [sys.executable, "-c", IMPATIENT, str(process.pid), "0.0.0.0", str(port), "60"]  # noqa: S104
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as other:
         assert other.stderr is not None
         (line,) = other.stderr  # until it has ended

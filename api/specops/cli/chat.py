@@ -84,7 +84,9 @@ class Chat:
             self._terminal.note("/save takes a file's name")
             return
         try:
-            Path(name).write_text(json.dumps({"messages": self._messages()}, indent=1) + "\n")
+            Path(name).write_text(
+                json.dumps({"messages": self._messages()}, indent=1) + "\n", "utf-8"
+            )
         except OSError as error:
             self._terminal.note(f"{name}: {error.strerror}")
         else:

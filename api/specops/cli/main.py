@@ -28,6 +28,7 @@ from specops.cli.options import (
     settings_of,
     variables_of,
 )
+from specops.cli.terminal import Terminal, figures, printable
 from specops.config import PREFIX, PROMPTS, ConfigError, Settings
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: object, code: int = 1) -> int:
-    print(f"specops: {error}", file=sys.stderr)
+    print(f"specops: {printable(str(error))}", file=sys.stderr)
     return code
 
 
@@ -144,7 +145,6 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from specops.cli.terminal import Terminal, figures  # noqa: PLC0415
     from specops.engine.engine import PROMPT_ERRORS  # noqa: PLC0415
     from specops.text.chat_template import question  # noqa: PLC0415
 
@@ -172,7 +172,6 @@ def _generate(options: argparse.Namespace) -> int:
 
 def _chat(options: argparse.Namespace) -> int:
     from specops.cli.chat import Chat, line_reader  # noqa: PLC0415
-    from specops.cli.terminal import Terminal  # noqa: PLC0415
 
     engine, drawn = _for_one(options)
     if not engine.info.chat:
@@ -196,7 +195,7 @@ def _load(settings: Settings) -> Engine:
     def report(state: ModelState, detail: str, download: Download | None = None) -> None:
         del download  # the detail has its figures
         if sys.stderr.isatty():
-            print(f"{state}: {detail}", file=sys.stderr)
+            print(f"{state}: {printable(detail)}", file=sys.stderr)
 
     try:
         return Engine.load(settings, report)
@@ -273,7 +272,7 @@ def _info(options: argparse.Namespace) -> int:
     elif choice.draft is not None:
         lines["draft"] = weights(choice.draft, choice.draft_quant, info.draft_parameters or 0)
     for name, value in lines.items():
-        print(f"{name:16} {value}")
+        print(f"{name:16} {printable(value)}")
     print("\nmemory, as it was planned when the model was loaded")
     for line in engine.plan.lines():
         print(f"  {line}")

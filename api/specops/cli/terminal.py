@@ -1,4 +1,8 @@
-"""Shows the text of `generate` and `chat` as it is generated, and figures after it."""
+"""Shows the text of `generate` and `chat` as it is generated, and figures after it.
+
+What a model says may contain a terminal's control sequences, which could rewrite the screen or read
+the clipboard: a terminal gets them spelt out. A file or a pipe gets the text as it is.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,15 @@ from specops.request import GenerationStats, Output
 # Colours of accepted draft tokens, by their origin. Tokens of the target get no colour.
 _COLOURS = {"draft": "\x1b[32m", "head": "\x1b[33m", "suffix": "\x1b[36m", "grammar": "\x1b[35m"}
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
+# Control characters of ASCII and of Latin-1 but tab and line feed, spelt like `\x1b`.
+_SPELT_OUT = {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
+}
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters: `a<ESC>[2J` becomes `a\\x1b[2J`."""
+    return text.translate(_SPELT_OUT)
 
 
 class Terminal:
@@ -27,13 +40,14 @@ class Terminal:
         """Print new text at once, accepted draft tokens in the colour of their origin."""
         for piece in output.pieces:
             colour = self._colours.get(piece.origin, "")
-            sys.stdout.write(f"{colour}{piece.text}{_RESET}" if colour else piece.text)
+            text = printable(piece.text) if sys.stdout.isatty() else piece.text
+            sys.stdout.write(f"{colour}{text}{_RESET}" if colour else text)
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
         """Print a line on standard error."""
         dim, reset = (_DIM, _RESET) if self._wants_colour(sys.stderr) else ("", "")
-        print(f"{dim}{text}{reset}", file=sys.stderr)
+        print(f"{dim}{printable(text)}{reset}", file=sys.stderr)
 
 
 def figures(stats: GenerationStats) -> str:

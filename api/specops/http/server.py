@@ -156,7 +156,7 @@ def run(app: FastAPI, settings: Settings) -> int:
         )
     gc.collect()
     gc.freeze()  # otherwise each full collection visits all libraries: 30 ms without a token
-    with watched(settings.host, settings.port):
+    with watched(settings.host, settings.port, settings.request_timeout):
         server.run()
     return 1 if server.service.error else 0
 

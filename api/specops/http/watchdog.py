@@ -6,7 +6,7 @@ streams with an error. Once the server is dead, both happen. The watchdog is a s
 each `specops serve`, and ends with it.
 
 Slow does not mean hung. A server that swaps still computes, or at least loads pages. The watchdog
-kills it only when all of its requests have passed their deadline.
+kills it only when all of its requests have passed their deadline (SPECOPS_REQUEST_TIMEOUT).
 
 This module uses little of the standard library and nothing else: it takes memory as long as the
 server runs.
@@ -20,16 +20,18 @@ import signal
 import socket
 import subprocess  # nosec B404
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _ANSWER_SECONDS = 4.0
 _PAUSE_SECONDS = 4.0
-# Counts of questions in a row without an answer, not seconds: if the watchdog was suspended
-# together with the server (Ctrl-Z, `docker pause`), both just go on.
-_UNANSWERED_IDLE = 3  # about 30 s in which the server computed nothing
-_UNANSWERED = 45  # 6 min: longer than a request may take (SPECOPS_REQUEST_TIMEOUT, 300 s)
+# More than a question and a pause take. If the watchdog was suspended together with the server
+# (Ctrl-Z, `docker pause`), no more than this counts, and both just go on.
+_LONGEST_TURN = 10.0
+_IDLE_SECONDS = 24.0  # in which the server answers nothing and computes nothing
+_MARGIN_SECONDS = 60.0  # of silence after the deadline of the last request
 _TRACED = "t"  # the state of a process that a debugger holds
 
 
@@ -37,6 +39,8 @@ def watch(
     answers: Callable[[], bool],
     activity: Callable[[], tuple[str, ...] | None],
     ended: Callable[[], bool],
+    patience: float,
+    clock: Callable[[], float] = time.monotonic,
 ) -> str | None:
     """Wait until the server has ended or hangs.
 
@@ -45,32 +49,40 @@ def watch(
         activity: returns values that change whenever the server computes, its state first; None
             if the system does not report them.
         ended: waits a moment and returns whether the server has ended.
+        patience: seconds for which a server that computes may be silent.
+        clock: returns seconds.
 
     Returns:
         In which way the server hangs, or None if it has ended.
     """
-    unanswered = idle = 0
+    silent = idle = 0.0  # seconds
     before: tuple[str, ...] | None = None
+    last = clock()
     while not ended():
-        if answers():
-            unanswered, idle, before = 0, 0, None
+        answered = answers()
+        asked = clock()
+        turn, last = min(asked - last, _LONGEST_TURN), asked
+        if answered:
+            silent, idle, before = 0.0, 0.0, None
             continue
         now = activity()
-        idle = idle + 1 if now and now == before and now[0] != _TRACED else 0
-        unanswered, before = unanswered + 1, now
-        if idle >= _UNANSWERED_IDLE:
+        idle = idle + turn if now and now == before and now[0] != _TRACED else 0.0
+        silent, before = silent + turn, now
+        if idle >= _IDLE_SECONDS:
             return "it answers nothing and computes nothing"
-        if unanswered >= _UNANSWERED:
+        if silent >= patience:
             return "it has answered nothing for longer than a request may take"
     return None
 
 
 def answers(host: str, port: int) -> bool:
-    """Return whether a server sends anything within some seconds."""
+    """Return whether a server sends anything, or closes the connection, within some seconds."""
     try:
         with socket.create_connection((host, port), timeout=_ANSWER_SECONDS) as connection:
             connection.sendall(b"GET /health/live HTTP/1.0\r\n\r\n")
             connection.recv(1)
+    except (ConnectionResetError, BrokenPipeError):
+        return True  # it has too many connections, and works
     except OSError:
         return False
     return True
@@ -79,7 +91,7 @@ def answers(host: str, port: int) -> bool:
 def activity(process: int) -> tuple[str, ...] | None:
     """Return state, page faults and processor time of a process; None without procfs."""
     try:
-        text = Path(f"/proc/{process}/stat").read_text()
+        text = Path(f"/proc/{process}/stat").read_text("utf-8", "replace")
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
@@ -87,10 +99,17 @@ def activity(process: int) -> tuple[str, ...] | None:
 
 
 @contextmanager
-def watched(host: str, port: int) -> Iterator[None]:
-    """Watch this process, which listens at the address or will, while the block runs."""
+def watched(host: str, port: int, request_seconds: float) -> Iterator[None]:
+    """Watch this process, which listens at the address or will, while the block runs.
+
+    Args:
+        host: the address.
+        port: its port.
+        request_seconds: the longest time that a request may take.
+    """
     # The same process group, so that Ctrl-Z suspends both. The pipe closes when this process ends.
-    command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), host, str(port)]
+    arguments = (os.getpid(), host, port, request_seconds + _MARGIN_SECONDS)
+    command = [sys.executable, "-P", "-m", __name__, *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # noqa: S603 # nosec B603
         try:
             yield
@@ -99,15 +118,16 @@ def watched(host: str, port: int) -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> None:
-    """Watch a server; the arguments are its process, host and port."""
+    """Watch a server; the arguments are its process, host, port, and the seconds of patience."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends by itself, after its requests
     server, host, port = int(arguments[0]), arguments[1], int(arguments[2])
+    patience = float(arguments[3])
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 # nosec B104
 
     def ended() -> bool:
         return bool(select.select([sys.stdin], [], [], _PAUSE_SECONDS)[0])
 
-    hangs = watch(lambda: answers(host, port), lambda: activity(server), ended)
+    hangs = watch(lambda: answers(host, port), lambda: activity(server), ended, patience)
     if hangs is not None:
         import logging  # noqa: PLC0415 - memory, see above
 

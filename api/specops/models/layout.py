@@ -120,7 +120,7 @@ def arrange(source: Path, destination: Path) -> None:
         raise LayoutError(f"{parts.config} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise LayoutError(f"{parts.config} must hold a JSON object")
-    (destination / _CONFIG).write_text(json.dumps(config, indent=2))
+    (destination / _CONFIG).write_text(json.dumps(config, indent=2), "utf-8")
     if not (destination / _TOKENIZER).is_file():
         _make_tokenizer(parts.folder, destination / _TOKENIZER)
 

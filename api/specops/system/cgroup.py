@@ -21,7 +21,7 @@ def cgroup_folders(controller: str, root: Path, proc: Path) -> dict[int, list[Pa
         proc: mount of procfs.
     """
     try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
+        lines = (proc / "self" / "cgroup").read_text("utf-8").splitlines()
     except OSError:
         lines = ["0::/"]
     found = {}
@@ -43,7 +43,7 @@ def cgroup_folders(controller: str, root: Path, proc: Path) -> dict[int, list[Pa
 def counters(path: Path) -> dict[str, int]:
     """Read lines of a name and a number; return nothing if there is no such file."""
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
     except OSError:
         return {}
     return {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}

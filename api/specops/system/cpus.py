@@ -21,7 +21,7 @@ def cpu_quota(root: Path = CGROUP_ROOT, proc: Path = PROC) -> float:
     for version, folders in cgroup_folders("cpu", root, proc).items():
         for folder in folders:
             try:
-                texts = [(folder / name).read_text() for name in _QUOTA_FILES[version]]
+                texts = [(folder / name).read_text("utf-8") for name in _QUOTA_FILES[version]]
             except FileNotFoundError:
                 continue
             quota, period = " ".join(texts).split()
@@ -44,7 +44,7 @@ def cores(cpus: set[int], system: Path = _SYSTEM) -> int:
     found = set()
     for cpu in cpus:
         try:
-            core = (system / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
+            core = (system / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text("utf-8")
         except OSError:
             core = str(cpu)
         found.add(core.strip())

@@ -115,7 +115,7 @@ def process_memory(proc: Path = PROC) -> ProcessMemory:
     if "RssAnon" in status:
         anon, file = status["RssAnon"], status["RssFile"]
     else:  # missing in sandboxes that imitate procfs
-        _, resident, shared = map(int, (proc / "self" / "statm").read_text().split()[:3])
+        _, resident, shared = map(int, (proc / "self" / "statm").read_text("utf-8").split()[:3])
         anon, file = (resident - shared) * _PAGE_BYTES, shared * _PAGE_BYTES
     return ProcessMemory(anon, file, status.get("VmSwap", 0))
 
@@ -145,7 +145,7 @@ def read_pressure(proc: Path = PROC, root: Path = CGROUP_ROOT) -> Pressure | Non
     own = _memory_cgroups(proc, root).get(2, [])[:1]
     for path in (*(folder / "memory.pressure" for folder in own), proc / "pressure" / "memory"):
         try:
-            text = path.read_text()
+            text = path.read_text("utf-8")
         except OSError:  # also EOPNOTSUPP: the file exists, but the accounting is off
             continue
         totals = dict(re.findall(r"^(some|full) .*\btotal=(\d+)", text, re.MULTILINE))
@@ -179,7 +179,7 @@ def _with_limit(folders: list[Path], name: str, limit: int) -> Path:
 def _number(path: Path) -> int | None:
     """Return the number in a file; None if it says `max` or there is no such file."""
     try:
-        text = path.read_text().strip()
+        text = path.read_text("utf-8").strip()
     except OSError:
         return None
     return None if text == "max" else int(text)
@@ -191,5 +191,5 @@ def _least(limit: int | None, available: int) -> int:
 
 def _fields_kib(path: Path) -> dict[str, int]:
     """Read lines such as `Name: 5 kB`; return bytes."""
-    found = re.findall(r"^(\w+):\s+(\d+) kB$", path.read_text(), re.MULTILINE)
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", path.read_text("utf-8"), re.MULTILINE)
     return {name: int(value) * _KIB for name, value in found}

@@ -33,11 +33,13 @@ def nodes(cpus: set[int] | None = None, system: Path = _SYSTEM) -> tuple[int, ..
     """
     allowed = allowed_cpus() if cpus is None else cpus
     try:
-        found = _numbers((system / "has_memory").read_text())
+        found = _numbers((system / "has_memory").read_text("utf-8"))
         return tuple(
             node
             for node in found
-            if allowed.intersection(_numbers((system / f"node{node}" / "cpulist").read_text()))
+            if allowed.intersection(
+                _numbers((system / f"node{node}" / "cpulist").read_text("utf-8"))
+            )
         )
     except (OSError, ValueError):
         return ()

@@ -330,10 +330,22 @@ function showService(event) {
   drawCharts();
 }
 
+// Waits for another key. To ask again without one would be refused again, every two seconds.
+function otherKey() {
+  return new Promise((resolve) => $("key").addEventListener("change", resolve, { once: true }));
+}
+
 async function follow() {
   for (;;) {
     try {
       const response = await fetch("/console/figures", { headers: headers() });
+      if (response.status === 401) {
+        const wrong = $("key").value ? "does not know this key" : "needs a key";
+        $("state").textContent = `the service ${wrong}: enter one under Options`;
+        $("state").className = "state failed";
+        await otherKey();
+        continue;
+      }
       if (!response.ok) throw new Error(await problem(response));
       for await (const event of events(response)) showService(event);
       throw new Error("the service has ended the connection");

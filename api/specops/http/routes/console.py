@@ -65,9 +65,9 @@ router = APIRouter(include_in_schema=False)
 
 def _page() -> tuple[str, str]:
     """Return the page, and the policy that allows only what is in it, and only this server."""
-    style = (_FOLDER / "console.css").read_text()
-    script = "".join((_FOLDER / name).read_text() for name in _SCRIPTS)
-    html = (_FOLDER / "index.html").read_text()
+    style = (_FOLDER / "console.css").read_text("utf-8")
+    script = "".join((_FOLDER / name).read_text("utf-8") for name in _SCRIPTS)
+    html = (_FOLDER / "index.html").read_text("utf-8")
     html = html.replace("/*style*/", style).replace("/*script*/", script)
 
     def digest(text: str) -> str:
