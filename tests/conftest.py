@@ -41,7 +41,7 @@ FIRST = (  # slow files, which would otherwise run at the end, when other worker
     "tests/models/convert/test_families.py",
     "tests/runtime/kernels/test_processors.py",
     "tests/stack/test_load_test.py",
-    "tests/text/test_template_limits.py",
+    "tests/text/test_template_process.py",
     "tests/training/",
 )
 

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --seconds 60`: the kernels under sanitizers and all readers of files.
+"""`python -m tests.fuzz --seconds 60`: kernels under sanitizers, readers of files, chat templates.
 
 Half of the time goes to the kernels. `--cases` sets the number of cases for each reader instead of
 a time, and a hundred times as many for the kernels, whose cases take a tenth of a millisecond. The
@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz import kernels
+from tests.fuzz import kernels, rendering
 from tests.fuzz.parsers import READERS, FindingError, Subject
 
 KERNEL_CASES = 100  # for each case of a reader
@@ -29,9 +29,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--cases", type=int, default=0, help="of each reader, instead of a time")
     parser.add_argument("--seed", type=int, help="of the first case; random if not given")
-    parser.add_argument("--only", choices=["kernels", *READERS], help="one subject alone")
+    parser.add_argument(
+        "--only", choices=["kernels", *READERS, "rendering"], help="one subject alone"
+    )
     options = parser.parse_args()
     names = [name for name in READERS if options.only in (None, name)]
+    rendered = options.only in (None, "rendering")
     share = options.seconds / 2 if options.only is None else options.seconds
     seed = time.time_ns() >> 20 << 20 if options.seed is None else options.seed
     status = 0
@@ -43,7 +46,9 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
         for name in names:
             subject = Subject(name, Path(folder) / name)
-            status |= _read(subject, options.cases, share / len(names), seed)
+            status |= _read(subject, options.cases, share / (len(names) + rendered), seed)
+        if rendered:
+            status |= rendering.run(options.cases, share / (len(names) + rendered), seed)
     return int(status != 0)
 
 

@@ -14,7 +14,9 @@ import pytest
 from specops.http.middleware import MAX_BODY_BYTES
 from specops.request import FIXED_K_DRAFT, FinishReason, Grammar, GrammarKind, SamplingParams
 from specops.sampling_defaults import SamplingDefaults
+from specops.text.chat_template import ChatTemplate
 from specops.text.grammar import GrammarError
+from specops.text.template_process import SHARED, TemplateProcess, TemplateProcessError
 from tests.asgi import AsgiClient
 from tests.fakes import INFO, FakeService, output
 from tests.http.openai_api import (
@@ -391,6 +393,41 @@ async def test_a_model_without_a_template_says_so() -> None:
         question = problem(await here.generate(system="Be brief."), 422)
     assert (chat["code"], chat["param"]) == ("no_chat_template", "messages")
     assert (question["code"], question["param"]) == ("no_chat_template", "system")
+
+
+TOO_LARGE = "{% if messages | length > 1 %}{{ 'a' * 10**10 }}{% endif %}a"
+
+
+@pytest.mark.parametrize(("path", "status"), [(CHAT, 400), ("/apply-template", 422)])
+async def test_a_template_that_takes_too_much_is_the_requests_error_alone(
+    path: str, status: int
+) -> None:
+    service = FakeService(ANSWER)
+    service.loaded.chat_template = ChatTemplate(TOO_LARGE, {})
+    messages = [{"role": "user", "content": "a"}]
+    async with api(service) as here:
+        before = SHARED.ended["limit"]
+        long, short = (BODIES[CHAT] | {"messages": messages * count} for count in (3, 1))
+        error = problem(await here.client.post(path, json=long), status)
+        assert (await here.client.post(path, json=short)).status_code == 200
+        shown = (await here.client.get("/metrics")).text
+    assert (error["code"], error["param"]) == ("template_limit", "messages")
+    assert "takes too much memory" in error["message"]
+    assert f'specops_template_processes_ended_total{{kind="limit"}} {before + 1}.0' in shown
+
+
+@pytest.mark.parametrize("path", [CHAT, "/apply-template"])
+async def test_a_template_whose_process_ends_is_worth_another_try(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> str:
+        raise TemplateProcessError("the system ended it")
+
+    async with api() as here:
+        monkeypatch.setattr(TemplateProcess, "render", fail)
+        answer = await here.client.post(path, json=BODIES[CHAT])
+    assert problem(answer, 503)["code"] == "template_process"
+    assert answer.headers["retry-after"] == "5"
 
 
 # -- what is ignored -----------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from specops.cli.terminal import Terminal, figures
 from specops.engine.engine import PROMPT_ERRORS, Engine
 from specops.request import GenerationRequest
 from specops.text.chat_template import ChatTemplateError
+from specops.text.template_process import TemplateProcessError
 from specops.text.tools.reader import AnswerReader
 
 _HELP = """\
@@ -104,7 +105,7 @@ class Chat:
                     text += last.text
                     if interrupted.is_set():
                         break
-        except (*PROMPT_ERRORS, ChatTemplateError) as error:
+        except (*PROMPT_ERRORS, ChatTemplateError, TemplateProcessError) as error:
             self._turns.pop()
             self._terminal.note(f"{error}; /new begins anew")
             return

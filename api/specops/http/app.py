@@ -47,6 +47,8 @@ from specops.metrics.metrics import Metrics
 from specops.request import PromptTooLong
 from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
+from specops.text import template_process
+from specops.text.template_process import TemplateProcessError
 
 _PROMPT_FIELDS = {  # the endpoints that the engine works for, and the field of their prompt
     **dict.fromkeys((generate.PATH, completions.PATH, ollama.PROMPT_PATH), "prompt"),
@@ -88,6 +90,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        template_process.SHARED.start()  # now, for the priority of this thread
         service.start()
         yield
         await service.stop()
@@ -179,6 +182,10 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
         if request.method == "POST":  # GET asks about the service itself
             metrics.observe_rejected("not_ready")
         return unavailable(error.message, f"model_{error.state}").response(request.scope["path"])
+
+    @app.exception_handler(TemplateProcessError)
+    async def no_template_process(request: Request, error: TemplateProcessError) -> Response:
+        return unavailable(str(error), "template_process").response(request.url.path)
 
     @app.exception_handler(QueueFull)
     async def queue_full(request: Request, error: QueueFull) -> Response:

@@ -12,6 +12,7 @@ from specops.system import resources
 from specops.system.cpus import available_cpus
 from specops.system.failures import Failures
 from specops.system.memory import Pressure, read_memory, read_pressure
+from specops.text import template_process
 
 NAMESPACE = "specops"
 
@@ -61,7 +62,15 @@ class MachineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Read the figures now."""
-        families = (_memory, _pressure, _throttling, _oom_kills, _faults, _cpus)
+        families = (
+            _memory,
+            _pressure,
+            _throttling,
+            _oom_kills,
+            _template_processes,
+            _faults,
+            _cpus,
+        )
         for read in (*families, self._disk, self._costs):
             with self._failures.contained("scrape"):
                 yield from read()
@@ -134,6 +143,15 @@ def _oom_kills() -> Iterable[Metric]:
         "oom_kills",
         "Processes that the kernel killed for lack of memory.",
         resources.read_oom_kills(),
+    )
+
+
+def _template_processes() -> Iterable[Metric]:
+    yield _counter(
+        "template_processes_ended",
+        "Processes for chat templates that were ended: `limit`, by a rendering that took too "
+        "much time or memory; `crash`, by anything else. Each costs one request an error.",
+        template_process.SHARED.ended,
     )
 
 

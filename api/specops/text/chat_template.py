@@ -2,27 +2,24 @@
 
 Templates are Jinja, written for `transformers`. They get here what `apply_chat_template` of that
 library gives them. The library itself is not imported: that would cost the service 100 MB.
-A template comes from strangers, with the model's weights. So it runs in Jinja's sandbox, and within
-limits (`template_limits`).
+A template comes from strangers, with the model's weights. So it runs in Jinja's sandbox, in a
+process of its own (`template_process`), and within limits that the system holds.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.utils import Namespace
-
-from specops.text.template_limits import LimitedEnvironment, limited
+from specops.text.template_process import (
+    SHARED,
+    TemplateLimitExceeded,
+    TemplateProcess,
+    TemplateRefusal,
+)
 from specops.text.tools.formats import Tool, format_of, thinking_of
 from specops.text.tools.prompt import with_tools
 
@@ -37,13 +34,18 @@ class ChatTemplateError(ValueError):
     """The template refuses the messages, or cannot be used at all."""
 
 
+class ChatTemplateLimitError(ChatTemplateError):
+    """The template takes too much time or memory for these messages."""
+
+
 class ChatTemplate:
-    """A compiled template. Thread-safe.
+    """A model's template. Thread-safe.
 
     Args:
         source: the template as Jinja.
         special_tokens: the text of `bos_token` and so on, by name.
         tools_source: template for conversations with tools, if the model has a separate one.
+        process: renders the template.
 
     Attributes:
         calls: the format in which the model writes tool calls.
@@ -51,31 +53,26 @@ class ChatTemplate:
 
     Raises:
         ChatTemplateError: the source is not Jinja.
+        TemplateProcessError: see `TemplateProcess`.
     """
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], tools_source: str = ""
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        tools_source: str = "",
+        *,
+        process: TemplateProcess = SHARED,
     ) -> None:
         self.calls = format_of(tools_source or source)
         self.thinking = thinking_of(source)
-        environment = LimitedEnvironment(
-            filters={"tojson": _to_json},
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[loopcontrols, _GenerationBlocks],
-            autoescape=False,  # nosec B701: the result is a prompt, not HTML
-        )
-        environment.globals.update(
-            raise_exception=_refuse,
-            strftime_now=_now,
-            namespace=_PlainNamespace,
-            dict=_new_dict,
-            **special_tokens,
-        )
+        self._source, self._tools_source = source, tools_source or source
+        self._tokens = dict(special_tokens)
+        self._process = process
         try:
-            self._template = environment.from_string(source)
-            self._tools_template = environment.from_string(tools_source or source)
-        except Exception as error:  # also errors of Python, which compiles the result
+            for each in {self._source, self._tools_source}:
+                process.compile(each, self._tokens)
+        except (TemplateRefusal, TemplateLimitExceeded) as error:
             raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
 
     @classmethod
@@ -112,6 +109,8 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: the template refuses the messages; the error says why.
+            ChatTemplateLimitError: it takes too much for them.
+            TemplateProcessError: see `TemplateProcess`.
         """
         plain, told = with_tools(messages, tools, self.calls)
         for role in ("system", "tool"):
@@ -136,13 +135,16 @@ class ChatTemplate:
         *,
         asks: bool = True,
     ) -> str:
-        template = self._tools_template if tools else self._template
+        source = self._tools_source if tools else self._source
         given = {**options, "messages": messages, "tools": tools, "add_generation_prompt": asks}
         try:
-            with limited():
-                return template.render(given)
-        except Exception as error:  # templates fail in every way that Python does
+            return self._process.render(source, self._tokens, given)
+        except TemplateRefusal as error:
             raise ChatTemplateError(f"the model's chat template refuses this: {error}") from error
+        except TemplateLimitExceeded as error:
+            raise ChatTemplateLimitError(
+                f"the model's chat template exceeds its limits with this conversation: {error}"
+            ) from error
 
     @cached_property
     def _takes(self) -> dict[str, bool]:
@@ -211,41 +213,6 @@ def begun_answer(messages: Sequence[Mapping[str, Any]]) -> str:
     return str(last["content"]) if begun and last["content"].strip() else ""
 
 
-class _GenerationBlocks(Extension):
-    """`{% generation %}` marks text for training. Here the block only returns its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: Parser) -> list[Node]:
-        """Replace the block by its statements."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _PlainNamespace(Namespace):
-    """Jinja's `namespace` without names that give access to Python's objects."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may set the name `self`
-        self, *rest = args
-        names = dict(*rest, **kwargs)
-        for name in names:
-            _check_name(name)
-        Namespace.__init__(self, names)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: str) -> None:
-    if name.startswith("_"):
-        raise SecurityError(f"{name!r} cannot be set on a namespace")
-
-
-def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)  # the class itself would give templates its methods
-
-
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
@@ -264,28 +231,3 @@ def _text(token: Any) -> str:
     """Return the text of a special token, which the file spells as a string or as an object."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """`tojson` as in `transformers`: Jinja's own filter escapes characters of HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -17,7 +17,7 @@ from specops.http.errors import InvalidField
 from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.options import EngineOptions
 from specops.http.state import AppState
-from specops.text.chat_template import ChatTemplateError
+from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError
 from specops.text.json_values import loads
 from specops.text.tools.reader import Block
 
@@ -29,10 +29,13 @@ def render(engine: Engine, asked: Conversation) -> str:
     """Return the prompt that the model's chat template writes.
 
     Raises:
-        InvalidField: the template refuses the messages, or there is no template.
+        InvalidField: the template refuses the messages, takes too much for them, or there is none.
+        TemplateProcessError: the template's process failed; another try may succeed.
     """
     try:
         return engine.render_chat(list(asked.messages), asked.tools, asked.template_options)
+    except ChatTemplateLimitError as error:  # it would exceed them again: no client should retry
+        raise InvalidField(asked.source, str(error), code="template_limit") from error
     except ChatTemplateError as error:
         code = "invalid_value" if engine.chat_template else "no_chat_template"
         raise InvalidField(asked.source, str(error), code=code) from error
