@@ -14,6 +14,7 @@ of its panel; every annotation has a text. Faults are printed, and the exit stat
 from __future__ import annotations
 
 import argparse
+import fcntl
 import io
 import json
 import math
@@ -83,26 +84,39 @@ def run(*command: str) -> None:
         raise DrawError(f"{' '.join(command[:2])} failed:\n{(done.stdout + done.stderr).strip()}")
 
 
+def versions(lock: Path) -> dict[str, str]:
+    """The version of each package that a lock file of npm names, by its folder."""
+    packages = json.loads(lock.read_text())["packages"]
+    return {name: package["version"] for name, package in packages.items() if name}
+
+
+def installed() -> bool:
+    """Whether node_modules/ holds what package-lock.json pins, in no other versions."""
+    mark = PACKAGES / ".package-lock.json"  # npm writes it when all else is there
+    return mark.exists() and versions(mark).items() <= versions(FOLDER / mark.name[1:]).items()
+
+
 def bundled() -> Path:
     """The folder of the page's files, made anew where its source or its packages have changed."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         raise DrawError("no node or no npm (Debian: apt-get install nodejs npm)")
-    installed, lock = PACKAGES / ".package-lock.json", FOLDER / "package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
-        print("installing Grafana's components (npm, 700 MB)", flush=True)
-        run(npm, "ci", "--no-audit", "--no-fund")
-    script = BUNDLE / "page.js"
-    sources = [*FOLDER.glob("*.js"), *FOLDER.glob("*.jsx"), *FOLDER.glob("*.css"), installed]
-    sources.append(Path(__file__))
-    newest = max(path.stat().st_mtime for path in sources)
-    if not script.exists() or script.stat().st_mtime < newest:
-        aliases = [
-            f"--alias:@grafana/{name}={PACKAGES}/@grafana/{name}/dist/cjs/index.cjs"
-            for name in LIBRARIES
-        ]
-        esbuild = str(PACKAGES / ".bin" / "esbuild")
-        run(esbuild, "page.jsx", f"--outdir={BUNDLE}", *BUNDLING, *aliases)
+    with (FOLDER / "package-lock.json").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be installing
+        if not installed():
+            print("installing Grafana's components (npm, 700 MB)", flush=True)
+            run(npm, "ci", "--no-audit", "--no-fund")
+        script = BUNDLE / "page.js"
+        sources = [path for kind in ("*.js", "*.jsx", "*.css") for path in FOLDER.glob(kind)]
+        sources += [Path(__file__), PACKAGES / ".package-lock.json"]
+        newest = max(path.stat().st_mtime for path in sources)
+        if not script.exists() or script.stat().st_mtime < newest:
+            aliases = [
+                f"--alias:@grafana/{name}={PACKAGES}/@grafana/{name}/dist/cjs/index.cjs"
+                for name in LIBRARIES
+            ]
+            esbuild = str(PACKAGES / ".bin" / "esbuild")
+            run(esbuild, "page.jsx", f"--outdir={BUNDLE}", *BUNDLING, *aliases)
     return BUNDLE
 
 

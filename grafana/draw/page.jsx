@@ -5,7 +5,7 @@ import React from 'react';
 import { createRoot } from 'react-dom/client';
 import { ThemeContext, createTheme } from '@grafana/data';
 import { GlobalStyles, Icon, PanelChrome } from '@grafana/ui';
-import { Variables, events, panelFrames, timeRange } from './queries.js';
+import { Variables, events, panelExemplars, panelFrames, timeRange } from './queries.js';
 import { Content, drawn, prepared } from './panels.jsx';
 import '@fontsource/inter/400.css';
 import '@fontsource/inter/500.css';
@@ -90,8 +90,10 @@ async function load(panel, variables, columnWidth, scrape) {
   if (panel.type === 'row') return {};
   if (panel.repeat) return { error: new Error('repeated panels are not drawn') };
   try {
-    const frames = await panelFrames(panel, variables, panel.gridPos.w * columnWidth, scrape);
-    return { result: await prepared(panel, frames, variables, theme) };
+    const width = panel.gridPos.w * columnWidth;
+    const frames = await panelFrames(panel, variables, width, scrape);
+    const exemplars = await panelExemplars(panel, variables, width, scrape);
+    return { result: { ...(await prepared(panel, frames, variables, theme)), exemplars } };
   } catch (error) {
     return { error };
   }

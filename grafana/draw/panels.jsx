@@ -22,7 +22,7 @@ const TIME_ZONE = 'utc';
 export const drawn = []; // what the plots say about themselves; see Record
 
 standardTransformersRegistry.setInit(() =>
-  Object.values(standardTransformers).map((transformation) => ({ id: transformation.id, name: transformation.name, transformation })),
+  [...new Set(Object.values(standardTransformers))].map((transformation) => ({ id: transformation.id, name: transformation.name, transformation })),
 );
 
 // Properties that every panel has, with the processors that Grafana's editors give them.
@@ -40,6 +40,7 @@ const STANDARD = {
   links: identityOverrideProcessor,
   filterable: booleanOverrideProcessor,
 };
+const THRESHOLDS = { mode: 'absolute', steps: [{ value: null, color: 'green' }, { value: 80, color: 'red' }] };
 // What the panels' plugins take where the dashboard says nothing.
 const DEFAULTS = {
   timeseries: {
@@ -65,7 +66,7 @@ const restored = (config) => {
 function fieldConfig(panel) {
   const source = structuredClone(panel.fieldConfig ?? { defaults: {}, overrides: [] });
   const { color, custom } = DEFAULTS[panel.type] ?? { color: { mode: FieldColorModeId.Thresholds } };
-  const defaults = restored({ ...source.defaults });
+  const defaults = restored({ thresholds: structuredClone(THRESHOLDS), ...source.defaults });
   defaults.color ??= color;
   defaults.custom = { ...structuredClone(custom ?? {}), ...defaults.custom };
   for (const rule of source.overrides) for (const property of rule.properties) if (property.id === 'thresholds') restored({ thresholds: property.value });
@@ -165,8 +166,8 @@ function useRecord(config, panel, meaning = null) {
   }, [config]);
 }
 
-// The lines and the shade of annotations, behind the curves.
-function Marks({ config, frame, panel, marks }) {
+// The lines and the shade of annotations, and a diamond for each exemplar.
+function Marks({ config, frame, panel, marks, exemplars }) {
   const theme = useTheme2();
   useLayoutEffect(() => {
     config.addHook('draw', (plot) => {
@@ -175,8 +176,8 @@ function Marks({ config, frame, panel, marks }) {
       ctx.beginPath();
       ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
       ctx.clip();
+      const at = (moment) => Math.round(plot.valToPos(moment, 'x', true));
       for (const { time, timeEnd, color } of marks) {
-        const at = (moment) => Math.round(plot.valToPos(moment, 'x', true));
         const shade = theme.visualization.getColorByName(color);
         ctx.strokeStyle = shade;
         ctx.lineWidth = 2;
@@ -192,6 +193,14 @@ function Marks({ config, frame, panel, marks }) {
         ctx.fillRect(at(time), bbox.top, at(timeEnd) - at(time), bbox.height);
         ctx.globalAlpha = 1;
       }
+      const upright = plot.series[1]?.scale; // the first curve's
+      ctx.fillStyle = theme.visualization.getColorByName('blue');
+      for (const { time, value } of upright ? exemplars : []) {
+        const [x, y] = [at(time), plot.valToPos(value, upright, true)];
+        ctx.beginPath();
+        [[0, -5], [5, 0], [0, 5], [-5, 0]].forEach(([right, down]) => ctx.lineTo(x + right, y + down));
+        ctx.fill();
+      }
       ctx.restore();
     });
   }, [config]);
@@ -206,7 +215,7 @@ function Marks({ config, frame, panel, marks }) {
   return null;
 }
 
-function Curves({ panel, data, width, height, range, marks }) {
+function Curves({ panel, data, width, height, range, marks, exemplars }) {
   const graphed = data.filter((frame) => frame.fields.some(({ type }) => type === FieldType.number));
   const { legend = { showLegend: true, displayMode: 'list', placement: 'bottom', calcs: [] } } = panel.options;
   return (
@@ -214,7 +223,7 @@ function Curves({ panel, data, width, height, range, marks }) {
       frames={graphed} structureRev={1} timeRange={range} timeZone={TIME_ZONE} width={width} height={height}
       legend={legend} options={panel.options} replaceVariables={(text) => text} dataLinkPostProcessor={(link) => link} cursorSync={0}
     >
-      {(config, frame) => <Marks config={config} frame={frame} panel={panel} marks={marks} />}
+      {(config, frame) => <Marks config={config} frame={frame} panel={panel} marks={marks} exemplars={exemplars} />}
     </TimeSeries>
   );
 }

@@ -129,6 +129,20 @@ export async function panelFrames(panel, variables, width, scrape) {
   return frames;
 }
 
+// Single observations that carry a label such as a trace's id, for the targets that ask for them.
+export async function panelExemplars(panel, variables, width, scrape) {
+  const { range } = variables;
+  const found = [];
+  for (const target of panel.targets ?? []) {
+    if (target.hide || !target.exemplar) continue;
+    const times = intervals(range, Math.floor(width), variables.fill(target.interval || ''), scrape);
+    const query = variables.fill(target.expr, builtIn(range, times), true);
+    const series = await ask('/api/v1/query_exemplars', { query, start: range.from.unix(), end: range.to.unix() });
+    found.push(...series.flatMap(({ exemplars }) => exemplars));
+  }
+  return found.map(({ timestamp, value }) => ({ time: timestamp * 1000, value: number(value) }));
+}
+
 async function instantly(expr, range) {
   const { resultType, result } = await ask('/api/v1/query', { query: expr, time: range.to.valueOf() / 1000 });
   if (resultType === 'scalar') return [{ metric: {}, values: [result] }];
