@@ -291,6 +291,12 @@ class Output:
         """The text of all pieces."""
         return "".join(piece.text for piece in self.pieces)
 
+    @property
+    def told_tokens(self) -> int:
+        """Number of tokens that it tells of: new ones, the prompt's, likely ones beside each."""
+        told = (*self.prompt, *(piece.logprob for piece in self.pieces))
+        return len(told) + sum(len(item.top) for item in told if item)
+
 
 class DraftStats(NamedTuple):
     """One verified draft of one request. Tokens behind the first rejected one were not judged."""

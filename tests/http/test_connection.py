@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from specops.http.body_limits import LARGE_BODY_BYTES
 from specops.http.connection import Limits
-from specops.http.middleware import LARGE_BODY_BYTES, MAX_BODY_BYTES, MOST_LARGE_BODIES
+from specops.http.middleware import MAX_BODY_BYTES, MOST_LARGE_BODIES
 from specops.serving.admission import QueueFull
 from tests.fakes import FakeService
 from tests.http.connections import ANSWER, BODY, HEAD, LIMITS, WHOLE, fill, served, stream, until

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
+import json
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from starlette.types import Send
 
 from specops.config import Settings
 from specops.http.app import create_app
+from specops.http.routes import chat
 from specops.http.schemas.body import Body
-from specops.request import Grammar
-from tests.fakes import FakeService, FakeTokenizer
+from specops.request import FinishReason, Grammar, Logprob, Piece
+from specops.text.json_values import MOST_PARTS, MOST_VALUES, TooManyParts, check_parts, loads
+from tests.fakes import FakeService, FakeTokenizer, output
+from tests.http.costly import USUAL, Costly, of_fields, of_structure, value
 from tests.http.openai_api import (
     BODIES,
     CHAT,
@@ -28,7 +38,7 @@ from tests.http.openai_api import (
 )
 
 pytestmark = pytest.mark.anyio
-MANY = 20_000
+MANY = 15_000
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [1] * MANY}
 COSTLY: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [1] * MANY}),
@@ -182,3 +192,152 @@ async def test_a_deeply_nested_field_is_refused_or_ignored(path: str) -> None:
         tool = {"type": "function", "name": "f", "other": value}
         answer = await here.ask(path, tools=[tool], text={"format": {"type": "text", "a": value}})
         assert answer.status_code in (200, 400), answer.text
+
+
+# -- how long the event loop is held ---------------------------------------------------------------
+
+# The longest callback may take so many times as long as it takes to parse the largest list of names
+# that is taken. A name that is not bounded took 100 times as long.
+_LONGEST = 16.0
+EMBEDDED = [replace(output(finish=FinishReason.STOP), embeddings=np.ones((2, 4), np.float32))]
+_ONE_IN = 53  # bodies for the fields' values; `python -m tests.stalls --bodies 0` sends all
+
+
+class LongestCallback:
+    """The longest that the event loop was held within the block, in seconds of its own time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0
+        run = asyncio.events.Handle._run
+
+        def timed(handle: asyncio.Handle) -> None:
+            start = time.thread_time()
+            run(handle)
+            self.seconds = max(self.seconds, time.thread_time() - start)
+
+        monkeypatch.setattr(asyncio.events.Handle, "_run", timed)
+
+
+def parsing() -> float:
+    """Seconds to parse as many names as a body may have."""
+    text, least = value("names"), 1.0
+    for _ in range(5):
+        start = time.thread_time()
+        json.loads(text)
+        least = min(least, time.thread_time() - start)
+    return least
+
+
+async def exchange(app: Any, body: Costly, send: Send | None = None) -> int:
+    """Send a body past HTTP's parser; return the status, unless `send` takes the answer."""
+    received = [{"type": "http.request", "body": body.content, "more_body": False}]
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return received.pop() if received else await asyncio.get_running_loop().create_future()
+
+    async def note(message: MutableMapping[str, Any]) -> None:
+        if "status" in message:
+            statuses.append(message["status"])
+
+    scope = {
+        **{"type": "http", "method": "POST", "path": body.path, "raw_path": body.path.encode()},
+        **{"query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1"},
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
+        **{"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)},
+    }
+    await asyncio.create_task(app(scope, receive, send or note))
+    return statuses[0] if statuses else 0
+
+
+async def test_no_body_of_any_endpoint_holds_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with api(FakeService(EMBEDDED)) as here:
+        bodies = [*of_structure(), *itertools.islice(of_fields(here.app), 0, None, _ONE_IN)]
+        assert {body.path for body in bodies} == set(USUAL)
+        gc.collect()
+        gc.freeze()  # as a server does: others' libraries are not what is measured
+        try:
+            slow = []
+            for body in bodies:
+                for _ in range(3):  # a page fault or a collection is nobody's mistake
+                    longest = LongestCallback(monkeypatch)
+                    assert await exchange(here.app, body) < 500, body.name
+                    monkeypatch.undo()
+                    if longest.seconds < _LONGEST * parsing():
+                        break
+                else:
+                    slow.append(f"{body.path} {body.name}: {longest.seconds * 1e3:.0f} ms")
+        finally:
+            gc.unfreeze()
+    assert not slow
+
+
+def test_parts_are_counted_outside_of_strings_only() -> None:
+    inside = json.dumps({"prompt": '{"a\\": [1, 2]},' * 50_000}).encode()
+    check_parts(inside)
+    check_parts(b'["' + rb"\\" * 50_000 + b'", ' + b"{}," * 10_000 + b"1]")
+    for text in (b"[" * (MOST_PARTS + 1), b'{"a":' * MOST_PARTS, b"1," * (MOST_VALUES + 1)):
+        with pytest.raises(TooManyParts, match="this server takes at most"):
+            check_parts(text)
+        with pytest.raises(TooManyParts):
+            check_parts(b'"\\"", "' + rb"\\" * 10 + b'"' + text)
+
+
+async def test_a_calls_arguments_of_too_many_parts_stay_a_text() -> None:
+    function = {"name": "f", "arguments": "[" + "[]," * MOST_PARTS + "[]]"}
+    call = {"id": "1", "type": "function", "function": function}
+    turns = [{"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(TooManyParts):
+        loads(function["arguments"])
+    async with api() as here:
+        assert (await here.ask(CHAT, messages=turns)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/api/embed", EMBEDDINGS])
+async def test_others_have_their_turn_between_vectors(path: str) -> None:
+    vectors = np.random.default_rng(0).standard_normal((300, 4), np.float32)
+    service = FakeService([replace(output(finish=FinishReason.STOP), embeddings=vectors)])
+    sent: list[MutableMapping[str, Any]] = []
+    turns = 0
+
+    async def send(message: MutableMapping[str, Any]) -> None:  # as fast as a client can be
+        sent.append(message)
+
+    async with api(service) as here:
+        body = Costly("", path, lambda: json.dumps({"model": "fake", "input": ["a"]}))
+        task = asyncio.create_task(exchange(here.app, body, send))
+        while not task.done():
+            turns += bool(sent)
+            await asyncio.sleep(0)
+    assert turns > 300
+    told = json.loads(b"".join(message.get("body", b"") for message in sent))
+    assert told["model"] == "fake"
+    if path == EMBEDDINGS:
+        assert told["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
+        found = [item["embedding"] for item in told["data"]]
+    else:
+        assert told["prompt_eval_count"] == 1
+        found = told["embeddings"]
+    assert np.array_equal(np.array(found, np.float32), vectors)
+
+
+async def test_a_long_answer_is_written_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probabilities of 1,024 tokens and of 20 others beside each take 90 ms."""
+    threads: set[str] = set()
+    whole = chat._Writer.whole
+
+    def noted(writer: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return whole(writer)
+
+    monkeypatch.setattr(chat._Writer, "whole", noted)
+    told = Logprob(-0.5, tuple((token, -1.0) for token in range(20)))
+    pieces = tuple(Piece(97, "a", "target", told) for _ in range(200))
+    answer = replace(output(finish=FinishReason.STOP), pieces=pieces)
+    async with api(FakeService([answer])) as here:
+        response = await here.ask(CHAT, logprobs=True, top_logprobs=20, n=2)
+    content = response.json()["choices"][1]["logprobs"]["content"]
+    assert [len(item["top_logprobs"]) for item in content] == [20] * 200
+    assert all(name.startswith("write") for name in threads)

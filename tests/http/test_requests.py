@@ -476,7 +476,8 @@ FORM = "application/x-www-form-urlencoded"
     ("content", "kind", "status"),
     [
         *((content, JSON["content-type"], 400) for content in (b"{", b"\xff\xfe", b'{"prompt": }')),
-        (b"[" * 100_000, JSON["content-type"], 400),
+        (b"[" * 10_000, JSON["content-type"], 400),
+        (b"[" * 100_000, JSON["content-type"], 413),
         *((content, JSON["content-type"], 422) for content in (b"[]", b"3", b'"text"', b"")),
         (b'{"prompt": "abc"}', FORM, 415),
         (b'{"prompt": "' + b"a" * (MAX_BODY_BYTES - 14) + b'"}', JSON["content-type"], 200),

@@ -21,6 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specops.http.body_limits import LARGE_BODY_BYTES, refuse_complex
 from specops.http.endpoints import Endpoints
 from specops.http.errors import (
     CLIENT_CLOSED_REQUEST,
@@ -34,8 +35,7 @@ from specops.metrics.metrics import Metrics
 from specops.system import logs
 
 MAX_BODY_BYTES = 1 << 20
-# Bodies of 64 KiB, 16,000 tokens, are rare. So many of 1 MiB are 64 MB, which no memory plan has.
-LARGE_BODY_BYTES = 1 << 16
+# So many of 1 MiB are 64 MB, which no memory plan has.
 MOST_LARGE_BODIES = 64
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
 _TURNS = 3  # of the event loop: after so many it has seen all requests that came together
@@ -134,6 +134,7 @@ class RequestContext:
             if (refusal := self._refuse(scope, False)) is not None:
                 return refusal
             await self._read(exchange)
+            refuse_complex(exchange.body)
         except ApiError as error:
             self._metrics.observe_rejected(_REASONS.get(error.code, error.code))
             return error.response(scope["path"])

@@ -1,7 +1,8 @@
 """JSON that models and clients write: it may hold what a text, or a fast writer, cannot.
 
 JSON can spell half a surrogate pair, which no encoding of text has, numbers of any length, and any
-depth. So values are read, checked and written here.
+depth. So values are read, checked and written here. Parsing and checking take time by the parts of
+a JSON text, so these are counted first.
 """
 
 from __future__ import annotations
@@ -9,18 +10,64 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
+MOST_PARTS = 1 << 14
+"""Objects, lists and names of a text. A long chat with a hundred tools has some thousands."""
+MOST_VALUES = 1 << 17
+"""Items and fields of a text: as many as the longest context has tokens."""
+_KINDS = (("objects, lists and names", b"{[:", MOST_PARTS), ("values", b",", MOST_VALUES))
+_QUOTE, _BACKSLASH = b'"\\'
+Bytes = npt.NDArray[np.uint8]
 # Objects in objects. pydantic and orjson write 250, and an answer puts some around a client's.
 DEEPEST = 100
+
+
+class TooManyParts(ValueError):  # noqa: N818 - named as what it says
+    """A JSON text has more parts than are read."""
+
+
+def check_parts(text: bytes | bytearray) -> None:
+    """Count the parts of a JSON text without parsing it.
+
+    Raises:
+        TooManyParts: there are too many.
+    """
+    if len(text) <= MOST_PARTS:
+        return
+    text = bytes(text)
+    letters = np.frombuffer(text, np.uint8)
+    if all(_count(letters, kinds) <= most for _, kinds, most in _KINDS):
+        return  # those within strings included
+    outside = _outside_strings(text)
+    for what, kinds, most in _KINDS:
+        if (found := _count(outside, kinds)) > most:
+            raise TooManyParts(f"{found} {what}: this server takes at most {most}")
+
+
+def _count(letters: Bytes, kinds: bytes) -> int:
+    return sum(int(np.count_nonzero(letters == kind)) for kind in kinds)
+
+
+def _outside_strings(text: bytes) -> Bytes:
+    """Return the bytes of a JSON text, with 0 in the place of those within strings."""
+    if _BACKSLASH in text:
+        # A backslash escapes the next character: no quotation mark that is left is in a string.
+        text = text.replace(rb"\\", b"__").replace(rb"\"", b"__")
+    letters = np.frombuffer(text, np.uint8)
+    inside = np.cumsum(letters == _QUOTE, dtype=np.uint8) & 1
+    return letters * (1 - inside)
 
 
 def loads(text: str) -> Any:
     """Read JSON; half surrogate pairs become U+FFFD, as they do in text of invalid bytes.
 
     Raises:
-        ValueError: it is not JSON, or nested too deeply.
+        ValueError: it is not JSON, has too many parts, or is nested too deeply.
     """
+    check_parts(text.encode(errors="replace"))
     try:
         value = json.loads(text)
         if too_deep(value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import Request
@@ -12,7 +12,7 @@ from fastapi import Request
 from specops.engine.engine import Engine
 from specops.http.answering.job import Job
 from specops.http.answering.speech import Speech
-from specops.http.answering.submit import Tokens, computed, start
+from specops.http.answering.submit import Tokens, built, computed, start
 from specops.http.errors import InvalidField
 from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.options import EngineOptions
@@ -47,9 +47,9 @@ def encode(engine: Engine, asked: Conversation) -> Tokens:
 
 
 async def converse(
-    state: AppState, request: Request, body: EngineOptions, asked: Conversation
+    state: AppState, request: Request, body: EngineOptions, make: Callable[[], Conversation]
 ) -> Job:
-    """Have the engine continue a conversation.
+    """Have the engine continue the conversation that `make` returns.
 
     Raises:
         InvalidField: this server cannot use a field's value.
@@ -57,6 +57,7 @@ async def converse(
     """
     engine = state.service.engine
     template = engine.chat_template
+    asked = await built(make, request, state.settings)
     speech = await computed(
         lambda: Speech(engine, asked),
         0,

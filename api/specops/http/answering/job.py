@@ -50,6 +50,12 @@ class Answer:
         return "".join(piece.text for piece in self.pieces)
 
     @property
+    def told_tokens(self) -> int:
+        """Number of tokens that the answer tells of: its own, the likely ones beside each."""
+        likely = 1 + (self.request.logprobs or 0)
+        return (len(self.pieces) + len(self.prompt)) * likely
+
+    @property
     def blocks(self) -> list[Block]:
         """Text, thoughts and calls of the answer to a chat, so far."""
         return self.reader.blocks if self.reader else []

@@ -23,6 +23,7 @@ from specops.http.answering.choosing import (
 from specops.http.answering.job import Job
 from specops.http.answering.speech import Speech
 from specops.http.answering.unknown import ignore_unknown
+from specops.http.body_limits import LARGE_BODY_BYTES
 from specops.http.errors import InvalidField, too_late, unavailable
 from specops.http.schemas.options import EngineOptions
 from specops.http.state import AppState
@@ -89,7 +90,9 @@ async def start(
     # Exchange the place of one for places of all answers; no other request comes between.
     request.state.release()
     request.state.release = service.admission.reserve(answers)
-    grammar = speech.grammar(body.grammar) if speech else body.grammar
+    grammar = await built(
+        lambda: speech.grammar(body.grammar) if speech else body.grammar, request, settings
+    )
     stop_tokens = prompt_tokens(body.stop_token_ids or [], engine, "stop_token_ids")
     common = replace(
         plain_request(request, settings),
@@ -180,6 +183,16 @@ async def computed(
             return await asyncio.get_running_loop().run_in_executor(thread, work)
     except TimeoutError:
         raise too_late("encoded", settings.request_timeout) from None
+
+
+async def built(work: Callable[[], _T], request: Request, settings: Settings) -> _T:
+    """Do work that takes time by the parts of a request's body; on a thread if that is large.
+
+    Raises:
+        ApiError: the work took too long.
+    """
+    size = len(await request.body())
+    return await computed(work, size if size > LARGE_BODY_BYTES else 0, settings)
 
 
 async def computed_aside(

@@ -27,14 +27,17 @@ def ignore_unknown(
     Raises:
         InvalidField: there is an unknown field, and the settings refuse it.
     """
-    found = dict.fromkeys(unknown_fields(body))
-    if settings.unknown_fields == "refuse":
-        for name, harmless in found:
-            if not harmless:
-                field = name.partition(".")[0]
-                raise InvalidField(field, f"no such field: {name[:64]}", code="unknown_parameter")
-    names = dict.fromkeys((*(name for name, _ in found), *skipped))
-    request.state.ignored = [_UNPRINTABLE.sub("?", name[:64]) for name in names][:_MOST_NAMES]
+    names: dict[str, None] = {}
+    refuses = settings.unknown_fields == "refuse"
+    for name, harmless in unknown_fields(body):
+        if refuses and not harmless:
+            field = name.partition(".")[0]
+            raise InvalidField(field, f"no such field: {name[:64]}", code="unknown_parameter")
+        names[name[:64]] = None
+        if len(names) == _MOST_NAMES and not refuses:
+            break
+    names |= dict.fromkeys(name[:64] for name in skipped[:_MOST_NAMES])
+    request.state.ignored = [_UNPRINTABLE.sub("?", name) for name in names][:_MOST_NAMES]
 
 
 def ignored_header(request: Request) -> dict[str, str]:

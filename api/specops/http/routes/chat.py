@@ -40,7 +40,7 @@ async def chat_completions(body: ChatRequest, request: Request, state: State) ->
     choices but `timings`, and `usage` if the client asked for it; then `[DONE]`.
     """
     engine = check_model(body.model, state)
-    job = await converse(state, request, body, body.conversation())
+    job = await converse(state, request, body, body.conversation)
     return await _Writer(job, engine, body).response(stream=body.streams)
 
 

@@ -6,8 +6,9 @@ them one after the other, with the room that other requests leave in a pass.
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from specops.http.state import AppState, State
 
 PATH = "/v1/embeddings"
 router = APIRouter(tags=["openai"])
+Vector = npt.NDArray[np.float32]
 
 
 @router.post(PATH, response_model=EmbeddingList, responses=ERRORS)
@@ -39,8 +41,15 @@ async def embeddings(body: EmbeddingRequest, request: Request, state: State) -> 
     job, vectors, tokens = await embed(
         state, request, engine, body.inputs, body.input, size=body.dimensions
     )
-    written = _written(vectors, tokens, engine.info.name, body.encoding_format == "base64")
-    return StreamingResponse(written, headers=job.headers, media_type="application/json")
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+
+    def item(index: int, vector: Vector) -> dict[str, Any]:
+        as_base64 = body.encoding_format == "base64"
+        entries = base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector
+        return {"object": "embedding", "index": index, "embedding": entries}
+
+    rest = {"object": "list", "model": engine.info.name, "usage": usage}
+    return vectors_answer("data", vectors, item, rest, job.headers)
 
 
 async def embed(
@@ -52,7 +61,7 @@ async def embed(
     *,
     size: int | None,
     room: int | None = None,
-) -> tuple[Job, npt.NDArray[np.float32], int]:
+) -> tuple[Job, Vector, int]:
     """Embed texts.
 
     Args:
@@ -100,14 +109,29 @@ async def embed(
     return job, found, sum(map(len, encoded))
 
 
-async def _written(
-    vectors: npt.NDArray[np.float32], tokens: int, model: str, as_base64: bool
-) -> AsyncIterator[bytes]:
-    """Write the answer vector by vector: thousands at once would block the event loop."""
-    yield b'{"object":"list","data":['
-    for index, vector in enumerate(vectors):
-        entries = base64.b64encode(vector.astype("<f4")).decode() if as_base64 else vector
-        item = {"object": "embedding", "index": index, "embedding": entries}
-        yield b"," * (index > 0) + orjson.dumps(item, option=orjson.OPT_SERIALIZE_NUMPY)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    yield b"]," + orjson.dumps({"model": model, "usage": usage})[1:]
+def vectors_answer(
+    field: str,
+    vectors: Vector,
+    item: Callable[[int, Vector], Any],
+    rest: Mapping[str, Any],
+    headers: Mapping[str, str],
+) -> Response:
+    """Return an answer that is written vector by vector: thousands at once hold the event loop.
+
+    Args:
+        field: name of the list of vectors.
+        vectors: [texts, entries].
+        item: makes an item of the list from its index and its vector.
+        rest: the other fields.
+        headers: of the response.
+    """
+
+    async def written() -> AsyncIterator[bytes]:
+        yield orjson.dumps(rest)[:-1] + f',"{field}":['.encode()
+        for index, vector in enumerate(vectors):
+            text = orjson.dumps(item(index, vector), option=orjson.OPT_SERIALIZE_NUMPY)
+            yield b"," + text if index else text
+            await asyncio.sleep(0)  # a fast client never makes the server wait
+        yield b"]}"
+
+    return StreamingResponse(written(), headers=dict(headers), media_type="application/json")

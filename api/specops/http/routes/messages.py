@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import arguments, call_id, converse, encode
 from specops.http.answering.job import Job, Step
-from specops.http.answering.submit import computed_aside
+from specops.http.answering.submit import built, computed_aside
 from specops.http.answering.unknown import ignore_unknown, ignored_header
 from specops.http.answering.writer import Writer, json_answer
 from specops.http.errors import EVENTS, GENERATING, AnthropicErrorResponse, error_responses
@@ -50,7 +50,7 @@ async def messages(body: MessagesRequest, request: Request, state: State) -> Res
     the reason for the end, and `message_stop`.
     """
     engine = check_model(body.model, state)
-    job = await converse(state, request, body, body.conversation())
+    job = await converse(state, request, body, body.conversation)
     headers = {"request-id": job.request_id}
     return await _Writer(job, engine).response(stream=body.streams, headers=headers)
 
@@ -59,7 +59,7 @@ async def messages(body: MessagesRequest, request: Request, state: State) -> Res
 async def count_tokens(body: TokensRequest, request: Request, state: State) -> Response:
     """Count the tokens of a conversation's prompt."""
     engine = check_model(body.model, state)
-    asked = body.conversation()
+    asked = await built(body.conversation, request, state.settings)
     ignore_unknown(body, request, state.settings, asked.skipped)
     tokens = await computed_aside(
         lambda: encode(engine, asked), asked.size, state.settings, renders=True

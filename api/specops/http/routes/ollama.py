@@ -21,7 +21,7 @@ from specops.http.answering.submit import start
 from specops.http.answering.unknown import ignore_unknown, ignored_header
 from specops.http.answering.writer import Writer, json_answer
 from specops.http.errors import GENERATING, OllamaErrorResponse, Responses, error_responses
-from specops.http.routes.embeddings import embed
+from specops.http.routes.embeddings import embed, vectors_answer
 from specops.http.routes.openai import check_model, fingerprint
 from specops.http.schemas.ollama import (
     OllamaChat,
@@ -67,7 +67,7 @@ async def chat(body: OllamaChat, request: Request, state: State) -> Response:
         ignore_unknown(body, request, state.settings)
         reply = OllamaChatReply(**_heading(engine), **_message("", "", ()), **_LOADED)
         return json_answer(reply, ignored_header(request), exclude_none=True)
-    job = await converse(state, request, body, body.conversation())
+    job = await converse(state, request, body, body.conversation)
     return await _Writer(job, engine, OllamaChatReply, _message).response(stream=body.streams)
 
 
@@ -80,7 +80,7 @@ async def generate(body: OllamaPrompt, request: Request, state: State) -> Respon
         reply = OllamaPromptReply(**_heading(engine), response="", **_LOADED)
         return json_answer(reply, ignored_header(request), exclude_none=True)
     if not (body.raw or body.suffix) and (engine.info.chat or body.system):
-        job = await converse(state, request, body, body.conversation())
+        job = await converse(state, request, body, body.conversation)
     else:
         gap, prompt, suffix = fill_in(body.suffix, engine), body.prompt, body.suffix or ""
         job = await start(
@@ -105,13 +105,14 @@ async def embeddings(body: OllamaTexts, request: Request, state: State) -> Respo
     job, vectors, tokens = await embed(
         state, request, engine, body.inputs, body.input, size=body.dimensions, room=room
     )
-    reply = OllamaVectors(
+    figures = OllamaVectors(
         model=engine.info.name,
-        embeddings=vectors.tolist(),
+        embeddings=[],
         total_duration=_nanoseconds(time.monotonic() - job.arrival),
         prompt_eval_count=tokens,
     )
-    return json_answer(reply, job.headers)
+    rest = figures.model_dump(exclude={"embeddings"})
+    return vectors_answer("embeddings", vectors, lambda _, vector: vector, rest, job.headers)
 
 
 @router.get("/api/version", responses=error_responses(401, 500, model=OllamaErrorResponse))

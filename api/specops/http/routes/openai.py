@@ -118,7 +118,7 @@ def check_model(name: str, state: AppState) -> Engine:
     if name != engine.info.name:
         raise ApiError(
             404,
-            f"the model {name!r} does not exist; this server has {engine.info.name!r}",
+            f"the model {name[:64]!r} does not exist; this server has {engine.info.name!r}",
             code="model_not_found",
             param="model",
         )

@@ -38,7 +38,7 @@ async def responses(body: ResponsesRequest, request: Request, state: State) -> R
     `response.completed`, `response.incomplete` or `response.failed`.
     """
     engine = check_model(body.model, state)
-    job = await converse(state, request, body, body.conversation())
+    job = await converse(state, request, body, body.conversation)
     return await _Writer(job, engine, body).response(stream=body.streams)
 
 

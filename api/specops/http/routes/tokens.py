@@ -7,12 +7,11 @@ from fastapi import APIRouter, Request, Response
 from specops.engine.engine import Engine
 from specops.http.answering.choosing import prompt_tokens
 from specops.http.answering.conversation import render
-from specops.http.answering.submit import computed_aside
+from specops.http.answering.submit import built, computed_aside
 from specops.http.answering.unknown import ignore_unknown, ignored_header
 from specops.http.answering.writer import json_answer
 from specops.http.errors import error_responses
 from specops.http.schemas.body import Body
-from specops.http.schemas.conversation import conversation
 from specops.http.schemas.tokens import (
     ApplyTemplateRequest,
     ApplyTemplateResponse,
@@ -36,8 +35,12 @@ async def tokenize(body: TokenizeRequest, request: Request, state: State) -> Res
 
     def answer() -> Response:
         tokens = engine.tokenizer.encode(body.content, special_tokens=body.add_special)
-        found = [_piece(engine, token) for token in tokens] if body.with_pieces else list(tokens)
-        return json_answer(TokenizeResponse(tokens=found), headers)
+        if not body.with_pieces:
+            return json_answer(TokenizeResponse(tokens=list(tokens)), headers)
+        return json_answer(
+            TokenizeResponse.model_construct(tokens=[_piece(engine, token) for token in tokens]),
+            headers,
+        )
 
     return await computed_aside(answer, len(body.content), state.settings)
 
@@ -56,12 +59,7 @@ async def detokenize(body: DetokenizeRequest, request: Request, state: State) ->
 async def apply_template(body: ApplyTemplateRequest, request: Request, state: State) -> Response:
     """Write a conversation as one text with the model's chat template."""
     engine = _engine(body, request, state)
-    asked = conversation(
-        [message.for_template() for message in body.messages],
-        "messages",
-        body.tools,
-        template_options=body.chat_template_kwargs or {},
-    )
+    asked = await built(body.conversation, request, state.settings)
     text = await computed_aside(
         lambda: render(engine, asked), asked.size, state.settings, renders=True
     )

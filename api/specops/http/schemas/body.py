@@ -66,8 +66,8 @@ def unknown_fields(body: BaseModel, at: str = "") -> Iterator[tuple[str, bool]]:
     harmless = body.without_effect if isinstance(body, Body) else frozenset()
     for name in body.model_extra or ():
         yield at + name, name in harmless
-    for name in body.model_fields_set:
-        value = getattr(body, name, None)
+    for name in type(body).model_fields:  # `model_fields_set` has the unknown ones, too
+        value = getattr(body, name)
         for item in value if isinstance(value, list) else (value,):
             if isinstance(item, BaseModel):
                 yield from unknown_fields(item, f"{at}{name}.")

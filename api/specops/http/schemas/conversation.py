@@ -97,7 +97,7 @@ def conversation(
     if mode == "required" and not offered:
         raise InvalidField("tool_choice", "a call is required, but there are no tools to call")
     if named is not None and named not in names:
-        raise InvalidField("tool_choice", f"there is no tool {named!r}")
+        raise InvalidField("tool_choice", f"there is no tool {named[:64]!r}")
     return Conversation(
         messages=_with_names(messages),
         source=source,

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from specops.http.schemas.body import Body, FreeObject, Text, TokenId
 from specops.http.schemas.chat import ChatTool, Message
+from specops.http.schemas.conversation import Conversation, conversation
 
 
 class TokenizeRequest(Body):
@@ -49,6 +50,19 @@ class ApplyTemplateRequest(Body):
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = None
     chat_template_kwargs: FreeObject | None = None
+
+    def conversation(self) -> Conversation:
+        """Return the conversation without the protocol.
+
+        Raises:
+            InvalidField: a field's value cannot be used.
+        """
+        return conversation(
+            [message.for_template() for message in self.messages],
+            "messages",
+            self.tools,
+            template_options=self.chat_template_kwargs or {},
+        )
 
 
 class ApplyTemplateResponse(BaseModel):

@@ -1,0 +1,139 @@
+"""`python -m tests.stalls`: nobody waits while others send the costliest bodies that are taken.
+
+A real server serves the demo pair. Two clients send it the bodies of `tests.http.costly`, every
+field of every endpoint with every costly value, while a process of its own asks for `/health/live`
+every few milliseconds, as it did before for as long with nobody else there. The exit status is 1
+if one in a hundred of these answers takes longer than 25 ms; the bodies that came before the
+longest waits follow. Takes three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median, quantiles
+
+import httpx
+
+from bench.tools.machine import describe
+from specops.config import Settings
+from specops.http.app import create_app
+from tests.http.costly import Costly, of_fields, of_structure
+from tests.loopback import HOST
+from tests.overload import serving
+
+ALLOWED = 0.025  # seconds
+PERIOD = 0.004
+SHOWN = 5
+CLIENTS = 2
+IDLE_SECONDS = 10.0
+FEW = 1000  # bodies by default
+
+Probe = tuple[float, float]  # when it was sent, by `time.monotonic`, and seconds to its answer
+
+
+def probe(port: int, told: Connection) -> None:
+    """Ask for /health/live until told to end; tell when each was sent, and how long it took."""
+    connection, found = http.client.HTTPConnection(HOST, port, timeout=60), list[Probe]()
+    while not told.poll():
+        sent = time.monotonic()
+        connection.request("GET", "/health/live")
+        connection.getresponse().read()
+        found.append((sent, time.monotonic() - sent))
+        time.sleep(PERIOD)
+    told.send(found)
+
+
+class Prober:
+    """A process that measures `/health/live` within the block."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.probes: list[Probe] = []
+
+    def __enter__(self) -> Prober:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=probe, args=(self._port, there))
+        self._process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._here.send("end")
+        self.probes = self._here.recv()
+        self._process.join()
+
+    @property
+    def row(self) -> str:
+        """The times in milliseconds."""
+        times = [seconds * 1e3 for _, seconds in self.probes]
+        return f"{median(times):6.1f} {quantiles(times, n=100)[-1]:8.1f} {max(times):8.1f}"
+
+    @property
+    def late(self) -> float:
+        """The 99th percentile in seconds."""
+        return quantiles([seconds for _, seconds in self.probes], n=100)[-1]
+
+
+async def send(port: int, bodies: Sequence[Costly]) -> list[tuple[float, float, Costly, int]]:
+    """Send all bodies; return when each was sent and answered, and the statuses."""
+    left, sent = iter(bodies), []
+
+    async def client() -> None:
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=60) as http:
+            for body in left:
+                start = time.monotonic()
+                headers = {"content-type": "application/json"}
+                answer = await http.post(body.path, content=body.content, headers=headers)
+                sent.append((start, time.monotonic(), body, answer.status_code))
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return sent
+
+
+def main() -> int:
+    """Measure, print the figures, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.stalls", description=__doc__)
+    parser.add_argument("--bodies", type=int, default=FEW, help="0: all, some thousands")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    model = "demo"
+    bodies = [*of_structure(model), *of_fields(create_app(Settings()), model)]
+    random.Random(options.seed).shuffle(bodies)
+    bodies = bodies[: options.bodies or len(bodies)]
+    print(describe())
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (port, process):
+        with Prober(port) as idle:
+            time.sleep(IDLE_SECONDS)
+        with Prober(port) as busy:
+            sent = asyncio.run(send(port, bodies))
+        ended = process.poll()
+    print("/health/live, ms       median      99 %  longest")
+    print(f"nobody else            {idle.row}")
+    print(f"{len(bodies):5} costly bodies     {busy.row}")
+    for start, seconds in sorted(busy.probes, key=lambda item: -item[1])[:SHOWN]:
+        beside = [
+            f"{body.path} {body.name} ({status})"
+            for begun, done, body, status in sent
+            if begun < start + seconds and done > start
+        ]
+        print(f"  {seconds * 1e3:.0f} ms beside {', '.join(beside)}")
+    failed = [f"{body.path} {body.name}" for *_, body, status in sent if status >= 500]
+    if failed:
+        print(f"{len(failed)} answers were the server's mistakes: {', '.join(failed[:SHOWN])}")
+    if ended is not None:
+        print(f"the server ended with status {ended}")
+    return int(busy.late > ALLOWED or bool(failed) or ended is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
