@@ -7,8 +7,8 @@ answers to `@grafana/data` and `@grafana/ui`. A headless Chromium shows it: one 
 dashboard. The first run installs those packages (npm, pinned in package-lock.json) here.
 
 The drawn panels are checked: none has an error; no axis ends beyond twice the greatest value or
-limit on it, or beyond what is little in its unit where all is 0; no legend takes more than a third
-of its panel; every annotation has a text. Faults are printed, and the exit status is 1.
+limit on it, or what is little in its unit; no legend takes more than a third of its panel; every
+annotation has a text. Faults are printed, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ HEIGHT = 900  # of the window; the picture is as high as the dashboard
 PATIENCE_MS = 120_000
 SCRAPE = "5s"  # `timeInterval` of grafana/provisioning/datasources
 
-# At 0 an axis may end here: what is little in the unit. Elsewhere at twice the greatest value.
-SMALL = {"percentunit": 1.0, "percent": 100.0, "s": 1.0, "bytes": float(1 << 20)}
-SMALL_ELSE = 10.0
+# What is little in a unit: an axis may end there, however small its values are.
+SMALL = {
+    **{"percentunit": 0.01, "s": 0.001, "bytes": 1024, "reqps": 0.01},
+    **{"suffix:tok/s": 0.1, "suffix:/s": 0.01, "suffix:x": 0.1, "none": 1, "short": 0.1},
+}
 LEGEND_SHARE = 1 / 3
 # Grafana's packages are bundled in their CommonJS form: as modules, version 12.1.0 names exports
 # that it does not have.
@@ -231,8 +233,7 @@ def axis_faults(scales: Iterable[dict[str, Any]]) -> list[str]:
         if scale["greatest"] is None:
             continue
         greatest = max([scale["greatest"], *(line for line in scale["lines"] if line <= top)])
-        small = SMALL.get(scale["unit"], SMALL_ELSE)
-        most = max(2 * greatest, 0 if greatest > 0 else small)
+        most = max(2 * greatest, SMALL.get(scale["unit"], 1))
         if top > most and not math.isclose(top, most):
             found.append(
                 f"the axis ends at {top:g}, the greatest value is {greatest:g} ({scale['unit']})"

@@ -216,7 +216,11 @@ function Marks({ config, frame, panel, marks, exemplars }) {
 }
 
 function Curves({ panel, data, width, height, range, marks, exemplars }) {
-  const graphed = data.filter((frame) => frame.fields.some(({ type }) => type === FieldType.number));
+  // A curve has a gap where a value is not finite.
+  const finite = (field) => ({ ...field, values: field.values.map((value) => (Number.isFinite(value) ? value : null)) });
+  const graphed = data
+    .filter((frame) => frame.fields.some(({ type }) => type === FieldType.number))
+    .map((frame) => ({ ...frame, fields: frame.fields.map((field) => (field.type === FieldType.number ? finite(field) : field)) }));
   const { legend = { showLegend: true, displayMode: 'list', placement: 'bottom', calcs: [] } } = panel.options;
   return (
     <TimeSeries

@@ -155,7 +155,7 @@ async function overTime(expr, range, step) {
   return (await ask('/api/v1/query_range', parameters)).result;
 }
 
-const number = (text) => (text === 'NaN' ? null : Number(text.replace('Inf', 'Infinity')));
+const number = (text) => Number(text.replace('Inf', 'Infinity')); // NaN stays NaN, as in Grafana
 
 function legend(target, labels, variables) {
   const { __name__: name = '', ...others } = labels;
@@ -209,7 +209,7 @@ function heatmapRows(series, step) {
     const here = new Map(values.map(([time, text]) => [time * 1000, number(text)]));
     const lower = below;
     below = here;
-    const own = times.map((time) => (here.get(time) == null ? null : Math.max(here.get(time) - (lower.get(time) ?? 0), 0)));
+    const own = times.map((time) => (Number.isFinite(here.get(time)) ? Math.max(here.get(time) - (lower.get(time) || 0), 0) : null));
     return { name: metric.le, type: FieldType.number, labels: metric, config: { displayNameFromDS: metric.le }, values: own };
   });
   const time = { name: 'Time', type: FieldType.time, config: { interval: step }, values: times };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import shutil
 import struct
 import sys
@@ -64,14 +65,14 @@ def test_the_drawing_knows_grafanas_scrape_interval(draw: ModuleType) -> None:
     [
         ({"greatest": 3.0, "max": 6.0, "unit": "short", "lines": []}, False),
         ({"greatest": 3.0, "max": 6.1, "unit": "short", "lines": []}, True),
-        ({"greatest": 0.0, "max": 1.0, "unit": "percentunit", "lines": []}, False),
+        ({"greatest": 0.0, "max": 0.01, "unit": "percentunit", "lines": []}, False),
         ({"greatest": 0.0, "max": 100.0, "unit": "percentunit", "lines": []}, True),
         ({"greatest": 0.0, "max": 100.0, "unit": "short", "lines": []}, True),
         ({"greatest": 0.0, "max": 100.0, "unit": "short", "lines": [60.0]}, False),
         ({"greatest": 0.0, "max": 100.0, "unit": "short", "lines": [200.0]}, True),
         ({"greatest": None, "max": 100.0, "unit": "short", "lines": []}, False),
     ],
-    ids=["twice", "more", "a whole", "shares", "counts", "a line", "a line beyond", "a gap"],
+    ids=["twice", "more", "little", "shares", "counts", "a line", "a line beyond", "a gap"],
 )
 def test_an_axis_may_end_at_twice_what_it_shows(
     scale: dict[str, Any], wrong: bool, draw: ModuleType
@@ -107,6 +108,11 @@ def test_without_npm_it_says_what_to_install(tmp_path: Path) -> None:
 # -- on the real components ------------------------------------------------------------------------
 
 
+def written(value: float) -> str:
+    """A value as Prometheus writes it."""
+    return {"nan": "NaN", "inf": "+Inf"}.get(str(value), str(value))
+
+
 def prometheus(answers: dict[str, Series], asked: list[dict[str, str]]) -> type[Handler]:
     """A Prometheus that knows these queries; `asked` gets what it is asked."""
 
@@ -136,11 +142,11 @@ def prometheus(answers: dict[str, Series], asked: list[dict[str, str]]) -> type[
             metric = dict(pair.split("=") for pair in labels.split(",") if pair)
             values = answers[given["query"]][labels]
             if "step" not in given:
-                return {"metric": metric, "value": [END, str(values)]}
+                return {"metric": metric, "value": [END, written(values)]}
             start, end, step = (int(float(given[name])) for name in ("start", "end", "step"))
             times = range(start, end + 1, step)
             whole = values if isinstance(values, list) else [values] * len(times)
-            points = [[at, str(value)] for at, value in zip(times, whole, strict=False)]
+            points = [[at, written(value)] for at, value in zip(times, whole, strict=False)]
             return {"metric": metric, "values": points}
 
         def success(self, data: object) -> None:
@@ -289,6 +295,15 @@ def test_scales_hold_what_is_drawn_on_them(drawn: Drawer) -> None:
 
 
 @pytest.mark.e2e
+def test_a_curve_has_a_gap_where_a_value_is_no_number(drawn: Drawer) -> None:
+    curve = {"some": {"name=one": [1.0, math.nan, math.inf, 2.0]}}
+    found = drawn([panel(0, "timeseries", "some", **CURVES)], curve)
+    (scale,) = found.report["panels"][0]["scales"]
+    assert scale["greatest"] == 2
+    assert scale["max"] <= 4
+
+
+@pytest.mark.e2e
 def test_what_looks_wrong_is_named(drawn: Drawer, draw: ModuleType) -> None:
     many = {f"name=a series with a long name {number}": 1.0 for number in range(30)}
     mark = {"name": "Start", "enable": True, "iconColor": "red", "target": {"expr": "started"}}
@@ -357,7 +372,8 @@ def test_every_kind_of_panel_shows_its_values(drawn: Drawer, draw: ModuleType) -
             {
                 "type": "value",
                 "options": {"0": {"text": "down", "color": "red"}, "1": {"text": "up"}},
-            }
+            },
+            {"type": "special", "options": {"match": "nan", "result": {"text": "unreachable"}}},
         ]
     }
     at_end = {"instant": True, "range": False}
@@ -375,6 +391,14 @@ def test_every_kind_of_panel_shows_its_values(drawn: Drawer, draw: ModuleType) -
                 defaults=states,
                 options={**LAST, "graphMode": "none"},
             ),
+            panel(
+                7,
+                "stat",
+                "unknown",
+                target=at_end,
+                defaults=states,
+                options={**LAST, "reduceOptions": {"calcs": ["last"], "values": False}},
+            ),
             panel(5, "text", "none", options={"mode": "markdown", "content": "see **there**"}),
             panel(
                 6,
@@ -391,6 +415,7 @@ def test_every_kind_of_panel_shows_its_values(drawn: Drawer, draw: ModuleType) -
             "none": {},
             "shares": {"name=left": 0.5, "name=right": 0.75},
             "alive": {"name=it": 0.0},
+            "unknown": {"name=it": math.nan},
         },
     )
     assert draw.faults(found.report) == []
@@ -403,6 +428,7 @@ def test_every_kind_of_panel_shows_its_values(drawn: Drawer, draw: ModuleType) -
             ("left", "50%", "right", "75%"),
             ("nothing ran",),
             ("down",),
+            ("unreachable",),
             ("see there",),
             ("Replica", "left", "right"),
         ],
