@@ -38,13 +38,13 @@ def executable() -> str:
 
 
 @contextmanager
-def launched() -> Iterator[Browser]:
-    """Run a headless Chromium; raises as `executable`."""
+def launched(*arguments: str) -> Iterator[Browser]:
+    """Run a headless Chromium, with more options of its command line; raises as `executable`."""
     path = executable()
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - not every machine has it
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=_ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=path, args=[*_ARGUMENTS, *arguments])
         try:
             yield browser
         finally:

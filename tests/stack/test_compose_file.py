@@ -56,6 +56,7 @@ def test_a_service_is_hardened_limited_pinned_and_checked(name: str) -> None:
 def test_every_setting_can_be_passed_on() -> None:
     names = {PREFIX + item.name.upper() for item in fields(Settings)}
     names |= {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}  # huggingface_hub reads these
+    names |= {"CODESPACE_NAME", "GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN"}  # a Codespace sets them
     assert set(SERVICES["api"]["environment"]) == names
     text = (ROOT / "compose.yaml").read_text()
     assert {name for name in names if f"${{{name}:-" not in text} == set()

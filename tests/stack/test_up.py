@@ -1,4 +1,7 @@
-"""`make up` on an engine: it shows the model's progress, and ends at once if the model failed."""
+"""`make up` on an engine: it shows the model's progress, and ends at once if the model failed.
+
+On an engine that cannot start a container with a memory limit it says why, and runs natively.
+"""
 
 from __future__ import annotations
 
@@ -68,3 +71,72 @@ def test_a_model_that_failed_ends_it_with_the_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["compose.yaml", "api/Dockerfile"])
 def test_the_same_check_runs_in_the_container(file: str) -> None:
     assert "specops.http.healthcheck" in (ROOT / file).read_text()
+
+
+# An engine with one fault. What the client says is from Docker 26.1 and 28.2.
+BROKEN = """\
+#!/bin/sh
+case "$1" in
+{fault}
+run) echo "WARNING: Your kernel does not support swap limit capabilities" >&2 ;;
+esac
+"""
+CGROUPS = (
+    'docker: Error response from daemon: cannot enter cgroupv2 "/sys/fs/cgroup/docker" with domain '
+    "controllers -- it is in an invalid state: unknown."
+)
+FAULTS = {
+    "no Docker Engine answers": "info) exit 1 ;;",
+    "the Docker Engine cannot keep an image (no space left on device)": (
+        "import) echo 'Error response from daemon: no space left on device' >&2; exit 1 ;;"
+    ),
+    "the Docker Engine cannot start a container with a memory limit (cannot enter cgroupv2 "
+    '"/sys/fs/cgroup/docker" with domain controllers -- it is in an invalid state: unknown.)': (
+        f"run) printf '%s\\n' '{CGROUPS}' '' "
+        "\"Run 'docker run --help' for more information\" >&2; exit 125 ;;"
+    ),
+    "Docker has no compose plugin": "compose) exit 1 ;;",
+}
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_an_engine_that_cannot_run_the_stack_is_named_and_the_stack_runs_natively(
+    reason: str, tmp_path: Path
+) -> None:
+    programs = {
+        name: (ROOT / name).read_text()
+        for name in ("scripts/up", "scripts/probe-engine", "scripts/native_pid")
+    }
+    programs["scripts/venv"] = "#!/bin/sh\n"
+    programs[".venv/bin/python"] = '#!/bin/sh\necho "started: $*"\n'
+    programs["bin/docker"] = BROKEN.format(fault=FAULTS[reason])
+    for name, text in programs.items():
+        (file := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "NATIVE_STATE": str(tmp_path)}
+    started = run(tmp_path / "scripts/up", env=env)
+    assert started.returncode == 0, started.stderr
+    assert started.stdout.splitlines() == [
+        f"Running natively, without Grafana: {reason}.",
+        "started: scripts/native.py",
+    ]
+
+
+def test_a_warning_of_the_engine_is_shown(tmp_path: Path) -> None:
+    """It starts containers, but cannot hold a limit that they ask for."""
+    (tmp_path / "docker").write_text(BROKEN.format(fault=""))
+    (tmp_path / "docker").chmod(0o755)
+    probed = run("scripts/probe-engine", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert probed.returncode == 0
+    assert probed.stdout == "WARNING: Your kernel does not support swap limit capabilities\n"
+
+
+def test_in_a_codespace_the_addresses_are_those_of_its_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODESPACE_NAME", "octocat-space")
+    monkeypatch.setenv("GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN", "app.github.dev")
+    finished, _ = up(tmp_path, state("ready"))
+    for port in (8000, 3000, 9090):
+        assert f"https://octocat-space-{port}.app.github.dev\n" in finished.stdout

@@ -73,20 +73,79 @@ def test_the_lock_has_hashes_and_what_the_project_asks_for() -> None:
 # -- the dev container -------------------------------------------------------------------------
 
 
-def test_the_workspace_forwards_the_ports_of_the_stack_and_calls_what_exists() -> None:
+def dev_container() -> dict[str, Any]:
     text = (ROOT / ".devcontainer/devcontainer.json").read_text()
-    config = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
+    config: dict[str, Any] = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
+    return config
+
+
+def test_the_workspace_forwards_the_ports_of_the_stack_and_calls_what_exists() -> None:
+    config = dev_container()
     services = read_yaml("compose.yaml")["services"].values()
     published = {int(port.rpartition(":")[2]) for one in services for port in one["ports"]}
     assert set(config["forwardPorts"]) == published == set(map(int, config["portsAttributes"]))
     (feature,) = config["features"]
     folder = ROOT / ".devcontainer" / feature
-    about = json.loads((folder / "devcontainer-feature.json").read_text())
-    assert f"cat >{about['entrypoint']} " in (folder / "install.sh").read_text()
-    scripts = [config[name].split() for name in ("onCreateCommand", "postCreateCommand")]
-    for shell, path in [*scripts, ("bash", folder / "install.sh")]:
+    entrypoint = Path(json.loads((folder / "devcontainer-feature.json").read_text())["entrypoint"])
+    assert f"install -D -t {entrypoint.parent} " in (folder / "install.sh").read_text()
+    programs = [folder / name for name in (entrypoint.name, "nest-cgroups", "install.sh")]
+    for command in ("updateContentCommand", "postStartCommand"):
+        shell, path = config[command].split()
         assert shell == "bash"
-        assert os.access(ROOT / path, os.X_OK)
+        programs.append(ROOT / path)
+    for program in programs:
+        assert os.access(program, os.X_OK), program
+    for page in config["customizations"]["codespaces"]["openFiles"]:
+        assert (ROOT / page).exists()
+
+
+def test_no_page_opens_in_a_preview() -> None:
+    """A preview is an iframe, which Grafana refuses: nothing would be seen."""
+    grafana = read_yaml("compose.yaml")["services"]["grafana"]["environment"]
+    assert "GF_SECURITY_ALLOW_EMBEDDING" not in grafana
+    for port, attributes in dev_container()["portsAttributes"].items():
+        assert attributes["onAutoForward"] != "openPreview", port
+
+
+@pytest.mark.parametrize(
+    ("resolver", "options"),
+    [
+        ("nameserver 168.63.129.16\nsearch x.bx.Internal.cloudapp.net\n", ["--dns=168.63.129.16"]),
+        ("nameserver 192.0.2.1\n", []),
+    ],
+)
+def test_the_engine_is_started_again_until_it_answers(
+    resolver: str, options: list[str], tmp_path: Path
+) -> None:
+    """With stubs for what it calls: the first dockerd dies, the second answers."""
+    calls, engine = tmp_path / "calls", tmp_path / "engine"
+    (tmp_path / "resolv.conf").write_text(resolver)
+    for name, program in {
+        "start": (ROOT / ".devcontainer/docker-engine/start")
+        .read_text()
+        .replace("/etc/resolv.conf", f"{tmp_path}/resolv.conf")
+        .replace("/var/log/", f"{tmp_path}/")
+        .replace("rm -f /run/", f"rm -f {tmp_path}/run/"),
+        "nest-cgroups": f"#!/bin/sh\necho nest-cgroups >>{calls}\n",
+        "iptables": "#!/bin/sh\nexit 0\n",
+        "dockerd": f"""#!/bin/sh
+echo dockerd "$@" >>{calls}
+[ "$(grep -c dockerd {calls})" -gt 1 ] || exit 1
+touch {engine}
+exec sleep 60
+""",
+        "docker": f"#!/bin/sh\ntest -e {engine}\n",
+    }.items():
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o755)
+    started = run(
+        *(tmp_path / "start", "sh", "-c", "kill $(pgrep -P $$); echo the workspace goes on"),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    assert started.stdout == "the workspace goes on\n", started.stderr
+    dockerd = " ".join(["dockerd", *options])
+    assert calls.read_text().splitlines() == ["nest-cgroups", dockerd, dockerd]
+    assert "try 1 of 5" in (tmp_path / "docker-engine.log").read_text()
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, 0), (3, 0), (4, 0), (1, 1)])
@@ -94,7 +153,7 @@ def test_a_workspace_goes_on_without_swap_but_not_after_a_failure(
     status: int, expected: int, tmp_path: Path
 ) -> None:
     files = {
-        ".devcontainer/post-create": (ROOT / ".devcontainer/post-create").read_text(),
+        ".devcontainer/post-start": (ROOT / ".devcontainer/post-start").read_text(),
         "swap-setup.sh": f"#!/bin/sh\nexit {status}\n",
         "bin/sudo": '#!/bin/sh\nshift\nexec "$@"\n',  # if the user is not root
     }
@@ -103,7 +162,7 @@ def test_a_workspace_goes_on_without_swap_but_not_after_a_failure(
         file.write_text(text)
         file.chmod(0o755)
     env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    done = run("bash", tmp_path / ".devcontainer" / "post-create", env=env)
+    done = run("bash", tmp_path / ".devcontainer" / "post-start", env=env)
     assert done.returncode == expected, done.stderr
     assert ("make up" in done.stdout) == (expected == 0)
     assert ("4 GB" in done.stdout) == (status in (3, 4))
