@@ -52,7 +52,9 @@ def test_products_that_are_not_ours_are_named(tiny_settings: Settings) -> None:
 def test_a_cache_that_does_not_fit_is_refused(
     tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    little = Supply(limit=100 << 20, free=70 << 20, held=30 << 20, swap=0, source="a test")
+    little = Supply(
+        limit=100 << 20, free=70 << 20, held=30 << 20, swap=0, limit_note="a test", swap_note=""
+    )
     monkeypatch.setattr("specops.runtime.memory_plan.Supply.read", lambda: little)
     with pytest.raises(MemoryPlanError, match="raise the memory limit"):
         Engine.load(replace(tiny_settings, max_batched_tokens=4096))

@@ -36,7 +36,9 @@ PHI3 = Demand.of(Settings(), [PHI3_MINI], 4096)
 
 def supply(limit_mb: int, held_mb: int = 100) -> Supply:
     free = (limit_mb - held_mb) * MB
-    return Supply(limit_mb * MB, free, held_mb * MB, swap=0, source="cgroup v2")
+    return Supply(
+        limit_mb * MB, free, held_mb * MB, 0, "held by cgroup v2", "this machine has none"
+    )
 
 
 def test_a_demand_covers_target_and_draft_and_the_largest_pass() -> None:
@@ -128,7 +130,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_numbers_and_a_way_out() -
     message = str(refused.value)
     assert "a KV cache of 16,384 tokens" in message
     assert f"{16_384 * PHI3.kv_token_bytes / 1e6:,.1f} MB of keys and values" in message
-    assert "limit of 4,000.0 MB (cgroup v2)" in message
+    assert "limit of 4,000.0 MB (held by cgroup v2)" in message
     assert "3,900.0 MB are free" in message
     assert "the cache then takes what fits" in message
     found = re.search(r"([\d,]+) tokens would fit", message)

@@ -21,7 +21,12 @@ DOCKER = """\
 echo "${{COMPOSE_FILE:+$COMPOSE_FILE }}$*" >>{calls}
 case "$*" in
 "compose exec -T api python "*) shift 5; exec {python} "$@" ;;
-"compose logs "*) echo "the service's last words" ;;
+"compose logs "*)
+    echo "the service's last words"
+    echo '{{"message": "memory: limit           1,000.0 MB  of an earlier start"}}'
+    echo '{{"message": "memory: limit           4,295.0 MB  held by cgroup v2"}}'
+    echo '{{"message": "memory: swap beside it      0.0 MB  this machine has none"}}'
+    ;;
 "compose port "*) echo "127.0.0.1:$4" ;;
 esac
 """
@@ -55,6 +60,11 @@ def test_progress_is_shown_until_everything_runs(
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.startswith("downloading 1 of 2 MB\nconverting 50 %\n")
     assert "http://127.0.0.1:8000" in finished.stdout
+    limits = [" ".join(line.split()) for line in finished.stdout.splitlines() if "memory:" in line]
+    assert limits == [
+        "memory: limit 4,295.0 MB held by cgroup v2",
+        "memory: swap beside it 0.0 MB this machine has none",
+    ]
     ups = [call for call in calls if "compose up" in call]
     assert ups == [f"{files}compose up --build --detach", f"{files}compose up --detach --wait"]
     assert f"{files}compose port {door} 8000" in calls

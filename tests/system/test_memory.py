@@ -60,7 +60,13 @@ def machine(tmp_path: Path) -> Machine:
 
 # The reading of what the two functions below write with these limits.
 CGROUP = MemoryReading(
-    anon=3 * MIB, file=5 * MIB, swap=MIB, limit=4 * GIB, swap_limit=GIB, source="cgroup v2"
+    anon=3 * MIB,
+    file=5 * MIB,
+    swap=MIB,
+    limit=4 * GIB,
+    swap_limit=GIB,
+    source="cgroup v2",
+    swap_cap=GIB,
 )
 
 
@@ -156,6 +162,33 @@ def test_version_1_inside_a_container_is_read_at_the_mount(machine: Machine) -> 
     assert (reading.limit, reading.swap_limit) == (GIB, 2 * GIB)
     write_version1(machine, "cgroup/memory", limit=2**63 - 4096, both=2**63 - 4096)  # no limit
     assert machine.memory().source == "process"
+
+
+@pytest.mark.parametrize(
+    ("limit", "swap", "machine_has", "note"),
+    [
+        (4 * GIB, str(12 * GIB), 16 * GIB, "held by cgroup v2"),
+        (4 * GIB, str(12 * GIB), 2 * GIB, "all that this machine has; the limit is 12,884.9 MB"),
+        (4 * GIB, str(12 * GIB), 0, "this machine has none"),
+        (4 * GIB, "max", 2 * GIB, "all that this machine has: the kernel holds no limit for swap"),
+        (4 * GIB, "0", 2 * GIB, "the limit: none is allowed"),
+        (None, "max", 2 * GIB, "all that this machine has"),
+    ],
+)
+def test_it_is_said_which_limit_of_swap_holds(
+    machine: Machine, limit: int | None, swap: str, machine_has: int, note: str
+) -> None:
+    machine.write("proc/meminfo", f"MemTotal: 8388608 kB\nSwapTotal: {machine_has // KIB} kB\n")
+    write_version2(machine, limit=str(limit or "max"), swap=swap)
+    assert machine.memory().swap_note == note
+    if limit is None:
+        assert "no cgroup" in machine.memory().limit_note
+        return
+    assert machine.memory().limit_note == "held by cgroup v2"
+    machine.write("proc/self/cgroup", "5:memory:/docker/abc\n")  # and with the other version
+    both = 2**63 - 4096 if swap == "max" else limit + int(swap)
+    write_version1(machine, "cgroup/memory/docker/abc", limit=limit, both=both)
+    assert machine.memory().swap_note == note.replace("v2", "v1")
 
 
 def test_procfs_without_kinds_of_memory_is_read_from_statm(machine: Machine) -> None:

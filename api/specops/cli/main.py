@@ -264,8 +264,8 @@ def _info(options: argparse.Namespace) -> int:
         "batch invariant": "yes"
         if info.batch_invariant
         else f"no: products that are not ours in {', '.join(info.foreign_products)}",
-        "memory limit": f"{_megabytes(memory.limit)} ({memory.source})",
-        "swap limit": _megabytes(memory.swap_limit),
+        "memory limit": f"{_megabytes(memory.limit)} ({memory.limit_note})",
+        "swap limit": f"{_megabytes(memory.swap_limit)} ({memory.swap_note})",
     }
     if is_head(choice.draft):
         lines["draft"] = f"a head, {_megabytes(_size(choice.draft))}, {choice.draft}"

@@ -46,14 +46,16 @@ class Supply:
         free: what can still be allocated below the cap.
         held: anonymous memory in use: the process, and weights that are not mapped.
         swap: swap that the process may use; the plan does not count on it.
-        source: where the figures come from, see `memory.MemoryReading`.
+        limit_note: what holds the limit, see `memory.MemoryReading`.
+        swap_note: what holds the swap.
     """
 
     limit: int
     free: int
     held: int
     swap: int
-    source: str
+    limit_note: str
+    swap_note: str
 
     @classmethod
     def read(cls) -> Supply:
@@ -68,7 +70,8 @@ class Supply:
             free=page_cache_room(),
             held=reading.anon,
             swap=reading.swap_limit,
-            source=reading.source,
+            limit_note=reading.limit_note,
+            swap_note=reading.swap_note,
         )
 
     def less(self, count: int) -> Supply:
@@ -191,7 +194,8 @@ class MemoryPlan:
             f"{self.slots} requests, each of {self.context:,} at most"
         )
         rows = [
-            ("limit", supply.limit, f"{supply.source}; swap beside it: {_mb(supply.swap)}"),
+            ("limit", supply.limit, supply.limit_note),
+            ("swap beside it", supply.swap, supply.swap_note),
             ("held now", supply.held, "the process, unmapped weights, what drafters keep"),
             ("KV cache", self.kv_bytes, cache),
             ("a pass", demand.pass_bytes, "activations, logits"),
@@ -328,8 +332,8 @@ def _refusal(plan: MemoryPlan, least: int) -> str:
     return (
         f"a KV cache of {plan.kv_tokens:,} tokens does not fit: {_mb(plan.kv_bytes)} of keys and "
         f"values, {_mb(demand.pass_bytes)} for a pass and {_mb(spare_bytes(supply.limit))} to "
-        f"spare make {_mb(plan.needed)}, but of the limit of {_mb(supply.limit)} ({supply.source}) "
-        f"{_mb(supply.held)} are held and {_mb(supply.free)} are free. {way_out}"
+        f"spare make {_mb(plan.needed)}, but of the limit of {_mb(supply.limit)} "
+        f"({supply.limit_note}) {_mb(supply.held)} are held and {_mb(supply.free)} are free. {way_out}"
     )
 
 

@@ -18,6 +18,7 @@ from specops.system.cgroup import CGROUP_ROOT, PROC, cgroup_folders, counters
 
 _PAGE_BYTES = mmap.PAGESIZE
 _KIB = 1024
+_UNLIMITED_V1 = 1 << 62  # the kernel says a little less than 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,9 @@ class MemoryReading:
 
     If a cgroup limits this process, the figures are those of the whole cgroup, because the limit
     counts them; otherwise they are those of this process, with the machine's memory as the limit.
-    `swap_limit` is the swap that can really be used: 0 on a machine without swap.
+    `swap_limit` is the swap that can really be used: 0 on a machine without swap. `swap_cap` is what
+    the kernel allows beside `limit`, which may be more; None if it holds no limit of swap, as can
+    happen below a memory limit: an engine may ask for a limit of swap that the kernel does not hold.
     """
 
     anon: int
@@ -35,6 +38,28 @@ class MemoryReading:
     limit: int
     swap_limit: int
     source: str  # "cgroup v2", "cgroup v1" or "process"
+    swap_cap: int | None = None
+
+    @property
+    def limit_note(self) -> str:
+        """What holds `limit`."""
+        if self.source == "process":
+            return "the machine's memory: no cgroup limits this process"
+        return f"held by {self.source}"
+
+    @property
+    def swap_note(self) -> str:
+        """What holds `swap_limit`."""
+        if self.swap_cap == 0:
+            return "the limit: none is allowed"
+        if self.swap_limit == 0:
+            return "this machine has none"
+        if self.swap_cap is None:
+            unlimited = "" if self.source == "process" else ": the kernel holds no limit for swap"
+            return f"all that this machine has{unlimited}"
+        if self.swap_cap > self.swap_limit:
+            return f"all that this machine has; the limit is {self.swap_cap / 1e6:,.1f} MB"
+        return f"held by {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +95,32 @@ def read_memory(proc: Path = PROC, root: Path = CGROUP_ROOT) -> MemoryReading:
         if limit is not None and limit < memory_total:
             held = _with_limit(folders, "memory.max", limit)
             stat = counters(held / "memory.stat")
+            cap = _lowest(folders, "memory.swap.max")
             return MemoryReading(
                 anon=stat["anon"],
                 file=stat["file"],
                 swap=_number(held / "memory.swap.current") or 0,  # 0 without swap accounting
                 limit=limit,
-                swap_limit=_least(_lowest(folders, "memory.swap.max"), swap_total),
+                swap_limit=_least(cap, swap_total),
                 source="cgroup v2",
+                swap_cap=cap,
             )
     if folders := groups.get(1):
         stat = counters(folders[0] / "memory.stat")
         limit = stat["hierarchical_memory_limit"]
         if limit < memory_total:
             # Memory plus swap; the field is missing if the kernel does not account for swap.
-            both = stat.get("hierarchical_memsw_limit")
+            both = stat.get("hierarchical_memsw_limit", _UNLIMITED_V1)
+            cap = max(0, both - limit) if both < _UNLIMITED_V1 else None
             stat = counters(_with_limit(folders, "memory.limit_in_bytes", limit) / "memory.stat")
             return MemoryReading(
                 anon=stat["total_rss"],
                 file=stat["total_cache"],
                 swap=stat.get("total_swap", 0),
                 limit=limit,
-                swap_limit=_least(None if both is None else both - limit, swap_total),
+                swap_limit=_least(cap, swap_total),
                 source="cgroup v1",
+                swap_cap=cap,
             )
     return _of_process(proc, memory_total, swap_total)
 
@@ -186,7 +215,7 @@ def _number(path: Path) -> int | None:
 
 
 def _least(limit: int | None, available: int) -> int:
-    return available if limit is None else max(0, min(limit, available))
+    return available if limit is None else min(limit, available)
 
 
 def _fields_kib(path: Path) -> dict[str, int]:
