@@ -190,15 +190,23 @@ def wait_ready(url: str, parts: list[Part], stopped: threading.Event) -> None:
             printed = now
 
 
-def show_urls(api: Address, replicas: list[Address], prometheus: str, state: Path) -> None:
+def in_browser(address: Address, environ: Mapping[str, str]) -> str:
+    """The URL for a browser; in a Codespace that of its forwarding proxy."""
+    if name := environ.get("CODESPACE_NAME"):
+        domain = environ.get("GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN") or "app.github.dev"
+        return f"https://{name}-{address.port}.{domain}"
+    return address.url
+
+
+def show_urls(api: str, replicas: list[str], prometheus: str, state: Path) -> None:
     """Print the table of URLs and what to do next."""
-    several = {"replicas": ", ".join(one.target for one in replicas)} if replicas != [api] else {}
+    several = {"replicas": ", ".join(replicas)} if replicas else {}
     rows = {
-        "API": api.url,
+        "API": api,
         **several,
-        "its docs": f"{api.url}/docs",
+        "its docs": f"{api}/docs",
         "Prometheus": prometheus,
-        "Grafana": "needs Docker: `make up` starts it where an engine answers",
+        "Grafana": "needs Docker: `make up` starts it where an engine works",
         "logs": str(state / "*.log"),
     }
     print("\nReady.\n")
@@ -286,7 +294,9 @@ def run(state: Path, environ: Mapping[str, str]) -> int:
         if binary:  # its port opens before it has read its data
             wait_ready(f"{prometheus.url}/-/ready", parts, stopped)
         if not stopped.is_set():
-            show_urls(api, replicas, prometheus.url if binary else PROMETHEUS_HELP, state)
+            several = [one.target for one in replicas] if replicas != [api] else []
+            pages = in_browser(prometheus, environ) if binary else PROMETHEUS_HELP
+            show_urls(in_browser(api, environ), several, pages, state)
             supervise(parts, stopped)
     finally:
         patience = float(environ.get("SPECOPS_DRAIN_TIMEOUT") or 25) + 10

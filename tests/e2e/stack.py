@@ -18,9 +18,11 @@ import yaml
 from tests.e2e import stand_ins
 from tests.e2e.engine import COMMAND_SECONDS, Engine
 from tests.loopback import free_port
+from tests.stack import forwarding
 from tests.stack.support import ROOT, Finished, prometheus_values, read_yaml, run
 
 SERVICES: dict[str, dict[str, Any]] = read_yaml("compose.yaml")["services"]
+GRAFANA_PASSWORD = "swordfish"  # noqa: S105
 UP = ("up", "--detach", "--wait", "--wait-timeout", "180")
 PORTS = {
     "api": "SPECOPS_PORT",
@@ -119,6 +121,8 @@ def running_stack(engine: Engine, folder: Path) -> Iterator[Stack]:
         **dict.fromkeys(settings, ""),
         **engine.env,
         **{name: str(free_port()) for name in PORTS.values()},
+        **forwarding.ENVIRONMENT,  # as in a Codespace; everything works without its proxy, too
+        "GRAFANA_ADMIN_PASSWORD": GRAFANA_PASSWORD,
         "SPECOPS_MODEL": "demo",  # small and quick, whether the chat model is available or not
         "SPECOPS_MODELS_DIR": os.environ.get("SPECOPS_MODELS_DIR", ""),
     }

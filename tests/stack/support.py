@@ -116,7 +116,7 @@ def native_stack(folder: Path, *arguments: str, **variables: str) -> Iterator[Na
     output = folder / "up.log"
     with output.open("wb") as log:
         process = subprocess.Popen(
-            ["make", "up", *arguments, "ARGS=--native"],
+            ["make", "up", "ARGS=--native", *arguments],
             cwd=ROOT,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,

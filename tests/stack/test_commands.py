@@ -90,6 +90,16 @@ def test_a_server_that_listens_everywhere_is_reached_on_this_machine() -> None:
     assert address.url == "http://127.0.0.1:8000"
 
 
+def test_in_a_codespace_a_browser_gets_the_name_of_its_proxy() -> None:
+    address = native.Address.read({}, "SPECOPS_PORT", 8000, "127.0.0.1")
+    codespace = {
+        "CODESPACE_NAME": "octocat-space",
+        "GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN": "app.github.dev",
+    }
+    assert native.in_browser(address, codespace) == "https://octocat-space-8000.app.github.dev"
+    assert native.in_browser(address, {}) == "http://127.0.0.1:8000"
+
+
 def test_a_second_stack_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     """It would overwrite the first stack's logs, and `make down` could not find that stack."""
     program = tmp_path / "native.py"

@@ -1,0 +1,59 @@
+"""`make up` beside a real engine that starts no container: it says why, and runs natively."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.stack.support import native_stack, run, tool
+from tests.waiting import wait
+
+pytestmark = pytest.mark.e2e
+
+# Beside other engines: it makes no bridge and no firewall rules, as no container ever runs.
+ALONE = (
+    *("--bridge=none", "--iptables=false", "--ip6tables=false"),
+    *("--ip-forward=false", "--ip-masq=false"),
+)
+BROKEN = ("--add-runtime", "broken=/bin/false", "--default-runtime", "broken")
+
+
+@contextmanager
+def engine(folder: Path) -> Iterator[str]:
+    """An engine whose runtime fails; yields the address of its socket."""
+    if os.geteuid() != 0 or tool("dockerd") is None or tool("docker") is None:
+        pytest.skip("NO BROKEN ENGINE WAS TRIED: it takes root, dockerd and docker")
+    address = f"unix://{folder}/docker.sock"
+    places = ("--host", address, "--pidfile", folder / "pid")
+    places += ("--data-root", folder / "data", "--exec-root", folder / "exec")
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(["dockerd", *places, *ALONE, *BROKEN], stderr=log)
+    try:
+        wait("the engine", lambda: run("docker", "--host", address, "info").returncode == 0)
+        yield address
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def test_the_reason_is_said_and_the_native_stack_serves(tmp_path: Path) -> None:
+    with (
+        engine(tmp_path) as address,
+        native_stack(tmp_path, "ARGS=", DOCKER_HOST=address) as stack,
+    ):
+        first = stack.output.read_text().splitlines()[0]
+        assert first.startswith(
+            "Running natively, without Grafana: the Docker Engine cannot start a container with a "
+            "memory limit ("
+        )
+        assert "/bin/false did not terminate successfully" in first
+        body = {"prompt": "def __enter__(self):", "max_new_tokens": 4}
+        answer = httpx.post(f"{stack.api}/generate", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
