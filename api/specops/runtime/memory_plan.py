@@ -333,7 +333,8 @@ def _refusal(plan: MemoryPlan, least: int) -> str:
         f"a KV cache of {plan.kv_tokens:,} tokens does not fit: {_mb(plan.kv_bytes)} of keys and "
         f"values, {_mb(demand.pass_bytes)} for a pass and {_mb(spare_bytes(supply.limit))} to "
         f"spare make {_mb(plan.needed)}, but of the limit of {_mb(supply.limit)} "
-        f"({supply.limit_note}) {_mb(supply.held)} are held and {_mb(supply.free)} are free. {way_out}"
+        f"({supply.limit_note}) {_mb(supply.held)} are held and {_mb(supply.free)} are free. "
+        f"{way_out}"
     )
 
 

@@ -27,9 +27,9 @@ class MemoryReading:
 
     If a cgroup limits this process, the figures are those of the whole cgroup, because the limit
     counts them; otherwise they are those of this process, with the machine's memory as the limit.
-    `swap_limit` is the swap that can really be used: 0 on a machine without swap. `swap_cap` is what
-    the kernel allows beside `limit`, which may be more; None if it holds no limit of swap, as can
-    happen below a memory limit: an engine may ask for a limit of swap that the kernel does not hold.
+    `swap_limit` is the swap that can really be used: 0 on a machine without swap. `swap_cap` is
+    what the kernel allows beside `limit`, which may be more; None if it holds no limit of swap. It
+    may hold none although an engine was asked for one.
     """
 
     anon: int
