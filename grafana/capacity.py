@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from board import Panels, board
-from panels import PER_SECOND, big_number, curves
-from promql import now, now_by, part, rate, rate_by, ratio, series
+from board import Panels, board, state
+from panels import COUNT, MEAN, PER_SECOND, UNREACHABLE, curves, tile
+from promql import ANSWERS, NOW, now, now_by, part, rate_by, ratio, series, total
 
 MEMORY, DISK = "specops_memory_bytes", "specops_disk_bytes"
 FREE, TOTAL = 'kind="free"', 'kind="total"'
-CPU_USE = (
-    f"sum(rate({series('process_cpu_seconds_total')}[$__rate_interval])) "
-    f"/ (sum({series('specops_cpus')}) > 0) or vector(0)"
-)
+NO_QUOTA = "no quota"
 
 
 def _glance() -> Panels:
-    yield big_number(
-        "Anonymous memory of the cap",
-        "The part that cannot be dropped, as a share of the limit. Above 90 % the kernel "
+    yield state()
+    yield tile(
+        "Memory of the cap",
+        "Anonymous memory, which cannot be dropped, as a share of the limit. Above 90 % the kernel "
         "swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8) or "
         "smaller weights (SPECOPS_QUANT).",
         "percentunit",
@@ -27,7 +25,7 @@ def _glance() -> Panels:
         warn=0.75,
         alarm=0.9,
     )
-    yield big_number(
+    yield tile(
         "Swap in use",
         "Memory that was moved to disk. A little that does not move is no problem; growing "
         "swap, together with pressure, makes every token slow.",
@@ -36,40 +34,42 @@ def _glance() -> Panels:
         warn=64 << 20,
         alarm=1 << 30,
     )
-    yield big_number(
-        "Time lost for memory",
+    yield tile(
+        "Lost for memory",
         "Share of the time in which some task stood still because memory had to be freed "
-        "first. Above a few percent it crawls: lower SPECOPS_KV_TOKENS. 0 as well "
-        "where the kernel keeps no such figures.",
+        "first. Above a few percent it crawls: lower SPECOPS_KV_TOKENS.",
         "percentunit",
-        rate("specops_memory_pressure_seconds_total", 'kind="some"'),
+        total("specops_memory_pressure_seconds_total", 'kind="some"', NOW),
+        nothing="unknown",
         warn=0.02,
         alarm=0.1,
     )
-    yield big_number(
+    yield tile(
         "Processors used",
         "Share of the processor time that affinity and quota leave the service. Near 100 % "
         "while it answers is right: inference uses what it gets. High without requests: "
         "look at the API's log.",
         "percentunit",
-        CPU_USE,
+        f"{total('process_cpu_seconds_total', window=NOW)} / ({now('specops_cpus')} > 0)",
     )
-    yield big_number(
+    yield tile(
         "Throttled",
         "Share of the accounting periods in which the processor quota stopped the service. "
         "Above a few percent it runs more threads than it may: set SPECOPS_THREADS to the "
-        "quota. 0 without a quota.",
+        "quota.",
         "percentunit",
-        ratio("specops_cpu_throttled_periods_total", "specops_cpu_periods_total"),
+        ratio("specops_cpu_throttled_periods_total", "specops_cpu_periods_total", window=NOW),
+        nothing=NO_QUOTA,
         warn=0.05,
         alarm=0.25,
     )
-    yield big_number(
+    yield tile(
         "Disk in use",
         "Of the volume that models are kept on (SPECOPS_CACHE_DIR). Near 100 % a download or "
         "a conversion fails: remove models that are not used any more from that folder.",
         "percentunit",
-        f"1 - sum({series(DISK, FREE)}) / (sum({series(DISK, TOTAL)}) > 0) or vector(0)",
+        # The fullest volume: replicas share one, or have one each.
+        f"max(1 - {series(DISK, FREE)} / ignoring (kind) {series(DISK, TOTAL)})",
         warn=0.85,
         alarm=0.95,
     )
@@ -89,15 +89,20 @@ def _memory() -> Panels:
         },
         limits=("limit",),
         stacked=True,
+        nothing=UNREACHABLE,
     )
     yield curves(
         "Swap",
-        "Swap in use against what there is. A limit of 0 means that there is none; "
+        "Swap in use against what there is. No limit: there is none; "
         "swap-setup.sh makes some where the host allows it. Growing: too much for this "
         "machine.",
         "bytes",
-        {"used": now(MEMORY, 'kind="swap"'), "limit": now(MEMORY, 'kind="swap_limit"')},
+        {
+            "used": now(MEMORY, 'kind="swap"'),
+            "limit": now(MEMORY, 'kind="swap_limit"') + " > 0",
+        },
         limits=("limit",),
+        nothing=UNREACHABLE,
     )
     yield curves(
         "Time lost for lack of memory",
@@ -108,6 +113,7 @@ def _memory() -> Panels:
         {"{{kind}}": rate_by("kind", "specops_memory_pressure_seconds_total")},
         warn=0.02,
         alarm=0.1,
+        nothing="no time was lost",
     )
     yield curves(
         "Page faults per second",
@@ -120,19 +126,21 @@ def _memory() -> Panels:
         right={"minor": PER_SECOND},
         colours={"major": "red"},
         width=12,
+        nothing=UNREACHABLE,
     )
     yield curves(
         "Killed for memory, and restarts",
         "Processes that the kernel killed in the service's cgroup, and restarts in the last "
         "hour. Any of them: lower SPECOPS_KV_TOKENS or the weights' size until the memory "
         "panel above stays below its limit.",
-        "short",
+        COUNT,
         {
             "killed": now("specops_oom_kills_total"),
-            "restarts": f"sum(changes({series('process_start_time_seconds')}[1h])) or vector(0)",
+            "restarts": f"sum(changes({series('process_start_time_seconds')}[1h]) {ANSWERS})",
         },
         alarm=1,
         width=12,
+        nothing=UNREACHABLE,
     )
 
 
@@ -144,13 +152,14 @@ def _cache() -> Panels:
         "alike, against the room for them. Running ones at capacity with requests waiting: "
         "more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, shorter requests, or a larger memory "
         "limit.",
-        "short",
+        COUNT,
         {
             "running": now("specops_kv_tokens"),
             "kept": now("specops_kv_kept_tokens"),
             "capacity": now("specops_kv_capacity_tokens"),
         },
         limits=("capacity",),
+        nothing=UNREACHABLE,
     )
     yield curves(
         "KV blocks",
@@ -158,8 +167,9 @@ def _cache() -> Panels:
         "`kept` from finished ones until their room is needed; `free`. No `free` is fine as "
         "long as some are `kept`. Neither: requests give their blocks up to each other, see "
         "beside. No `shared` although prompts begin alike: SPECOPS_PREFIX_CACHE.",
-        "short",
-        {"{{state}}": now_by("state", "specops_kv_blocks")},
+        COUNT,
+        {"{{state}}": now_by("state", "specops_kv_blocks", moved=True)},
+        nothing=UNREACHABLE,
     )
     yield curves(
         "Preemptions",
@@ -167,9 +177,10 @@ def _cache() -> Panels:
         "later. 0 is how it should be. Above it for long: the cache is too small for what "
         "runs; more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, or fewer SPECOPS_SLOTS.",
         PER_SECOND,
-        {"preemptions": rate("specops_preemptions_total")},
+        {"preemptions": total("specops_preemptions_total")},
         warn=0.1,
         alarm=1,
+        nothing=UNREACHABLE,
     )
 
 
@@ -180,21 +191,28 @@ def _rest() -> Panels:
         "Processors in use, against those that affinity and quota leave. At the limit while "
         "requests wait: the machine is the bottleneck. Far below it while requests wait: "
         "memory or disk is.",
-        "short",
+        MEAN,
         {
-            "used": rate("process_cpu_seconds_total"),
+            "used": total("process_cpu_seconds_total"),
             "granted": now("specops_cpus"),
         },
         limits=("granted",),
+        nothing=UNREACHABLE,
+        width=6,
     )
     yield curves(
         "Stopped by the processor quota",
         "Seconds of each second for which the quota stopped the service. Above 0.05: more "
         "threads than the quota can feed; set SPECOPS_THREADS, or raise the quota.",
         "s",
-        {"stopped": rate("specops_cpu_throttled_seconds_total")},
+        {
+            "stopped": f"{total('specops_cpu_throttled_seconds_total')} "
+            f"and on () {now('specops_cpu_periods_total')} > 0"
+        },
         warn=0.05,
         alarm=0.25,
+        nothing=NO_QUOTA,
+        width=6,
     )
     yield curves(
         "Disk of the models",
@@ -203,10 +221,25 @@ def _rest() -> Panels:
         "times the model.",
         "bytes",
         {
-            "free": now(DISK, FREE),
-            "total": now(DISK, TOTAL),
+            "free": now(DISK, FREE, of="min"),
+            "total": now(DISK, TOTAL, of="min"),
         },
         limits=("total",),
+        nothing=UNREACHABLE,
+        width=6,
+    )
+    yield curves(
+        "Model on its way",
+        "Share of each model's files that has been downloaded, for presets that are not "
+        "bundled. Stuck below 100 %: GET /health says what the service waits for.",
+        "percentunit",
+        {
+            "{{model}}": f"sum by (model) ({series('specops_download_bytes')}) "
+            f"/ (sum by (model) ({series('specops_download_total_bytes')}) > 0)"
+        },
+        maximum=1,
+        nothing="nothing is downloaded",
+        width=6,
     )
 
 

@@ -19,6 +19,7 @@ import healthy
 import latency
 import speculation
 import spread
+from board import MARKS
 
 FOLDER = Path(__file__).parent / "dashboards"
 DASHBOARDS = {
@@ -47,6 +48,7 @@ def _clean(board: dict[str, Any]) -> None:
             variable.pop(name, None)
     for mark in board["annotations"]["list"]:  # the SDK knows only Grafana's own annotations
         mark["target"] = {"expr": mark.pop("expr"), "refId": "Anno"}
+        mark["titleFormat"], mark["textFormat"] = MARKS[mark["name"]]
 
 
 def main() -> int:

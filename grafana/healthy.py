@@ -2,93 +2,151 @@
 
 From top to bottom: two lines of figures, then how fast it is, how long people wait, whether it is
 overloaded, whether it fits. Each panel's description says what to do when it looks bad; the other
-dashboards go deeper.
+dashboards go deeper. Every panel here has data while there is any traffic.
 """
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from board import Panels, board
-from panels import PER_SECOND, TOKENS_PER_SECOND, big_number, curves, label_now
-from promql import now, now_by, part, quantile, quantiles, rate, rate_by, ratio, series
+from board import Panels, board, state
+from panels import (
+    COUNT,
+    MEAN,
+    TIMES,
+    TOKENS_PER_SECOND,
+    UNREACHABLE,
+    curves,
+    tile,
+    words,
+)
+from promql import (
+    NOW,
+    UP,
+    now,
+    now_by,
+    part,
+    quantile,
+    quantiles,
+    rate_by,
+    ratio,
+    series,
+    speed,
+    total,
+)
 
-READY, FAILED, BETWEEN = 'state="ready"', 'state="failed"', 'state!~"ready|failed"'
 FIRING = 'ALERTS{alertstate="firing"}'
 OBJECTIVE = 30  # seconds; prometheus/rules/specops.yml counts what takes longer
-
-
-_ON_ITS_WAY, _WRONG = 2, 3
-
-
-def _states() -> str:
-    """A series for each state that an instance is in; its value says how bad that is."""
-    every = series("specops_model_state")
-
-    def having(labels: str) -> str:
-        return f"(max by (state) ({series('specops_model_state', labels)}) == 1)"
-
-    unreachable = 'label_replace(vector(1), "state", "unreachable", "", "")'
-    return (
-        f"{having(READY)} or {_ON_ITS_WAY} * {having(BETWEEN)} or {_WRONG} * {having(FAILED)} "
-        f"or {_WRONG} * ({unreachable} unless on () max({every}))"
-    )
+ENDED, REFUSED = "specops_requests_total", "specops_requests_rejected_total"
+BY_LOAD = 'reason=~"queue_full|kv_tokens|memory|pressure"'
+JUMP = "Tokens per pass (average jump length)"
+# Recorded by instance; the service may be gone, and the hour that they look back over is not.
+BURNING = f"and on (instance) {UP}"
 
 
 def _glance() -> Panels:
-    yield label_now(
-        "Model",
-        "What the service is doing with its weights; it answers when this says `ready`. Any "
-        "other state is on its way there, except `failed`: GET /health says why. "
-        "`unreachable`: Prometheus gets no figures from the API, so every other figure here "
-        "says nothing; its page /targets says why.",
-        {"{{state}}": _states()},
-        warn=_ON_ITS_WAY,
-        alarm=_WRONG,
+    yield state(4)
+    yield tile(
+        "Requests per second",
+        "Requests that ended in the last minute, per second, refused ones included. 0: none came. "
+        "`Requests per second, by their end` says how they ended.",
+        "reqps",
+        f"{total(ENDED, window=NOW)} + {total(REFUSED, window=NOW)}",
+        width=4,
+        decimals=2,
     )
-    yield big_number(
+    yield tile(
         "Tokens per second",
-        "Tokens generated for all requests together. Low while requests wait: look at tokens "
-        "per jump, and at `Where does the time go?`. 0: no request runs.",
+        "Tokens generated for all requests together, over the last minute. Low while requests "
+        "wait: look at tokens per pass, and at `Where does the time go?`.",
         TOKENS_PER_SECOND,
-        rate("specops_generated_tokens_total"),
+        speed("specops_generated_tokens_total", window=NOW),
+        width=4,
         decimals=1,
     )
-    yield big_number(
-        "Tokens per jump",
+    yield tile(
+        JUMP,
         "Tokens that one pass of the target brings a request, over the last minute. 1 is plain "
         "decoding; below about 1.2 drafting hardly pays: `Does speculation pay?` says which "
-        "drafter to try. 0: no request runs.",
-        "short",
-        now("specops_avg_jump", of="avg"),
+        "drafter to try.",
+        MEAN,
+        f"avg({series('specops_avg_jump')} > 0)",
+        width=6,
         decimals=2,
         warn=1,
         alarm=0.99,
         low_is_bad=True,
     )
-    yield big_number(
+    yield words(
+        "Alerts",
+        "Alerts of prometheus/rules/alerts.yml that fire now; the orange marks on the curves say "
+        "from when to when. The one that began first is mostly the cause of the others. "
+        "Prometheus' page /alerts says what to do about each.",
+        {
+            "{{alertname}}": f"count by (alertname) ({FIRING})",
+            "none": f"vector(1) and on () {UP} unless on () {FIRING}",
+            UNREACHABLE: f"vector(1) unless on () {UP}",
+        },
+        {"none": "green", UNREACHABLE: "red"},
+        width=6,
+        other="orange",
+    )
+
+
+def _objectives() -> Panels:
+    yield tile(
+        "First token, p95",
+        "95 of 100 requests had their first token sooner, waiting included, in the last two "
+        "minutes. High with a full queue: overload. High without one: long prompts; see `Where "
+        "does the time go?`.",
+        "s",
+        quantile(0.95, "specops_time_to_first_token_seconds"),
+        warn=5,
+        alarm=20,
+    )
+    yield tile(
         "Latency, p95",
-        "95 of 100 requests were answered faster, waiting included; the objective is 30 s. Bad "
-        "together with a long queue: overload. Bad without one: long outputs, or a slow "
-        "machine.",
+        "95 of 100 requests were answered faster, waiting included, in the last two minutes; the "
+        "objective is 30 s. Bad together with a long queue: overload. Bad without one: long "
+        "outputs, or a slow machine.",
         "s",
         quantile(0.95, "specops_latency_seconds"),
         warn=OBJECTIVE / 2,
         alarm=OBJECTIVE,
     )
-    yield big_number(
-        "Waiting",
+    yield tile(
+        "Queue in use",
         "Requests that wait for a slot, as a share of the queue. It returns to 0 when load "
         "does; if it stays up, ask for less, or add slots (SPECOPS_SLOTS) if memory allows. "
         "Full, the queue sheds load with 429.",
         "percentunit",
-        f"sum({series('specops_requests_waiting')}) "
-        f"/ (sum({series('specops_queue_size')}) > 0) or vector(0)",
+        f"{now('specops_requests_waiting')} / ({now('specops_queue_size')} > 0)",
         warn=0.25,
         alarm=0.8,
+        nothing="no queue",
     )
-    yield big_number(
-        "Memory used of the cap",
+    yield tile(
+        "Refused",
+        "Share of the requests of the last minute that were refused for load (429). Right under "
+        "overload, since it keeps the others fast; if it lasts, ask for less or add machines.",
+        "percentunit",
+        f"{total(REFUSED, BY_LOAD, NOW)} "
+        f"/ ({total(ENDED, window=NOW)} + {total(REFUSED, BY_LOAD, NOW)} > 0)",
+        warn=0.01,
+        alarm=0.2,
+    )
+    yield tile(
+        "Failed",
+        "Share of the requests of the last minute that ended with an error or at their deadline. "
+        "Errors: the API's log says why. Deadlines: the queue is too long for this machine, lower "
+        "SPECOPS_QUEUE_SIZE.",
+        "percentunit",
+        ratio(ENDED, ENDED, 'outcome=~"error|timeout"', window=NOW),
+        warn=0.001,
+        alarm=0.05,
+    )
+    yield tile(
+        "Memory of the cap",
         "Anonymous memory, the part that cannot be dropped, as a share of the limit. Above "
         "90 % the kernel swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS) or smaller "
         "weights (SPECOPS_QUANT).",
@@ -96,65 +154,27 @@ def _glance() -> Panels:
         part("specops_memory_bytes", 'kind="anon"', 'kind="limit"'),
         warn=0.75,
         alarm=0.9,
+        nothing="no limit",
     )
-
-
-def _objectives() -> Panels:
-    yield big_number(
-        "Alerts firing",
-        "Alerts of prometheus/rules/alerts.yml that fire now; the panel `Alerts, by name` says "
-        "which, Prometheus' page /alerts what to do about each. 0 is how it should be.",
-        "short",
-        f"count({FIRING}) or vector(0)",
-        warn=1,
-        alarm=2,
-    )
-    yield big_number(
-        "Error budget burn, 1 h",
-        "How fast slow answers use up the 5 % that may take longer than the objective of 30 s: "
-        "1 uses it up exactly, 10 pages. Above 1 for long: shorten the queue "
+    yield tile(
+        "Error budget burn",
+        "How fast slow answers of the last hour use up the 5 % that may take longer than the "
+        "objective of 30 s: 1 uses it up exactly, 10 pages. Above 1 for long: shorten the queue "
         "(SPECOPS_QUEUE_SIZE) so that load is shed sooner, or give it more processors.",
-        "short",
-        now("instance:specops_slow_requests:burn_rate1h", of="max"),
+        TIMES,
+        f"max(instance:specops_slow_requests:burn_rate1h {BURNING})",
         decimals=2,
         warn=1,
         alarm=10,
     )
-    yield big_number(
-        "Failed of all requests",
-        "Share of requests that ended with an error or at their deadline. Errors: the API's "
-        "log says why. Deadlines: the queue is too long for this machine, lower "
-        "SPECOPS_QUEUE_SIZE.",
-        "percentunit",
-        ratio("specops_requests_total", "specops_requests_total", 'outcome=~"error|timeout"'),
-        warn=0.001,
-        alarm=0.05,
-    )
-    yield big_number(
-        "Turned away per second",
-        "Requests refused at the door, all reasons together; the panel below tells them "
-        "apart. 429 under overload is right; if it lasts, ask for less or add machines.",
-        "reqps",
-        rate("specops_requests_rejected_total"),
-        warn=0.1,
-        alarm=5,
-    )
-    yield big_number(
-        "Swap in use",
-        "Memory that the kernel moved to disk. A little that does not move is no problem; "
-        "growing swap makes every token slow: see `Will it fit?`.",
-        "bytes",
-        now("specops_memory_bytes", 'kind="swap"'),
-        warn=64 << 20,
-        alarm=1 << 30,
-    )
-    yield big_number(
+    yield tile(
         "Ready for",
         "Time since the model became ready. Short although it was not restarted on purpose: it "
         "ended by itself; `docker inspect` says whether for lack of memory, the API's log "
-        "otherwise. 0: it is not ready yet.",
+        "otherwise.",
         "s",
-        f"time() - min({series('specops_model_ready_timestamp_seconds')} > 0) or vector(0)",
+        f"time() - min({series('specops_model_ready_timestamp_seconds')} > 0)",
+        nothing="not ready",
     )
 
 
@@ -168,24 +188,30 @@ def _speed() -> Panels:
         "(SPECOPS_REQUEST_TIMEOUT).",
         TOKENS_PER_SECOND,
         {
-            "generated": rate("specops_generated_tokens_total"),
-            "prompt": rate("specops_prompt_tokens_total"),
-            "wasted": rate("specops_wasted_tokens_total"),
+            "generated": speed("specops_generated_tokens_total"),
+            "prompt": speed("specops_prompt_tokens_total"),
+            "wasted": speed("specops_wasted_tokens_total"),
         },
-        width=12,
         colours={"wasted": "red"},
     )
     yield curves(
-        "Tokens per pass over time",
+        f"{JUMP} over time",
         "Tokens that a request gets from one pass of the target, from the counters and as the "
         "service itself reports it. 1 is plain decoding. Falling while the load is the same: "
         "the text has become harder to foresee, see `Does speculation pay?`.",
-        "short",
+        MEAN,
         {
-            "tokens per jump": ratio("specops_decode_tokens_total", "specops_sequence_steps_total"),
-            "last minute (service)": now("specops_avg_jump", of="avg"),
+            "now": ratio("specops_decode_tokens_total", "specops_sequence_steps_total"),
+            "last minute": f"avg({series('specops_avg_jump')} > 0)",
         },
-        width=12,
+    )
+    yield curves(
+        "Output that drafts brought",
+        "Share of the generated tokens that were draft tokens: the target only checked them. "
+        "Falling while the load is the same: the text has become harder to foresee. 0 for long: "
+        "drafting is off, or does not pay; see `Does speculation pay?`.",
+        "percentunit",
+        {"of all tokens": ratio("specops_accepted_tokens_total", "specops_generated_tokens_total")},
     )
 
 
@@ -194,17 +220,21 @@ def _waiting() -> Panels:
     yield curves(
         "Latency",
         "From a request's arrival to its end. p99 far above p50: some ask for much more than "
-        "others, or wait in the queue; compare with the time to first token.",
+        "others, or wait in the queue; compare with the time to first token. Dots are single "
+        "requests.",
         "s",
         quantiles("specops_latency_seconds"),
         alarm=OBJECTIVE,
+        exemplars="p99",
     )
     yield curves(
         "Time to first token",
         "From a request's arrival to its first token, waiting included. High with a queue: "
-        "overload. High without one: long prompts, so look at the time of passes with prompts.",
+        "overload. High without one: long prompts, so look at the time of passes with prompts. "
+        "Dots are single requests.",
         "s",
         quantiles("specops_time_to_first_token_seconds"),
+        exemplars="p99",
     )
     yield curves(
         "Time between tokens",
@@ -223,7 +253,7 @@ def _load() -> Panels:
         "Requests that hold a slot, and requests that wait for one, below the room for both. "
         "Waiting at its limit: the next ones get 429. Waiting while slots are free: the KV "
         "cache has no room for them, see `Will it fit?`.",
-        "short",
+        COUNT,
         {
             "running": now("specops_requests_running"),
             "waiting": now("specops_requests_waiting"),
@@ -231,44 +261,25 @@ def _load() -> Panels:
             "room to wait": now("specops_queue_size"),
         },
         limits=("slots", "room to wait"),
+        nothing=UNREACHABLE,
     )
     yield curves(
-        "Requests per second, by outcome",
-        "`stop` and `length` are good ends. `cancelled`: the client left. `timeout`: the "
-        "deadline passed, so the queue is too long for this machine. `error`: the engine "
-        "failed, and the API's log says why.",
+        "Requests per second, by their end",
+        "`stop` and `length` are good ends. `refused`: not let in; `How is the load spread?` says "
+        "for which reason. `cancelled`: the client left. `timeout`: the deadline passed, so the "
+        "queue is too long for this machine. `error`: the engine failed, and the API's log says "
+        "why.",
         "reqps",
-        {"{{outcome}}": rate_by("outcome", "specops_requests_total")},
+        {
+            "{{outcome}}": rate_by("outcome", ENDED),
+            "refused": f"{total(REFUSED)} and on () sum(increase({series(REFUSED)}[$__range])) > 0",
+        },
         stacked=True,
         colours={
-            **{"stop": "green", "length": "blue"},
-            **{"cancelled": "yellow", "timeout": "orange", "error": "red"},
+            **{"stop": "green", "length": "blue", "cancelled": "yellow"},
+            **{"timeout": "orange", "error": "red", "refused": "purple"},
         },
     )
-    yield curves(
-        "Requests turned away per second, by reason",
-        "`queue_full`, `kv_tokens`, `memory` and `pressure` are shed load (429): right under "
-        "overload, wrong if it lasts; then ask for less or add machines. `not_ready`: loading "
-        "or draining. The others are the client's mistakes.",
-        "reqps",
-        {"{{reason}}": rate_by("reason", "specops_requests_rejected_total")},
-        stacked=True,
-    )
-    yield curves(
-        "Connections closed per second, by reason",
-        "`idle` is daily life. `slow_headers`, `slow_body` and `unread`: clients that sent or "
-        "read too slowly; many of them are an attack, or a network that loses packets. `full`: "
-        "too many connections at once; put a proxy in front, or find who opens them. "
-        "`malformed`: what came was no HTTP, such as TLS on this port.",
-        PER_SECOND,
-        {"{{reason}}": rate_by("reason", "specops_connections_closed_total")},
-        stacked=True,
-        width=24,
-    )
-
-
-def _memory() -> Panels:
-    yield Row("Does it fit, and does it keep its promise?")
     yield curves(
         "Memory against the cap",
         "`anon` cannot be dropped and must stay below the limit; `file` is page cache, weights "
@@ -281,46 +292,25 @@ def _memory() -> Panels:
         },
         limits=("limit",),
         stacked=True,
-        width=12,
+        nothing=UNREACHABLE,
     )
+
+
+def _promises() -> Panels:
+    yield Row("Does it keep its promise?")
     yield curves(
-        "Error budget burn",
+        "Error budget burn, by window",
         "The share of answers slower than 30 s, over the 5 % that may be, in four windows. "
         "An alert needs a long and a short window at once: it neither pages for one slow "
         "answer nor sleeps through a slow hour.",
-        "short",
+        TIMES,
         {
-            window: now(f"instance:specops_slow_requests:burn_rate{window}", of="max")
+            window: f"max(instance:specops_slow_requests:burn_rate{window} {BURNING})"
             for window in ("5m", "30m", "1h", "6h")
         },
         warn=3,
         alarm=10,
-        width=12,
-    )
-    nothing = 'label_replace(vector(0), "alertname", "none", "", "")'
-    yield curves(
-        "Alerts, by name",
-        "Which alerts fire, from when to when; `none` at 0 while nothing does. The one that "
-        "began first is mostly the cause of the others. Prometheus' page /alerts has a runbook "
-        "for each.",
-        "short",
-        {"{{alertname}}": f"sum by (alertname) ({FIRING}) or ({nothing} unless on () {FIRING})"},
-        width=12,
-    )
-    yield curves(
-        "Model on its way",
-        "Share of each model's files that has been downloaded, for presets that are not "
-        "bundled; 0 where nothing was to be fetched. Stuck below 100 %: GET /health says what "
-        "the service waits for.",
-        "percentunit",
-        {
-            "{{model}}": "sum by (model) "
-            f"({series('specops_download_bytes')}) "
-            f"/ (sum by (model) ({series('specops_download_total_bytes')}) > 0) "
-            f"or 0 * sum by (model) ({series('specops_download_bytes')})"
-        },
-        maximum=1,
-        width=12,
+        width=24,
     )
 
 
@@ -330,5 +320,5 @@ def build() -> Dashboard:
         "healthy",
         "Is it healthy?",
         "Speed, waiting, load and memory of the inference service at a glance.",
-        (_glance, _objectives, _speed, _waiting, _load, _memory),
+        (_glance, _objectives, _speed, _waiting, _load, _promises),
     )

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from board import Panels, board
-from panels import PER_SECOND, TOKENS_PER_SECOND, big_number, curves, heat
-from promql import WINDOW, buckets, mean, quantile, rate, rate_by, ratio, ratio_by, series
+from board import Panels, board, state
+from panels import COUNT, MEAN, PER_SECOND, TOKENS_PER_SECOND, curves, heat, tile
+from promql import (
+    NOW,
+    buckets,
+    mean,
+    quantile,
+    rate_by,
+    ratio,
+    ratio_by,
+    share_by,
+    speed,
+)
 
 STEPS = "specops_target_step_seconds"
-REQUESTS_PER_PASS = ratio(
-    "specops_sequence_steps_total", "specops_target_steps_total", "", 'kind=~"decode|verify|mixed"'
-)
+KINDS = ("prefill", "mixed", "decode", "verify")
 OFFERED, PROMPT = "specops_prompt_budget_tokens_total", 'use="prompt"'
 
 
-def _sum_rate(counter: str) -> str:
-    return f"sum(rate({series(counter)}[{WINDOW}]))"
-
-
 def _difference(longer: str, shorter: str) -> str:
-    """Mean of one histogram less the mean of another, per request; 0 without requests."""
-    whole = f"{_sum_rate(f'{longer}_sum')} / ({_sum_rate(f'{longer}_count')} > 0)"
-    start = f"{_sum_rate(f'{shorter}_sum')} / ({_sum_rate(f'{shorter}_count')} > 0)"
-    return f"clamp_min({whole} - ({start}), 0) or vector(0)"
+    """Mean of one histogram less the mean of another, per request."""
+    return f"clamp_min({mean(longer)} - {mean(shorter)}, 0)"
 
 
 def _glance() -> Panels:
-    yield big_number(
+    yield state()
+    yield tile(
         "Queue wait, p95",
         "95 of 100 requests got a slot faster. It grows when more comes than the machine can "
         "answer: lower SPECOPS_QUEUE_SIZE to refuse sooner, or add machines.",
@@ -36,7 +39,7 @@ def _glance() -> Panels:
         warn=5,
         alarm=20,
     )
-    yield big_number(
+    yield tile(
         "First token, p95",
         "95 of 100 requests had their first token sooner, waiting included. High without a "
         "queue: long prompts; see `Prompt tokens, offered and used`.",
@@ -45,7 +48,7 @@ def _glance() -> Panels:
         warn=5,
         alarm=20,
     )
-    yield big_number(
+    yield tile(
         "Between tokens, p95",
         "95 of 100 tokens came sooner after the one before. People read about five words per "
         "second: above 0.2 s they wait for the text. Fewer SPECOPS_SLOTS make each faster.",
@@ -54,7 +57,7 @@ def _glance() -> Panels:
         warn=0.2,
         alarm=1,
     )
-    yield big_number(
+    yield tile(
         "Latency, p95",
         "95 of 100 requests were answered sooner, waiting included; the objective is 30 s. "
         "The panels below say which part of it is too long.",
@@ -63,23 +66,24 @@ def _glance() -> Panels:
         warn=15,
         alarm=30,
     )
-    yield big_number(
-        "Tokens per pass",
+    yield tile(
+        "Computed per pass",
         "Tokens that one pass of the target computes: decoded, verified and of prompts. Near 1 "
         "with several running: they wait for KV blocks, see `Will it fit?`. At "
         "SPECOPS_MAX_BATCHED_TOKENS for long: prompts fill every pass.",
-        "short",
-        ratio("specops_pass_tokens_total", "specops_target_steps_total"),
+        MEAN,
+        ratio("specops_pass_tokens_total", "specops_target_steps_total", window=NOW),
         decimals=1,
     )
-    yield big_number(
+    yield tile(
         "Prompt budget used",
         "Share of the prompt tokens that passes had room for while a prompt waited. Near 1 "
         "with late first tokens: they wait for room, so raise "
         "SPECOPS_MAX_INTER_TOKEN_LATENCY or SPECOPS_MAX_BATCHED_TOKENS. Low: prompts are "
-        "short. 0: none came.",
+        "short.",
         "percentunit",
-        ratio("specops_pass_tokens_total", OFFERED, PROMPT),
+        ratio("specops_pass_tokens_total", OFFERED, PROMPT, window=NOW),
+        nothing="no prompts",
     )
 
 
@@ -110,7 +114,7 @@ def _parts() -> Panels:
         "s",
         {
             "{{kind}}": rate_by("kind", f"{STEPS}_sum"),
-            "draft": rate("specops_draft_seconds_total"),
+            "draft": speed("specops_draft_seconds_total"),
         },
         stacked=True,
         width=12,
@@ -162,7 +166,7 @@ def _steps() -> Panels:
         "and then, or weights are read from disk again; see major page faults on `Will it "
         "fit?`.",
         "s",
-        {kind: quantile(0.95, STEPS, f'kind="{kind}"') for kind in _KINDS},
+        {kind: quantile(0.95, STEPS, f'kind="{kind}"') for kind in KINDS},
     )
     yield curves(
         "Passes and requests per pass",
@@ -172,7 +176,11 @@ def _steps() -> Panels:
         PER_SECOND,
         {
             "{{kind}}": rate_by("kind", "specops_target_steps_total"),
-            "requests per pass": REQUESTS_PER_PASS,
+            "requests per pass": ratio(
+                "specops_sequence_steps_total",
+                "specops_target_steps_total",
+                bottom='kind=~"decode|verify|mixed"',
+            ),
         },
         right={"requests per pass": "suffix:requests"},
     )
@@ -182,17 +190,13 @@ def _contents() -> Panels:
     yield Row("What is in a pass?")
     tokens, passes = "specops_pass_tokens_total", "specops_target_steps_total"
     yield curves(
-        "Tokens per pass, by use",
+        "Computed per pass, by use",
         "What a mean pass computes: `decoded`, one token per request; `verified`, draft "
         "tokens; `prompt`, tokens of prompts. Mostly `prompt` while streams stutter: lower "
-        "SPECOPS_MAX_INTER_TOKEN_LATENCY. Much `verified` with few tokens per jump: see `Does "
+        "SPECOPS_MAX_INTER_TOKEN_LATENCY. Much `verified` with few tokens per pass: see `Does "
         "speculation pay?`.",
-        "short",
-        {
-            "{{use}}": f"sum by (use) (rate({series(tokens)}[{WINDOW}])) "
-            f"/ on () group_left () ({_sum_rate(passes)} > 0) "
-            f"or 0 * sum by (use) ({series(tokens)})"
-        },
+        MEAN,
+        {"{{use}}": share_by("use", tokens, passes)},
         stacked=True,
         width=12,
     )
@@ -204,10 +208,30 @@ def _contents() -> Panels:
         "apart: prompts are short, or KV blocks are missing.",
         TOKENS_PER_SECOND,
         {
-            "offered": rate(OFFERED),
-            "used": rate(tokens, PROMPT),
+            "offered": speed(OFFERED),
+            "used": speed(tokens, PROMPT),
         },
         width=12,
+    )
+
+
+def _lengths() -> Panels:
+    yield Row("How long are prompts and answers?")
+    yield heat(
+        "Length of prompts",
+        "Requests by the number of tokens of their prompt, those of the prefix cache included. "
+        "Long ones take the first token's time; a band that moves up: clients send more with each "
+        "turn, so let the prefix cache keep it (SPECOPS_KV_TOKENS).",
+        COUNT,
+        buckets("specops_request_prompt_tokens"),
+    )
+    yield heat(
+        "Length of answers",
+        "Answers that came to their end, by the number of their tokens. A band at one height: they "
+        "end at max_new_tokens. Longer answers take longer, and hold their slot: "
+        "SPECOPS_MAX_NEW_TOKENS bounds them.",
+        COUNT,
+        buckets("specops_request_generated_tokens"),
     )
 
 
@@ -221,8 +245,8 @@ def _saved() -> Panels:
         "more.",
         TOKENS_PER_SECOND,
         {
-            "computed": rate("specops_prompt_tokens_total"),
-            "known": rate("specops_cached_prompt_tokens_total"),
+            "computed": speed("specops_prompt_tokens_total"),
+            "known": speed("specops_cached_prompt_tokens_total"),
         },
         stacked=True,
         width=12,
@@ -238,14 +262,11 @@ def _saved() -> Panels:
     )
 
 
-_KINDS = ("prefill", "mixed", "decode", "verify")
-
-
 def build() -> Dashboard:
     """The whole dashboard."""
     return board(
         "latency",
         "Where does the time go?",
         "From a request's arrival to its last token: waiting, prompt, answer, pass by pass.",
-        (_glance, _parts, _heatmaps, _steps, _contents, _saved),
+        (_glance, _parts, _heatmaps, _lengths, _steps, _contents, _saved),
     )

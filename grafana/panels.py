@@ -1,7 +1,8 @@
 """Building blocks of the dashboards: panels that cannot be made without a unit and an explanation.
 
-Every panel has thresholds (its values are green if no other colour is given) and a text for the
-case that there is no value.
+Down, idle and zero look different. Nothing is filled in, so where nothing was measured a panel says
+why in words (`nothing`). A tile asks for the value of now alone: of a range, Grafana would show the
+last value that there was. A tile is red and says `unreachable` if no instance answers.
 """
 
 from __future__ import annotations
@@ -31,41 +32,53 @@ from grafana_foundation_sdk.models.common import (
     SortOrder,
     StackingMode,
     TooltipDisplayMode,
+    VisibilityMode,
     VizOrientation,
 )
 from grafana_foundation_sdk.models.dashboard import (
+    DashboardSpecialValueMapOptions,
     DataSourceRef,
     DynamicConfigValue,
     GridPos,
+    SpecialValueMap,
+    SpecialValueMatch,
     Threshold,
     ThresholdsMode,
+    ValueMappingResult,
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from promql import Queries
+from promql import Queries, or_unreachable
 
-DATASOURCE = DataSourceRef(type_val="prometheus", uid="prometheus")
-NO_VALUE = "no traffic yet"
+# The variable of each dashboard that names the data source; grafana/board.py has it.
+DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+NO_TRAFFIC = "no traffic"
+UNREACHABLE = "unreachable"
 # Units that Grafana does not know; it writes the text after `suffix:` behind the figure.
 TOKENS_PER_SECOND, TIMES, PER_SECOND = "suffix:tok/s", "suffix:x", "suffix:/s"
+COUNT, MEAN = "none", "short"  # whole numbers, and numbers that are not
 TALL = 8  # rows of Grafana's grid
-# Nothing is red while nothing happens: low figures are judged only above this value.
-IDLE = 0.001
+# Where an axis ends if every value is 0. Without it Grafana takes 100, whatever the unit; if it
+# were larger, small values would lie at the bottom.
+SMALLEST_RANGE = {
+    **{"percentunit": 0.01, "s": 0.001, "bytes": 1024, "reqps": 0.01},
+    **{TOKENS_PER_SECOND: 0.1, PER_SECOND: 0.01, TIMES: 0.1, COUNT: 1, MEAN: 0.1},
+}
+HEAT_COLUMNS = 60
 
 
 AnyPanel = TypeVar("AnyPanel", stat.Panel, timeseries.Panel, bargauge.Panel, heatmaps.Panel)
 
 
-def _begun(panel: AnyPanel, title: str, description: str, unit: str, place: GridPos) -> AnyPanel:
+def _begun(panel: AnyPanel, title: str, description: str, unit: str, nothing: str) -> AnyPanel:
     """The panel with the shared parts of all panels; it is green until it gets thresholds."""
     return (
         panel.title(title)
         .description(description)
         .datasource(DATASOURCE)
         .unit(unit)
-        .no_value(NO_VALUE)
-        .grid_pos(place)
+        .no_value(nothing)
         .thresholds(thresholds(None, None))
     )
 
@@ -73,70 +86,109 @@ def _begun(panel: AnyPanel, title: str, description: str, unit: str, place: Grid
 def thresholds(
     warn: float | None, alarm: float | None, *, low_is_bad: bool = False
 ) -> dashboard.ThresholdsConfig:
-    """Green, yellow from `warn`, red from `alarm`; the other way round if low is bad."""
-    steps = [Threshold(value=None, color="green")]
+    """Green, yellow from `warn`, red from `alarm`; below them if low is bad."""
     if low_is_bad:
+        named = [(None, "yellow"), (warn, "green")]
         if alarm is not None:
-            steps.append(Threshold(value=IDLE, color="red"))
-        if warn is not None:
-            steps.append(Threshold(value=IDLE if alarm is None else alarm, color="yellow"))
-            steps.append(Threshold(value=warn, color="green"))
+            named = [(None, "red"), (alarm, "yellow"), (warn, "green")]
     else:
-        named = ((warn, "yellow"), (alarm, "red"))
-        steps += [Threshold(value=value, color=name) for value, name in named if value is not None]
-    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+        steps = ((warn, "yellow"), (alarm, "red"))
+        named = [(None, "green"), *(step for step in steps if step[0] is not None)]
+    return (
+        dashboard.ThresholdsConfig()
+        .mode(ThresholdsMode.ABSOLUTE)
+        .steps([Threshold(value=value, color=colour) for value, colour in named])
+    )
 
 
-def _targets(queries: Queries, *, instant: bool = False) -> list[prometheus.Dataquery]:
+def _targets(
+    queries: Queries, *, instant: bool = False, exemplars: str | None = None
+) -> list[prometheus.Dataquery]:
+    """The queries; that with the legend `exemplars` asks for single requests beside it."""
     targets = []
     for ref, (legend, expr) in zip(ascii_uppercase, queries.items(), strict=False):
         target = prometheus.Dataquery().ref_id(ref).datasource(DATASOURCE).expr(expr)
-        targets.append((target.instant() if instant else target.range()).legend_format(legend))
+        target = (target.instant() if instant else target.range()).legend_format(legend)
+        targets.append(target.exemplar(legend == exemplars))
     return targets
 
 
-def big_number(
+def tile(
     title: str,
     description: str,
     unit: str,
     expr: str,
     *,
+    width: int = 3,
     warn: float | None = None,
     alarm: float | None = None,
     low_is_bad: bool = False,
     decimals: int | None = None,
+    nothing: str = NO_TRAFFIC,
 ) -> stat.Panel:
-    """A large number with its curve."""
+    """A large number: how it is now."""
     panel = (
-        _stat(title, description, unit)
+        _tile(title, description, unit, width, nothing)
         .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
-        .graph_mode(BigValueGraphMode.AREA)
         .text_mode(BigValueTextMode.VALUE)
-        .targets(_targets({title.lower(): expr}))
+        .targets(_targets({title.lower(): or_unreachable(expr)}, instant=True))
     )
+    if decimals is None and unit == "percentunit":
+        decimals = 1
     return panel if decimals is None else panel.decimals(decimals)
 
 
-def label_now(
-    title: str, description: str, queries: Queries, *, warn: float, alarm: float
+def words(
+    title: str,
+    description: str,
+    queries: Queries,
+    colours: Mapping[str, str],
+    *,
+    width: int,
+    other: str,
+    counted: bool = False,
 ) -> stat.Panel:
-    """The legend of the current series in large letters; its value decides the colour."""
-    return (
-        _stat(title, description, "none")
-        .thresholds(thresholds(warn, alarm))
-        .graph_mode(BigValueGraphMode.NONE)
-        .text_mode(BigValueTextMode.NAME)
+    """The legends of the series that there are now, in their colours; with `counted`, values too.
+
+    One of the queries must have a value, or the tile is blank. `other` is the colour of a legend
+    without one.
+    """
+    mode = BigValueTextMode.VALUE_AND_NAME if counted else BigValueTextMode.NAME
+    panel = (
+        _tile(title, description, COUNT, width, UNREACHABLE)
+        .thresholds(
+            dashboard.ThresholdsConfig()
+            .mode(ThresholdsMode.ABSOLUTE)
+            .steps([Threshold(value=None, color=other)])
+        )
+        .text_mode(mode)
         .targets(_targets(queries, instant=True))
+    )
+    for name, colour in colours.items():
+        panel.override_by_name(name, [_colour(colour)])
+    return panel
+
+
+def _tile(title: str, description: str, unit: str, width: int, nothing: str) -> stat.Panel:
+    # `last`, since `lastNotNull` leaves out NaN.
+    return (
+        _begun(stat.Panel(), title, description, unit, nothing)
+        .grid_pos(GridPos(h=4, w=width))
+        .color_mode(BigValueColorMode.VALUE)
+        .graph_mode(BigValueGraphMode.NONE)
+        .reduce_options(common.ReduceDataOptions().calcs(["last"]).values(False))
+        .mappings(
+            [
+                _special(SpecialValueMatch.NA_N, UNREACHABLE, "red"),
+                _special(SpecialValueMatch.NULL, nothing, "text"),
+            ]
+        )
     )
 
 
-def _stat(title: str, description: str, unit: str) -> stat.Panel:
-    panel = _begun(stat.Panel(), title, description, unit, GridPos(h=4, w=4))
-    return panel.color_mode(BigValueColorMode.VALUE).reduce_options(_last())
-
-
-def _last() -> common.ReduceDataOptions:
-    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
+def _special(match: SpecialValueMatch, text: str, colour: str) -> SpecialValueMap:
+    result = ValueMappingResult(text=text, color=colour)
+    return SpecialValueMap(options=DashboardSpecialValueMapOptions(match=match, result=result))
 
 
 def curves(
@@ -154,22 +206,28 @@ def curves(
     warn: float | None = None,
     alarm: float | None = None,
     low_is_bad: bool = False,
+    exemplars: str | None = None,
+    nothing: str = NO_TRAFFIC,
 ) -> timeseries.Panel:
     """Lines over time; thresholds and the series named in `limits` are dashed.
 
     `right` names series of another size, with their units: they have an axis on the right.
-    `colours` names series that mean something good or bad.
+    `colours` names series that mean something good or bad. `exemplars` names the series that
+    single requests are shown with.
     """
     style = GraphTresholdsStyleMode.DASHED
     if warn is None and alarm is None:
         style = GraphTresholdsStyleMode.OFF
     panel = (
-        _begun(timeseries.Panel(), title, description, unit, GridPos(h=TALL, w=width))
+        _begun(timeseries.Panel(), title, description, unit, nothing)
+        .grid_pos(GridPos(h=TALL, w=width))
         .thresholds(thresholds(warn, alarm, low_is_bad=low_is_bad))
         .min(0)
+        .axis_soft_max(SMALLEST_RANGE[unit])
         # A stack has no lines: the line of a series at 0 would look like the series below it.
         .line_width(0 if stacked else 1)
         .fill_opacity(60 if stacked else 8)
+        .show_points(VisibilityMode.NEVER)
         .thresholds_style(common.GraphThresholdsStyleConfig().mode(style))
         .legend(
             common.VizLegendOptions()
@@ -181,6 +239,8 @@ def curves(
             common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
         )
     )
+    if unit == COUNT:
+        panel.decimals(0)
     if stacked:
         panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL).group("A"))
     if maximum is not None:
@@ -188,29 +248,44 @@ def curves(
     for name in limits:
         panel.override_by_name(name, _LIMIT)
     for name, its_unit in (right or {}).items():
-        panel.override_by_name(name, [DynamicConfigValue("unit", its_unit), *_RIGHT])
+        panel.override_by_name(name, _on_the_right(its_unit))
     for name, colour in (colours or {}).items():
         panel.override_by_name(name, [_colour(colour)])
-    return panel.targets(_targets(queries))
+    return panel.targets(_targets(queries, exemplars=exemplars))
 
 
 def bars(
-    title: str, description: str, unit: str, queries: Queries, *, width: int = 8
+    title: str,
+    description: str,
+    unit: str,
+    queries: Queries,
+    *,
+    width: int = 8,
+    nothing: str = NO_TRAFFIC,
 ) -> bargauge.Panel:
     """A bar for the current value of each series; the values are shares, so bars end at 1."""
     return (
-        _begun(bargauge.Panel(), title, description, unit, GridPos(h=TALL, w=width))
+        _begun(bargauge.Panel(), title, description, unit, nothing)
+        .grid_pos(GridPos(h=TALL, w=width))
         .min(0)
         .max(1)
         .orientation(VizOrientation.HORIZONTAL)
         .display_mode(BarGaugeDisplayMode.BASIC)
-        .reduce_options(_last())
-        .targets(_targets(queries))
+        .reduce_options(common.ReduceDataOptions().calcs(["last"]).values(False))
+        .targets(_targets(queries, instant=True))
     )
 
 
-def heat(title: str, description: str, unit: str, expr: str, *, width: int = 12) -> heatmaps.Panel:
-    """Number of observations in each bucket, over time."""
+def heat(
+    title: str,
+    description: str,
+    unit: str,
+    expr: str,
+    *,
+    width: int = 12,
+    nothing: str = NO_TRAFFIC,
+) -> heatmaps.Panel:
+    """Number of observations in each bucket, over time; columns are wide enough to be seen."""
     target = (
         prometheus.Dataquery()
         .ref_id("A")
@@ -221,7 +296,9 @@ def heat(title: str, description: str, unit: str, expr: str, *, width: int = 12)
         .legend_format("{{le}}")
     )
     return (
-        _begun(heatmaps.Panel(), title, description, unit, GridPos(h=TALL, w=width))
+        _begun(heatmaps.Panel(), title, description, unit, nothing)
+        .grid_pos(GridPos(h=TALL, w=width))
+        .max_data_points(HEAT_COLUMNS)
         .calculate(False)
         .rows_frame(heatmaps.RowsHeatmapOptions().layout(HeatmapCellLayout.LE))
         .y_axis(heatmaps.YAxisConfig().unit(unit))
@@ -241,16 +318,21 @@ def _colour(name: str) -> DynamicConfigValue:
     return DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": name})
 
 
+def _on_the_right(unit: str) -> list[DynamicConfigValue]:
+    return [
+        DynamicConfigValue("unit", unit),
+        DynamicConfigValue(id_val="custom.axisSoftMax", value=SMALLEST_RANGE.get(unit, 1)),
+        DynamicConfigValue(id_val="custom.lineWidth", value=1),
+        DynamicConfigValue(id_val="custom.axisPlacement", value="right"),
+        DynamicConfigValue(id_val="custom.fillOpacity", value=0),
+        DynamicConfigValue(id_val="custom.stacking", value={"mode": "none"}),
+    ]
+
+
 _LIMIT = [
     _colour("red"),
     DynamicConfigValue(id_val="custom.lineWidth", value=1),
     DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [8, 8]}),
-    DynamicConfigValue(id_val="custom.fillOpacity", value=0),
-    DynamicConfigValue(id_val="custom.stacking", value={"mode": "none"}),
-]
-_RIGHT = [
-    DynamicConfigValue(id_val="custom.lineWidth", value=1),
-    DynamicConfigValue(id_val="custom.axisPlacement", value="right"),
     DynamicConfigValue(id_val="custom.fillOpacity", value=0),
     DynamicConfigValue(id_val="custom.stacking", value={"mode": "none"}),
 ]

@@ -3,9 +3,10 @@
     python scripts/dashboard_pictures.py [URL] [--output FOLDER] [--minutes 15] [--patience 60]
 
 The script takes a picture when every panel is drawn: it exists, it has stopped loading, and it has
-content. If a panel shows an error or no data, or is not drawn in time, the script still saves the
-pictures, names the panels and ends with 1. It finds panels by the marks that Grafana keeps for its
-own tests (`@grafana/e2e-selectors`, unchanged since version 11).
+content, or the words that it says if nothing was measured. If a panel shows an error or lacks data
+for another reason, or is not drawn in time, the script still saves the pictures, names the panels
+and ends with 1. It finds panels by the marks that Grafana keeps for its own tests
+(`@grafana/e2e-selectors`, unchanged since version 11).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WIDTH = 1600
 # Grafana's grid: 30 pixels a row and 8 between rows. Grafana draws only visible panels: the window
 # is as high as the dashboard.
 ROW_PIXELS, FRAME_PIXELS = 38, 160
-LOOK = """(titles) => titles.map((title) => {
+LOOK = """(panels) => panels.map(({title, nothing}) => {
   const marked = (mark) => `[data-testid="data-testid ${mark}"]`;
   const panel = [...document.querySelectorAll('[data-testid^="data-testid Panel header "]')]
     .find((found) => found.dataset.testid === `data-testid Panel header ${title}`);
@@ -39,17 +40,22 @@ LOOK = """(titles) => titles.map((title) => {
   if (panel.querySelector(marked('Panel status error'))) return 'shows an error';
   if (panel.querySelector('[aria-label="Panel loading bar"]')) return 'is loading';
   const empty = panel.querySelector(marked('Panel data error message'));
-  if (empty) return `shows no data: ${empty.textContent.trim()}`;
+  if (empty && empty.textContent.trim() !== nothing)
+    return `shows no data: ${empty.textContent.trim()}`;
   const content = panel.querySelector(marked('panel content'));
   return content?.querySelector('canvas') || content?.textContent.trim() ? 'drawn' : 'is empty';
 })"""
 
 
-def undrawn(page: Page, names: list[str], patience: float) -> dict[str, str]:
-    """Wait until all panels are drawn; returns the others, each with its problem."""
+def undrawn(page: Page, nothing: dict[str, str], patience: float) -> dict[str, str]:
+    """Wait until all panels are drawn; returns the others, each with its problem.
+
+    `nothing` has the words of each panel, by its title, for the case that there is no data.
+    """
     deadline = time.monotonic() + patience
+    panels = [{"title": title, "nothing": words} for title, words in nothing.items()]
     while True:
-        states = dict(zip(names, page.evaluate(LOOK, names), strict=True))
+        states = dict(zip(nothing, page.evaluate(LOOK, panels), strict=True))
         wrong = {name: state for name, state in states.items() if state != "drawn"}
         if not wrong or time.monotonic() > deadline:
             return wrong
@@ -73,8 +79,12 @@ def take(page: Page, url: str, board: dict[str, Any], output: Path, patience: fl
     page.set_viewport_size({"width": WIDTH, "height": rows * ROW_PIXELS + FRAME_PIXELS})
     if problem := unopened(page, url):
         return [f"{board['title']} {url} {problem}"]
-    titles = [panel["title"] for panel in board["panels"] if panel["type"] != "row"]
-    wrong = undrawn(page, titles, patience)
+    nothing = {
+        panel["title"]: panel["fieldConfig"]["defaults"]["noValue"]
+        for panel in board["panels"]
+        if panel["type"] != "row"
+    }
+    wrong = undrawn(page, nothing, patience)
     page.screenshot(path=output)
     return [f"{board['title']} / {title} {state}" for title, state in wrong.items()]
 

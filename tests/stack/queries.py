@@ -40,18 +40,25 @@ GATEWAY = {
     "envoy_http_downstream_rq_xx": CLIENTS | {"envoy_response_code_class"},
 }
 # Series that the service does not expose: Prometheus' own and the gateway's.
-OWN = {"up": {"job"}, "ALERTS": {"alertstate", "alertname"}, **GATEWAY}
+OWN: dict[str, set[str]] = {"up": set(), "ALERTS": {"alertstate", "alertname"}, **GATEWAY}
 ATTACHED = {"instance", "job"}  # labels that Prometheus adds to everything it scrapes
 _WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring"}
 _WORDS |= {"group_left", "group_right", "inf", "nan"}
+# Grafana's variables: the job of prometheus.yml, every model and instance, over 15 minutes.
+VARIABLES = {
+    **{"$__rate_interval": "20s", "$__range": "15m", "$__interval": "15s"},
+    **{"$job": "specops", "$instance": ".*", "$model": ".*"},
+}
+# Labels whose values are known only once a model is served.
+OF_THE_MODEL = {("specops_model_info", "name"), ("specops_pass_cost_seconds", "size")}
 
 # Name of a series → its labels → their values before any traffic.
 Registry = dict[str, dict[str, set[str]]]
 
 
 def filled(promql: str) -> str:
-    """The expression with values for Grafana's variables: every instance, over a minute."""
-    for variable, value in (("$__rate_interval", "1m"), ("$instance", ".*"), ("$model", ".*")):
+    """The expression with values for Grafana's variables."""
+    for variable, value in VARIABLES.items():
         promql = promql.replace(variable, value)
     return promql
 
@@ -72,13 +79,27 @@ def panels() -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def dashboard_queries() -> list[tuple[str, str]]:
-    """(dashboard / panel: legend, PromQL) with values for Grafana's variables."""
+def asked_for() -> list[tuple[str, str]]:
+    """(dashboard / panel: legend, PromQL) of every query of a panel."""
     return [
-        (f"{name} / {panel['title']}: {target['legendFormat']}", filled(target["expr"]))
+        (f"{name} / {panel['title']}: {target['legendFormat']}", target["expr"])
         for name, panel in panels()
         for target in panel["targets"]
     ]
+
+
+def dashboard_queries() -> list[tuple[str, str]]:
+    """`asked_for` with values for Grafana's variables."""
+    return [(name, filled(promql)) for name, promql in asked_for()]
+
+
+def by_panel(dashboard: str) -> dict[str, list[str]]:
+    """The filled queries of each panel of a dashboard, by its title."""
+    return {
+        panel["title"]: [filled(target["expr"]) for target in panel["targets"]]
+        for name, panel in panels()
+        if name == dashboard
+    }
 
 
 def annotation_queries() -> list[tuple[str, str]]:
@@ -137,17 +158,32 @@ def asked(promql: str) -> Asked:
     return Asked(found, grouping)
 
 
+@cache
+def samples() -> list[tuple[str, dict[str, str]]]:
+    """Name and labels of each series that the service exposes before any traffic."""
+    metrics = Metrics()
+    create_app(Settings(), metrics=metrics)  # it knows the endpoints
+    return [
+        (sample.name, sample.labels)
+        for family in metrics.registry.collect()
+        for sample in family.samples
+    ]
+
+
 def registry() -> Registry:
     """What the service exposes before any traffic."""
     exposed: Registry = {}
-    metrics = Metrics()
-    create_app(Settings(), metrics=metrics)  # it knows the endpoints
-    for family in metrics.registry.collect():
-        for sample in family.samples:
-            labels = exposed.setdefault(sample.name, {})
-            for label, value in sample.labels.items():
-                labels.setdefault(label, set()).add(value)
+    for name, labels in samples():
+        known = exposed.setdefault(name, {})
+        for label, value in labels.items():
+            known.setdefault(label, set()).add(value)
     return exposed
+
+
+def labels_of(promql: str) -> set[str]:
+    """Labels that the samples of an expression may have."""
+    what, exposed = asked(promql), registry()
+    return what.grouping or ATTACHED.union(*(exposed.get(name, ()) for name in what.names))
 
 
 def problems(promql: str, exposed: Registry) -> list[str]:
@@ -168,7 +204,7 @@ def problems(promql: str, exposed: Registry) -> list[str]:
         for label, value in matchers:
             if label not in known and label not in ATTACHED:
                 found.append(f"{name} has no label {label}")
-            elif known.get(label) and name != "specops_model_info":
+            elif known.get(label) and (name, label) not in OF_THE_MODEL:
                 absent = {v for v in value.split("|") if v not in known[label] and "*" not in v}
                 found += [f"{name} has no {label}={v}" for v in sorted(absent)]
     found += [f"nothing to group by {label}" for label in sorted(what.grouping - labels)]

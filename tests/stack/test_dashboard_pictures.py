@@ -33,8 +33,10 @@ for (const [title, ends] of Object.entries(PANELS)) {
     const content = panel.querySelector('[data-testid="data-testid panel content"]');
     if (ends === 'drawn' || ends === 'error') content.append(document.createElement('canvas'));
     if (ends === 'text') content.textContent = '42';
-    if (ends === 'no data')
-      content.innerHTML = '<i data-testid="data-testid Panel data error message">No data</i>';
+    if (ends === 'no data' || ends === 'no traffic')
+      content.innerHTML = '<i data-testid="data-testid Panel data error message"></i>';
+    if (ends === 'no data') content.firstChild.textContent = 'No data';
+    if (ends === 'no traffic') content.firstChild.textContent = ends;
     if (ends === 'error') panel.insertAdjacentHTML('beforeend',
       '<button data-testid="data-testid Panel status error"></button>');
   };
@@ -75,6 +77,11 @@ def photograph(odd: str, folder: Path) -> tuple[Finished, list[str]]:
         options = ("--output", folder, "--patience", 30 if odd == "drawn" else 2, "--minutes", 5)
         url = f"http://{HOST}:{port}"
         return run(sys.executable, "scripts/dashboard_pictures.py", url, *options), asked
+
+
+def test_a_panel_that_says_why_it_has_no_data_is_drawn(tmp_path: Path) -> None:
+    done, _ = photograph("no traffic", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_dashboard_has_its_picture_of_all_its_rows(tmp_path: Path) -> None:

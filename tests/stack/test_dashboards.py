@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.stack import queries
 from tests.stack.support import promtool, read_yaml, succeed
 
 PANELS = queries.panels()
+Sample = dict[str, Any]  # of promtool: labels and value
 (SOURCE,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
 QUESTIONS = {
     "Is it healthy?",
@@ -40,17 +43,64 @@ def test_every_panel_has_a_unit_an_explanation_and_asks_the_chosen_instances() -
         place = f"{name} / {panel['title']}"
         defaults = panel["fieldConfig"]["defaults"]
         assert defaults["unit"], place
-        assert defaults["noValue"], place
         assert len(panel["description"]) > 80, place
-        assert defaults["thresholds"]["steps"][0] == {"color": "green", "value": None}, place
         sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
-        assert {source["uid"] for source in sources} == {SOURCE["uid"]}, place
+        assert {source["uid"] for source in sources} == {"${datasource}"}, place
         for target in panel["targets"]:
-            for series, matchers in queries.asked(target["expr"]).series:
-                assert series in queries.OWN or ("instance", "$instance") in matchers, place
+            for series, matchers in queries.asked(
+                target["expr"].replace("$__interval", "15s")
+            ).series:
+                chosen = {("job", "$job"), ("instance", "$instance")} <= set(matchers)
+                recorded = series.startswith("instance:")  # joined with `up` of the chosen ones
+                assert chosen or recorded or series in queries.OWN, place
 
 
-def test_a_dashboard_can_be_provisioned_for_each_question() -> None:
+def test_nothing_is_filled_in_where_nothing_was_measured() -> None:
+    names = {name for name, _ in queries.asked_for()}
+    assert len(names) > 100
+    for name, promql in [*queries.asked_for(), *queries.rule_queries()]:
+        assert not re.search(r"\bor\s+(vector\(\s*\d|\d+\s*\*)", promql), name
+    for name, panel in PANELS:
+        place = f"{name} / {panel['title']}"
+        text = panel["fieldConfig"]["defaults"]["noValue"]
+        assert text.strip(), place
+        # Of a range, a panel with one figure would show the last value that there was.
+        one_figure = panel["type"] in {"stat", "bargauge"}
+        assert all(bool(target["instant"]) is one_figure for target in panel["targets"]), place
+        if panel["type"] == "stat":
+            assert panel["options"]["reduceOptions"]["calcs"] == ["last"]
+            mapped = {
+                mapping["options"]["match"]: mapping["options"]["result"]
+                for mapping in panel["fieldConfig"]["defaults"]["mappings"]
+            }
+            assert mapped["nan"]["text"] == "unreachable"
+            assert mapped["nan"]["color"] == "red"
+            assert mapped["null"]["text"] == text
+
+
+def test_every_dashboard_begins_with_the_state() -> None:
+    for board in queries.boards().values():
+        first = min(
+            board["panels"], key=lambda panel: (panel["gridPos"]["y"], panel["gridPos"]["x"])
+        )
+        assert first["title"] == "State"
+
+
+def test_axes_and_legends_stay_sensible_where_nothing_happens() -> None:
+    for name, panel in PANELS:
+        if panel["type"] != "timeseries":
+            continue
+        place = f"{name} / {panel['title']}"
+        defaults = panel["fieldConfig"]["defaults"]
+        assert defaults["min"] == 0, place
+        assert 0 < defaults["custom"]["axisSoftMax"] <= 1024, place
+        assert defaults["custom"]["showPoints"] == "never", place
+        if defaults["custom"]["thresholdsStyle"]["mode"] != "off":
+            lines = [step["value"] for step in defaults["thresholds"]["steps"][1:]]
+            assert min(lines) >= 0.02, place  # a line at 0 would be no limit
+
+
+def test_a_dashboard_can_be_imported_into_another_grafana() -> None:
     boards = queries.boards().values()
     assert {board["title"] for board in boards} == QUESTIONS
     assert len({board["uid"] for board in boards}) == len(QUESTIONS)
@@ -58,14 +108,36 @@ def test_a_dashboard_can_be_provisioned_for_each_question() -> None:
         assert board["id"] is None
         assert board["uid"].startswith("specops-")
         assert board["links"][0]["tags"] == board["tags"] == ["specops"]
-        variables = [variable["name"] for variable in board["templating"]["list"]]
-        assert variables == ["model", "instance"]
-        assert all("$instance" in mark["target"]["expr"] for mark in board["annotations"]["list"])
+        variables = {variable["name"]: variable for variable in board["templating"]["list"]}
+        assert list(variables) == ["datasource", "job", "model", "instance"]
+        assert variables["datasource"]["type"] == "datasource"
+        assert variables["datasource"]["query"] == "prometheus"
+        # The values before anybody chooses are what this repository provisions.
+        assert variables["datasource"]["current"]["value"] == SOURCE["uid"]
+        assert variables["datasource"]["current"]["text"] == SOURCE["name"]
+        jobs = [job["job_name"] for job in read_yaml("prometheus/prometheus.yml")["scrape_configs"]]
+        assert variables["job"]["current"]["value"] in jobs
+        for variable in list(variables.values())[1:]:
+            assert variable["datasource"]["uid"] == "${datasource}"
+        for mark in board["annotations"]["list"]:
+            assert mark["datasource"]["uid"] == "${datasource}"
         assert "__inputs" not in board
         assert "${DS_" not in json.dumps(board)
         for key in ("title", "id"):
             values = [panel[key] for panel in board["panels"]]
             assert len(set(values)) == len(values)
+
+
+def test_every_mark_on_the_curves_says_what_it_is() -> None:
+    for name, board in queries.boards().items():
+        for mark in board["annotations"]["list"]:
+            place = f"{name} / {mark['name']}"
+            promql = queries.filled(mark["target"]["expr"])
+            labels = re.findall(r"\{\{(\w+)\}\}", mark["titleFormat"] + mark["textFormat"])
+            assert mark["titleFormat"], place
+            assert mark["textFormat"], place
+            known = queries.labels_of(promql)
+            assert set(labels) <= known, f"{place} has no {set(labels) - known}"
 
 
 def test_panels_do_not_overlap() -> None:
@@ -80,56 +152,216 @@ def test_panels_do_not_overlap() -> None:
             taken |= cells
 
 
-def healthy_panel(title: str) -> dict[str, Any]:
-    (panel,) = (panel for name, panel in PANELS if (name, panel["title"]) == ("healthy", title))
-    return panel
+# -- What panels show: their queries and the rules, evaluated by promtool --------------------
+
+STEP = 5  # seconds between two scrapes
+BUSY = 24  # scrapes with traffic
+COUNTER = re.compile(r"_(total|bucket|sum|count|rq|retry|success|xx)$")
+# Of an idle service: a model that is ready, and what says NaN while no request decodes.
+UNMEASURED = {"specops_avg_jump", "specops_draft_length", "specops_estimated_speedup"}
+IDLE_GAUGES = {"specops_requests_running": 0, "specops_requests_waiting": 0}
 
 
-Values = dict[str, float]
+def history(name: str, labels: Mapping[str, str], rest: int, *, dead: bool) -> str:
+    """Two minutes of traffic, then `rest` scrapes without any, or none that succeeds."""
+    ended = f" stale _x{rest}"
+    if COUNTER.search(name):
+        return f"0+10x{BUSY}" + (ended if dead else f" {10 * BUSY}x{rest}")
+    if name == "specops_model_state":
+        value = int(labels["state"] == "ready")
+        return f"{value}x{BUSY}" + (ended if dead else f" {value}x{rest}")
+    if name == "up":
+        return f"1x{BUSY} " + (f"0x{rest}" if dead else f"1x{rest}")
+    if name in UNMEASURED and not dead:
+        return f"2x{BUSY}" + " NaN" * rest
+    return f"2x{BUSY}" + (ended if dead else f" {IDLE_GAUGES.get(name, 2)}x{rest}")
 
 
-def assert_shows(title: str, cases: dict[str, tuple[Values, Values]], folder: Path) -> None:
-    """In each case Prometheus has some series, and the panel shows some samples."""
-    (target,) = healthy_panel(title)["targets"]
-    tests = []
-    for case, (series, samples) in cases.items():
-        expected = {
-            "expr": queries.filled(target["expr"]),
-            "eval_time": "0s",
-            "exp_samples": [{"labels": name, "value": n} for name, n in samples.items()],
+def service(instance: str, rest: int, *, dead: bool) -> list[dict[str, str]]:
+    """Every series of one API."""
+    attached = {"job": "specops", "instance": instance}
+    return [
+        {
+            "series": name + written({**attached, **labels}),
+            "values": history(name, labels, rest, dead=dead),
         }
-        inputs = [{"series": name, "values": str(n)} for name, n in series.items()]
-        test = {"interval": "5s", "input_series": inputs, "promql_expr_test": [expected]}
-        tests.append({"name": case, **test})
+        for name, labels in [*queries.samples(), ("up", {})]
+    ]
+
+
+def written(labels: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+
+
+def evaluate(
+    series: Sequence[dict[str, str]], scrapes: int, cases: dict[str, list[Sample]], folder: Path
+) -> None:
+    """Each expression has these samples after so many scrapes, with all rules evaluated."""
+    tests = [
+        {"expr": promql, "eval_time": f"{STEP * scrapes}s", "exp_samples": found}
+        for promql, found in cases.items()
+    ]
     file = folder / "test.yml"
-    file.write_text(yaml.safe_dump({"tests": tests}))
+    files = [str(path) for path in queries.RULE_FILES]
+    test = {"interval": f"{STEP}s", "input_series": list(series), "promql_expr_test": tests}
+    content = {"rule_files": files, "evaluation_interval": f"{STEP}s", "tests": [test]}
+    file.write_text(yaml.safe_dump(content))
     promtool("test", "rules", file)
 
 
-def test_the_models_state_has_its_colour(tmp_path: Path) -> None:
-    colours = {"ready": "green", "failed": "red", "unreachable": "red"}
-    steps = healthy_panel("Model")["fieldConfig"]["defaults"]["thresholds"]["steps"]
-    colour = {
-        value: [s["color"] for s in steps if s["value"] is None or value >= s["value"]][-1]
-        for value in (1, 2, 3)
+def number(promql: str) -> str:
+    """The samples of the expression that are numbers: NaN is not equal to itself."""
+    return f"({promql}) == ({promql})"
+
+
+ONE: list[Sample] = [{"labels": "{}", "value": 1}]
+
+
+def test_within_three_scrapes_of_its_death_every_panel_says_that_the_api_is_unreachable(
+    tmp_path: Path,
+) -> None:
+    rest = 2
+    cases: dict[str, list[Sample]] = {}
+    for name, panel in PANELS:
+        for target in panel["targets"]:
+            promql, legend = queries.filled(target["expr"]), target["legendFormat"]
+            if panel["title"] in {"State", "Alerts"}:
+                cases[promql] = ONE if legend == "unreachable" else []
+            elif panel["type"] == "stat":
+                cases[f"count(({promql}) != ({promql}))"] = ONE
+            else:
+                cases[promql] = []
+        assert panel["targets"], name
+    for board in queries.boards().values():
+        marks = {mark["name"]: mark["target"]["expr"] for mark in board["annotations"]["list"]}
+        cases[f"count({queries.filled(marks['Unreachable'])})"] = ONE
+    evaluate(service("a", rest, dead=True), BUSY + rest, cases, tmp_path)
+
+
+def test_one_dead_replica_of_three_is_missing_from_sums_at_once(tmp_path: Path) -> None:
+    rest = 2
+    series = [*service("a", rest, dead=True)]
+    for instance in ("b", "c"):  # these go on
+        series += [
+            {
+                **one,
+                "values": re.sub(
+                    r" \d+x2$", "", one["values"].replace(f"x{BUSY}", f"x{BUSY + rest}")
+                ),
+            }
+            for one in service(instance, rest, dead=False)
+        ]
+    outcomes = len(queries.registry()["specops_requests_total"]["outcome"])
+    reasons = len(queries.registry()["specops_requests_rejected_total"]["reason"])
+    rate = 2 * 10 / STEP * (outcomes + reasons)
+    cases: dict[str, list[Sample]] = {
+        query("healthy", "Requests per second"): [{"labels": "{}", "value": rate}],
+        query("healthy", "State", "unreachable"): ONE,
+        query("healthy", "State", "{{state}}"): [{"labels": '{state="ready"}', "value": 2}],
+        query("spread", "Replicas missing"): ONE,
     }
-    cases = {}
-    for state in (*STATES, "unreachable"):
-        (value,) = (value for value in colour if colour[value] == colours.get(state, "yellow"))
-        present = STATES if state in STATES else ()  # Prometheus forgets what it cannot scrape
-        series = {
-            f'specops_model_state{{instance="a", state="{name}"}}': float(name == state)
-            for name in present
+    evaluate(series, BUSY + rest, cases, tmp_path)
+
+
+# What is true of a machine and of a queue although no request comes.
+TRUE_AT_0 = {
+    *("Requests per second", "Queue in use", "Memory of the cap", "Ready for", "Replicas missing"),
+    *("Swap in use", "Lost for memory", "Processors used", "Disk in use", "Queue", "Swap"),
+    *("Memory against the cap", "Time lost for lack of memory", "Page faults per second"),
+    *("Killed for memory, and restarts", "Tokens in the KV cache", "KV blocks", "Preemptions"),
+    *("Processors", "Stopped by the processor quota", "Disk of the models", "Model on its way"),
+    *("Cost of a pass, by its tokens", "Cost of a token, a draft token, attention"),
+    *("State", "Alerts", "Requests per second, by their end", "Running and waiting, by replica"),
+    *("Requests by replica", "Refused, by replica", "HTTP status, by endpoint"),
+    *("Turned away, by reason", "Connections closed, by reason", "Where the engine's time goes"),
+    *("A second of the engine", "Passes and requests per pass", "Hits and misses"),
+    "Tokens by client",
+}
+
+
+def test_idle_for_ten_minutes_no_latency_no_ratio_and_no_speed_has_a_value(tmp_path: Path) -> None:
+    rest = 10 * 60 // STEP
+    cases: dict[str, list[Sample]] = {}
+    titles = {panel["title"] for _, panel in PANELS}
+    assert titles >= TRUE_AT_0
+    for _, panel in PANELS:
+        for target in panel["targets"]:
+            promql = queries.filled(target["expr"])
+            if panel["title"] not in TRUE_AT_0:
+                burns = re.search(r"burn_rate(30m|1h|6h)", promql)  # they look back further
+                if panel["type"] != "heatmap" and not burns:
+                    cases[number(promql)] = []
+    cases[query("healthy", "State", "idle")] = ONE
+    cases[query("healthy", "State", "{{state}}")] = []
+    cases[query("healthy", "Requests per second")] = [{"labels": "{}", "value": 0}]
+    evaluate(service("a", rest, dead=False), BUSY + rest, cases, tmp_path)
+
+
+def test_a_heat_map_has_each_observation_in_one_column(tmp_path: Path) -> None:
+    """Ten observations in each of four scrapes, in columns three scrapes wide."""
+    name, scrapes = "specops_latency_seconds", 44
+    bucket, count = (
+        {
+            "series": f"{name}_{kind}" + written({"job": "specops", "instance": "a", **labels}),
+            "values": "0x20 10 20 30 40x20",
         }
-        cases[state] = (series, {f'{{state="{state}"}}': float(value)})
-    assert_shows("Model", cases, tmp_path)
+        for kind, labels in (("bucket", {"le": "1.0"}), ("count", {}))
+    )
+    promql = query("latency", "Latency")
+    column = int(queries.VARIABLES["$__interval"].removesuffix("s"))
+    every = f"sum_over_time(sum({promql})[{STEP * scrapes}s:{column}s])"
+    evaluate([bucket, count], scrapes, {every: [{"labels": "{}", "value": 40}]}, tmp_path)
+
+
+def query(name: str, title: str, legend: str | None = None) -> str:
+    """The expression of a panel's only query, or of that with this legend."""
+    (promql,) = (
+        target["expr"]
+        for board, panel in PANELS
+        if (board, panel["title"]) == (name, title)
+        for target in panel["targets"]
+        if legend is None or target["legendFormat"] == legend
+    )
+    return queries.filled(promql)
+
+
+def test_the_state_of_the_model_has_its_colour(tmp_path: Path) -> None:
+    (panel,) = (one for name, one in PANELS if (name, one["title"]) == ("healthy", "State"))
+    assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["color"] == "yellow"
+    colours = {
+        override["matcher"]["options"]: override["properties"][0]["value"]["fixedColor"]
+        for override in panel["fieldConfig"]["overrides"]
+    }
+    assert colours == {"ready": "green", "idle": "blue", "failed": "red", "unreachable": "red"}
+    for state in STATES:
+        series = [
+            {"series": 'up{job="specops", instance="a"}', "values": "1"},
+            *(
+                {
+                    "series": "specops_model_state"
+                    + written({"job": "specops", "instance": "a", "state": name}),
+                    "values": str(int(name == state)),
+                }
+                for name in STATES
+            ),
+        ]
+        here = [{"labels": written({"state": state}), "value": 1}]
+        cases = {
+            query("healthy", "State", "{{state}}"): here,
+            query("healthy", "State", "unreachable"): [],
+        }
+        evaluate(series, 0, cases, tmp_path)
 
 
 def test_alerts_are_named_while_they_fire(tmp_path: Path) -> None:
-    pending = {'ALERTS{alertname="SwapInUse", alertstate="pending"}': 1.0}
-    firing = {f'ALERTS{{alertname="{n}", alertstate="firing"}}': 1.0 for n in ("A", "B")}
-    cases: dict[str, tuple[Values, Values]] = {
-        "pending": (pending, {'{alertname="none"}': 0}),
-        "firing": (firing, {'{alertname="A"}': 1, '{alertname="B"}': 1}),
-    }
-    assert_shows("Alerts, by name", cases, tmp_path)
+    up = {"series": 'up{job="specops", instance="a"}', "values": "1"}
+    named, none = (query("healthy", "Alerts", legend) for legend in ("{{alertname}}", "none"))
+
+    def alert(name: str, state: str) -> dict[str, str]:
+        labels = written({"alertname": name, "alertstate": state})
+        return {"series": f"ALERTS{labels}", "values": "1"}
+
+    evaluate([up, alert("SwapInUse", "pending")], 0, {named: [], none: ONE}, tmp_path)
+    firing = [{"labels": written({"alertname": name}), "value": 1} for name in "AB"]
+    both = [alert("A", "firing"), alert("B", "firing")]
+    evaluate([up, *both], 0, {named: firing, none: []}, tmp_path)

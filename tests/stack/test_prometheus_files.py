@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
 from scripts import native
+from specops.config import Settings
 from tests.stack import queries
 from tests.stack.support import ROOT, promtool, read_yaml
 
@@ -42,6 +44,36 @@ def test_every_alert_says_what_to_do_and_has_a_case_that_fires_and_one_that_does
             assert rule["labels"]["severity"] in {"page", "ticket"}
             assert rule["annotations"]["summary"].endswith(".")
             assert len(rule["annotations"]["runbook"]) > 40
+
+
+def test_every_runbook_names_only_dashboards_panels_and_alerts_that_exist() -> None:
+    boards = queries.boards().values()
+    known = {board["title"] for board in boards}
+    known |= {panel["title"] for board in boards for panel in board["panels"]}
+    alerts = {
+        rule["alert"]: rule["annotations"]["runbook"] for rule in queries.rules() if "alert" in rule
+    }
+    for name, runbook in alerts.items():
+        assert set(re.findall(r'"([^"]+)"', runbook)) <= known, name
+        assert set(re.findall(r"\b(?:see|for) ([A-Z]\w+[A-Z]\w+)", runbook)) <= set(alerts), name
+        settings = set(re.findall(r"SPECOPS_[A-Z_]+", runbook))
+        assert settings <= {f"SPECOPS_{field.name.upper()}" for field in fields(Settings)}, name
+    page = (ROOT / "docs" / "dashboards.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == set(alerts)
+
+
+def test_the_documented_line_attaches_an_alertmanager(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "dashboards.md").read_text()
+    (line,) = re.findall(r"^alerting: .*$", text, flags=re.MULTILINE)
+    assert f"\n# {line}\n" in CONFIG.read_text()
+    config = tmp_path / "prometheus.yml"
+    key = tmp_path / "metrics-key"
+    key.touch()
+    active = native.prometheus_config(["127.0.0.1:8123"], None, key).replace(f"# {line}", line)
+    config.write_text(active)
+    found = yaml.safe_load(active)["alerting"]["alertmanagers"]
+    assert found == [{"static_configs": [{"targets": ["alertmanager:9093"]}]}]
+    promtool("check", "config", config)
 
 
 @pytest.mark.parametrize(

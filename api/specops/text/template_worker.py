@@ -264,7 +264,7 @@ def environment(names: Mapping[str, str]) -> ImmutableSandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[loopcontrols, _GenerationBlocks],
-        autoescape=False,  # the result is a prompt, not HTML
+        autoescape=False,  # nosec B701: the result is a prompt, not HTML
     )
     made.filters["tojson"] = _to_json
     made.globals.update(

@@ -1,0 +1,145 @@
+"""A real Prometheus looks at real replicas; they are killed, and the dashboards must say so."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scripts import native
+from tests.loopback import HOST, free_port
+from tests.overload import PROMPT, serving
+from tests.stack import queries
+from tests.stack.support import prometheus_values, tool
+from tests.waiting import PATIENCE, answers, wait
+
+pytestmark = pytest.mark.e2e
+
+SAID_WITHIN = 15.0  # seconds after the death of an API
+REFRESH = 5.0  # seconds between two looks of Grafana
+Query = Callable[[str], list[float]]
+
+
+@contextmanager
+def prometheus(ports: list[int], folder: Path) -> Iterator[Query]:
+    """A Prometheus with the configuration and the rules of a native run."""
+    if tool("prometheus") is None:
+        pytest.skip("no Prometheus here")
+    config, key, port = folder / "prometheus.yml", folder / "metrics-key", free_port()
+    key.touch()
+    config.write_text(native.prometheus_config([f"{HOST}:{one}" for one in ports], None, key))
+    url = f"http://{HOST}:{port}"
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *("prometheus", f"--config.file={config}", "--enable-feature=exemplar-storage"),
+                *(f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={HOST}:{port}"),
+            ],
+            stderr=log,
+        )
+        try:
+            wait("Prometheus is ready", lambda: answers(f"{url}/-/ready"))
+            yield lambda promql: prometheus_values(url, promql)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@contextmanager
+def load(port: int) -> Iterator[None]:
+    """Four clients that ask again and again, until they are ended or the API is."""
+    ended = threading.Event()
+    body = {"prompt": PROMPT, "max_new_tokens": 32, "stream": False}
+
+    def ask() -> None:
+        with httpx.Client(base_url=f"http://{HOST}:{port}", timeout=PATIENCE) as client:
+            while not ended.is_set():
+                try:
+                    client.post("/generate", json=body)
+                except httpx.HTTPError:  # it was killed
+                    return
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def shown(query: Query) -> dict[str, list[float]]:
+    """The values of every query of every panel, now."""
+    return {name: query(promql) for name, promql in queries.dashboard_queries()}
+
+
+def not_told(query: Query) -> set[str]:
+    """The panels that show a figure, or that do not say that the API is unreachable."""
+    wrong = set()
+    for name, values in shown(query).items():
+        panel, legend = name.split(" / ")[1].split(": ", maxsplit=1)
+        if panel in {"State", "Alerts"}:
+            says = [1.0] if legend == "unreachable" else []
+            told = values == says
+        elif len(values) == 1:
+            told = math.isnan(values[0])
+        else:
+            told = not values
+        if not told:
+            wrong.add(f"{name}: {values}")
+    for board in queries.boards().values():
+        (mark,) = (m for m in board["annotations"]["list"] if m["name"] == "Unreachable")
+        if not query(queries.filled(mark["target"]["expr"])):
+            wrong.add(f"{board['title']}: no red mark")
+    return wrong
+
+
+def test_within_15_seconds_every_panel_says_that_a_killed_api_is_unreachable(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path) as (port, process), prometheus([port], tmp_path) as query, load(port):
+        first = queries.by_panel("healthy")
+        for title, asked in first.items():
+            wait(f"{title} has data", lambda asked=asked: any(map(query, asked)), 90)
+        (ready,) = query(f"{queries.by_panel('healthy')['State'][0]}")
+        assert ready == 1
+        process.kill()
+        killed = time.monotonic()
+        # A look of Grafana comes every five seconds, so Prometheus has to know five before.
+        wait(
+            f"every panel says so: {not_told(query)}",
+            lambda: not not_told(query),
+            SAID_WITHIN - REFRESH,
+        )
+        assert time.monotonic() - killed <= SAID_WITHIN - REFRESH
+
+
+def test_a_killed_replica_of_three_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        served = []
+        for name in "abc":
+            folder = tmp_path / name
+            folder.mkdir()
+            served.append(stack.enter_context(serving(folder, SPECOPS_THREADS="1")))
+        query = stack.enter_context(prometheus([port for port, _ in served], tmp_path))
+        state, idle, unreachable = queries.by_panel("spread")["State"]
+        wait("three are idle", lambda: query(idle) == [3.0])
+        for port, _ in served[1:]:
+            stack.enter_context(load(port))
+        wait("two answer", lambda: query(state) == [2.0])
+        served[2][1].kill()
+        wait("one is unreachable", lambda: query(unreachable) == [1.0], SAID_WITHIN)
+        assert query(state) == [1.0]
+        assert query(idle) == [1.0]
+        assert query(queries.by_panel("spread")["Replicas missing"][0]) == [1.0]
+        for title, asked in queries.by_panel("healthy").items():
+            assert any(map(query, asked)), title
