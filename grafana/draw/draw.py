@@ -88,7 +88,7 @@ def run(*command: str) -> None:
 
 def versions(lock: Path) -> dict[str, str]:
     """The version of each package that a lock file of npm names, by its folder."""
-    packages = json.loads(lock.read_text())["packages"]
+    packages = json.loads(lock.read_text(encoding="utf-8"))["packages"]
     return {name: package["version"] for name, package in packages.items() if name}
 
 
@@ -103,7 +103,7 @@ def bundled() -> Path:
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         raise DrawError("no node or no npm (Debian: apt-get install nodejs npm)")
-    with (FOLDER / "package-lock.json").open() as lock:
+    with (FOLDER / "package-lock.json").open(encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be installing
         if not installed():
             print("installing Grafana's components (npm, 700 MB)", flush=True)

@@ -34,7 +34,8 @@ export class Variables {
     let value = known.length ? known : options.slice(0, 1);
     if (all) value = model.allValue ? { raw: model.allValue } : options;
     else if (!model.multi) value = value[0] ?? '';
-    this.values.set(model.name, { value, text: all ? 'All' : [value].flat().join(' + '), model });
+    const text = model.type === 'datasource' ? [model.current?.text ?? value] : [value]; // its value is an id
+    this.values.set(model.name, { value, text: all ? 'All' : text.flat().join(' + '), model });
   }
 
   async options(model) {

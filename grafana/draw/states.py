@@ -51,7 +51,8 @@ def recorded(folder: Path, api: native.Address | None) -> Iterator[str]:
         raise draw.DrawError(f"Prometheus is {native.PROMETHEUS_HELP}")
     (address,) = native.free_addresses(1)
     config = folder / "prometheus.yml"
-    config.write_text(native.prometheus_config([api.target]) if api else "{}\n")
+    text = native.prometheus_config([api.target]) if api else "{}\n"
+    config.write_text(text, encoding="utf-8")
     command = [binary, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     command += ["--storage.tsdb.retention.time=10y", f"--web.listen-address={address.target}"]
     log = folder / "prometheus.log"
@@ -112,8 +113,11 @@ def kept(folder: Path, make: Callable[[], Times]) -> Times:
     if not path.exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        path.write_text(json.dumps(make(), indent=1))
-    return {name: (start, end) for name, (start, end) in json.loads(path.read_text()).items()}
+        path.write_text(json.dumps(make(), indent=1), encoding="utf-8")
+    return {
+        name: (start, end)
+        for name, (start, end) in json.loads(path.read_text(encoding="utf-8")).items()
+    }
 
 
 def main() -> int:
