@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -47,6 +48,45 @@ print("ready", flush=True)
 for line in sys.stdin:
     held.append(b"x" * int(line))
     print("held", flush=True)
+"""
+# Runs in the API's container: tells what the process that renders chat templates has, then ends it,
+# and tells how another one fares with hostile templates.
+TEMPLATES = """
+import json, os, pathlib, signal, time
+from specops.text.template_process import TemplateLimitExceeded, TemplateProcess
+
+(own,) = [
+    path.parent for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")
+    if b"specops.text.template_worker" in path.read_bytes() and path.parent.name != str(os.getpid())
+]
+rows = [line.split(":") for line in (own / "smaps_rollup").read_text().splitlines()[1:]]
+found = {
+    "status": dict(line.split(":\\t", 1) for line in (own / "status").read_text().splitlines()),
+    "files": sorted(path.name for path in (own / "fd").iterdir()),
+    "environment": [item.partition("=")[0] for item in (own / "environ").read_text().split("\\0")],
+    "oom_score_adj": int((own / "oom_score_adj").read_text()),
+    "private": sum(int(value.split()[0]) for name, value in rows if name.startswith("Private_")),
+}
+os.kill(int(own.name), signal.SIGKILL)
+begin = time.monotonic()
+process = TemplateProcess()
+process.render("", {}, {})
+found["start"] = time.monotonic() - begin
+found["limits"], found["next"] = [], []
+for source in (
+    "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "{{ 'a' | indent('b' * 200000000) }}",
+    "{{ lipsum(900, false, 6000, 6001) }}",
+):
+    try:
+        process.render(source, {}, {})
+    except TemplateLimitExceeded as error:
+        found["limits"].append(str(error))
+    begin = time.monotonic()
+    assert process.render("{{ a }}", {}, {"a": 1}) == "1"
+    found["next"].append(time.monotonic() - begin)
+process.close()
+print(json.dumps(found))
 """
 
 
@@ -135,6 +175,36 @@ def test_a_container_is_healthy_hardened_and_limited_by_the_kernel(
     assert found is not None
     assert int(found) == limit
     tell(f"memory limit of {service}, in its cgroup: {int(found):,} bytes")
+
+
+def test_chat_templates_are_rendered_by_a_process_that_reaches_nothing(
+    stack: Stack, tell: Tell
+) -> None:
+    asked = {"messages": [{"role": "user", "content": "a"}]}
+
+    def render() -> str:
+        answer = httpx.post(f"{stack.url('api')}/apply-template", json=asked, timeout=PATIENCE)
+        return str(answer.raise_for_status().json()["prompt"])
+
+    before, text = series(stack), render()
+    found = json.loads(stack.execute("api", "python", "-c", TEMPLATES).stdout)
+    status = found["status"]
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert int(status["Seccomp_filters"]) >= 2  # the container's and its own
+    assert status["Uid"].split() == ["10001"] * 4
+    assert found["files"] == ["0", "1"]
+    assert set(found["environment"]) <= {"", "TZ", "LC_CTYPE"}
+    assert found["oom_score_adj"] == 1000
+    long, large = "it takes longer than 1 s", "it takes too much memory"
+    assert found["limits"] == [long, large, long]
+    assert render() == text
+    crashes = 'specops_template_processes_ended_total{kind="crash"}'
+    assert series(stack)[crashes] == before[crashes] + 1
+    tell(
+        f"chat templates: a process with {found['private'] / 1000:.1f} MB of its own, started in "
+        f"{found['start']:.2f} s; after hostile templates the next was rendered within "
+        f"{max(found['next']):.2f} s"
+    )
 
 
 def test_the_kernel_enforces_the_swap_limit(stack: Stack, tell: Tell) -> None:

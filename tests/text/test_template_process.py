@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -464,6 +465,28 @@ def test_the_thread_that_first_needs_the_process_may_end(process: TemplateProces
     old = pid(process)
     assert works(process)
     assert pid(process) == old
+
+
+def test_the_process_runs_the_package_that_started_it(tmp_path: Path) -> None:
+    """Not another one that is installed, if this one comes by PYTHONPATH."""
+    package = Path(template_process.__file__).parents[1]
+    copy = tmp_path / "specops" / "text"
+    copy.mkdir(parents=True)
+    for name in ("__init__", "text/__init__", "text/template_process", "text/template_worker"):
+        shutil.copy(package / f"{name}.py", tmp_path / "specops" / f"{name}.py")
+    with (copy / "template_worker.py").open("a") as file:
+        file.write("\nenvironment_of, environment = environment, lambda names: environment_of("
+                   "{**names, 'copied': 'yes'})\n")  # fmt: skip
+    code = "from specops.text.template_process import SHARED; print(SHARED.render('{{ copied }}', "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "{}, {}))"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "yes\n"
 
 
 OWNER = f"""

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -37,6 +38,16 @@ _USED_UP_SECONDS = 60.0  # of rendering: a new process takes over before the sys
 _END_SECONDS = 0.5  # from the end of its socket to that of the process
 _LEAST_WAIT_SECONDS = 0.001
 _PIECE_BYTES = 1 << 20  # of an answer, at once
+# -I ignores PYTHONPATH, which may be where this package is.
+_ROOT = str(Path(__file__).parents[2])
+_PROGRAM = """\
+import sys
+parent, root = sys.argv[1:]
+if root not in sys.path:
+    sys.path.insert(0, root)
+from specops.text.template_worker import main
+main(int(parent))
+"""
 _KEPT = ("TZ", "LD_LIBRARY_PATH")  # of the environment
 _HEADER = struct.Struct(">cQ")  # as in `template_worker`, which would bring Jinja into this process
 _LENGTH = struct.Struct(">Q")
@@ -206,7 +217,7 @@ class _Child:
         self._socket, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(  # noqa: S603 # nosec B603: our own module
-                [sys.executable, "-I", "-m", "specops.text.template_worker", str(os.getpid())],
+                [sys.executable, "-I", "-c", _PROGRAM, str(os.getpid()), _ROOT],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 cwd="/",

@@ -73,6 +73,7 @@ _ALLOW, _DENY, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # _DENY: the call
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in `struct seccomp_data`
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER_MODE = 1, 38, 22, 2
 _PROT_EXEC = 4
+_BITS = 64
 
 Instruction = tuple[int, int, int, int]
 # For each processor: its number for seccomp, and those of the calls. The kinds of memory are
@@ -135,8 +136,9 @@ def _close_system_calls() -> str:
     """Install the filter; return why not if the system has none for us."""
     if sys.platform != "linux":
         return f"{sys.platform} has no seccomp"
+    bits = 8 * struct.calcsize("P")  # a 32-bit Python has other calls than the kernel's machine
     try:
-        program = filter_program(os.uname().machine)
+        program = filter_program(os.uname().machine if bits == _BITS else f"{bits}-bit programs")
     except KeyError as error:
         return f"the system calls of {error.args[0]} are not known here"
     packed = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
@@ -325,5 +327,6 @@ def _write(kind: bytes, text: bytes) -> None:
         left = left[os.write(1, left) :]
 
 
-if __name__ == "__main__":
-    serve(unfiltered=confine(int(sys.argv[1])))
+def main(parent: int) -> None:
+    """Be the process of templates for a parent, until that closes the socket."""
+    serve(unfiltered=confine(parent))
