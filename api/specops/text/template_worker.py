@@ -266,7 +266,7 @@ def environment(names: Mapping[str, str]) -> ImmutableSandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[loopcontrols, _GenerationBlocks],
-        autoescape=False,  # nosec B701: the result is a prompt, not HTML
+        autoescape=False,  # the result is a prompt, not HTML
     )
     made.filters["tojson"] = _to_json
     made.globals.update(

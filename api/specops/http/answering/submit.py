@@ -37,9 +37,8 @@ _T = TypeVar("_T")
 _LONG_TEXT = 4096
 # One thread: long prompts wait for each other, and the engine keeps its cores.
 _ENCODER = ThreadPoolExecutor(1, "encode")
-# Chat templates come from strangers, and may take a second for a short text. While a thread of
-# their own runs them, the event loop has the interpreter back every 5 ms. That costs a chat 40
-# microseconds.
+# Chat templates come from strangers, and may take a second for a short text. This thread waits for
+# the process that renders them.
 _RENDERER = ThreadPoolExecutor(1, "render")
 # Texts of requests that hold no place in the queue. Each is kept, with its body, until a thread
 # takes it, and chats wait behind it: a text of 1 MiB takes a third of a second.
