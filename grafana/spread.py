@@ -68,7 +68,7 @@ def _glance() -> Panels:
         "Replicas that answered Prometheus within the last half hour, and do not now. Not 0 "
         "although none was removed on purpose: is its process running, and what does its log say?",
         COUNT,
-        f"max_over_time(count({UP})[30m:1m]) - count({UP})",
+        f"max_over_time(count({UP})[30m:15s]) - count({UP})",
         warn=1,
         alarm=1,
     )
