@@ -46,6 +46,9 @@ def _clean(board: dict[str, Any]) -> None:
     for variable in board["templating"]["list"]:
         for name in ("auto", "auto_count", "auto_min", "id"):  # of other kinds of variables
             variable.pop(name, None)
+    for panel in board["panels"]:
+        if panel["type"] == "heatmap":
+            panel["options"]["tooltip"] = {"mode": "single"}  # the SDK's `show` is gone
     for mark in board["annotations"]["list"]:  # the SDK knows only Grafana's own annotations
         mark["target"] = {"expr": mark.pop("expr"), "refId": "Anno"}
         mark["titleFormat"], mark["textFormat"] = MARKS[mark["name"]]

@@ -309,7 +309,6 @@ def heat(
             .exponent(0.5)
             .steps(64)
         )
-        .show_tooltip()
         .targets([target])
     )
 

@@ -32,7 +32,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # beside the dashboards' source
 
+from panels import SMALLEST_RANGE
 from scripts.browser import BrowserError, launched
 
 if TYPE_CHECKING:
@@ -49,11 +51,6 @@ HEIGHT = 900  # of the window; the picture is as high as the dashboard
 PATIENCE_MS = 120_000
 SCRAPE = "5s"  # `timeInterval` of grafana/provisioning/datasources
 
-# What is little in a unit: an axis may end there, however small its values are.
-SMALL = {
-    **{"percentunit": 0.01, "s": 0.001, "bytes": 1024, "reqps": 0.01},
-    **{"suffix:tok/s": 0.1, "suffix:/s": 0.01, "suffix:x": 0.1, "none": 1, "short": 0.1},
-}
 LEGEND_SHARE = 1 / 3
 # Grafana's packages are bundled in their CommonJS form: as modules, version 12.1.0 names exports
 # that it does not have.
@@ -233,7 +230,7 @@ def axis_faults(scales: Iterable[dict[str, Any]]) -> list[str]:
         if scale["greatest"] is None:
             continue
         greatest = max([scale["greatest"], *(line for line in scale["lines"] if line <= top)])
-        most = max(2 * greatest, SMALL.get(scale["unit"], 1))
+        most = max(2 * greatest, SMALLEST_RANGE.get(scale["unit"], 1))
         if top > most and not math.isclose(top, most):
             found.append(
                 f"the axis ends at {top:g}, the greatest value is {greatest:g} ({scale['unit']})"

@@ -51,9 +51,12 @@ def recorded(folder: Path, api: native.Address | None) -> Iterator[str]:
         raise draw.DrawError(f"Prometheus is {native.PROMETHEUS_HELP}")
     (address,) = native.free_addresses(1)
     config = folder / "prometheus.yml"
-    text = native.prometheus_config([api.target]) if api else "{}\n"
+    key = folder / "metrics-key"
+    key.write_text("", encoding="utf-8")  # /metrics is open
+    text = native.prometheus_config([api.target], None, key) if api else "{}\n"
     config.write_text(text, encoding="utf-8")
-    command = [binary, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    command = [binary, f"--config.file={config}", "--enable-feature=exemplar-storage"]
+    command += [f"--storage.tsdb.path={folder / 'data'}"]
     command += ["--storage.tsdb.retention.time=10y", f"--web.listen-address={address.target}"]
     log = folder / "prometheus.log"
     with ended(native.Part("Prometheus", command, log, os.environ)) as part:
