@@ -19,13 +19,13 @@ import matplotlib.pyplot as plt
 PANELS = (
     ("ttft_p95", "time to first token, p95 (s)"),
     ("latency_p95", "latency of the answered, p95 (s)"),
-    ("shed_share", "share refused (429)"),
-    ("tokens_per_second", "tokens per second"),
+    ("refused_share", "share refused (429)"),
+    ("output_tokens_per_second", "output tokens per second"),
 )
 COLUMNS = (
     ("knee: arrivals a second asked for", "asked_per_second", ".0f"),
     ("that came", "arrived_per_second", ".1f"),
-    ("tokens per second there", "tokens_per_second", ".0f"),
+    ("tokens per second there", "output_tokens_per_second", ".0f"),
     ("first token p95 there, ms", "ttft_p95", ".0f"),
     ("latency p95 there, ms", "latency_p95", ".0f"),
 )
@@ -44,7 +44,7 @@ def table(reports: dict[str, dict[str, Any]]) -> str:
         for _, name, form in COLUMNS:
             scale = 1000 if name.endswith("_p95") else 1
             cells.append(format(best[name] * scale, form) if best else "none")
-        cells += [f"{last['shed_share']:.0%}", f"{last['latency_p95'] * 1000:.0f}"]
+        cells += [f"{last['refused_share']:.0%}", f"{last['latency_p95'] * 1000:.0f}"]
         lines.append(f"| {label} | {' | '.join(cells)} | {whole['failed']} |")
     return "\n".join(lines) + "\n"
 

@@ -1,93 +1,92 @@
 """The load test: loads the API as clients do, and measures what they feel.
 
-Beside Locust's row for each request there are rows for other events:
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000
 
-    TTFT    first token     from sending the request to the first token of a stream
-    ITL     inter-token     time between a stream's tokens; a step that brings n tokens counts n
-                            times an n-th of its time
-    TOKENS  per request     a count, not milliseconds: tokens that one request generated
-    SPEED   per request     a rate, not milliseconds: tokens after the first, per second, by the
-                            server's clock, since a busy client may get several steps at once
-    SHED    429             requests that the server refused because its queue was full
-
-An overloaded server should refuse requests, so these count apart and are no failures. The exit
-status is 1 if anything failed or nothing succeeded, 2 if a gate of `slo.py` is missed.
+Locust's requests are HTTP requests. Times of tokens, rates of tokens, stages and the knee stand in
+tables of their own (`page.py`). Requests that the server refuses because its queue is full (429)
+have a row of their own and are no failures: an overloaded server should refuse. The exit status is
+1 if anything failed or nothing succeeded, 2 if a gate of `slo.py` is missed.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import sys
 import time
 from argparse import ArgumentParser
+from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import requests
 from locust import HttpUser, LoadTestShape, events
 from locust.env import Environment
-from locust.runners import WorkerRunner
+from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, WorkerRunner
 
-import slo
-from protocols import PROTOCOLS
+import options as load_options
+import page
 from record import Recorder, write
-from shapes import SHAPES, stage_at
-from users import CATEGORIES, ClosedLoopUser, OpenLoopUser, credentials
+from shapes import USERS, Stage, stage_at
+from summary import Report
+from users import ClosedLoopUser, OpenLoopUser, Run, credentials
 
 
 @events.init_command_line_parser.add_listener
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of this load test."""
-    option = parser.add_argument
-    option("--shape", choices=sorted(SHAPES), default="smoke", env_var="LOAD_SHAPE", help="shape")
-    option("--time-scale", type=float, default=1.0, env_var="LOAD_TIME_SCALE", help="on stages")
-    option("--rate-scale", type=float, default=1.0, env_var="LOAD_RATE_SCALE", help="on arrivals")
-    option("--api", choices=sorted(PROTOCOLS), default="generate", env_var="LOAD_API", help="API")
-    option(
-        "--category",
-        choices=["all", *CATEGORIES],
-        default="all",
-        env_var="LOAD_CATEGORY",
-        help="kind of prompt; all: every one, questions only if the server has a chat model",
-    )
-    option(
-        "--max-new-tokens",
-        type=int,
-        default=0,
-        env_var="LOAD_MAX_NEW_TOKENS",
-        help="tokens that each request asks for; 0: a random length for each",
-    )
-    option(
-        "--drafter",
-        choices=["", "draft", "suffix", "head", "cascade", "none"],
-        default="",
-        env_var="LOAD_DRAFTER",
-        help="source of draft tokens; empty: the server's default, none: plain decoding",
-    )
-    option(
-        "--api-key",
-        default="",
-        env_var="LOAD_API_KEY",
-        is_secret=True,
-        help="API key; of several, separated by commas, the first one",
-    )
-    for name, what in (("--gate", "for the exit status"), ("--objective", "that define the knee")):
-        option(name, action="append", default=[], metavar="NAME=LIMIT", help=f"limits {what}")
-    option("--report", default="", env_var="LOAD_REPORT", help="JSON file for the stages' figures")
+    load_options.add_to(parser)
 
 
 class Shape(LoadTestShape):
     """Runs the stages of the chosen shape."""
 
+    use_common_options = True  # number of users, ramp up and run time are for the shape `users`
+
     def tick(self) -> tuple[int, float, list[type[HttpUser]]] | None:
         """Every second: number, spawn rate and class of the users; None ends the run."""
         assert self.runner is not None  # noqa: S101 - Locust sets it before the first tick
-        options = self.runner.environment.parsed_options
-        stages = SHAPES[options.shape]
-        place = stage_at(stages, self.get_run_time() / options.time_scale)
-        if place is None:
+        environment = self.runner.environment
+        options = environment.parsed_options
+        stages, ran = load_options.stages(options), self.get_run_time()
+        index = stage_at(stages, ran)
+        most = options.number_of_requests or math.inf
+        begun = self.runner.state in (STATE_SPAWNING, STATE_RUNNING)
+        done = begun and environment.load.recorder.requests >= most
+        if index is None or done or ran >= (options.run_time or math.inf):
             return None
-        stage = stages[place]
-        return stage.users, stage.users, [OpenLoopUser if stage.open_loop else ClosedLoopUser]
+        users = stages[index].locust_users
+        by_form = load_options.shape(options) == USERS and options.spawn_rate
+        rate = options.spawn_rate if by_form else users
+        return users, rate, [OpenLoopUser if stages[index].open_loop else ClosedLoopUser]
+
+
+# -- the start -------------------------------------------------------------------------------------
+
+
+@events.init.add_listener
+def set_up(environment: Environment, **_: Any) -> None:
+    """Check the options and the key, and extend the page."""
+    environment.load = None
+    if isinstance(environment.runner, WorkerRunner):
+        return
+    options = environment.parsed_options
+    load_options.settle(options)
+    try:
+        load_options.check(options, options.expect_workers)
+    except ValueError as error:
+        sys.exit(f"locust: {error}")
+    url, headers = f"{environment.host}/v1/models", credentials(options.api_key)
+    try:
+        answer = requests.get(url, headers=headers, timeout=10)
+    except requests.RequestException:
+        pass  # the users will count that
+    else:
+        if answer.status_code == requests.codes.unauthorized:
+            sys.exit("The API refuses this key, or its lack: --api-key or LOAD_API_KEY gives one.")
+    if environment.web_ui:
+        page.install(environment, lambda: report(environment))
 
 
 # -- what is recorded ------------------------------------------------------------------------------
@@ -98,73 +97,77 @@ _begun: list[Environment] = []  # this process's; the events between processes d
 @events.test_start.add_listener
 def begin(environment: Environment, **_: Any) -> None:
     """Start to record. Every process does so, at nearly the same time."""
-    options = environment.parsed_options
-    environment.recorder = Recorder(SHAPES[options.shape], options.time_scale, time.time())
+    options, runner = environment.parsed_options, environment.runner
+    if isinstance(runner, WorkerRunner):  # the master has told, with its options
+        index, processes = runner.worker_index % options.load_processes, options.load_processes
+    else:
+        index, processes = 0, runner.worker_count if isinstance(runner, MasterRunner) else 1
+        options.load_processes = processes
+        options.load_number = getattr(options, "load_number", 0) + 1
+        options.load_stages = [list(astuple(stage)) for stage in load_options.stages(options)]
+    recorder = Recorder([Stage(*stage) for stage in options.load_stages], time.time())
+    environment.load = Run(environment, recorder, index, processes)
     _begun[:] = [environment]
+    if not isinstance(runner, MasterRunner):
+        random.seed(f"{options.seed}:{index}")  # Locust draws tasks from it
+        with suppress(requests.RequestException):  # the users try it again, and count that
+            environment.load.prepare()
+
+
+@events.test_stopping.add_listener
+def end(environment: Environment, **_: Any) -> None:
+    """Stop the clock: at the last answer if the test ends after a number of requests."""
+    if environment.load is None:
+        return  # it never began
+    recorder, most = environment.load.recorder, environment.parsed_options.number_of_requests
+    complete = most and recorder.requests >= most
+    recorder.ended = max(t.last for t in recorder.tallies) if complete else time.time()
+
+
+@events.reset_stats.add_listener
+def forget(**_: Any) -> None:
+    """Begin anew when the page's Reset is pressed."""
+    for environment in _begun:
+        environment.load.recorder.restart()
 
 
 @events.report_to_master.add_listener
 def hand_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
     """Let a worker send what it has recorded since the last time."""
-    if _begun:
-        data["stages"] = _begun[0].recorder.take()
+    for environment in _begun:
+        number = environment.parsed_options.load_number
+        data["load"] = {"number": number, "stages": environment.load.recorder.take()}
 
 
 @events.worker_report.add_listener
 def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
     """Let the master add it up."""
-    if _begun and "stages" in data:
-        _begun[0].recorder.add(data["stages"])
-
-
-@events.init.add_listener
-def require_the_key(environment: Environment, **_: Any) -> None:
-    """End at once if the API has keys and refuses ours, or its lack."""
-    options = environment.parsed_options
-    url, headers = f"{environment.host}/v1/models", credentials(options.api_key)
-    try:
-        answer = requests.get(url, headers=headers, timeout=10)
-    except requests.RequestException:
-        return  # the users will count that
-    if answer.status_code == requests.codes.unauthorized:
-        sys.exit("The API refuses this key, or its lack: --api-key or LOAD_API_KEY gives one.")
+    for environment in _begun:
+        found = data.get("load", {})
+        if found.get("number") == environment.parsed_options.load_number:  # and not the last run's
+            environment.load.recorder.add(found["stages"])
 
 
 # -- the end ---------------------------------------------------------------------------------------
 
 
+def report(environment: Environment) -> Report | None:
+    """The figures so far; None before the first test."""
+    run: Run | None = environment.load
+    return None if run is None else Report(run.recorder, run.options, run.host)
+
+
 @events.quitting.add_listener
 def judge(environment: Environment, **_: Any) -> None:
     """Print the results, write the report and set the exit status."""
-    if isinstance(environment.runner, WorkerRunner) or not hasattr(environment, "recorder"):
+    found = None if isinstance(environment.runner, WorkerRunner) else report(environment)
+    if found is None:
         return
-    options, recorder = environment.parsed_options, environment.recorder
-    whole, stages = recorder.whole(), recorder.rows(options.rate_scale)
-    gates = slo.judge(whole, slo.limits(slo.GATES, options.gate))
-    objectives = slo.limits(slo.OBJECTIVES, options.objective)
-    best = slo.knee(stages, objectives) if SHAPES[options.shape][0].open_loop else None
+    options = environment.parsed_options
     if options.report:
-        report = {
-            "shape": options.shape,
-            "host": environment.host,
-            "drafter": options.drafter or "the server's default",
-            "api": options.api,
-            "category": options.category,
-            "objectives": objectives,
-            "gates": {verdict.name: verdict.good for verdict in gates},
-            "whole": whole,
-            "stages": stages,
-            "knee": best,
-        }
-        write(Path(options.report), report)
-    print(
-        f"\n{whole['answered']} answered, {whole['shed']} shed (429), {whole['failed']} failed; "
-        f"{whole['tokens']} tokens, {whole['tokens_per_second']:.1f} per second"
-    )
-    for verdict in gates:
-        print(f"gate: {verdict}")
-    if len(stages) > 1 and SHAPES[options.shape][0].open_loop:
-        print(f"knee: {best['arrived_per_second']:.1f} per second" if best else "knee: none")
-    failed = whole["failed"] or not whole["answered"]
-    gates_missed = not all(verdict.good for verdict in gates)
-    environment.process_exit_code = 1 if failed else 2 if gates_missed else 0
+        write(Path(options.report), found.data())
+    if options.html_file and (html := Path(options.html_file)).is_file():
+        page.append_to_file(html, found)
+    print("", *found.lines(), sep="\n")
+    if options.headless:
+        environment.process_exit_code = found.status

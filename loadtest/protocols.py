@@ -1,145 +1,312 @@
-"""The protocols of the load test: the service's own `/generate`, OpenAI's completions and chats.
+"""The protocols of the load test: the service's own `/generate`, OpenAI's, Anthropic's, Ollama's.
 
-Each makes the body of a request and reads the events of its answer. They do not know Locust.
+Each makes the body of a request and reads the answer, whole or event by event. They do not know
+Locust.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-CHAT = "chat"  # the category of questions
+from record import Reply
+
 SYSTEM = "You are a helpful assistant."
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """The content of one event of a stream: new tokens, or the whole count at the end."""
+class Ask:
+    """What a request asks for, in any protocol.
 
-    tokens: int = 0  # tokens in this event; 1 for any text if the protocol does not say
-    generated: int | None = None  # all tokens of the answer, from its last event
-    speed: float = 0.0  # tokens after the first, per second, by the server's clock; 0: not told
-    error: str | None = None
+    Attributes:
+        model: the served model's name.
+        turns: the texts of the user and of the assistant in turn; the last one is the user's.
+        question: whether the last text is to be answered, and not continued.
+        tokens: the longest answer, in tokens.
+        drafter: source of draft tokens; empty: the server's default. Only `/generate` has it.
+        ignore_eos: whether the answer goes on until it is as long as that.
+    """
+
+    model: str
+    turns: tuple[str, ...]
+    question: bool
+    tokens: int
+    stream: bool
+    drafter: str = ""
+    ignore_eos: bool = False
+
+    @property
+    def prompt(self) -> str:
+        """The conversation as one text, for protocols without messages."""
+        return "\n\n".join(self.turns)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as messages, without a system message."""
+        roles = ("user", "assistant")
+        return [{"role": roles[n % 2], "content": text} for n, text in enumerate(self.turns)]
+
+    @property
+    def all_messages(self) -> list[dict[str, str]]:
+        """The conversation as messages; a question has a system message before it."""
+        system = [{"role": "system", "content": SYSTEM}] if self.question else []
+        return [*system, *self.messages]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """A text to continue, or, in the category `chat`, a question."""
+class Progress:
+    """The content of one event of a stream.
 
-    category: str
-    text: str
+    Attributes:
+        text: what it adds to the answer.
+        tokens: number of tokens in the text; None if the protocol does not tell.
+        input_tokens, output_tokens: the whole counts, from the last events.
+        error: what went wrong.
+    """
 
-    @property
-    def is_question(self) -> bool:
-        """Whether the text is a question, which is answered and not continued."""
-        return self.category == CHAT
+    text: str = ""
+    tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    error: str | None = None
 
 
-class ApiProtocol(Protocol):
-    """A protocol."""
+class ApiProtocol:
+    """A protocol: `path` and how to speak it."""
 
     path: str
+    has_ignore_eos = False
 
-    def body(
-        self, prompt: Prompt, tokens: int, drafter: str, model: str, *, stream: bool
-    ) -> dict[str, Any]:
-        """The request for at most `tokens` tokens."""
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """The request."""
+        raise NotImplementedError
 
-    def generated(self, answer: Mapping[str, Any]) -> int:
-        """Tokens of a whole answer."""
+    def answer(self, body: Mapping[str, Any]) -> Reply:
+        """Read a whole answer."""
+        raise NotImplementedError
 
     def read(self, event: Mapping[str, Any]) -> Progress:
         """Read an event of a stream."""
+        raise NotImplementedError
 
 
-class Generate:
+class Generate(ApiProtocol):
     """`POST /generate`: every event lists its tokens."""
 
     path = "/generate"
+    has_ignore_eos = True
 
-    def body(
-        self, prompt: Prompt, tokens: int, drafter: str, model: str, *, stream: bool
-    ) -> dict[str, Any]:
-        """The request for at most `tokens` tokens."""
-        asked: dict[str, Any] = {"prompt": prompt.text, "max_new_tokens": tokens}
-        if prompt.is_question:
-            asked["system"] = SYSTEM
-        if drafter:
-            asked["drafter"] = drafter
-        return asked | {"stream": True} if stream else asked
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """The request."""
+        body: dict[str, Any] = {"prompt": ask.prompt, "max_new_tokens": ask.tokens}
+        if ask.question:
+            body["system"] = SYSTEM
+        if ask.drafter:
+            body["drafter"] = ask.drafter
+        if ask.ignore_eos:
+            body["ignore_eos"] = True
+        return body | {"stream": True} if ask.stream else body
 
-    def generated(self, answer: Mapping[str, Any]) -> int:
-        """Tokens of a whole answer."""
-        return int(answer["generated_tokens"])
+    def answer(self, body: Mapping[str, Any]) -> Reply:
+        """Read a whole answer."""
+        return Reply(body["generated_text"], body["prompt_tokens"], body["generated_tokens"])
 
     def read(self, event: Mapping[str, Any]) -> Progress:
         """Read an event of a stream."""
         if "error" in event:
             return Progress(error=str(event["error"].get("code")))
         if "finish_reason" in event:
-            speed = float(event.get("tokens_per_second", 0.0))
-            return Progress(generated=int(event["generated_tokens"]), speed=speed)
-        return Progress(tokens=len(event["tokens"]))
+            whole = self.answer(event)
+            return Progress(input_tokens=whole.input_tokens, output_tokens=whole.output_tokens)
+        return Progress(text=event["text"], tokens=len(event["tokens"]))
 
 
-class Completions:
+class Completions(ApiProtocol):
     """`POST /v1/completions`, with the usage at the end of a stream."""
 
     path = "/v1/completions"
+    has_ignore_eos = True
 
-    def body(
-        self, prompt: Prompt, tokens: int, drafter: str, model: str, *, stream: bool
-    ) -> dict[str, Any]:
-        """The request for at most `tokens` tokens; the drafter is the server's choice."""
-        asked: dict[str, Any] = {"model": model, "max_tokens": tokens, "temperature": 0}
-        asked |= self.asked(prompt)
-        if stream:
-            asked |= {"stream": True, "stream_options": {"include_usage": True}}
-        return asked
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """The request; the drafter is the server's choice."""
+        body: dict[str, Any] = {"model": ask.model, "max_tokens": ask.tokens, "temperature": 0}
+        body |= self.asked(ask)
+        if ask.ignore_eos:
+            body["ignore_eos"] = True
+        if ask.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return body
 
-    def asked(self, prompt: Prompt) -> dict[str, Any]:
+    def asked(self, ask: Ask) -> dict[str, Any]:
         """The part of a request that holds the prompt."""
-        return {"prompt": prompt.text}
+        return {"prompt": ask.prompt}
 
     def text(self, choice: Mapping[str, Any]) -> str:
-        """The text that a choice in a stream adds to its answer; it may be empty."""
+        """The text of a choice, or what it adds to its answer in a stream; it may be empty."""
         return str(choice.get("text") or "")
 
-    def generated(self, answer: Mapping[str, Any]) -> int:
-        """Tokens of a whole answer."""
-        return int(answer["usage"]["completion_tokens"])
+    def answer(self, body: Mapping[str, Any]) -> Reply:
+        """Read a whole answer."""
+        usage = body["usage"]
+        text = "".join(map(self.text, body["choices"]))
+        return Reply(text, usage["prompt_tokens"], usage["completion_tokens"])
 
     def read(self, event: Mapping[str, Any]) -> Progress:
         """Read an event of a stream."""
         if "error" in event:
             return Progress(error=str(event["error"].get("code")))
-        usage = event.get("usage")
-        text = any(self.text(choice) for choice in event.get("choices", []))
+        usage = event.get("usage") or {}
         return Progress(
-            tokens=1 if text else 0,
-            generated=int(usage["completion_tokens"]) if usage else None,
-            speed=float(event.get("timings", {}).get("predicted_per_second", 0.0)),
+            text="".join(map(self.text, event.get("choices", []))),
+            input_tokens=usage.get("prompt_tokens"),
+            output_tokens=usage.get("completion_tokens"),
         )
 
 
 class Chats(Completions):
-    """`POST /v1/chat/completions`: the prompt as the user's only message."""
+    """`POST /v1/chat/completions`."""
 
     path = "/v1/chat/completions"
 
-    def asked(self, prompt: Prompt) -> dict[str, Any]:
+    def asked(self, ask: Ask) -> dict[str, Any]:
         """The part of a request that holds the prompt."""
-        told = [{"role": "system", "content": SYSTEM}] if prompt.is_question else []
-        return {"messages": [*told, {"role": "user", "content": prompt.text}]}
+        return {"messages": ask.all_messages}
 
     def text(self, choice: Mapping[str, Any]) -> str:
-        """The text that a choice in a stream adds to its answer; it may be empty."""
-        return str(choice.get("delta", {}).get("content") or "")
+        """The text of a choice, reasoning included."""
+        message = choice.get("delta") or choice.get("message") or {}
+        return "".join(message.get(name) or "" for name in ("reasoning_content", "content"))
+
+
+class Messages(ApiProtocol):
+    """`POST /v1/messages`, Anthropic's."""
+
+    path = "/v1/messages"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """The request."""
+        body = {"model": ask.model, "max_tokens": ask.tokens, "temperature": 0}
+        body |= {"messages": ask.messages, "stream": ask.stream}
+        return body | {"system": SYSTEM} if ask.question else body
+
+    def answer(self, body: Mapping[str, Any]) -> Reply:
+        """Read a whole answer."""
+        text = "".join(block.get("text", "") for block in body["content"])
+        return Reply(text, _input_tokens(body["usage"]), body["usage"]["output_tokens"])
+
+    def read(self, event: Mapping[str, Any]) -> Progress:
+        """Read an event of a stream."""
+        if "error" in event:
+            return Progress(error=str(event["error"].get("type")))
+        delta = event.get("delta", {})
+        if event["type"] == "content_block_delta":
+            return Progress(text=delta.get("text") or delta.get("thinking") or "")
+        if event["type"] == "message_delta":
+            usage = event["usage"]
+            return Progress(input_tokens=_input_tokens(usage), output_tokens=usage["output_tokens"])
+        return Progress()
+
+
+def _input_tokens(usage: Mapping[str, Any]) -> int:
+    """Tokens of a prompt: Anthropic counts those from a cache apart."""
+    return int(usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0))
+
+
+class Responses(ApiProtocol):
+    """`POST /v1/responses`, OpenAI's newer protocol."""
+
+    path = "/v1/responses"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """The request."""
+        body = {"model": ask.model, "max_output_tokens": ask.tokens, "temperature": 0}
+        body |= {"input": ask.messages, "stream": ask.stream, "store": False}
+        return body | {"instructions": SYSTEM} if ask.question else body
+
+    def answer(self, body: Mapping[str, Any]) -> Reply:
+        """Read a whole answer."""
+        parts = (part for item in body["output"] for part in item.get("content") or [])
+        text = "".join(part.get("text") or "" for part in parts)
+        return Reply(text, body["usage"]["input_tokens"], body["usage"]["output_tokens"])
+
+    def read(self, event: Mapping[str, Any]) -> Progress:
+        """Read an event of a stream."""
+        if event["type"] in ("error", "response.failed"):
+            return Progress(error=event["type"])
+        if event["type"].endswith(".delta"):
+            return Progress(text=event["delta"])
+        if event["type"] in ("response.completed", "response.incomplete"):
+            usage = event["response"]["usage"]
+            return Progress(
+                input_tokens=usage["input_tokens"], output_tokens=usage["output_tokens"]
+            )
+        return Progress()
+
+
+class OllamaPrompts(ApiProtocol):
+    """`POST /api/generate`, Ollama's: a line of JSON per step."""
+
+    path = "/api/generate"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """The request."""
+        options = {"num_predict": ask.tokens, "temperature": 0}
+        return {"model": ask.model, "stream": ask.stream, "options": options, **self.asked(ask)}
+
+    def asked(self, ask: Ask) -> dict[str, Any]:
+        """The part of a request that holds the prompt."""
+        return {"prompt": ask.prompt} | ({"system": SYSTEM} if ask.question else {"raw": True})
+
+    def text(self, body: Mapping[str, Any]) -> str:
+        """The text of an answer or of a line."""
+        return f"{body.get('thinking') or ''}{body.get('response') or ''}"
+
+    def answer(self, body: Mapping[str, Any]) -> Reply:
+        """Read a whole answer."""
+        return Reply(self.text(body), body.get("prompt_eval_count", 0), body["eval_count"])
+
+    def read(self, event: Mapping[str, Any]) -> Progress:
+        """Read an event of a stream."""
+        if "error" in event:
+            return Progress(error=str(event["error"]))
+        return Progress(
+            text=self.text(event),
+            input_tokens=event.get("prompt_eval_count"),
+            output_tokens=event.get("eval_count"),
+        )
+
+
+class OllamaChats(OllamaPrompts):
+    """`POST /api/chat`, Ollama's."""
+
+    path = "/api/chat"
+
+    def asked(self, ask: Ask) -> dict[str, Any]:
+        """The part of a request that holds the prompt."""
+        return {"messages": ask.all_messages}
+
+    def text(self, body: Mapping[str, Any]) -> str:
+        """The text of an answer or of a line."""
+        message = body.get("message", {})
+        return f"{message.get('thinking') or ''}{message.get('content') or ''}"
 
 
 PROTOCOLS: dict[str, ApiProtocol] = {
     "generate": Generate(),
     "openai": Completions(),
     "chat": Chats(),
+    "responses": Responses(),
+    "messages": Messages(),
+    "ollama-generate": OllamaPrompts(),
+    "ollama-chat": OllamaChats(),
 }
+
+
+def stream_events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON of each event of a stream: server-sent events, or lines of JSON."""
+    for line in lines:
+        data = line.removeprefix(b"data:").strip()
+        if data.startswith(b"{"):
+            yield json.loads(data)

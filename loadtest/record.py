@@ -1,4 +1,12 @@
-"""The results of a run, stage by stage: Locust's own statistics have only the whole run.
+"""The results of a run, stage by stage: Locust's own statistics know only requests.
+
+The figures have the field's definitions, the same for every protocol:
+
+    latency   seconds from sending a request to the end of its answer (end-to-end)
+    ttft      seconds from sending a request to its stream's first token
+    tpot      seconds per output token after the first: (latency - ttft) / (output tokens - 1)
+    itl       seconds between tokens: a chunk of n tokens counts n times an n-th of its gap
+    speed     output tokens per second of one request, waiting included
 
 Every request counts in the stage in which it was sent. With `--processes` each worker records its
 own results and sends new ones to the master, which adds them up.
@@ -9,16 +17,76 @@ from __future__ import annotations
 import csv
 import json
 import math
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from shapes import Stage, stage_at
 
-TIMES = ("latency", "ttft", "itl")
-COUNTS = ("answered", "shed", "failed", "tokens")
-QUANTILES = (0.5, 0.95, 0.99)
+TIMES = ("latency", "ttft", "tpot", "itl", "speed")
+COUNTS = ("answered", "refused", "failed", "unsent", "good", "input_tokens", "output_tokens")
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+_DIGITS = 3  # of a time: neighbours differ by 1 % at most, and a soak's tokens fit into memory
+
+Spread = Counter[float]  # how often each value was observed
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A complete answer.
+
+    Attributes:
+        latency: seconds.
+        first: seconds to the first token; None if the answer came as a whole, or was empty.
+        gaps: for each chunk after the first, seconds since the one before and its tokens.
+    """
+
+    text: str
+    input_tokens: int
+    output_tokens: int
+    latency: float = 0.0
+    first: float | None = None
+    gaps: Sequence[tuple[float, int]] = ()
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per output token after the first; None without such tokens."""
+        if self.first is None or self.output_tokens < 2:
+            return None
+        return (self.latency - self.first) / (self.output_tokens - 1)
+
+    def keeps(self, limits: Mapping[str, float]) -> bool:
+        """Whether each time that was measured is within its limit."""
+        times = {"latency": self.latency, "ttft": self.first, "tpot": self.tpot}
+        return all((times[name] or 0.0) <= limit for name, limit in limits.items())
+
+
+def token_gaps(
+    chunks: Sequence[tuple[float, int | None, int]], total: int
+) -> list[tuple[float, int]]:
+    """Seconds between a stream's chunks, and each chunk's tokens, for all but the first chunk.
+
+    A chunk is the time at which it came, its tokens if the protocol tells them, and its characters.
+    Where they are not told, the answer's `total` tokens are spread over the chunks by characters.
+    """
+    gaps = []
+    characters = sum(length for _, _, length in chunks)
+    counted = seen = 0
+    previous = None
+    for at, told, length in chunks:
+        seen += length
+        tokens = round(total * seen / characters) - counted if told is None else told
+        counted += tokens
+        if previous is None:
+            previous = at
+        elif tokens:
+            gaps.append((at - previous, tokens))
+            previous = at
+    return gaps
 
 
 @dataclass
@@ -29,41 +97,90 @@ class Tally:
     """
 
     answered: int = 0
-    shed: int = 0
+    refused: int = 0
     failed: int = 0
-    tokens: int = 0
-    latency: list[float] = field(default_factory=list)
-    ttft: list[float] = field(default_factory=list)
-    itl: list[float] = field(default_factory=list)
+    unsent: int = 0
+    good: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    latency: Spread = field(default_factory=Counter)
+    ttft: Spread = field(default_factory=Counter)
+    tpot: Spread = field(default_factory=Counter)
+    itl: Spread = field(default_factory=Counter)
+    speed: Spread = field(default_factory=Counter)
     last: float = 0.0
 
+    @property
+    def sent(self) -> int:
+        """Requests that have ended."""
+        return self.answered + self.refused + self.failed
+
+    def count(self, reply: Reply, limits: Mapping[str, float]) -> None:
+        """Count an answer that has just become complete."""
+        self.answered += 1
+        self.good += reply.keeps(limits)
+        self.input_tokens += reply.input_tokens
+        self.output_tokens += reply.output_tokens
+        self.latency[_rounded(reply.latency)] += 1
+        self.speed[_rounded(reply.output_tokens / reply.latency)] += 1
+        if reply.first is not None:
+            self.ttft[_rounded(reply.first)] += 1
+        if reply.tpot is not None:
+            self.tpot[_rounded(reply.tpot)] += 1
+        for seconds, tokens in reply.gaps:
+            self.itl[_rounded(seconds / tokens)] += tokens
+        self.last = time.time()
+
+    def data(self) -> dict[str, Any]:
+        """The results as plain data; spreads as pairs, since messages have no numbers as keys."""
+        spreads = {name: [*getattr(self, name).items()] for name in TIMES}
+        return {name: getattr(self, name) for name in (*COUNTS, "last")} | spreads
+
     def add(self, other: Mapping[str, Any]) -> None:
-        """Add another process's results of this stage."""
+        """Add the results of another process, or of another stage, from `data`."""
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + other[name])
         for name in TIMES:
-            getattr(self, name).extend(other[name])
+            getattr(self, name).update(dict(other[name]))
         self.last = max(self.last, other["last"])
 
 
-class Recorder:
-    """Tallies of all stages of one run."""
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
 
-    def __init__(self, stages: Sequence[Stage], time_scale: float, started: float) -> None:
+
+class Recorder:
+    """Tallies of all stages of one run, which began at `started`, by `time.time()`."""
+
+    def __init__(self, stages: Sequence[Stage], started: float) -> None:
         self.stages = tuple(stages)
-        self.time_scale = time_scale
         self.started = started
-        self.tallies = [Tally() for _ in stages]
+        self.ended: float | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all results."""
+        self.tallies = [Tally() for _ in self.stages]
+
+    def restart(self) -> None:
+        """Forget all results and count from now on, of a run with one stage."""
+        self.clear()
+        if len(self.stages) == 1:
+            self.started = time.time()
+
+    def stage(self, at: float) -> int:
+        """The index of the stage at a time, by `time.time()`; after the last one, the last."""
+        index = stage_at(self.stages, max(0.0, at - self.started))
+        return len(self.stages) - 1 if index is None else index
 
     def at(self, sent: float) -> Tally:
-        """The tally of the stage in which a request was sent, at `time.time()` seconds."""
-        place = stage_at(self.stages, max(0.0, sent - self.started) / self.time_scale)
-        return self.tallies[-1 if place is None else place]
+        """The tally of the stage in which a request was sent."""
+        return self.tallies[self.stage(sent)]
 
     def take(self) -> list[dict[str, Any]]:
         """Return all results as plain data, and begin again without them."""
-        taken = [asdict(tally) for tally in self.tallies]
-        self.tallies = [Tally() for _ in self.stages]
+        taken = [tally.data() for tally in self.tallies]
+        self.clear()
         return taken
 
     def add(self, taken: Sequence[Mapping[str, Any]]) -> None:
@@ -71,51 +188,82 @@ class Recorder:
         for tally, other in zip(self.tallies, taken, strict=True):
             tally.add(other)
 
-    def rows(self, rate_scale: float) -> list[dict[str, float]]:
-        """Figures of every stage, with its number of users or of arrivals per second."""
+    @property
+    def requests(self) -> int:
+        """Requests that have ended, in all stages."""
+        return sum(tally.sent for tally in self.tallies)
+
+    def rows(self) -> list[dict[str, float]]:
+        """Figures of every stage that has begun, with its users or arrivals per second."""
         found = []
-        for stage, tally in zip(self.stages, self.tallies, strict=True):
-            seconds = stage.seconds * self.time_scale
-            rate = stage.users * rate_scale if stage.open_loop else 0.0
-            asked = {"seconds": seconds, "users": stage.users, "asked_per_second": rate}
+        begin = self.started
+        for index, (stage, tally) in enumerate(zip(self.stages, self.tallies, strict=True)):
+            if index and begin >= self._end():
+                break
+            seconds = min(stage.seconds, max(self._end(), tally.last) - begin)
+            asked = {"seconds": seconds, "users": stage.users, "asked_per_second": stage.rate}
             found.append({**asked, **summary(tally, seconds)})
+            begin += stage.seconds
         return found
 
     def whole(self) -> dict[str, float]:
         """Figures of the whole run, which ends with its last answer."""
         total = Tally()
         for tally in self.tallies:
-            total.add(asdict(tally))
-        planned = sum(stage.seconds for stage in self.stages) * self.time_scale
-        return summary(total, max(planned, total.last - self.started))
+            total.add(tally.data())
+        seconds = max(self._end(), total.last) - self.started
+        return {"seconds": seconds, **summary(total, seconds)}
+
+    def _end(self) -> float:
+        return time.time() if self.ended is None else self.ended
 
 
-def quantile(values: Sequence[float], q: float) -> float:
+def quantile(values: Spread, q: float) -> float:
     """The smallest value that at least a share `q` does not exceed; 0 without values."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(q * len(ordered)) - 1)] if ordered else 0.0
+    left = max(1, math.ceil(q * values.total()))
+    for value in sorted(values):
+        left -= values[value]
+        if left <= 0:
+            return value
+    return 0.0
+
+
+def mean(values: Spread) -> float:
+    """The mean; 0 without values."""
+    return sum(value * n for value, n in values.items()) / (values.total() or 1)
 
 
 def summary(tally: Tally, seconds: float) -> dict[str, float]:
     """Counts, shares, rates and quantiles of a tally that took `seconds`."""
-    sent = tally.answered + tally.shed + tally.failed
+    sent, seconds = tally.sent, max(seconds, 1e-9)
     figures: dict[str, float] = {name: getattr(tally, name) for name in COUNTS}
-    figures["arrived_per_second"] = sent / seconds
+    figures["arrived_per_second"] = (sent + tally.unsent) / seconds
     figures["answered_per_second"] = tally.answered / seconds
-    figures["tokens_per_second"] = tally.tokens / seconds
-    figures["shed_share"] = tally.shed / sent if sent else 0.0
-    figures["failed_share"] = tally.failed / sent if sent else 0.0
+    figures["good_per_second"] = tally.good / seconds
+    figures["input_tokens_per_second"] = tally.input_tokens / seconds
+    figures["output_tokens_per_second"] = tally.output_tokens / seconds
+    for name in ("good", "refused", "failed"):
+        figures[f"{name}_share"] = figures[name] / sent if sent else 0.0
     for name in TIMES:
+        spread = getattr(tally, name)
+        figures[f"{name}_count"] = spread.total()
+        figures[f"{name}_mean"] = mean(spread)
         for q in QUANTILES:
-            figures[f"{name}_p{q * 100:g}"] = quantile(getattr(tally, name), q)
+            figures[f"{name}_p{q * 100:g}"] = quantile(spread, q)
     return figures
+
+
+def as_csv(rows: Sequence[Mapping[str, float]]) -> str:
+    """The stages as CSV."""
+    text = StringIO(newline="")
+    writer = csv.DictWriter(text, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def write(path: Path, report: Mapping[str, Any]) -> None:
     """Write the report as JSON, and its stages as CSV beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
-    with path.with_suffix(".csv").open("w", newline="") as lines:
-        rows = csv.DictWriter(lines, report["stages"][0])
-        rows.writeheader()
-        rows.writerows(report["stages"])
+    path.with_suffix(".csv").write_text(as_csv(report["stages"]), "utf-8", newline="")

@@ -1,42 +1,60 @@
-"""Load shapes as data: how many users, for how long. Every shape ends by itself.
+"""Load shapes as data: how many users or arrivals, for how long.
 
 Closed-loop users wait for an answer before they ask again, so they slow down together with an
-overloaded server and hide how bad it is. Open-loop users stand for one arrival a second each, at
-random times, whether or not earlier requests have been answered, like people.
+overloaded server and hide how bad it is. In an open loop requests arrive at random times, whether
+or not earlier ones have been answered, as from people who do not know of each other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+USERS, ARRIVALS = "users", "arrivals"  # the shapes that the options describe
+ARRIVALS_SECONDS, ARRIVALS_RATE = 120.0, 4.0  # where no option says otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`users` for `seconds`; if `open_loop`, each user stands for one arrival a second."""
+    """A number of closed-loop `users` for `seconds`, or arrivals at `rate` per second."""
 
     seconds: float
-    users: int
-    open_loop: bool = False
+    users: int = 0
+    rate: float = 0.0
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests arrive at a rate."""
+        return self.rate > 0
+
+    @property
+    def locust_users(self) -> int:
+        """Locust's users for this stage; of an open loop each stands for at most one arrival/s."""
+        return math.ceil(self.rate) if self.open_loop else self.users
+
+    def scaled(self, seconds: float, rate: float) -> Stage:
+        """Make a stage that lasts `seconds` times as long, with `rate` times as many arrivals."""
+        return replace(self, seconds=self.seconds * seconds, rate=self.rate * rate)
 
 
-SHAPES: dict[str, tuple[Stage, ...]] = {
+FIXED: dict[str, tuple[Stage, ...]] = {
     # Does it work at all? What CI runs.
-    "smoke": (Stage(30, 2),),
+    "smoke": (Stage(30, users=2),),
     # Where is the knee? More and more arrivals; see `--rate-scale` for slower models.
-    "ramp": tuple(Stage(20, rate, open_loop=True) for rate in (2, 4, 8, 12, 16, 24, 32, 48)),
-    # Does it shed load instead of falling over, and recover?
-    "spike": (Stage(30, 2), Stage(30, 60), Stage(60, 2)),
+    "ramp": tuple(Stage(20, rate=rate) for rate in (2, 4, 8, 12, 16, 24, 32, 48)),
+    # Does it refuse load instead of falling over, and recover?
+    "spike": (Stage(30, users=2), Stage(30, users=60), Stage(60, users=2)),
     # Does anything grow that should not?
-    "soak": (Stage(900, 4),),
-    # What do people see if they do not wait for each other? The same rate all the time.
-    "arrivals": (Stage(120, 4, open_loop=True),),
+    "soak": (Stage(900, users=4),),
 }
+SHAPES = (USERS, ARRIVALS, *FIXED)
 
 
-def stage_at(stages: tuple[Stage, ...], seconds: float) -> int | None:
-    """The place of the stage that runs `seconds` after the start; None after the last one."""
-    for place, stage in enumerate(stages):
+def stage_at(stages: Sequence[Stage], seconds: float) -> int | None:
+    """The index of the stage that runs `seconds` after the start; None after the last one."""
+    for index, stage in enumerate(stages):
         if seconds < stage.seconds:
-            return place
+            return index
         seconds -= stage.seconds
     return None

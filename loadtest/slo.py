@@ -1,8 +1,9 @@
-"""The limits of a run: gates for its exit status, and objectives that define the knee.
+"""The limits of a run: gates for its exit status, objectives that define the knee, and goodput.
 
-A name is a figure of `record.summary`; its limit is the largest value that is still good. Gates
-judge the whole run. Shed load is no gate, because under overload it is right. The knee is the
-highest rate of arrivals at which a stage of the run still meets every objective.
+Gates and objectives are limits on figures of `record.summary`; a limit is the largest value that is
+still good. Gates judge the whole run. Refused requests are no gate, because under overload it is
+right to refuse. The knee is the highest rate of arrivals at which a stage of the run still meets
+every objective. Goodput has limits on single requests: it counts those that keep all of them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ Figures = Mapping[str, float]
 GATES: dict[str, float] = {"failed_share": 0.0, "latency_p95": 30.0}
 OBJECTIVES: dict[str, float] = {
     "failed_share": 0.0,
-    "shed_share": 0.01,
+    "refused_share": 0.01,
     "latency_p95": 30.0,
     "ttft_p95": 1.0,
 }
+GOODPUT = "ttft:1000 e2el:30000"
+# The names that other benchmarks of LLM servers use, and ours.
+_GOODPUT_TIMES = {"ttft": "ttft", "tpot": "tpot", "e2el": "latency"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,32 @@ def limits(base: Mapping[str, float], changes: Iterable[str]) -> dict[str, float
         if not equals:
             raise ValueError(f"{change!r} is not NAME=LIMIT")
         if value:
-            changed[name] = float(value)
+            changed[name] = _number(value, change)
         else:
             changed.pop(name, None)
     return changed
+
+
+def goodput_limits(text: str) -> dict[str, float]:
+    """Seconds by name of a request's time, from `ttft:500 tpot:50 e2el:10000` in milliseconds.
+
+    Raises:
+        ValueError: the text is not of that form.
+    """
+    found = {}
+    for item in text.replace(",", " ").split():
+        name, _, value = item.partition(":")
+        if name not in _GOODPUT_TIMES:
+            raise ValueError(f"{item!r} is not NAME:MILLISECONDS with ttft, tpot or e2el")
+        found[_GOODPUT_TIMES[name]] = _number(value, item) / 1000
+    return found
+
+
+def _number(value: str, item: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{item!r} has no number") from None
 
 
 def judge(figures: Figures, against: Mapping[str, float]) -> list[Verdict]:

@@ -1,40 +1,39 @@
-"""Locust's users: they send requests, whole or as streams, and report what a client feels.
+"""Locust's users: they send requests, whole or as streams, and record what a client feels.
 
 A closed-loop user waits for each answer. An open-loop user sends requests at random times, whether
-or not earlier ones have been answered.
+or not earlier ones have been answered. Locust counts requests and nothing else; all other figures
+are the recorder's.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import count
 
 import gevent
+import requests
+from gevent.lock import BoundedSemaphore
 from gevent.pool import Group
 from locust import HttpUser, constant, tag, task
 from locust.clients import ResponseContextManager
+from locust.env import Environment
+from locust.exception import StopUser
 
-from protocols import CHAT, PROTOCOLS, Prompt
-from record import Tally
+import options as load_options
+import slo
+from protocols import PROTOCOLS, Ask, stream_events
+from record import Recorder, Reply, token_gaps
+from workload import Conversation, Workload, share
 
-PROMPTS = [
-    Prompt(row["category"], row["prompt"])
-    for row in map(
-        json.loads, Path(__file__).with_name("prompts.jsonl").read_text("utf-8").splitlines()
-    )
-]
-CATEGORIES = sorted({prompt.category for prompt in PROMPTS})
 # Seconds; a little more than the API's own deadline, so that the API ends a late request.
 REQUEST_TIMEOUT = 330
 MAX_RETRY_AFTER = 10.0  # a closed-loop user waits no longer, whatever the server asks for
 MAX_IN_FLIGHT = 64  # requests of one open-loop user
-# Lengths of answers where none is given: half of them are shorter than the median, and most are
-# within a factor of two of it, as lengths of texts are.
-MEDIAN_TOKENS, SIGMA, SHORTEST, LONGEST = 48, 0.6, 8, 256
+_MODELS = "/v1/models"
 
 
 def credentials(keys: str) -> dict[str, str]:
@@ -44,146 +43,192 @@ def credentials(keys: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+class Run:
+    """One process's part of one run: what it sends, and what it records."""
+
+    def __init__(self, environment: Environment, recorder: Recorder, index: int, of: int) -> None:
+        self.recorder = recorder
+        self.options = environment.parsed_options
+        self.host = str(environment.host)
+        self.limits = slo.goodput_limits(self.options.goodput)
+        self.index, self.processes = index, of
+        self.numbers = count()  # of users
+        most = self.options.max_concurrency
+        self.slot = BoundedSemaphore(max(1, share(most, index, of))) if most else nullcontext()
+        self.model = ""
+        self.workload: Workload | None = None
+
+    def prepare(self) -> None:
+        """Ask the API what it serves.
+
+        Raises:
+            requests.RequestException: it does not answer, or refuses.
+        """
+        headers = credentials(self.options.api_key)
+        answer = requests.get(f"{self.host}{_MODELS}", headers=headers, timeout=10)
+        answer.raise_for_status()
+        served = answer.json()["data"][0]
+        self.model = served["id"]
+        self.workload = Workload(
+            self.options,
+            chat=bool(served.get("chat", True)),
+            encode=self._encode,
+            index=self.index,
+            processes=self.processes,
+        )
+
+    def _encode(self, text: str) -> list[bytes]:
+        """Return the spellings of a text's tokens, by the API or, if it cannot, roughly."""
+        url, headers = f"{self.host}/tokenize", credentials(self.options.api_key)
+        body = {"content": text, "with_pieces": True}
+        answer = requests.post(url, headers=headers, json=body, timeout=60)
+        if not answer.ok:
+            return [text[at : at + 4].encode() for at in range(0, len(text), 4)]
+        pieces = [token["piece"] for token in answer.json()["tokens"]]
+        return [piece.encode() if isinstance(piece, str) else bytes(piece) for piece in pieces]
+
+
 class ApiUser(HttpUser):
-    """Sends requests and streams by one protocol, and reports each."""
+    """Has conversations by one protocol, and records each request."""
 
     abstract = True
 
     def on_start(self) -> None:
-        """Choose prompts. A header names the load test, so that dashboards can mark its time."""
-        options = self.environment.parsed_options
-        self.client.headers["X-Load-Test"] = options.shape
+        """Begin. A header names the load test, so that dashboards can mark its time."""
+        self.load: Run = self.environment.load
+        options = self.load.options
+        self.client.headers["X-Load-Test"] = load_options.shape(options)
         self.client.headers.update(credentials(options.api_key))
-        self.protocol = PROTOCOLS[options.api]
-        served = self.client.get("/v1/models").json()["data"][0]
-        self.model = served["id"]
-        wanted = {options.category}
-        if options.category == "all":
-            wanted = set(CATEGORIES) if served["chat"] else {*CATEGORIES} - {CHAT}
-        self.prompts = [prompt for prompt in PROMPTS if prompt.category in wanted]
+        self.protocol = PROTOCOLS[options.protocol]
+        self.rng = random.Random(f"{options.seed}:{self.load.index}:{next(self.load.numbers)}")
 
-    def tally(self, sent: float) -> Tally:
-        """The tally in which a request that was sent at that time counts."""
-        tally: Tally = self.environment.recorder.at(sent)
-        return tally
+    def next_conversation(self) -> Conversation | None:
+        """What to ask next; None while the API does not say what it serves.
 
-    def body(self, *, stream: bool) -> dict[str, Any]:
-        """A request for a random prompt of the chosen category."""
-        options = self.environment.parsed_options
-        drawn = round(MEDIAN_TOKENS * random.lognormvariate(0, SIGMA))
-        tokens = options.max_new_tokens or min(max(drawn, SHORTEST), LONGEST)
-        prompt = random.choice(self.prompts)
-        return self.protocol.body(prompt, tokens, options.drafter, self.model, stream=stream)
+        Raises:
+            StopUser: the run has sent all its requests.
+        """
+        if self.load.workload is None:
+            started = time.perf_counter()
+            try:
+                self.load.prepare()
+            except requests.RequestException as error:
+                self.environment.events.request.fire(
+                    request_type="GET",
+                    name=_MODELS,
+                    response_time=(time.perf_counter() - started) * 1000,
+                    response_length=0,
+                    exception=error,
+                    context={},
+                )
+                self.load.recorder.at(time.time()).failed += 1
+                gevent.sleep(1)
+                return None
+        assert self.load.workload is not None  # noqa: S101 - `prepare` has just made it
+        if not self.load.workload.claim():
+            raise StopUser
+        return self.load.workload.conversation()
 
-    def plain(self) -> float:
-        """Send one request for a whole answer. Returns the seconds to wait before the next."""
+    def converse(self, conversation: Conversation, *, stream: bool) -> None:
+        """Send a conversation's requests, one after the other; the first one is claimed."""
+        assert self.load.workload is not None  # noqa: S101 - it made the conversation
+        said: list[str] = []
+        for turn, text in enumerate(conversation.turns):
+            if turn and not self.load.workload.claim():
+                return
+            gevent.sleep(conversation.pauses[turn])
+            ask = Ask(
+                model=self.load.model,
+                turns=(*said, text),
+                question=conversation.question,
+                tokens=conversation.tokens[turn],
+                stream=stream,
+                drafter=self.load.options.drafter.replace("default", ""),
+                ignore_eos=self.load.options.ignore_eos,
+            )
+            with self.load.slot:
+                reply, wait = self.send(ask)
+            gevent.sleep(wait)
+            if reply is None:
+                return
+            said += [text, reply.text]
+
+    def send(self, ask: Ask) -> tuple[Reply | None, float]:
+        """Send one request. Returns its answer, if any, and seconds to wait before the next."""
+        path, problem, reply = self.protocol.path, "", None
         sent, start = time.time(), time.perf_counter()
+        recorder = self.load.recorder
         with self.client.post(
-            self.protocol.path,
-            json=self.body(stream=False),
+            path,
+            name=f"{path} (stream)" if ask.stream else path,
+            json=self.protocol.body(ask),
             timeout=REQUEST_TIMEOUT,
+            stream=ask.stream,
             catch_response=True,
         ) as response:
-            if response.status_code == 429:
-                return self.shed(response, sent)
-            if not response.ok:
-                self.tally(sent).failed += 1
-                return 0.0
-            self.answered(sent, start, self.protocol.generated(response.json()))
-        return 0.0
-
-    def stream(self) -> float:
-        """Send one streaming request, timed token by token. Returns the seconds to wait."""
-        sent, start = time.time(), time.perf_counter()
-        with self.client.post(
-            self.protocol.path,
-            name=f"{self.protocol.path} (stream)",
-            json=self.body(stream=True),
-            timeout=REQUEST_TIMEOUT,
-            stream=True,
-            catch_response=True,
-        ) as response:
-            if response.status_code == 429:
-                return self.shed(response, sent)
-            problem: str | None = f"status {response.status_code}"
-            if response.ok:
-                try:
-                    problem = self.follow(response, sent, start)
-                except (OSError, ValueError) as error:  # requests' errors are OSErrors
-                    problem = f"broken stream: {type(error).__name__}"
-                # Locust stopped its clock at the headers; the request ended just now.
-                response.request_meta["response_time"] = (time.perf_counter() - start) * 1000
-            if problem:
-                response.failure(problem)
-                self.tally(sent).failed += 1
-        return 0.0
-
-    def follow(self, response: ResponseContextManager, sent: float, start: float) -> str | None:
-        """Read a stream to its end and report its times. Returns what went wrong, if anything."""
-        first = previous = start
-        tokens, generated, speed = 0, None, 0.0
-        gaps: list[float] = []
-        for data in stream_events(response):
-            now = time.perf_counter()
-            progress = self.protocol.read(data)
-            if progress.error is not None:
-                return f"error in the stream: {progress.error}"
-            if progress.tokens:
-                if tokens == 0:
-                    first = now
+            if response.status_code == requests.codes.too_many_requests:
+                # An overloaded server should refuse: no failure, and no answer's time either.
+                response.request_meta["name"] = f"{path}: refused (429)"
+                response.success()
+                recorder.at(sent).refused += 1
+                return None, min(float(response.headers.get("Retry-After") or 1), MAX_RETRY_AFTER)
+            try:
+                if response.error is not None:
+                    problem = f"{type(response.error).__name__}: no answer"
+                elif not response.ok:
+                    problem = f"status {response.status_code}: {response.text[:200]}"
+                elif ask.stream:
+                    reply = self.follow(response, start)
                 else:
-                    gaps += [(now - previous) / progress.tokens] * progress.tokens
-                tokens += progress.tokens
-                previous = now
-            generated = generated if progress.generated is None else progress.generated
-            speed = progress.speed or speed
-        if generated is None:
-            return "the stream ended without its last event"
-        if tokens:
-            self.report("TTFT", "first token", (first - start) * 1000)
-            self.tally(sent).ttft.append(first - start)
-        for gap in gaps:
-            self.report("ITL", "inter-token", gap * 1000)
-        self.tally(sent).itl.extend(gaps)
-        if speed:
-            self.report("SPEED", "per request", speed)
-        self.answered(sent, start, generated)
-        return None
+                    reply = self.protocol.answer(response.json())
+            except (OSError, LookupError, TypeError, ValueError) as error:
+                # requests' errors are OSErrors; the others: it is not what the protocol promises.
+                problem = f"broken answer: {type(error).__name__}: {error}"
+            if ask.stream and response.error is None:
+                # Locust stopped its clock at the headers.
+                response.request_meta["response_time"] = (time.perf_counter() - start) * 1000
+            if reply is None:
+                response.failure(problem)
+                recorder.at(sent).failed += 1
+                return None, 0.0 if response.status_code else 1.0  # do not knock all the time
+            timed = replace(reply, latency=time.perf_counter() - start)
+            recorder.at(sent).count(timed, self.load.limits)
+        return reply, 0.0
 
-    def answered(self, sent: float, start: float, tokens: int) -> None:
-        """Count a request whose answer has just become complete."""
-        self.report("TOKENS", "per request", tokens)
-        tally = self.tally(sent)
-        tally.answered += 1
-        tally.tokens += tokens
-        tally.latency.append(time.perf_counter() - start)
-        tally.last = time.time()
+    def counted_lines(self, response: ResponseContextManager) -> Iterator[bytes]:
+        """A stream's lines; their length becomes the request's, which Locust does not know."""
+        for line in response.iter_lines(chunk_size=None):
+            response.request_meta["response_length"] += len(line) + 1
+            yield line
 
-    def shed(self, response: ResponseContextManager, sent: float) -> float:
-        """Count a 429 apart from requests and failures. Returns the seconds to wait."""
-        response.request_meta["request_type"] = "SHED"
-        response.request_meta["name"] = "429"
-        response.success()
-        self.tally(sent).shed += 1
-        return min(float(response.headers.get("Retry-After") or 1), MAX_RETRY_AFTER)
+    def follow(self, response: ResponseContextManager, start: float) -> Reply:
+        """Read a stream to its end.
 
-    def report(self, kind: str, name: str, value: float) -> None:
-        """Fire an event that is not a request; `value` takes the place of milliseconds."""
-        self.environment.events.request.fire(
-            request_type=kind,
-            name=name,
-            response_time=value,
-            response_length=0,
-            exception=None,
-            context={},
+        Raises:
+            ValueError: it says that something went wrong, or ends too early.
+        """
+        chunks: list[tuple[float, int | None, int]] = []
+        text: list[str] = []
+        read = written = None
+        for event in stream_events(self.counted_lines(response)):
+            now = time.perf_counter()
+            progress = self.protocol.read(event)
+            if progress.error is not None:
+                raise ValueError(f"the stream says {progress.error}")
+            if progress.text or progress.tokens:
+                chunks.append((now, progress.tokens, len(progress.text)))
+                text.append(progress.text)
+            read = read if progress.input_tokens is None else progress.input_tokens
+            written = written if progress.output_tokens is None else progress.output_tokens
+        if written is None:
+            raise ValueError("the stream ended without its last event")
+        return Reply(
+            "".join(text),
+            read or 0,
+            written,
+            first=chunks[0][0] - start if chunks else None,
+            gaps=token_gaps(chunks, written),
         )
-
-
-def stream_events(response: ResponseContextManager) -> Iterator[dict[str, Any]]:
-    """Yield the JSON body of each server-sent event of a stream, when it comes."""
-    for line in response.iter_lines(chunk_size=None):
-        if line.startswith(b"data: ") and line != b"data: [DONE]":
-            yield json.loads(line[len(b"data: ") :])
 
 
 class ClosedLoopUser(ApiUser):
@@ -194,22 +239,26 @@ class ClosedLoopUser(ApiUser):
     @tag("plain")
     @task
     def ask(self) -> None:
-        """Ask for a whole answer."""
-        gevent.sleep(self.plain())
+        """Ask for whole answers."""
+        if conversation := self.next_conversation():
+            self.converse(conversation, stream=False)
 
     @tag("stream")
     @task
     def listen(self) -> None:
-        """Ask for a stream."""
-        gevent.sleep(self.stream())
+        """Ask for streams."""
+        if conversation := self.next_conversation():
+            self.converse(conversation, stream=True)
 
 
 class OpenLoopUser(ApiUser):
-    """Sends one request a second on average, whether or not earlier ones have been answered."""
+    """Starts its part of the stage's arrivals, whether or not earlier ones have been answered."""
 
     def wait_time(self) -> float:
         """Exponential gaps: requests of independent people arrive as a Poisson process."""
-        return random.expovariate(self.environment.parsed_options.rate_scale)
+        recorder = self.load.recorder
+        stage = recorder.stages[recorder.stage(time.time())]
+        return self.rng.expovariate(stage.rate / stage.locust_users)
 
     def on_start(self) -> None:
         """Begin at a random time."""
@@ -224,9 +273,8 @@ class OpenLoopUser(ApiUser):
     @tag("stream")
     @task
     def arrive(self) -> None:
-        """Send a request for a stream and do not wait for it."""
-        if len(self.in_flight) < MAX_IN_FLIGHT:
-            self.in_flight.spawn(self.stream)
-        else:
-            self.report("SHED", "not sent: too many in flight", 0)
-            self.tally(time.time()).failed += 1  # this load was asked for and not made
+        """Start a conversation of streams and do not wait for it."""
+        if len(self.in_flight) >= MAX_IN_FLIGHT:
+            self.load.recorder.at(time.time()).unsent += 1  # load that was asked for and not made
+        elif conversation := self.next_conversation():
+            self.in_flight.spawn(self.converse, conversation, stream=True)

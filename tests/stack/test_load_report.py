@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
+import math
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from loadtest.shapes import SHAPES, Stage, stage_at
 from specops.metrics.metrics import LOAD_SHAPES
 from tests.stack.support import ROOT
 
@@ -18,7 +21,7 @@ from tests.stack.support import ROOT
 def load(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The load test's own modules; they import each other without a package, as Locust does."""
     monkeypatch.syspath_prepend(str(ROOT / "loadtest"))
-    names = ("record", "shapes", "slo")
+    names = ("options", "protocols", "record", "shapes", "slo", "workload")
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
@@ -34,51 +37,267 @@ def figures(load: SimpleNamespace, rate: float, **changed: float) -> dict[str, f
 def test_a_quantile_is_one_of_the_values(
     values: list[float], q: float, expected: float, load: SimpleNamespace
 ) -> None:
-    assert load.record.quantile(values, q) == expected
+    assert load.record.quantile(Counter(values), q) == expected
 
 
 def test_a_request_counts_in_the_stage_in_which_it_was_sent(load: SimpleNamespace) -> None:
-    stages = (load.shapes.Stage(10, 1, open_loop=True), load.shapes.Stage(5, 8, open_loop=True))
-    recorder = load.record.Recorder(stages, time_scale=2, started=1000)
+    stages = [load.shapes.Stage(10, rate=1), load.shapes.Stage(5, rate=8)]
+    recorder = load.record.Recorder([stage.scaled(2, 0.5) for stage in stages], started=1000)
     for sent in (999, 1000, 1019, 1020, 1029, 1050):
         recorder.at(sent).answered += 1
-    first, second = recorder.rows(rate_scale=0.5)
+    recorder.ended = 1030
+    first, second = recorder.rows()
     assert (first["answered"], second["answered"]) == (3, 3)
     assert (first["seconds"], second["seconds"]) == (20, 10)
     assert (first["asked_per_second"], second["asked_per_second"]) == (0.5, 4)
-    assert recorder.whole()["answered"] == 6
+    assert recorder.whole()["answered"] == recorder.requests == 6
+
+
+def test_a_run_that_is_stopped_early_has_the_time_and_the_stages_that_it_had(
+    load: SimpleNamespace,
+) -> None:
+    recorder = load.record.Recorder([load.shapes.Stage(10, users=n) for n in (1, 2, 3)], 1000)
+    recorder.at(1001).answered = 30
+    recorder.ended = 1015
+    first, second = recorder.rows()
+    assert (first["seconds"], second["seconds"]) == (10, 5)
+    assert recorder.whole()["answered_per_second"] == 2
 
 
 def test_answers_that_come_after_the_last_stage_take_their_time(load: SimpleNamespace) -> None:
-    recorder = load.record.Recorder((load.shapes.Stage(10, 2),), time_scale=1, started=1000)
+    recorder = load.record.Recorder((load.shapes.Stage(10, users=2),), started=1000)
+    recorder.ended = 1010
     for ended in (1008.0, 1016.0):
         tally = recorder.at(1001)
-        tally.answered, tally.tokens, tally.last = tally.answered + 1, tally.tokens + 40, ended
+        tally.answered, tally.output_tokens = tally.answered + 1, tally.output_tokens + 40
+        tally.last = ended
     whole = recorder.whole()
-    assert (whole["tokens_per_second"], whole["answered_per_second"]) == (5, 0.125)
+    assert (whole["output_tokens_per_second"], whole["answered_per_second"]) == (5, 0.125)
 
 
 def test_figures_of_workers_add_up(load: SimpleNamespace) -> None:
-    stages = (load.shapes.Stage(10, 1),)
-    worker, master = (load.record.Recorder(stages, 1, 0) for _ in range(2))
+    stages = (load.shapes.Stage(10, users=1),)
+    worker, master = (load.record.Recorder(stages, 0) for _ in range(2))
     for tokens in (3, 4):
-        tally = worker.at(5)
-        tally.answered += 1
-        tally.tokens += tokens
-        tally.latency.append(tokens / 10)
+        worker.at(5).count(load.record.Reply("", 2, tokens, latency=tokens / 10), {})
         master.add(json.loads(json.dumps(worker.take())))
     whole = master.whole()
-    assert (whole["answered"], whole["tokens"], whole["latency_p99"]) == (2, 7, 0.4)
+    assert (whole["answered"], whole["output_tokens"], whole["latency_p99"]) == (2, 7, 0.4)
     assert worker.whole()["answered"] == 0
-    shares = load.record.summary(load.record.Tally(answered=6, shed=3, failed=1), 5)
-    assert (shares["shed_share"], shares["failed_share"]) == (0.3, 0.1)
+    shares = load.record.summary(load.record.Tally(answered=6, refused=3, failed=1), 5)
+    assert (shares["refused_share"], shares["failed_share"]) == (0.3, 0.1)
     assert shares["arrived_per_second"] == 2
+
+
+def test_times_of_a_request_have_the_fields_definitions(load: SimpleNamespace) -> None:
+    chunks = [(1.0, 1, 1), (1.2, 2, 2), (1.3, 1, 1)]
+    reply = load.record.Reply("abcd", 5, 4, 0.7, 0.4, load.record.token_gaps(chunks, 4))
+    assert reply.tpot == pytest.approx(0.1)
+    tally = load.record.Tally()
+    tally.count(reply, load.slo.goodput_limits("ttft:400, tpot:101 e2el:700"))
+    tally.count(reply, load.slo.goodput_limits("ttft:399"))
+    whole = load.record.Reply("abcd", 5, 4, 0.7)
+    tally.count(whole, load.slo.goodput_limits("ttft:1"))  # it has no first token
+    assert (tally.answered, tally.good) == (3, 2)
+    assert tally.itl == {0.1: 6}
+    assert (tally.ttft, tally.latency) == ({0.4: 2}, {0.7: 3})
+    figures = load.record.summary(tally, 2)
+    assert (figures["good_per_second"], figures["input_tokens_per_second"]) == (1, 7.5)
+    one = load.record.Reply("a", 5, 1, 0.7, 0.4)
+    assert one.tpot is None
+
+
+def test_where_a_protocol_does_not_tell_tokens_they_are_spread_over_the_chunks(
+    load: SimpleNamespace,
+) -> None:
+    chunks = [(0.0, None, 2), (1.0, None, 6), (1.5, None, 0), (2.0, None, 2)]
+    gaps = load.record.token_gaps(chunks, 5)
+    assert gaps == [(1.0, 3), (1.0, 1)]
+    assert load.record.token_gaps(chunks[:1], 5) == []
+
+
+EVENTS: dict[str, list[dict[str, Any]]] = {
+    "generate": [
+        {"text": "ab", "tokens": [{}, {}]},
+        {"finish_reason": "stop", "generated_text": "", "prompt_tokens": 7, "generated_tokens": 2},
+    ],
+    "openai": [
+        {"choices": [{"text": "ab"}], "usage": None},
+        {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}},
+    ],
+    "chat": [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [{"delta": {"reasoning_content": "a"}}]},
+        {"choices": [{"delta": {"content": "b"}}]},
+        {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}},
+    ],
+    "responses": [
+        {"type": "response.created", "response": {}},
+        {"type": "response.output_text.delta", "delta": "ab"},
+        {
+            "type": "response.completed",
+            "response": {"usage": {"input_tokens": 7, "output_tokens": 2}},
+        },
+    ],
+    "messages": [
+        {"type": "message_start", "message": {}},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "ab"}},
+        {
+            "type": "message_delta",
+            "usage": {"input_tokens": 4, "cache_read_input_tokens": 3, "output_tokens": 2},
+        },
+        {"type": "message_stop"},
+    ],
+    "ollama-generate": [
+        {"response": "ab", "done": False},
+        {"response": "", "done": True, "prompt_eval_count": 7, "eval_count": 2},
+    ],
+    "ollama-chat": [
+        {"message": {"role": "assistant", "content": "ab"}, "done": False},
+        {"message": {"content": ""}, "done": True, "prompt_eval_count": 7, "eval_count": 2},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_every_protocol_tells_text_and_tokens_of_a_stream(name: str, load: SimpleNamespace) -> None:
+    assert set(EVENTS) == set(load.protocols.PROTOCOLS)
+    protocol = load.protocols.PROTOCOLS[name]
+    lines = [b"event: x", b": pause"]
+    lines += [b"data: " + json.dumps(event).encode() for event in EVENTS[name]]
+    read = [
+        protocol.read(event) for event in load.protocols.stream_events([*lines, b"data: [DONE]"])
+    ]
+    assert "".join(progress.text for progress in read) == "ab"
+    told = [(p.input_tokens, p.output_tokens) for p in read if p.output_tokens is not None]
+    assert told == [(7, 2)]
+
+
+def options(load: SimpleNamespace, *arguments: str) -> argparse.Namespace:
+    """Parse the load test's options, and Locust's that they look at."""
+
+    class Parser(argparse.ArgumentParser):
+        def add_argument(self, *names: Any, **more: Any) -> Any:
+            kept = {k: v for k, v in more.items() if k not in ("env_var", "include_in_web_ui")}
+            return super().add_argument(*names, **kept)
+
+    parser = Parser()
+    parser.add_argument("--headless", action="store_true")
+    parser.add_argument("--run-time", type=int)
+    parser.add_argument("--users", dest="num_users", type=int)
+    parser.add_argument("--spawn-rate", type=float)
+    load.options.add_to(parser)
+    parsed = parser.parse_args(arguments)
+    load.options.settle(parsed)
+    load.options.check(parsed)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--turns 0", "--turns must be at least 1"),
+        ("--request-rate -1", "--request-rate must be at least 0"),
+        ("--request-rate nan", "--request-rate must be at least 0"),
+        ("--time-scale 0", "--time-scale must be more than 0"),
+        ("--range-ratio 1", "--range-ratio must be"),
+        ("--request-rate 1 --shape ramp", "--request-rate goes with the shape arrivals"),
+        ("--api messages --ignore-eos", "--ignore-eos"),
+        ("--api chat --drafter none", "--drafter"),
+        ("--headless --users 3", "add --run-time"),
+        ("--goodput ttfb:3", "ttft, tpot or e2el"),
+        ("--goodput ttft:x", "'ttft:x' has no number"),
+        ("--gate latency_p95", "NAME=LIMIT"),
+        ("--dataset pyproject.toml", "the data set pyproject.toml cannot be read"),
+    ],
+)
+def test_a_bad_option_is_refused_in_one_line(
+    arguments: str, complaint: str, load: SimpleNamespace
+) -> None:
+    with pytest.raises(ValueError, match=complaint) as refused:
+        options(load, *arguments.split())
+    assert "\n" not in str(refused.value)
+
+
+def test_shapes_follow_the_options(load: SimpleNamespace) -> None:
+    stage = load.shapes.Stage
+
+    def stages(*arguments: str) -> Any:
+        return load.options.stages(options(load, *arguments))
+
+    assert stages("--headless") == load.shapes.FIXED["smoke"]
+    assert stages("--headless", "--users", "5", "--run-time", "9") == (stage(9, users=5),)
+    assert stages("--headless", "--num-prompts", "5", "--max-concurrency", "3") == (
+        stage(math.inf, users=3),
+    )
+    assert stages("--request-rate", "2.5", "--num-prompts", "5") == (stage(math.inf, rate=2.5),)
+    assert stages("--shape", "arrivals", "--time-scale", "0.5") == (stage(60, rate=4),)
+    ramp = stages("--shape", "ramp", "--time-scale", "0.5", "--rate-scale", "0.1")
+    assert (ramp[1].seconds, ramp[1].rate, ramp[-1].locust_users) == (10, 0.4, 5)
+
+
+def workload(load: SimpleNamespace, *arguments: str, **more: Any) -> Any:
+    words = {"chat": False, "encode": letters} | more
+    return load.workload.Workload(options(load, *arguments), **words)
+
+
+def letters(text: str) -> list[bytes]:
+    return [letter.encode() for letter in text]
+
+
+def test_the_same_seed_asks_the_same_however_many_processes_there_are(
+    load: SimpleNamespace,
+) -> None:
+    arguments = ("--seed", "7", "--turns", "2", "--think-time", "1", "--num-prompts", "20")
+    one = workload(load, *arguments)
+    asked = [one.conversation() for _ in range(10)]
+    assert asked == [workload(load, *arguments).numbered(n) for n in range(10)]
+    three = [workload(load, *arguments, index=n, processes=3) for n in range(3)]
+    assert asked[:9] == [three[n % 3].conversation() for n in range(9)]
+    assert sum(part.claim() for part in three for _ in range(20)) == 20
+    assert sum(one.claim() for _ in range(50)) == 20
+    assert asked != [workload(load, *arguments[2:]).numbered(n) for n in range(10)]
+    assert all(len(c.turns) == len(c.tokens) == len(c.pauses) == 2 for c in asked)
+    assert all(pause > 0 for c in asked for pause in c.pauses)
+
+
+def test_lengths_are_those_asked_for_with_their_spread(load: SimpleNamespace) -> None:
+    sized = ("--input-len", "200", "--output-len", "50")
+    made = [workload(load, *sized).numbered(n) for n in range(20)]
+    assert {len(c.turns[0]) for c in made} == {200}
+    assert {c.tokens[0] for c in made} == {50}
+    spread = workload(load, *sized, "--range-ratio", "0.5")
+    tokens = [spread.numbered(n).tokens[0] for n in range(200)]
+    assert 25 <= min(tokens) < 35
+    assert 65 < max(tokens) <= 75
+
+
+def test_data_sets_have_lines_of_json_or_sharegpts_layout(
+    load: SimpleNamespace, tmp_path: Path
+) -> None:
+    said = [("system", "s"), ("human", "a"), ("gpt", "b" * 400), ("human", "c"), ("gpt", "d")]
+    share = [{"conversations": [{"from": who, "value": text} for who, text in said]}]
+    lines = [{"prompt": "p", "output_tokens": 9}, {"messages": [{"role": "user", "content": "q"}]}]
+    first, second = tmp_path / "share.json", tmp_path / "lines.jsonl"
+    first.write_text(json.dumps(share))
+    second.write_text("\n".join(map(json.dumps, lines)))
+    conversation = workload(load, "--dataset", str(first), "--turns", "9", chat=True).numbered(0)
+    assert (conversation.turns, conversation.tokens) == (("a", "c"), (100, 8))
+    assert conversation.question
+    texts = load.workload.dataset(second)
+    assert [text.turns for text in texts] == [("p",), ("q",)]
+    assert texts[0].tokens == (9,)
+    second.write_text('{"text": "x"}')
+    with pytest.raises(ValueError, match="cannot be read: no 'prompt'"):
+        load.workload.dataset(second)
 
 
 def test_limits_can_be_changed_and_are_on_measured_figures(load: SimpleNamespace) -> None:
     assert load.slo.limits({"a": 1.0, "b": 2.0}, ["a=0.5", "b=", "c=3"]) == {"a": 0.5, "c": 3.0}
     with pytest.raises(ValueError, match="NAME=LIMIT"):
         load.slo.limits({}, ["a"])
+    with pytest.raises(ValueError, match="no number"):
+        load.slo.limits({}, ["a=b"])
     for limits in (load.slo.GATES, load.slo.OBJECTIVES):
         assert all(verdict.good for verdict in load.slo.judge(figures(load, 1), limits))
     with pytest.raises(ValueError, match="no such figure: latency_p42"):
@@ -106,15 +325,16 @@ def test_the_knee_is_the_last_stage_before_the_first_bad_one_and_is_drawn(
     assert "| fast | 2 | 2.0 |" in table.read_text()
 
 
-def test_shapes_end_and_have_their_mark_on_the_dashboards() -> None:
-    for stages in SHAPES.values():
+def test_fixed_shapes_end_and_all_have_their_mark_on_the_dashboards(load: SimpleNamespace) -> None:
+    for stages in load.shapes.FIXED.values():
         total = sum(stage.seconds for stage in stages)
         assert total <= 900
-        assert stage_at(stages, total - 0.01) == len(stages) - 1
-        assert stage_at(stages, total) is None
-    stages = (Stage(10, 1), Stage(5, 8))
-    assert [stage_at(stages, second) for second in (0, 9, 10, 14, 15)] == [0, 0, 1, 1, None]
-    assert {*SHAPES, "other"} == set(LOAD_SHAPES)
+        assert load.shapes.stage_at(stages, total - 0.01) == len(stages) - 1
+        assert load.shapes.stage_at(stages, total) is None
+    stages = (load.shapes.Stage(10, users=1), load.shapes.Stage(5, users=8))
+    at = [load.shapes.stage_at(stages, second) for second in (0, 9, 10, 14, 15)]
+    assert at == [0, 0, 1, 1, None]
+    assert {*load.shapes.SHAPES, "other"} == set(LOAD_SHAPES)
 
 
 def test_prompts_are_many_and_of_every_category() -> None:

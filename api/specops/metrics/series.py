@@ -28,7 +28,7 @@ CALLBACKS = ("connection", "tick", "scrape", "engine", "loop")
 CLOSINGS = ("slow_headers", "slow_body", "unread", "idle", "malformed", "full")
 EVERYONE = "everyone"  # the only client of a service without keys
 OTHER = "other"  # the endpoint of a path that the service does not have
-LOAD_SHAPES = ("smoke", "ramp", "spike", "soak", "arrivals", "other")
+LOAD_SHAPES = ("users", "arrivals", "smoke", "ramp", "spike", "soak", "other")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
 
 # Buckets for a CPU: a step takes milliseconds on the demo pair and a second on Phi-3 without AVX;

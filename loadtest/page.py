@@ -1,0 +1,261 @@
+"""What the load test adds to Locust's page and report: tables of times, of rates and of stages.
+
+Locust's own tables, charts and files count requests. Ours stand beside them in tabs of their own,
+and at the end of the HTML report. They are built by Locust's extension points: `extended_tabs`,
+`extended_tables` and `extended_csv_files`, whose data the page takes from `/stats/requests`.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from flask import Blueprint, Response, jsonify, make_response, request
+from locust.env import Environment
+
+import options as load_options
+from record import as_csv
+from summary import Report
+
+Row = Mapping[str, Any]
+
+# Tables: key, title of the tab, and columns as pairs of key and title. The page sorts by `name`.
+_QUANTILES = (("mean", "Mean"), *((f"p{q}", f"p{q}") for q in (50, 90, 95, 99)))
+TABLES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "llm-times": (
+        "LLM times",
+        (("what", "Time"), ("unit", "Unit"), ("count", "# Measured"), *_QUANTILES),
+    ),
+    "llm-rates": ("LLM rates", (("what", "Figure"), ("value", "Value"), ("unit", "Unit"))),
+    "llm-stages": (
+        "Stages and knee",
+        (
+            ("stage", "Stage"),
+            ("load", "Load"),
+            ("arrived", "Requests/s"),
+            ("answered", "# Answered"),
+            ("refused", "Refused (429)"),
+            ("failed", "Failed"),
+            ("good", "Within limits"),
+            ("output", "Output tokens/s"),
+            ("ttft", "TTFT p95 (ms)"),
+            ("tpot", "TPOT p95 (ms)"),
+            ("latency", "Latency p95 (ms)"),
+            ("knee", "Objectives"),
+        ),
+    ),
+}
+_TIMES = (
+    ("ttft", "TTFT: time to first token", "ms"),
+    ("tpot", "TPOT: time per output token after the first", "ms"),
+    ("itl", "ITL: inter-token latency, per token", "ms"),
+    ("latency", "E2EL: end-to-end latency", "ms"),
+    ("speed", "Output tokens per second of one request, waiting included", "tokens/s"),
+)
+
+
+def tables(report: Report) -> dict[str, list[Row]]:
+    """The rows of each table; empty before the first test."""
+    return {
+        "llm-times": list(_named(_times(report.whole))),
+        "llm-rates": list(_named(_rates(report))),
+        "llm-stages": list(_named(_stages(report))),
+    }
+
+
+def _named(rows: Iterator[Row]) -> Iterator[Row]:
+    for number, row in enumerate(rows):
+        yield {"name": f"{number:03}", **row}
+
+
+def _times(whole: Mapping[str, float]) -> Iterator[Row]:
+    for name, what, unit in _TIMES:
+        count = whole[f"{name}_count"]
+        scale = 1000 if unit == "ms" else 1
+        row = {
+            key: _short(whole[f"{name}_{key}"] * scale) if count else "-" for key, _ in _QUANTILES
+        }
+        yield {"what": what, "unit": unit, "count": f"{count:,}", **row}
+
+
+def _rates(report: Report) -> Iterator[Row]:
+    whole = report.whole
+    limits = report.options.goodput
+    for what, value, unit in (
+        ("Duration", _short(whole["seconds"]), "s"),
+        ("Requests answered", f"{whole['answered']:,}", ""),
+        (
+            "Requests refused (429), no failure",
+            f"{whole['refused']:,}",
+            _share(whole["refused_share"]),
+        ),
+        ("Requests failed", f"{whole['failed']:,}", _share(whole["failed_share"])),
+        ("Requests not sent: too many in flight", f"{whole['unsent']:,}", ""),
+        ("Answers", _short(whole["answered_per_second"]), "a second"),
+        (
+            "Input tokens",
+            f"{whole['input_tokens']:,}",
+            f"{_short(whole['input_tokens_per_second'])} /s",
+        ),
+        (
+            "Output tokens",
+            f"{whole['output_tokens']:,}",
+            f"{_short(whole['output_tokens_per_second'])} /s",
+        ),
+        (f"Goodput: requests within {limits}", _short(whole["good_per_second"]), "a second"),
+        (f"Share of requests within {limits}", _share(whole["good_share"]), ""),
+        ("Knee: most arrivals within the objectives", report.knee_text, "a second"),
+    ):
+        if what.startswith("Knee") and not report.is_ramp:
+            continue
+        yield {"what": what, "value": value, "unit": unit}
+
+
+def _stages(report: Report) -> Iterator[Row]:
+    for number, stage in enumerate(report.stages, start=1):
+        rate = stage["asked_per_second"]
+        yield {
+            "stage": number,
+            "load": f"{rate:g} arrivals/s" if rate else f"{stage['users']:g} users",
+            "arrived": _short(stage["arrived_per_second"]),
+            "answered": stage["answered"],
+            "refused": _share(stage["refused_share"]),
+            "failed": stage["failed"] + stage["unsent"],
+            "good": _share(stage["good_share"]),
+            "output": _short(stage["output_tokens_per_second"]),
+            **{n: _short(stage[f"{n}_p95"] * 1000) for n in ("ttft", "tpot", "latency")},
+            "knee": "knee" if stage is report.knee else "missed" if report.misses(stage) else "met",
+        }
+
+
+def _short(value: float) -> str:
+    """A number for people: three digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _share(value: float) -> str:
+    return f"{value * 100:.1f} %"
+
+
+def section(report: Report) -> str:
+    """The tables as a part of Locust's HTML report."""
+    parts = []
+    for key, rows in tables(report).items():
+        title, columns = TABLES[key]
+        head = "".join(f"<th>{escape(name)}</th>" for _, name in columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c, _ in columns) + "</tr>"
+            for row in rows
+        )
+        parts.append(f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table>")
+    style = (
+        "#llm{font:14px Roboto,Helvetica,Arial,sans-serif;max-width:1152px;margin:0 auto 48px;"
+        "padding:0 24px;color:#888;color:light-dark(#222,#eee);color-scheme:light dark}"
+        "#llm h2{font-weight:400}#llm table{border-collapse:collapse;width:100%}"
+        "#llm td,#llm th{text-align:left;padding:8px 12px;border-bottom:1px solid #8886}"
+    )
+    return f'<style>{style}</style><section id="llm">{"".join(parts)}</section>'
+
+
+def append(page: str, report: Report) -> str:
+    """Locust's HTML report with our section at its end."""
+    before, end, after = page.rpartition("</body>")
+    return f"{before}{section(report)}{end}{after}"
+
+
+def append_to_file(path: Path, report: Report) -> None:
+    """The same in the file of `--html`."""
+    path.write_text(append(path.read_text("utf-8"), report), "utf-8")
+
+
+def install(environment: Environment, current: Callable[[], Report | None]) -> None:
+    """Extend the page; `current` makes the report of the run so far, None before the first."""
+    page = environment.web_ui
+    assert page is not None  # noqa: S101 - the caller has seen it
+    assert page.app is not None  # noqa: S101 - it has, once it is made
+    base = environment.parsed_options.web_base_path or ""
+    page.app.jinja_env.policies["json.dumps_kwargs"] = {"sort_keys": False}  # fields as declared
+    page.template_args |= {
+        "extended_tabs": [{"key": key, "title": title} for key, (title, _) in TABLES.items()],
+        "extended_tables": [
+            {"key": key, "structure": [{"key": k, "title": title} for k, title in columns]}
+            for key, (_, columns) in TABLES.items()
+        ],
+        "extended_csv_files": [
+            {"href": "./llm/stages.csv", "title": "Download stages CSV (tokens and latencies)"},
+            {"href": "./llm/report.json", "title": "Download LLM figures (JSON)"},
+        ],
+    }
+    files = Blueprint("llm", __name__, url_prefix=f"{base}/llm")
+
+    @files.route("/<name>")
+    @page.auth_required_if_enabled
+    def download(name: str) -> Response:
+        report = current()
+        if report is None:
+            return make_response("no test has been started", 404)
+        if name == "stages.csv":
+            content, kind = as_csv(report.stages), "text/csv"
+        elif name == "report.json":
+            content, kind = json.dumps(report.data(), indent=2), "application/json"
+        else:
+            return make_response("no such file", 404)
+        headers = {"Content-Type": kind, "Content-Disposition": f"attachment;filename={name}"}
+        return make_response(content, 200, headers)
+
+    page.app.register_blueprint(files)
+
+    @page.app.before_request
+    def refuse() -> Response | None:
+        if request.method != "POST" or request.path != f"{base}/swarm":
+            return None
+        options = environment.parsed_options
+        try:
+            workers = getattr(environment.runner, "worker_count", 1)
+            load_options.check(_filled_in(options, request.form), workers)
+        except ValueError as error:
+            return jsonify({"success": False, "message": str(error), "host": environment.host})
+        if not request.form.get("run_time"):
+            options.run_time = None  # Locust would keep that of the test before
+        return None
+
+    @page.app.after_request
+    def extend(response: Response) -> Response:
+        report = current()
+        if report is None or response.status_code != 200:
+            return response
+        if request.path == f"{base}/stats/requests":
+            found = [{"key": key, "data": rows} for key, rows in tables(report).items()]
+            response.set_data(json.dumps({**response.json, "extended_stats": found}))
+        elif request.path == f"{base}/stats/report":
+            response.set_data(append(response.get_data(as_text=True), report))
+        return response
+
+
+def _filled_in(options: Namespace, form: Mapping[str, str]) -> Namespace:
+    """The options as the page's form has them.
+
+    Raises:
+        ValueError: a field has no number.
+    """
+    filled = Namespace(**vars(options))
+    filled.user_count = options.num_users or 1  # the page has a name of its own for it
+    for name, text in form.items():
+        before = getattr(filled, name, None)
+        if isinstance(before, int | float) and not isinstance(before, bool):
+            try:
+                setattr(filled, name, type(before)(text))
+            except ValueError:
+                title = name.replace("_", " ").capitalize()
+                kind = "a whole number" if isinstance(before, int) else "a number"
+                raise ValueError(f"{title} must be {kind}, not {text!r}") from None
+        elif isinstance(before, bool):
+            setattr(filled, name, text == "true")
+        elif isinstance(before, str):
+            setattr(filled, name, text)
+    filled.num_users = filled.user_count
+    return filled

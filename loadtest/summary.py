@@ -1,0 +1,85 @@
+"""A run's figures together with its limits: what the terminal, the page and the files show."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import options as load_options
+import slo
+from record import Recorder
+
+
+class Report:
+    """The figures of a run so far.
+
+    Attributes:
+        whole, stages: figures of `record.summary`.
+        knee: the stage that is the knee; None without one.
+    """
+
+    def __init__(self, recorder: Recorder, options: Namespace, host: str) -> None:
+        self.options, self.host = options, host
+        self.whole, self.stages = recorder.whole(), recorder.rows()
+        self.gates = slo.judge(self.whole, slo.limits(slo.GATES, options.gate or ()))
+        self.objectives = slo.limits(slo.OBJECTIVES, options.objective or ())
+        self.is_ramp = len(recorder.stages) > 1 and recorder.stages[0].open_loop
+        self.knee = slo.knee(self.stages, self.objectives) if self.is_ramp else None
+
+    def misses(self, stage: slo.Figures) -> bool:
+        """Whether a stage misses an objective."""
+        return not all(verdict.good for verdict in slo.judge(stage, self.objectives))
+
+    @property
+    def knee_text(self) -> str:
+        """The rate of arrivals at the knee."""
+        return f"{self.knee['arrived_per_second']:.1f}" if self.knee else "none"
+
+    @property
+    def status(self) -> int:
+        """The exit status: 1 if anything failed or nothing succeeded, 2 if a gate is missed."""
+        if self.whole["failed"] or self.whole["unsent"] or not self.whole["answered"]:
+            return 1
+        return 0 if all(verdict.good for verdict in self.gates) else 2
+
+    def data(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        options = self.options
+        return {
+            "shape": load_options.shape(options),
+            "host": self.host,
+            "drafter": options.drafter,
+            "api": options.protocol,
+            "category": options.kind_of_prompt,
+            "seed": options.seed,
+            "goodput": options.goodput,
+            "objectives": self.objectives,
+            "gates": {verdict.name: verdict.good for verdict in self.gates},
+            "whole": self.whole,
+            "stages": self.stages,
+            "knee": self.knee,
+        }
+
+    def lines(self) -> list[str]:
+        """What the terminal shows at the end."""
+        whole = self.whole
+        milliseconds = {
+            name: " / ".join(f"{whole[f'{name}_p{q}'] * 1000:.3g}" for q in (50, 95))
+            for name in ("ttft", "tpot", "itl", "latency")
+        }
+        lines = [
+            f"{whole['answered']} answered, {whole['refused']} refused (429), "
+            f"{whole['failed']} failed; {whole['output_tokens']} tokens, "
+            f"{whole['output_tokens_per_second']:.1f} per second",
+            f"ms, p50 / p95: TTFT {milliseconds['ttft']}, TPOT {milliseconds['tpot']}, "
+            f"ITL {milliseconds['itl']}, end to end {milliseconds['latency']}",
+            f"goodput: {whole['good_per_second']:.2f} requests per second "
+            f"({whole['good_share']:.0%}) within {self.options.goodput}",
+        ]
+        if whole["unsent"]:
+            lines.append(f"{whole['unsent']} requests were not sent: too many in flight")
+        lines += [f"gate: {verdict}" for verdict in self.gates]
+        if self.is_ramp:
+            rate = f"{self.knee_text} per second" if self.knee else self.knee_text
+            lines.append(f"knee: {rate}")
+        return lines

@@ -1,0 +1,205 @@
+"""Locust's page as a person uses it: the form, START, the tabs, STOP and the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.loopback import HOST, free_port, listening
+from tests.stack.support import ROOT, tool
+from tests.stack.test_load_test import ANSWER, INPUT, StandIn, locust_command
+from tests.waiting import PATIENCE, answers, wait
+
+# What the form must not show: it is for the command line.
+HIDDEN = {"gate", "objective", "report", "api_key", "dataset"}
+USERS = 3
+
+
+@contextmanager
+def load_page(api: str, log: Path, *command: str) -> Iterator[str]:
+    """Run a command that serves Locust's page for an API; yield the page's address."""
+    port = free_port()
+    env = {"LOCUST_PORT": str(port), "TARGET_URL": api, "LOAD_API_KEY": "a-secret"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [word.replace("PORT", str(port)) for word in command],
+            cwd=ROOT,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    page = f"http://{HOST}:{port}"
+
+    def served() -> bool:
+        assert process.poll() is None, log.read_text()
+        return answers(page)
+
+    try:
+        wait("the page is there", served)
+        yield page
+    finally:
+        os.killpg(process.pid, 15)
+        process.wait(60)
+    assert "Traceback" not in log.read_text()
+
+
+def form_of(page: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The page's own fields, and the values with which its form would be posted unchanged."""
+    (found,) = re.findall(r"window\.templateArgs = (.*)\n", httpx.get(page, timeout=PATIENCE).text)
+    arguments = json.loads(found)
+    fields = arguments["extra_options"]
+    form = {name: field["default_value"] for name, field in fields.items()}
+    form = {name: str(v).lower() if isinstance(v, bool) else v for name, v in form.items()}
+    return arguments, {"user_count": 1, "spawn_rate": 1, "host": arguments["host"], **form}
+
+
+def post(page: str, path: str, form: Any = None) -> dict[str, Any]:
+    answer = httpx.post(f"{page}/{path}", data=form, timeout=PATIENCE)
+    found: dict[str, Any] = answer.raise_for_status().json()
+    return found
+
+
+def stats(page: str) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{page}/stats/requests", timeout=PATIENCE).json()
+    return found
+
+
+def ready(page: str) -> bool:
+    """Whether a test can be started: nothing runs, and the workers, if any, have stopped, too."""
+    found = stats(page)
+    workers = found.get("workers", [])
+    return found["state"] in ("ready", "stopped") and all(w["state"] == "ready" for w in workers)
+
+
+def counts(page: str) -> tuple[int, int]:
+    """Requests by Locust's total, and answers by our own table."""
+    found = stats(page)
+    rates = {table["key"]: table["data"] for table in found["extended_stats"]}["llm-rates"]
+    (answered,) = (row["value"] for row in rates if row["what"] == "Requests answered")
+    return found["stats"][-1]["num_requests"], int(answered.replace(",", ""))
+
+
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["one", "two processes"])
+def test_the_form_starts_a_test_and_a_second_start_begins_anew(
+    processes: tuple[str, ...], tmp_path: Path
+) -> None:
+    if tool("locust") is None:
+        pytest.skip("Locust is not installed (extra `load`)")
+    api = StandIn()
+    with listening(api.handler()) as port:
+        target = f"http://{HOST}:{port}"
+        command = [word for word in locust_command(target) if word != "--headless"]
+        web = ("--web-host", HOST, "--web-port", "PORT", *processes)
+        with load_page(target, tmp_path / "log", *command, *web) as page:
+            arguments, form = form_of(page)
+            assert not HIDDEN & set(form)
+            assert "a-secret" not in httpx.get(page, timeout=PATIENCE).text
+            assert arguments["hide_common_options"] is False
+            for name, field in arguments["extra_options"].items():
+                assert 10 < len(name) + len(field["help_text"]) < 100, name
+
+            refused = post(page, "swarm", form | {"turns": "many"})
+            assert refused["success"] is False
+            assert refused["message"] == "Turns must be a whole number, not 'many'"
+            assert api.asked == []
+            if processes:
+                wait("both are connected", lambda: stats(page).get("worker_count") == 2)
+                refused = post(page, "swarm", form | {"number_of_requests": 9})
+                assert "2 processes" in refused["message"]
+            for requests in (30, 12):  # each test's figures are its own
+                api.asked.clear()
+                wait("it can start", lambda: ready(page))
+                started = post(
+                    page, "swarm", form | {"user_count": 2, "number_of_requests": requests}
+                )
+                assert started["success"], started
+                wait("it ends by itself", lambda: stats(page)["state"] == "stopped")
+                wait("all is counted", lambda n=requests: counts(page) == (n, n))
+                assert len(api.asked) == requests
+            wait("it can start", lambda: ready(page))
+            assert post(page, "swarm", form | {"user_count": 3, "number_of_requests": 0})["success"]
+            wait("three users ask", lambda: stats(page)["user_count"] == 3 and counts(page)[1] > 20)
+            post(page, "stop")
+            wait("it stops", lambda: stats(page)["state"] == "stopped")
+            report = httpx.get(f"{page}/stats/report?download=1", timeout=PATIENCE).text
+            assert "TTFT: time to first token" in report
+            figures = httpx.get(f"{page}/llm/report.json", timeout=PATIENCE).json()
+            whole = figures["whole"]
+            assert whole["output_tokens"] == ANSWER["generated_tokens"] * whole["answered"]
+            assert whole["input_tokens"] == INPUT * whole["answered"]
+            lines = httpx.get(f"{page}/llm/stages.csv", timeout=PATIENCE).text.splitlines()
+            assert lines[0].startswith("seconds,users,")
+            assert len(lines) == 2
+
+
+def served_requests(api: str) -> float:
+    """Requests of load tests, by the API's own counter."""
+    text = httpx.get(f"{api}/metrics", timeout=PATIENCE).text
+    found = re.findall(r"^specops_load_test_requests_total\{.*\} (\S+)$", text, flags=re.MULTILINE)
+    return sum(map(float, found))
+
+
+@pytest.mark.e2e
+def test_a_person_runs_a_test_in_a_browser(browser: Any, console_url: str, tmp_path: Path) -> None:
+    before = served_requests(console_url)
+    command = ("make", "load", "ARGS=--web")
+    with load_page(console_url, tmp_path / "log", *command) as address:
+        page = browser.new_page(viewport={"width": 1300, "height": 1000})
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address)
+        page.get_by_role("textbox", name="Number of users").fill(str(USERS))
+        page.get_by_role("textbox", name="Ramp up").fill(str(USERS))
+        page.get_by_role("button", name="Custom parameters").click()
+        labels = page.locator("form label").all_inner_texts()
+        assert [label.split(" (")[0] for label in labels[3:6]] == [
+            "Load Shape", "Request Rate", "Max Concurrency",
+        ]  # fmt: skip
+        page.get_by_label("Protocol").select_option("chat")
+        page.get_by_role("button", name="Start").click()
+
+        page.get_by_role("tab", name="LLM times").click()
+        cells = page.locator("tr", has_text="TPOT").locator("td")
+        cells.nth(2).filter(has_text=re.compile(r"\d\d")).wait_for()
+        live = {"ms": cells.nth(1).inner_text(), "mean": float(cells.nth(3).inner_text())}
+        assert live["ms"] == "ms"
+        assert live["mean"] > 0
+        page.get_by_role("tab", name="LLM rates").click()
+        page.locator("tr", has_text="Goodput").wait_for()
+        page.get_by_role("tab", name="Statistics").click()
+        streams = page.locator("tr", has_text="/v1/chat/completions (stream)")
+        assert int(streams.locator("td").nth(2).inner_text()) > 0
+        assert float(streams.locator("td").nth(10).inner_text()) > 0  # bytes of a stream
+
+        page.get_by_role("button", name="Stop").click()
+        wait("it stops", lambda: stats(address)["state"] == "stopped")
+        counted = stats(address)["stats"][-1]["num_requests"]
+        assert counted == pytest.approx(served_requests(console_url) - before, rel=0.05)
+        page.reload()
+        total = page.locator("tr", has_text="Aggregated").locator("td")
+        assert int(total.nth(2).inner_text()) == counted
+        assert total.nth(3).inner_text() == "0"
+        page.get_by_role("tab", name="Download").click()
+        with page.expect_popup() as opened:
+            page.get_by_text("Download Report").click()
+        with opened.value.expect_download() as saved:
+            opened.value.get_by_text("Download the Report").click()
+        assert "TPOT: time per output token" in saved.value.path().read_text()
+        with page.expect_download() as saved:
+            page.get_by_text("LLM figures (JSON)").click()
+        figures = json.loads(saved.value.path().read_text())
+        assert figures["api"] == "chat"
+        assert figures["whole"]["answered"] == counted
+        assert errors == []
+        page.close()
