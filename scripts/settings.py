@@ -52,7 +52,11 @@ STACK = (
     ("GATEWAY_CLIENT_RATE", "200", "requests per second of one client's address (with replicas)"),
     ("STOP_GRACE_PERIOD", "40s", "longer than SPECOPS_DRAIN_TIMEOUT (Docker)"),
     ("PYTHON_IMAGE", "python:3.11-slim", "base of the images that are built here (Docker)"),
-    ("LOAD_SHAPE", "smoke", "load that Locust plays: smoke, ramp, spike, soak, arrivals"),
+    (
+        "LOAD_SHAPE",
+        "users",
+        "load shape that Locust's page has selected: users, arrivals, smoke, ramp, spike, soak",
+    ),
 )
 
 

@@ -20,6 +20,7 @@ from tests.e2e.clients import PROMPT, Stream
 from tests.e2e.conftest import Tell
 from tests.e2e.stack import SERVICES, UP, Stack
 from tests.stack import queries
+from tests.stack import test_load_page as load_page
 from tests.waiting import PATIENCE, wait
 
 pytestmark = pytest.mark.e2e
@@ -125,17 +126,19 @@ def helper(stack: Stack, program: str) -> Iterator[Callable[[object], str]]:
 
 @pytest.fixture(scope="module")
 def load(started: Stack, tell: Tell) -> dict[str, Any]:
-    """The figures on Locust's page after a load that was started there."""
+    """The figures on Locust's page after a load that its own form started."""
     started.compose(*UP, "locust")
     page = started.url("locust")
-    httpx.post(f"{page}/swarm", data={"time_scale": "0.5"}, timeout=PATIENCE).raise_for_status()
-
-    def figures() -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{page}/stats/requests", timeout=PATIENCE).json()
-        return found
-
-    wait("the load ends", lambda: figures()["state"] == "stopped", 180)
-    total = figures()
+    _, form = load_page.form_of(page)
+    users = {"user_count": 2, "spawn_rate": 2, "run_time": "15s"}
+    answer = load_page.post(page, "swarm", form | users)
+    assert answer["success"], answer
+    wait("the load ends", lambda: load_page.stats(page)["state"] == "stopped", 180)
+    requests, answered = load_page.counts(page)
+    assert requests == answered > 0
+    report = httpx.get(f"{page}/stats/report?download=1", timeout=PATIENCE).text
+    assert "TPOT: time per output token" in report
+    total = load_page.stats(page)
     for row in total["stats"]:
         if row["method"] == "POST":
             counts = f"{row['num_requests']} times, {row['num_failures']} failed"
