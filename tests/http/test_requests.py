@@ -416,6 +416,15 @@ async def test_a_template_that_takes_too_much_is_the_requests_error_alone(
     assert f'specops_template_processes_ended_total{{kind="limit"}} {before + 1}.0' in shown
 
 
+async def test_a_template_is_asked_once_if_it_always_takes_too_much() -> None:
+    service = FakeService(ANSWER)
+    service.loaded.chat_template = ChatTemplate("{{ 'a' * 10**10 }}{# </think> #}", {})
+    async with api(service) as here:
+        before = SHARED.ended["limit"]
+        assert problem(await here.ask(CHAT), 400)["code"] == "template_limit"
+    assert SHARED.ended["limit"] == before + 1
+
+
 @pytest.mark.parametrize("path", [CHAT, "/apply-template"])
 async def test_a_template_whose_process_ends_is_worth_another_try(
     path: str, monkeypatch: pytest.MonkeyPatch

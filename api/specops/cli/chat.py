@@ -120,7 +120,10 @@ class Chat:
         """Return an answer without its thoughts, which the model does not read again."""
         template = self._engine.chat_template
         thinking = template.thinking if template else None
-        begun = bool(template and template.begins_thinking({}))
+        try:
+            begun = bool(template and template.begins_thinking({}))
+        except (ChatTemplateError, TemplateProcessError):  # the next turn says it
+            begun = False
         reader = AnswerReader(thinking=thinking, begun=begun)
         reader.push(text)
         reader.finish()

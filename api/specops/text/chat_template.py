@@ -148,7 +148,11 @@ class ChatTemplate:
 
     @cached_property
     def _takes(self) -> dict[str, bool]:
-        """For each role, whether the template shows its messages or raises an error."""
+        """For each role, whether the template shows its messages or raises an error.
+
+        Raises:
+            ChatTemplateLimitError, TemplateProcessError: see `render`.
+        """
         call = {"name": "f", "arguments": {}}
         calls = [{"id": "abcdefghi", "type": "function", "function": call}]
         asked = {"role": "user", "content": "a"}
@@ -167,16 +171,24 @@ class ChatTemplate:
                 taken[role] = _PROBE in self._render(
                     messages, tools if role == "tool" else None, {}
                 )
+            except ChatTemplateLimitError:  # it would take a second each time
+                raise
             except ChatTemplateError:
                 taken[role] = True
         return taken
 
     def begins_thinking(self, options: Mapping[str, Any]) -> bool:
-        """Whether prompts with these options end with the tag that begins thoughts."""
+        """Whether prompts with these options end with the tag that begins thoughts.
+
+        Raises:
+            ChatTemplateLimitError, TemplateProcessError: see `render`.
+        """
         if self.thinking is None:
             return False
         try:
             text = self._render(question("a"), None, options)
+        except ChatTemplateLimitError:  # longer conversations would exceed it, too
+            raise
         except ChatTemplateError:
             return False
         return text.rstrip().endswith(self.thinking[0])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request
@@ -32,13 +33,24 @@ def render(engine: Engine, asked: Conversation) -> str:
         InvalidField: the template refuses the messages, takes too much for them, or there is none.
         TemplateProcessError: the template's process failed; another try may succeed.
     """
-    try:
+    with _template_errors(engine, asked):
         return engine.render_chat(list(asked.messages), asked.tools, asked.template_options)
+
+
+@contextmanager
+def _template_errors(engine: Engine, asked: Conversation) -> Iterator[None]:
+    try:
+        yield
     except ChatTemplateLimitError as error:  # it would exceed them again: no client should retry
         raise InvalidField(asked.source, str(error), code="template_limit") from error
     except ChatTemplateError as error:
         code = "invalid_value" if engine.chat_template else "no_chat_template"
         raise InvalidField(asked.source, str(error), code=code) from error
+
+
+def _speech(engine: Engine, asked: Conversation) -> Speech:
+    with _template_errors(engine, asked):
+        return Speech(engine, asked)
 
 
 def encode(engine: Engine, asked: Conversation) -> Tokens:
@@ -59,7 +71,7 @@ async def converse(
     template = engine.chat_template
     asked = await built(make, request, state.settings)
     speech = await computed(
-        lambda: Speech(engine, asked),
+        lambda: _speech(engine, asked),
         0,
         state.settings,
         renders=bool(template and template.thinking),
