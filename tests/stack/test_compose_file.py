@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,12 @@ def test_grafana_opens_on_a_dashboard_without_login() -> None:
     assert (ROOT / "grafana" / "dashboards" / home.name).exists()
     (provider,) = read_yaml("grafana/provisioning/dashboards/specops.yml")["providers"]
     assert provider["options"]["path"] == str(home.parent)
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "compose.scale.yaml"])
+def test_every_variable_has_a_default(file: str) -> None:
+    """Compose warns of others. Up to 2.26 also inside of an alternative that it does not take."""
+    assert re.findall(r"(?<!\$)\$(?:\w+|\{\w+\})", (ROOT / file).read_text()) == []
 
 
 def test_settings_limits_and_grace_periods_as_compose_understands_them(tmp_path: Path) -> None:
