@@ -148,6 +148,21 @@ exec sleep 60
     assert "try 1 of 5" in (tmp_path / "docker-engine.log").read_text()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")
+def test_a_hierarchy_that_is_not_mounted_is_mounted() -> None:
+    """cgroup v1, in a mount namespace of its own. tests/vm/run has the rest, and cgroup v2."""
+    script = ROOT / ".devcontainer/docker-engine/nest-cgroups"
+    program = f"""
+        mountpoint -q /sys/fs/cgroup/memory && umount /sys/fs/cgroup/memory || exit 125
+        {script} && test -e /sys/fs/cgroup/memory/memory.limit_in_bytes && {script} || exit 1
+        grep -c ' /sys/fs/cgroup/memory ' /proc/mounts
+    """
+    done = run("unshare", "--mount", "sh", "-c", program)
+    if done.returncode == 125:
+        pytest.skip(f"no cgroup v1 to unmount here: {done.stderr.strip()}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")  # mounted, and once
+
+
 @pytest.mark.parametrize(("status", "expected"), [(0, 0), (3, 0), (4, 0), (1, 1)])
 def test_a_workspace_goes_on_without_swap_but_not_after_a_failure(
     status: int, expected: int, tmp_path: Path
