@@ -44,7 +44,7 @@ def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for line in env_file.read_text("utf-8").splitlines() if env_file.exists() else ():
         name, _, value = line.strip().partition("=")
-        if name.startswith(("SPECOPS_", "HF_", "GATEWAY_", "REPLICAS")) or (
+        if name.startswith(("SPECOPS_", "HF_", "OTEL_", "GATEWAY_", "REPLICAS")) or (
             name.endswith("_PORT") and name.isidentifier()
         ):
             value = value.strip().strip("\"'")

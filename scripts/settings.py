@@ -40,10 +40,34 @@ HUB = (
     ("HF_HUB_OFFLINE", "", "1: download nothing, use what is in SPECOPS_CACHE_DIR"),
 )
 
+# Variables that OpenTelemetry's SDK reads there, as all others that its documentation names.
+OTEL = (
+    (
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "",
+        "where traces of requests are sent, such as `http://jaeger:4318`; empty: none are made",
+    ),
+    ("OTEL_EXPORTER_OTLP_HEADERS", "", "headers for it, such as `authorization=Bearer%20KEY`"),
+    ("OTEL_SERVICE_NAME", "specops", "name of the service in traces"),
+    ("OTEL_RESOURCE_ATTRIBUTES", "", "more about it, such as `deployment.environment.name=lab`"),
+    (
+        "OTEL_TRACES_SAMPLER",
+        "parentbased_always_on",
+        "which requests are traced where the client does not say it in `traceparent`",
+    ),
+    (
+        "OTEL_TRACES_SAMPLER_ARG",
+        "",
+        "share of the requests for `parentbased_traceidratio`, 0 to 1",
+    ),
+)
+LIBRARIES = (*HUB, *OTEL)
+
 # Variables for compose.yaml and scripts/, not for the service: name, default, meaning.
 STACK = (
     ("PROMETHEUS_PORT", "9090", "port of Prometheus on this machine"),
     ("GRAFANA_PORT", "3000", "port of Grafana on this machine (Docker)"),
+    ("JAEGER_PORT", "16686", "port of Jaeger's page on this machine (Docker, profile `traces`)"),
     ("LOCUST_PORT", "8089", "port of Locust's page on this machine (Docker)"),
     ("GRAFANA_ADMIN_PASSWORD", "", "password of Grafana's `admin`; empty: a random one each start"),
     ("REPLICAS", "1", "how many of the API `make up` starts; with more the gateway is before them"),
@@ -82,7 +106,7 @@ def service_rows() -> list[tuple[str, str, str]]:
 
 def env_example() -> str:
     """The text of .env.example."""
-    rows = [*service_rows(), *HUB, *STACK]
+    rows = [*service_rows(), *LIBRARIES, *STACK]
     return HEADER + "\n".join(
         f"# {meaning}\n#{name}={default}\n" for name, default, meaning in rows
     )
@@ -96,7 +120,7 @@ def readme() -> str:
 def page() -> str:
     """docs/settings.md with the current tables."""
     text = replaced(PAGE.read_text("utf-8"), SETTINGS, table(service_rows()))
-    return replaced(text, STACK_SETTINGS, table([*HUB, *STACK]))
+    return replaced(text, STACK_SETTINGS, table([*LIBRARIES, *STACK]))
 
 
 def table(rows: list[tuple[str, str, str]]) -> list[str]:
@@ -138,7 +162,7 @@ def source(text: str) -> str:
 
 def compose() -> str:
     """compose.yaml, passing every setting on, except those that only the container decides."""
-    names = [name for name, _, _ in (*service_rows(), *HUB) if name not in IN_CONTAINER]
+    names = [name for name, _, _ in (*service_rows(), *LIBRARIES) if name not in IN_CONTAINER]
     lines = [f"      {name}: ${{{name}:-}}" for name in names]
     return replaced(COMPOSE.read_text("utf-8"), SETTINGS, lines)
 

@@ -21,7 +21,8 @@ LAYERS = [
     {"engine", "metrics"},
     {"speculation", "models"},
     {"runtime"},
-    {"text", "system", "config", "request", "sampling_defaults", "presets", "weights"},
+    {"text", "system", "config", "request", "sampling_defaults", "presets", "weights"}
+    | {"tracing"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ALONE = {  # which import nothing of the service
@@ -132,6 +133,7 @@ def test_outside_libraries_stay_behind_one_door() -> None:
     assert parts == {"models/graph", "models/convert", "heads"}
     assert {name.split("/")[0] for name in importers("torch")} == {"heads"}
     assert not importers("gguf")
+    assert importers("opentelemetry") == {"tracing"}
 
 
 def test_serving_imports_no_heavy_library() -> None:
@@ -145,6 +147,7 @@ def test_serving_imports_no_heavy_library() -> None:
         "transformers",
         "onnx",
         "huggingface_hub",
+        "opentelemetry.sdk",
         "specops.models.convert",
     }
     assert "specops.models.graph.prepack" not in loaded

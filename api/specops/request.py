@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # the command line reads these words before it needs arrays
     import numpy as np
     import numpy.typing as npt
 
+    from specops.tracing import RequestTrace
+
 DrafterName = Literal["draft", "head", "suffix", "cascade", "none"]
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # without "none"
 GRAMMAR = "grammar"  # the origin of tokens that the grammar left no choice about
@@ -127,6 +129,7 @@ class GenerationRequest:
     stream: bool = True  # the client reads each step's output, not only the last one's
     arrival: float = 0.0
     deadline: float = float("inf")  # for the whole answer, the wait for a slot included
+    trace: RequestTrace | None = field(default=None, compare=False)  # None: nobody follows it
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:

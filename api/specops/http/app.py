@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -9,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
@@ -49,6 +52,7 @@ from specops.serving.admission import QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.text import template_process
 from specops.text.template_process import TemplateProcessError
+from specops.tracing import RequestTrace, Tracing, tracing_from_env
 
 _PROMPT_FIELDS = {  # the endpoints that the engine works for, and the field of their prompt
     **dict.fromkeys((generate.PATH, completions.PATH, ollama.PROMPT_PATH), "prompt"),
@@ -56,6 +60,11 @@ _PROMPT_FIELDS = {  # the endpoints that the engine works for, and the field of 
     **dict.fromkeys((responses.PATH, embeddings.PATH, ollama.EMBED_PATH), "input"),
 }
 _GENERATING = frozenset(_PROMPT_FIELDS)
+_OPERATIONS = {  # OpenTelemetry's names for what these endpoints do
+    **dict.fromkeys(_GENERATING, "chat"),
+    **dict.fromkeys((generate.PATH, completions.PATH, ollama.PROMPT_PATH), "text_completion"),
+    **dict.fromkeys((embeddings.PATH, ollama.EMBED_PATH), "embeddings"),
+}
 
 
 class _Described(FastAPI):
@@ -87,6 +96,7 @@ def create_app(
     metrics = metrics or Metrics(max_k_draft=settings.max_k_draft, volume=settings.cache_dir)
     metrics.set_queue_size(settings.queue_size)
     service = service or AsyncEngine(settings, metrics)
+    tracing = tracing_from_env(os.environ, metrics.observe_spans)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -94,6 +104,8 @@ def create_app(
         service.start()
         yield
         await service.stop()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.shut_down)
 
     app = _Described(
         title="Spec-Ops",
@@ -101,6 +113,8 @@ def create_app(
         summary="LLM inference for small machines, made fast by speculative decoding",
         lifespan=lifespan,
         redirect_slashes=False,  # a redirect would repeat the name that the client sent
+        # FastAPI's own spans know nothing of the engine, and its log has what clients sent.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.specops = AppState(settings, service, metrics)
     routers = [
@@ -132,6 +146,9 @@ def create_app(
         endpoints=endpoints,
         metrics=metrics,
         refuse=refuse,
+        trace=lambda scope, arrival: (
+            _begin_trace(tracing, service, metrics, scope, arrival) if tracing else None
+        ),
     )
     app.add_middleware(CORSMiddleware, **cors(settings.allowed_origins))  # around the keys
     for router in routers:
@@ -152,6 +169,25 @@ def _refuse_if_full(scope: Scope, service: AsyncEngine, whole: bool) -> Response
             service.admission.check(1)
     except QueueFull as error:
         return _full(error, scope["path"])
+    return None
+
+
+def _begin_trace(
+    tracing: Tracing, service: AsyncEngine, metrics: Metrics, scope: Scope, arrival: float
+) -> RequestTrace | None:
+    """Follow a request that the engine works for."""
+    path = scope["path"]
+    if scope["method"] != "POST" or path not in _GENERATING:
+        return None
+    attributes = {
+        "http.request.method": "POST",
+        "http.route": path,
+        "gen_ai.operation.name": _OPERATIONS[path],
+        "gen_ai.provider.name": "specops",
+        "gen_ai.request.model": service.info.name if service.info else "not loaded",
+    }
+    with metrics.failures.contained("trace"):
+        return tracing.begin(Headers(scope=scope), arrival, attributes)
     return None
 
 

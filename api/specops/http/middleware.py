@@ -33,6 +33,7 @@ from specops.http.errors import (
 from specops.http.keys import ApiKeys
 from specops.metrics.metrics import Metrics
 from specops.system import logs
+from specops.tracing import RequestTrace
 
 MAX_BODY_BYTES = 1 << 20
 # So many of 1 MiB are 64 MB, which no memory plan has.
@@ -62,21 +63,26 @@ class RequestContext:
             True once the body is whole: then it may set `request.state.release`, which is called
             at the latest at the request's end. Refusing a crowd is ten times as fast if its bodies
             are not parsed.
+        trace: returns the trace of a request that arrived at a time, or None. It becomes
+            `request.state.trace`.
     """
 
     def __init__(
         self,
         app: ASGIApp,
+        *,
         keys: ApiKeys,
         endpoints: Endpoints,
         metrics: Metrics,
         refuse: Callable[[Scope, bool], Response | None],
+        trace: Callable[[Scope, float], RequestTrace | None],
     ) -> None:
         self.app = app
         self._keys = keys
         self._endpoints = endpoints
         self._metrics = metrics
         self._refuse = refuse
+        self._trace = trace
         self._large_bodies = 0  # number of large bodies that are being read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +98,9 @@ class RequestContext:
         given = headers.get("x-request-id", "")
         request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
         exchange = _Exchange(receive, send, request_id, _length(headers))
+        trace = self._trace(scope, exchange.started)
         scope.setdefault("state", {}).update(
+            trace=trace,
             request_id=request_id,
             arrival=exchange.started,
             release=lambda: None,
@@ -104,6 +112,9 @@ class RequestContext:
         finally:
             scope["state"]["release"]()
             self._metrics.observe_http(self._endpoints.of(scope["path"]), exchange.result)
+            if trace is not None:
+                with self._metrics.failures.contained("trace"):
+                    trace.answered(exchange.result)
             _log_access(scope, exchange)
             logs.request_id.reset(token)
 
@@ -226,6 +237,8 @@ def _log_access(scope: Scope, exchange: _Exchange) -> None:
         "status": exchange.result,
         "seconds": round(time.monotonic() - exchange.started, 4),
     }
+    if (trace := scope["state"]["trace"]) is not None:
+        fields["trace_id"] = trace.trace_id
     more: Callable[[], dict[str, Any]] | None = scope["state"].get("log_fields")
     if more is not None:
         fields |= more()

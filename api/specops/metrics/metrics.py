@@ -210,9 +210,10 @@ class Metrics:
         """Count a request that ended; `ttft_seconds` is None if it got no token.
 
         The latest request in each bucket of latency and time to first token is that bucket's
-        exemplar, by the id that its client and the log know.
+        exemplar, by the id of its trace, or without one by the id that its client and the log know.
         """
-        series, exemplar = self._series, {"request_id": request.client_id}
+        series, trace = self._series, request.trace
+        exemplar = {"trace_id": trace.trace_id} if trace else {"request_id": request.client_id}
         series.requests[reason].inc()
         series.latency.observe(latency_seconds, exemplar)
         series.request_prompt_tokens.observe(request.num_prompt_tokens)
@@ -249,6 +250,14 @@ class Metrics:
     def observe_http(self, endpoint: str, status: int) -> None:
         """Count an answered HTTP request; a value of `endpoint` for each route, not each path."""
         self._series.http_requests.labels(endpoint, status).inc()
+
+    def observe_spans(self, result: str, spans: int) -> None:
+        """Count spans of traces; `result` is one of `tracing.RESULTS`. Any thread.
+
+        Raises:
+            KeyError: another result.
+        """
+        self._series.trace_spans[result].inc(spans)
 
     def observe_load_test(self, shape: str) -> None:
         """Count a request of a load test; all unknown shapes count as one."""

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from specops.metrics.collectors import NAMESPACE
 from specops.request import DRAFTERS, SOURCES, FinishReason, StepKind
+from specops.tracing import RESULTS
 
 MODELS = ("target", "draft")
 USES = ("decoded", "verified", "prompt")
@@ -24,7 +25,7 @@ REJECTIONS = (
 )
 # Whose callback failed: a connection's, the server's tick, a metric's, the engine's reports, or
 # another one of the event loop.
-CALLBACKS = ("connection", "tick", "scrape", "engine", "loop")
+CALLBACKS = ("connection", "tick", "scrape", "engine", "loop", "trace")
 CLOSINGS = ("slow_headers", "slow_body", "unread", "idle", "malformed", "full")
 EVERYONE = "everyone"  # the only client of a service without keys
 OTHER = "other"  # the endpoint of a path that the service does not have
@@ -348,6 +349,13 @@ class Series:
             "Requests of load tests, by the shape of the load.",
             "shape",
             LOAD_SHAPES,
+        )
+        self.trace_spans = self._counters(
+            "trace_spans",
+            "Spans of traces: `sent` to the collector, `failed` to be sent, or `dropped` because "
+            "too many were waiting.",
+            "result",
+            RESULTS,
         )
         self.wasted_tokens = self._counter(
             "wasted_tokens",

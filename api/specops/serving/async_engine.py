@@ -161,6 +161,8 @@ class AsyncEngine:
             self._rest.cancel()
         for request in requests:
             self._in_flight[request.request_id] = _InFlight(request, handle)
+            if request.trace is not None:
+                request.trace.submitted(request)
             self.waiting += 1  # until the next step says how many requests run
             self._thread.add(request)
             with self._metrics.failures.contained("engine"):
@@ -288,6 +290,9 @@ class AsyncEngine:
         ttft = None if first is None else first - request.arrival
         with self._metrics.failures.contained("engine"):
             self._metrics.observe_finish(request, reason, output.stats, latency, ttft)
+        if request.trace is not None:
+            with self._metrics.failures.contained("trace"):
+                request.trace.finished(request, reason, output.stats)
 
 
 def _pass_costs(scheduler: Scheduler) -> Iterator[tuple[str, int, float]]:

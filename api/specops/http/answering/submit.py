@@ -135,6 +135,7 @@ def plain_request(request: Request, settings: Settings) -> GenerationRequest:
         arrival=arrival,
         deadline=arrival + settings.request_timeout,
         client=request.state.client,
+        trace=request.state.trace,
     )
 
 

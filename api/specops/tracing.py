@@ -1,0 +1,323 @@
+"""One request, followed: an OpenTelemetry trace of what it waited for. Off unless it is asked for.
+
+With `OTEL_EXPORTER_OTLP_ENDPOINT`, each request that generates is a span. Below it are a span each
+for its time in the queue, for its prompt and for decoding, with the times that the engine measured.
+The SDK reads the other `OTEL_` variables. Spans have figures and names, never a word of a prompt or
+of an answer. Only this module knows OpenTelemetry, whose packages are the extra `otel`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from specops.request import FinishReason, GenerationRequest, GenerationStats
+from specops.system.failures import SparseWarnings
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExportResult
+    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.util.types import AttributeValue
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_SPOKEN = "http/protobuf"
+_MOST_WAITING = 2048  # spans that wait to be sent; the SDK's own default
+_FLUSH_SECONDS = 2.0  # that the last spans get at the end, whether a collector answers or not
+SENT, FAILED, DROPPED = RESULTS = ("sent", "failed", "dropped")
+_ENDED = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
+log = logging.getLogger(__name__)
+
+
+class RequestTrace:
+    """The spans of one HTTP request. Used on the event loop.
+
+    Args:
+        span: of the request; it is recorded.
+        clock_offset: nanoseconds since 1970 at 0 of `time.monotonic()`.
+    """
+
+    def __init__(self, tracer: Tracer, span: Span, context: Context, clock_offset: int) -> None:
+        self._tracer, self._span, self._context = tracer, span, context
+        self._clock_offset = clock_offset
+        self._requests: list[GenerationRequest] = []
+        self._open = 1  # the HTTP request itself, and its requests in the engine
+        self._ends = 0
+        self._finishes: list[FinishReason] = []
+        self._input_tokens = self._cached_tokens = self._output_tokens = 0
+        self.trace_id = f"{span.get_span_context().trace_id:032x}"
+
+    def submitted(self, request: GenerationRequest) -> None:
+        """Wait for a request of the engine to end; each prompt and each choice is one."""
+        self._open += 1
+        self._requests.append(request)
+
+    def finished(
+        self, request: GenerationRequest, reason: FinishReason, stats: GenerationStats | None
+    ) -> None:
+        """Record what a request of the engine waited for; without statistics, that it ended."""
+        self._finishes.append(reason)
+        if stats is not None:
+            self._input_tokens += stats.prompt_tokens
+            self._cached_tokens += stats.cached_prompt_tokens
+            self._output_tokens += stats.generated_tokens
+            self._record_parts(request, reason, stats)
+        self._close()
+
+    def _record_parts(
+        self, request: GenerationRequest, reason: FinishReason, stats: GenerationStats
+    ) -> None:
+        queue = self._at(request.arrival)
+        prompt = self._at(request.arrival + stats.queue_seconds)
+        decode = self._at(request.arrival + stats.queue_seconds + stats.prefill_seconds)
+        end = decode + round(stats.decode_seconds * 1e9)
+        self._record("queue", queue, prompt, {})
+        if stats.prefill_seconds > 0:  # it got a slot
+            self._record(
+                "prompt",
+                prompt,
+                decode,
+                {
+                    "gen_ai.usage.input_tokens": stats.prompt_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": stats.cached_prompt_tokens,
+                },
+            )
+        if stats.generated_tokens:
+            self._record(
+                "decode",
+                decode,
+                end,
+                {
+                    "gen_ai.usage.output_tokens": stats.generated_tokens,
+                    "gen_ai.response.finish_reasons": (reason.value,),
+                    "specops.passes": stats.sequence_steps,
+                    "specops.draft_tokens": stats.draft_tokens,
+                    "specops.accepted_tokens": stats.accepted_tokens,
+                    "specops.tokens_per_pass": stats.tokens_per_jump,
+                    "specops.preemptions": stats.preemptions,
+                },
+            )
+
+    def _record(
+        self, name: str, start: int, end: int, attributes: Mapping[str, AttributeValue]
+    ) -> None:
+        self._tracer.start_span(name, self._context, attributes=attributes, start_time=start).end(
+            end
+        )
+
+    def answered(self, status: int) -> None:
+        """Record the answer to the HTTP request, whose span ends now."""
+        self._ends = self._at(time.monotonic())
+        self._span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            self._fail(str(status))
+        self._close()
+
+    def _at(self, seconds: float) -> int:
+        return self._clock_offset + round(seconds * 1e9)
+
+    def _fail(self, error: str) -> None:
+        from opentelemetry.trace import StatusCode  # noqa: PLC0415
+
+        self._span.set_status(StatusCode.ERROR)
+        self._span.set_attribute("error.type", error)
+
+    def _close(self) -> None:
+        """Send the span of the request when nothing more will be known of it."""
+        self._open -= 1
+        if self._open:
+            return
+        if self._requests:
+            self._span.set_attributes(_asked(self._requests))
+            self._span.set_attributes(
+                {
+                    "gen_ai.usage.input_tokens": self._input_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": self._cached_tokens,
+                    "gen_ai.usage.output_tokens": self._output_tokens,
+                    "gen_ai.response.finish_reasons": [one.value for one in self._finishes],
+                }
+            )
+        for reason in self._finishes:
+            if reason not in _ENDED:  # an answer that began with 200 may have failed
+                self._fail(reason.value)
+        self._span.end(self._ends)
+
+
+def _asked(requests: Sequence[GenerationRequest]) -> dict[str, AttributeValue]:
+    """What a client asked for. Its stop strings are text of its own: they are left out."""
+    request, sampling = requests[0], requests[0].sampling
+    asked: dict[str, AttributeValue] = {
+        "gen_ai.request.choice.count": len(requests),
+        "gen_ai.request.stream": request.stream,
+    }
+    if not request.embed:
+        asked |= {
+            "gen_ai.request.max_tokens": request.max_new_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": sampling.top_k,
+            "gen_ai.request.presence_penalty": sampling.presence_penalty,
+            "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+            "specops.drafter": request.drafter,
+        }
+        if sampling.seed is not None:
+            asked["gen_ai.request.seed"] = sampling.seed
+    return asked
+
+
+class Tracing:
+    """Begins the traces of requests, and sends their spans on a thread of its own.
+
+    What the collector does not take in time is dropped and counted: no request waits for it.
+    """
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry.trace import SpanKind, set_span_in_context  # noqa: PLC0415
+        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
+            TraceContextTextMapPropagator,
+        )
+
+        self._server, self._within = SpanKind.SERVER, set_span_in_context
+        self._provider = provider
+        self._tracer = provider.get_tracer("specops", version("specops"))
+        self._extract = TraceContextTextMapPropagator().extract
+
+    def begin(
+        self, headers: Mapping[str, str], arrival: float, attributes: Mapping[str, str]
+    ) -> RequestTrace | None:
+        """Begin the trace of a request, or go on with the client's (`traceparent`).
+
+        Args:
+            headers: of the request.
+            arrival: by `time.monotonic()`.
+            attributes: of the request's span, with `gen_ai.operation.name` and
+                `gen_ai.request.model`.
+
+        Returns:
+            None: this request is not sampled.
+        """
+        offset = time.time_ns() - round(time.monotonic() * 1e9)
+        span = self._tracer.start_span(
+            f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}",
+            self._extract(headers),
+            self._server,
+            attributes,
+            start_time=offset + round(arrival * 1e9),
+        )
+        if not span.get_span_context().trace_flags.sampled:
+            return None
+        return RequestTrace(self._tracer, span, self._within(span), offset)
+
+    def shut_down(self) -> None:
+        """Send what is left, for a moment; a collector that does not answer holds nobody up."""
+        thread = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        thread.start()
+        thread.join(_FLUSH_SECONDS)
+
+
+def tracing_from_env(
+    environ: Mapping[str, str], count: Callable[[str, int], None]
+) -> Tracing | None:
+    """Set tracing up as the `OTEL_` variables ask for it.
+
+    What stands in its way is logged and leaves it off: such variables are often those of a whole
+    machine, and a service without traces is better than none.
+
+    Args:
+        count: called, on any thread, with one of `RESULTS` and a number of spans.
+    """
+    endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
+    disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if not endpoint or disabled or environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _SPOKEN)
+    if protocol != _SPOKEN:
+        log.warning(
+            "no traces: they are sent as %s alone, not as %s. Set %s=%s and the collector's port "
+            "for it, mostly 4318",
+            *(_SPOKEN, protocol, _PROTOCOLS[1], _SPOKEN),
+        )
+        return None
+    try:
+        tracing = Tracing(_provider(environ, count))
+    except ImportError:
+        log.warning(
+            "no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not installed: "
+            "pip install 'specops[otel]'"
+        )
+        return None
+    except Exception as error:  # of a value that the SDK cannot use
+        log.warning("no traces: OpenTelemetry cannot start: %s", error)
+        return None
+    log.info("traces are sent", extra={"fields": {"to": urlsplit(endpoint).hostname}})
+    return tracing
+
+
+def _provider(environ: Mapping[str, str], count: Callable[[str, int], None]) -> TracerProvider:
+    """The SDK with an exporter that counts; its own variables set all else."""
+    most_waiting = int(environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or _MOST_WAITING)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+        OTLPSpanExporter,
+    )
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import (  # noqa: PLC0415
+        BatchSpanProcessor,
+        SpanExportResult,
+    )
+
+    class Exporter(OTLPSpanExporter):
+        """Counts what it sends."""
+
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            processor.taken(len(spans))
+            result = super().export(spans)
+            count(SENT if result is SpanExportResult.SUCCESS else FAILED, len(spans))
+            return result
+
+    class Processor(BatchSpanProcessor):
+        """Drops the newest span where the SDK would drop the oldest, and counts it."""
+
+        def __init__(self) -> None:
+            super().__init__(Exporter(), max_queue_size=most_waiting)
+            self._waiting = 0
+            self._lock = threading.Lock()
+
+        def on_end(self, span: ReadableSpan) -> None:
+            with self._lock:
+                full = self._waiting >= most_waiting
+                self._waiting += not full
+            if full:
+                count(DROPPED, 1)
+            else:
+                super().on_end(span)
+
+        def taken(self, spans: int) -> None:
+            with self._lock:
+                self._waiting -= spans
+
+    _quieten()
+    own: dict[str, AttributeValue] = {
+        "service.name": "specops",
+        "service.version": version("specops"),
+    }
+    resource = Resource.create(own | dict(OTELResourceDetector().detect().attributes))
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    processor = Processor()
+    provider.add_span_processor(processor)
+    return provider
+
+
+def _quieten() -> None:
+    """Have each of the SDK's warnings in the log once a minute: it warns at every failed attempt."""
+    sparse = SparseWarnings()
+    for name in tuple(logging.Logger.manager.loggerDict):
+        if name.startswith("opentelemetry."):
+            logging.getLogger(name).filters = [sparse]
