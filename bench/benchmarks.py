@@ -17,7 +17,7 @@ from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_fi
 from bench.runtime import before, kernels, kv
 from bench.scale import scale
 from bench.scale import simulated as many
-from bench.serving import at_once
+from bench.serving import at_once, tracing
 from bench.speculation import chat, compare, concurrency, equality, simulated
 from bench.structured import structured
 from bench.tools.report import Outcome
@@ -120,6 +120,15 @@ BENCHMARKS = {
         lambda o, plan: at_once.run(plan), at_once.FULL, at_once.QUICK,
         "whole requests at once against the same",
     ),
+    "tracing": Benchmark(
+        lambda o, plan: tracing.run(
+            configured(),
+            [one.text for one in o.prompts or code(plan.rounds * plan.requests)],
+            plan,
+            o.other,
+        ),
+        tracing.FULL, tracing.QUICK, "CPU seconds of requests with traces and without",
+    ),
     "scale": Benchmark(
         lambda o, plan: scale.run(configured(), plan), scale.FULL, scale.QUICK,
         "several replicas behind the gateway, and what it costs itself",
@@ -145,7 +154,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
     flag("--skip-tinyllama", "kernels, simulated, before: the configured model only, not 1.1 B")
     parser.add_argument("--seconds", type=float, help="caps: of load per case")
-    parser.add_argument("--other", type=Path, help="before: the other checkout, with its .venv")
+    parser.add_argument(
+        "--other", type=Path, help="before, tracing: another checkout, with its .venv"
+    )  # fmt: skip
     parser.add_argument(
         "--folder", type=Path, action="append", default=[],
         help="kv: a model's folder, beside the configured model; may be given several times",

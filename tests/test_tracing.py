@@ -414,14 +414,21 @@ async def test_the_sdks_own_variables_hold(
     assert {one["authorization"] for one in collector.headers} == {"Bearer secret"}
 
 
-async def test_the_service_has_a_name_without_a_variable(
-    tiny_settings: Settings, collector: Collector
+async def test_empty_variables_are_no_variables_and_the_service_has_a_name(
+    tiny_settings: Settings,
+    collector: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    for name in ("SERVICE_NAME", "TRACES_SAMPLER", "TRACES_SAMPLER_ARG", "RESOURCE_ATTRIBUTES"):
+        monkeypatch.setenv(f"OTEL_{name}", "")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "")
     async with serving(tiny_settings) as here:
         await here.client.post("/generate", json=GENERATE)
     # The end of the service sends what is left.
     assert len(collector.spans) == 4
     assert {one["service.name"] for one in collector.resources} == {"specops"}
+    assert not left_out(caplog)
 
 
 def left_out(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -9,6 +9,7 @@ of an answer. Only this module knows OpenTelemetry, whose packages are the extra
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -304,6 +305,9 @@ def _provider(environ: Mapping[str, str], count: Callable[[str, int], None]) -> 
                 self._waiting -= spans
 
     _quieten()
+    for name in [name for name, value in os.environ.items() if name.startswith("OTEL_")]:
+        if not os.environ[name]:
+            del os.environ[name]  # means unset, but not to the whole SDK; Compose passes such on
     own: dict[str, AttributeValue] = {
         "service.name": "specops",
         "service.version": version("specops"),

@@ -58,16 +58,35 @@ def test_every_setting_can_be_passed_on() -> None:
     names = {PREFIX + item.name.upper() for item in fields(Settings)}
     names |= {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}  # huggingface_hub reads these
     names |= {"CODESPACE_NAME", "GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN"}  # a Codespace sets them
+    names |= {name for name in SERVICES["api"]["environment"] if name.startswith("OTEL_")}
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in names
     assert set(SERVICES["api"]["environment"]) == names
     text = (ROOT / "compose.yaml").read_text()
     assert {name for name in names if f"${{{name}:-" not in text} == set()
 
 
-def test_only_locust_waits_for_a_request_to_start() -> None:
+def test_only_locust_and_jaeger_wait_for_a_request_to_start() -> None:
     profiles = {
         name: one["profiles"] for name, one in COMPOSE["services"].items() if "profiles" in one
     }
-    assert profiles == {"locust": ["load"]}
+    assert profiles == {"locust": ["load"], "jaeger": ["traces"]}
+
+
+def test_traces_go_where_grafana_looks_for_what_exemplars_name() -> None:
+    """The address that the documentation gives is one that Jaeger listens at."""
+    jaeger = read_yaml("jaeger/config.yaml")
+    assert jaeger["receivers"]["otlp"]["protocols"]["http"]["endpoint"].endswith(":4318")
+    page = int(jaeger["extensions"]["jaeger_query"]["http"]["endpoint"].rpartition(":")[2])
+    assert SERVICES["jaeger"]["ports"] == [f"127.0.0.1:${{JAEGER_PORT:-{page}}}:{page}"]
+    assert SERVICES["grafana"]["environment"]["JAEGER_URL"] == f"http://jaeger:{page}"
+    (traces,) = read_yaml("grafana/provisioning/datasources/traces.yml")["datasources"]
+    (metrics,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
+    (link,) = metrics["jsonData"]["exemplarTraceIdDestinations"]
+    assert (link["name"], link["datasourceUid"]) == ("trace_id", traces["uid"])
+    assert traces["url"] == "$JAEGER_URL"
+    assert "--enable-feature=exemplar-storage" in SERVICES["prometheus"]["command"]
+    for place in ("compose.yaml", "docs/tracing.md"):
+        assert "OTEL_EXPORTER_OTLP_ENDPOINT=http://jaeger:4318" in (ROOT / place).read_text()
 
 
 def test_grafana_opens_on_a_dashboard_without_login() -> None:
