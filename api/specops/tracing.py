@@ -320,7 +320,7 @@ def _provider(environ: Mapping[str, str], count: Callable[[str, int], None]) -> 
 
 
 def _quieten() -> None:
-    """Have each of the SDK's warnings in the log once a minute: it warns at every failed attempt."""
+    """Have each of the SDK's warnings in the log once a minute, not at every failed attempt."""
     sparse = SparseWarnings()
     for name in tuple(logging.Logger.manager.loggerDict):
         if name.startswith("opentelemetry."):
