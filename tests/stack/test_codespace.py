@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from scripts.browser import BrowserError, launched
-from tests.loopback import Handler, free_port, listening
+from tests.loopback import HOST, Handler, free_port, listening
 from tests.overload import serving
-from tests.stack.console import console, finish, open_chat, option, say
+from tests.stack.console import console, finish, open_chat, option, say, until
 from tests.stack.forwarding import DOMAIN, ENVIRONMENT, NAME, Forwarded, forwarded, resolver_rules
-from tests.stack.support import tool
+from tests.stack.support import ROOT, tool
 from tests.stack.test_compose_file import resolved
 from tests.waiting import answers, wait
 
@@ -90,6 +90,32 @@ def test_prometheus_answers_a_query(tmp_path: Path) -> None:
             assert answer["data"]["result"][1] == "42"
         finally:
             process.terminate()
+
+
+def test_locusts_page_runs_a_test(tmp_path: Path) -> None:
+    if tool("locust") is None:
+        pytest.skip("no Locust here")
+    port = free_port()
+    with (
+        serving(tmp_path, **ENVIRONMENT) as (api, _),
+        (tmp_path / "locust.log").open("wb") as log,
+    ):
+        command = [tool("locust"), "-f", ROOT / "loadtest" / "locustfile.py"]
+        command += ["--web-host", HOST, "--web-port", port, "--host", f"http://{HOST}:{api}"]
+        with subprocess.Popen(list(map(str, command)), stderr=log, cwd=tmp_path) as process:
+            try:
+                wait("Locust's page", lambda: answers(f"http://{HOST}:{port}/"))
+                with forwarded(port, tmp_path) as way, browsing(way) as browser:
+                    page = browser.new_context(ignore_https_errors=True).new_page()
+                    page.goto(way.url)
+                    page.get_by_role("button", name="Start").click()
+                    until(
+                        page,
+                        """fetch("/stats/requests").then((answer) => answer.json())
+                        .then(({stats}) => stats.some((row) => row.num_requests > 0))""",
+                    )
+            finally:
+                process.terminate()
 
 
 # -- Grafana -------------------------------------------------------------------------------------
