@@ -59,7 +59,7 @@ class Part:
         found = []
         if row.tokens_per_jump < self.tokens_per_jump:
             found.append(
-                f"{self.name}: {row.tokens_per_jump:.2f} tokens per jump, wanted are "
+                f"{self.name}: {row.tokens_per_jump:.2f} tokens per pass, wanted are "
                 f"{self.tokens_per_jump:.2f}"
             )
         if row.speedup.median < self.speed:
@@ -142,7 +142,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
     notes = (
         f"{_PROMPTS} prompts of each kind, {_NEW_TOKENS} new tokens, plain and adaptive in turns; "
         f"speedup: {exactly}",
-        f"wanted, tokens per jump and of plain decoding's speed (median): {', '.join(lines)}",
+        f"wanted, tokens per pass and of plain decoding's speed (median): {', '.join(lines)}",
     )
     columns = ("text", *COLUMNS, "rounds", "fine")
     return Table(f"Quality gate: {verdicts[0].row.label}", columns, rows, notes)

@@ -47,9 +47,9 @@ Rounding the weights to float16 for the checkpoint: {checkpoint_float32:.4f} bit
 ## How well the draft guesses
 
 {prompts} held-out prompts (`heldout.jsonl`), {answer_tokens} greedy tokens each, both models in
-{quantization}. Tokens per jump: tokens emitted per pass of the target, misses counted.
+{quantization}. Tokens per pass: tokens emitted per pass of the target, misses counted.
 
-| drafted tokens per pass | accepted | tokens per jump |
+| drafted tokens per pass | accepted | tokens per pass |
 |---|---|---|
 {acceptance}
 

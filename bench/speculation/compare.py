@@ -59,6 +59,6 @@ def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) ->
     ]  # fmt: skip
     if CODE in found and own in measured.runs:
         jump = found[CODE].row(own).tokens_per_jump
-        wanted.append(Wanted("code: tokens per jump", _WANTED_JUMP, jump))
+        wanted.append(Wanted("code: tokens per pass", _WANTED_JUMP, jump))
     result = {"model": model.key, "prompts": each, **asdict(sizes), "lossless": sound}
     return Outcome(result | {"categories": ways.record(found)}, [table], [chart], wanted, sound)

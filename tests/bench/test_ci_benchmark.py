@@ -43,7 +43,7 @@ def test_a_loss_that_stays_is_believed_in_the_end() -> None:
 def test_short_jumps_are_told() -> None:
     wanted = Part("code", "code", 6, 1, tokens_per_jump=1.5, speed=0.97)
     (told,) = verdict(Machine(1.2, steps=8), ROUNDS, wanted).complaints  # ten tokens, eight steps
-    assert told == "code: 1.25 tokens per jump, wanted are 1.50"
+    assert told == "code: 1.25 tokens per pass, wanted are 1.50"
 
 
 def test_a_loss_is_measured_on_and_every_round_counts() -> None:

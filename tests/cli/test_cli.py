@@ -72,7 +72,7 @@ def test_generate_prints_the_engines_text_and_a_line_of_figures(
     assert shown.out == "".join(piece.text for piece in pieces) + "\n"
     assert re.fullmatch(
         rf"\d+ \+ {len(pieces)} tokens · [\d.]+ tokens/s · first token after [\d.]+ s"
-        r" · [\d.]+ tokens per jump · \d+ of \d+ draft tokens accepted \(\d+%\)\n",
+        r" · [\d.]+ tokens per pass · \d+ of \d+ draft tokens accepted \(\d+%\)\n",
         shown.err,
     )
 

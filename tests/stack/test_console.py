@@ -111,7 +111,7 @@ def test_the_model_the_controller_and_moving_charts_are_shown(page: Any, console
     until(page, "Number(document.getElementById('now-speed').textContent) > 0")
     until(page, "Number(document.getElementById('now-jump').textContent) >= 1")
     assert re.fullmatch(r"\d+ of \d+", page.locator("#now-memory").inner_text())
-    assert "Tokens per jump" in page.locator("#chart-jump").get_attribute("aria-label")
+    assert "Tokens per pass" in page.locator("#chart-jump").get_attribute("aria-label")
     served = httpx.get(f"{console_url}/v1/models", timeout=PATIENCE).json()["data"][0]["id"]
     shown = page.locator("#model").inner_text()
     assert served in shown

@@ -215,10 +215,10 @@ class Series:
     def _make_gauges(self) -> None:
         self.avg_jump = self._gauge(
             "avg_jump",
-            "Tokens per jump over the last minute: generated tokens without the first of each "
-            "request, divided by sequence steps (one per request in a pass; steps without draft"
-            " tokens count). 1: plain decoding; NaN: no request decoded. Over several instances, "
-            "aggregate `specops_avg_jump > 0`: one NaN makes the whole average NaN.",
+            "Tokens per pass (average jump length) over the last minute: tokens without the first "
+            "of each request, divided by sequence steps (one per request in a pass; steps without "
+            "draft tokens count). 1: plain decoding; NaN: no request decoded. Over several "
+            "instances, aggregate `specops_avg_jump > 0`: one NaN makes the whole average NaN.",
         )
         self.draft_length = self._gauge(
             "draft_length",

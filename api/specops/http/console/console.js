@@ -185,7 +185,7 @@ async function ask() {
 const MIB = 1 << 20;
 const CHARTS = [
   { id: "speed", title: "Tokens per second", lines: ["speed"], write: (v) => v.toFixed(1) },
-  { id: "jump", title: "Tokens per jump", lines: ["jump"], write: (v) => written(v, "") },
+  { id: "jump", title: "Tokens per pass", lines: ["jump"], write: (v) => written(v, "") },
   { id: "queue", title: "Running, waiting", lines: ["running", "waiting"], write: (v) => v.toFixed(0) },
   { id: "memory", title: "Memory, MiB", lines: ["anon"], limit: "cap", write: (v) => (v / MIB).toFixed(0) },
 ];
