@@ -49,7 +49,7 @@ def _glance() -> Panels:
         alarm=20,
     )
     yield tile(
-        "Between tokens, p95",
+        "Inter-token, p95",
         "95 of 100 tokens came sooner after the one before. People read about five words per "
         "second: above 0.2 s they wait for the text. Fewer SPECOPS_SLOTS make each faster.",
         "s",

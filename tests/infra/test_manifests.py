@@ -183,6 +183,8 @@ def test_the_monitor_reads_the_named_port_under_the_job_of_the_dashboards() -> N
     monitor = one(manifests, "PodMonitor")["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in container(manifests)["ports"]}
+    (named,) = endpoint["relabelings"]  # the dashboards' legends
+    assert named == {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "instance"}
     assert monitor["selector"]["matchLabels"] == SELECTOR
     scraped = read_yaml("prometheus/prometheus.yml")["scrape_configs"]
     assert SELECTOR[monitor["jobLabel"]] == scraped[0]["job_name"]
