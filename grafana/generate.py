@@ -50,7 +50,8 @@ def _clean(board: dict[str, Any]) -> None:
         if panel["type"] == "heatmap":
             panel["options"]["tooltip"] = {"mode": "single"}  # the SDK's `show` is gone
     for mark in board["annotations"]["list"]:  # the SDK knows only Grafana's own annotations
-        mark["target"] = {"expr": mark.pop("expr"), "refId": "Anno"}
+        # Without an interval Grafana asks for a value a minute: too late for what is unreachable.
+        mark["target"] = {"expr": mark.pop("expr"), "refId": "Anno", "interval": "5s"}
         mark["titleFormat"], mark["textFormat"] = MARKS[mark["name"]]
 
 

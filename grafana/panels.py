@@ -162,6 +162,7 @@ def words(
             .steps([Threshold(value=None, color=other)])
         )
         .text_mode(mode)
+        .color_mode(BigValueColorMode.BACKGROUND if counted else BigValueColorMode.VALUE)
         .targets(_targets(queries, instant=True))
     )
     for name, colour in colours.items():
