@@ -69,7 +69,7 @@ def _glance() -> Panels:
         "a conversion fails: remove models that are not used any more from that folder.",
         "percentunit",
         # The fullest volume: replicas share one, or have one each.
-        f"max(1 - {series(DISK, FREE)} / ignoring (kind) {series(DISK, TOTAL)})",
+        f"max(1 - {series(DISK, FREE)} / ignoring (kind) ({series(DISK, TOTAL)} > 0))",
         warn=0.85,
         alarm=0.95,
     )
