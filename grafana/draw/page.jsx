@@ -1,12 +1,12 @@
 // One dashboard as Grafana lays it out: its grid, rows and panels, in the dark theme. draw.py opens this
-// page, answers its questions to Prometheus, and takes the picture when `window.finished` is true.
+// page, answers its questions to Prometheus, and takes the picture when `window.draw` has returned.
 import './ready.js';
 import React from 'react';
 import { createRoot } from 'react-dom/client';
 import { ThemeContext, createTheme } from '@grafana/data';
 import { GlobalStyles, Icon, PanelChrome } from '@grafana/ui';
 import { Variables, events, panelExemplars, panelFrames, timeRange } from './queries.js';
-import { Content, drawn, prepared } from './panels.jsx';
+import { Content, drawn, plots, prepared } from './panels.jsx';
 import '@fontsource/inter/400.css';
 import '@fontsource/inter/500.css';
 import '@fontsource/roboto-mono/400.css';
@@ -99,14 +99,16 @@ async function load(panel, variables, columnWidth, scrape) {
   }
 }
 
-// Nothing changes any more: fonts and icons are there, and every plot has its last size.
-async function settled() {
+// Every plot is drawn, fonts and icons are there, and nothing changes any more.
+async function settled(board) {
+  const plotted = ({ id }) => drawn.some((plot) => plot.id === id) || failures.some((failure) => failure.id === id);
+  const waits = () => board.panels.some((panel) => panel.loaded.result && plots(panel, panel.loaded.result.data) && !plotted(panel));
   await document.fonts.ready;
   let before = null;
   for (let still = 0; still < 5; ) {
     await new Promise((later) => setTimeout(later, 100));
-    const now = `${document.getElementById('root').innerHTML.length} ${drawn.length} ${window.waiting}`;
-    still = now === before && !window.waiting ? still + 1 : 0;
+    const now = `${document.getElementById('root').innerHTML.length} ${drawn.length}`;
+    still = now === before && !waits() ? still + 1 : 0;
     before = now;
   }
 }
@@ -146,6 +148,6 @@ window.draw = async ({ board, from, to, width, scrape }) => {
   const marks = (await Promise.all(enabled.map((one) => events(one, variables, scrape)))).flat();
   await Promise.all(board.panels.map(async (panel) => { panel.loaded = await load(panel, variables, width / COLUMNS, scrape); }));
   createRoot(document.getElementById('root')).render(<Board board={board} variables={variables} marks={marks} width={width} />);
-  await settled();
+  await settled(board);
   return report(board, marks);
 };

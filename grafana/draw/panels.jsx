@@ -381,8 +381,12 @@ function Rows({ data, width, height, panel }) {
 
 const KINDS = { stat: Stat, timeseries: Curves, bargauge: Bars, heatmap: Heat, 'state-timeline': States, text: Text, table: Rows };
 const SPEAK_FOR_THEMSELVES = new Set(['stat', 'bargauge', 'text']); // draw a missing value in their own way
+const PLOTS = new Set(['timeseries', 'heatmap', 'state-timeline']);
 
 const empty = (data) => !data.some((frame) => frame.length && frame.fields.length > 1);
+
+// Whether a panel comes to a plot, which notes in `drawn` that it is there.
+export const plots = ({ type }, data) => PLOTS.has(type) && !empty(data);
 
 export function Content(props) {
   const { panel, data } = props;

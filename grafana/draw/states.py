@@ -4,8 +4,9 @@
 
 Runs the service (the demo pair, or SPECOPS_MODEL) with a Prometheus of its own on free ports:
 nothing asks it, Locust loads it, Locust asks for far more than it can do, and in the middle of a
-load its process is killed. Each state takes `--minutes`. FOLDER keeps what Prometheus recorded:
-`--again` draws it anew, with the dashboards as they are now. Faults and exit status as draw.py's.
+load its process is killed. Each state takes `--minutes`; the pictures in docs/ are those of `load
+and overload` together. FOLDER keeps what Prometheus recorded: `--again` draws it anew, with the
+dashboards as they are now. Faults and exit status as draw.py's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ROOT = draw.ROOT
 LOCUST = ("-f", "loadtest/locustfile.py", "--headless", "--only-summary", "--stop-timeout", "5")
 Times = dict[str, tuple[float, float]]  # state → Unix times of its picture
 SOON = 15  # seconds after which a dead service must be seen on every page
-UNTIL_RESTED = 30  # seconds between states: the window of a rate and a scrape
+UNTIL_RESTED = 30  # seconds between states: more than the window of a rate
 
 
 @contextmanager
@@ -101,6 +102,7 @@ def record(folder: Path, minutes: float, rate_scale: float) -> Times:
             state("load", seconds)
         with ended(load(api, folder, *arrivals, scale("arrivals", seconds))):
             state("overload", seconds)
+        times["load and overload"] = (times["load"][0] - UNTIL_RESTED, times["overload"][1])
         time.sleep(UNTIL_RESTED)
         with ended(load(api, folder, *steady, scale("soak", seconds))):
             time.sleep(seconds / 2)
