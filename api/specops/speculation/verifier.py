@@ -29,7 +29,7 @@ Beyond the graph, verifying 4 draft tokens among 32,000 tokens, all accepted, ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +68,10 @@ def verify(
         return compare(target_logits.argmax(axis=-1).tolist(), draft_tokens)
     if sampling.seed is not None:
         return verify_seeded(target_logits, draft_tokens, sampling, sampling.seed, position)
-    probs = filtered_probs(target_logits, sampling)
+
+    def probs(row: int) -> Floats:  # a row behind the first rejected token is not needed
+        return filtered_probs(target_logits[row : row + 1], sampling)[0]
+
     return verify_sampled(probs, draft_tokens, draft_probs, rng)
 
 
@@ -81,7 +84,7 @@ def compare(choices: Sequence[int], draft_tokens: Sequence[int]) -> Verdict:
 
 
 def verify_sampled(
-    target_probs: Floats,
+    target_probs: Callable[[int], Floats],
     draft_tokens: Sequence[int],
     draft_probs: Floats | None,
     rng: np.random.Generator,
@@ -89,7 +92,9 @@ def verify_sampled(
     """Accept draft tokens so that every token is distributed as the target's.
 
     Args:
-        target_probs: [k + 1, V], filtered by the request's sampling parameters.
+        target_probs: returns the distribution [V] of one of the k + 1 rows, filtered by the
+            request's sampling parameters. The rows are asked for in their order, each once, as far
+            as they are needed; to filter one takes far longer than anything else here.
         draft_tokens: [k], drawn from `draft_probs`.
         draft_probs: [k, V], filtered the same way; None where they were certain (a
             looked-up token's distribution has all its mass on one token).
@@ -97,17 +102,18 @@ def verify_sampled(
     """
     for position, token in enumerate(draft_tokens):
         draft_prob = 1.0 if draft_probs is None else float(draft_probs[position, token])
-        if rng.random() * draft_prob < target_probs[position, token]:
+        probs = target_probs(position)
+        if rng.random() * draft_prob < probs[token]:
             continue
-        residual = target_probs[position].copy()
+        residual = probs.copy()
         if draft_probs is None:
             residual[token] = 0.0
         else:
             np.maximum(residual - draft_probs[position], 0.0, out=residual)
             if not residual.any():  # equal but for rounding: the rejection was rounding, too
-                residual = target_probs[position]
+                residual = probs
         return Verdict(position, draw(residual, rng))
-    return Verdict(len(draft_tokens), draw(target_probs[len(draft_tokens)], rng))
+    return Verdict(len(draft_tokens), draw(target_probs(len(draft_tokens)), rng))
 
 
 def verify_seeded(
