@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from specops.engine.proposer import Proposer, SequenceProposal
+from specops.engine.proposer import DraftTimes, Proposer, SequenceProposal
 from specops.engine.scheduler import Scheduler
 from specops.engine.sequence import Sequence as Running
 from specops.request import StepStats
+from specops.runtime.kv_cache import KvCache
 from specops.speculation.controller import Controller, Proposal
 from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftRequest, LookupDrafter
 from specops.speculation.drafters.cascade import CascadeDrafter
@@ -112,10 +113,22 @@ def propose(
         for drafter in drafters:
             drafter.begin(slot, sequence.tokens, "")
     named = {drafter.name: drafter for drafter in drafters}
-    proposer = Proposer(named, controller, Clock(), max_tokens=96)  # type: ignore[arg-type]
-    proposals, *seconds = proposer.propose(sequences, 0)
-    assert seconds == [0.0, 0.0]
+    cache = cache_of(*sequences)
+    proposer = Proposer(cache, named, controller, Clock(), max_tokens=96)  # type: ignore[arg-type]
+    proposals, times = proposer.propose(list(sequences), 0)
+    assert times == DraftTimes()
     return proposals
+
+
+def cache_of(*sequences: Running, num_blocks: int | None = None) -> KvCache:
+    """A cache in which each of the sequences has a slot, and room for its next token."""
+    cache = SimulatedTarget(num_blocks=num_blocks).cache
+    for slot, sequence in enumerate(sequences):
+        sequence.slot = slot
+        cache.begin(slot, sequence.tokens)
+        assert cache.reserve(slot, sequence.num_computed + 1)
+        cache.commit(slot, sequence.tokens, sequence.num_computed)
+    return cache
 
 
 def test_what_was_looked_up_is_cut_to_what_pays() -> None:
@@ -191,9 +204,29 @@ def test_the_time_of_a_draft_model_is_told_apart_from_that_of_lookups() -> None:
             return super().propose(requests)
 
     slow = Slow(Text(), 1.0, name="slow", model=True)
-    proposer = Proposer({"slow": slow}, FixedLengths(2), clock, max_tokens=96)
-    _, seconds, model_seconds = proposer.propose([decoding("slow"), decoding("slow")], 0)
-    assert (seconds, model_seconds) == (12.0, 10.0)
+    sequences = [decoding("slow"), decoding("slow", adaptive=True)]
+    proposer = Proposer(cache_of(*sequences), {"slow": slow}, FixedLengths(2), clock, max_tokens=96)
+    _, times = proposer.propose(sequences, 0)
+    # The lookup of the request of a fixed length does not count as asking.
+    assert times == DraftTimes(total=12.0, model=10.0, asking=1.0)
+
+
+def test_no_draft_is_made_that_has_no_room_in_the_cache() -> None:
+    """A lookup takes what it was asked for as the text: a draft thrown away stood in it twice."""
+    full, roomy = (decoding("lookup", output=200) for _ in range(2))
+    for sequence, length in ((full, 62), (roomy, 40)):
+        sequence.tokens += [5] * (length + 1 - len(sequence.tokens))
+        sequence.num_computed = length
+    lookup = Scripted(Text(), 1.0, name="lookup")
+    cache = cache_of(full, roomy, num_blocks=2)
+    proposer = Proposer(cache, {"lookup": lookup}, FixedLengths(8), Clock(), max_tokens=96)
+    proposals, _ = proposer.propose([full, roomy], 0)
+    assert [len(item.draft.tokens) for item in proposals] == [1, 4]  # one place in its block
+    full.tokens.append(5)
+    full.num_computed = 63
+    assert cache.reserve(full.slot, 64)
+    (proposal, _), _ = proposer.propose([full, roomy], 0)
+    assert (proposal.draft.tokens, proposal.asked, proposal.missed) == ((), False, None)
 
 
 def test_a_request_whose_drafter_is_not_worth_asking_is_declined() -> None:
@@ -202,7 +235,9 @@ def test_a_request_whose_drafter_is_not_worth_asking_is_declined() -> None:
     fresh, dull = (decoding("model", adaptive=True) for _ in range(2))
     fresh.speculation.gain, dull.speculation.gain = 1.0, -1.0
     lost = Proposal(dull.speculation, asked=True)
-    controller.stepped([lost], [1], [1], draft_seconds=1.0)  # more than may be lost
+    controller.stepped(
+        [lost], [1], [1], draft_seconds=1.0, asking_seconds=1.0
+    )  # more than may be lost
     asked, declined = propose([model], controller, fresh, dull)
     assert (len(asked.draft.tokens), asked.declined) == (2, None)
     assert (declined.tokens, declined.declined) == ((), "model")

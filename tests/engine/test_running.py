@@ -30,7 +30,10 @@ def made(
 
 
 def coming(waiting: FirstComeFirstServed, *lengths: int) -> list[Sequence]:
-    sequences = [make_sequence(make_request(length, 200)) for length in lengths]
+    sequences = [
+        make_sequence(make_request(length, 200, drafter="scripted", k_draft=2))
+        for length in lengths
+    ]
     for sequence in sequences:
         waiting.add(sequence)
     return sequences
@@ -138,3 +141,26 @@ def test_a_prompt_that_is_preempted_while_a_batch_is_filled_is_left_out() -> Non
     assert stats.preemptions == 1
     for request in (long, short):
         assert served.tokens(request) == expected(target.text, request)
+
+
+def test_only_its_own_drafter_follows_a_request() -> None:
+    """A draft model keeps blocks of its cache for each prompt that it follows."""
+    target = SimulatedTarget(num_slots=4)
+    drafters = {name: Scripted(Text(), 1.0, name=name) for name in ("draft", "suffix")}
+    running, waiting = Running(target.cache, drafters), FirstComeFirstServed()  # type: ignore[arg-type]
+    asked = [("draft", 4), ("suffix", 4), ("none", 0), ("draft", 0)]
+    for drafter, k_draft in asked:
+        waiting.add(make_sequence(make_request(40, drafter=drafter, k_draft=k_draft)))
+    running.admit(waiting)
+    assert [sequence.slot for sequence in running] == [0, 1, 2, 3]
+    assert {name: drafter.begun for name, drafter in drafters.items()} == {
+        "draft": [0],
+        "suffix": [1],
+    }
+    for sequence in running:
+        sequence.finish = "stop"  # type: ignore[assignment]
+    running.remove_finished()
+    assert {name: drafter.released for name, drafter in drafters.items()} == {
+        "draft": [0],
+        "suffix": [1],
+    }

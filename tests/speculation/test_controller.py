@@ -63,13 +63,15 @@ class Machine:
                 accepted = 0
                 while accepted < length and self.rng.random() < rate(step):
                     accepted += 1
+                got.append(1 + accepted)
                 if self.drawing:
-                    self.controller.drawn(1 + length, self.drawing * (1 + length))
+                    self.controller.drawn(got[-1], self.drawing * got[-1])
                 if length:
                     self.controller.verified(proposal, length, accepted)
-                got.append(1 + accepted)
-            self.time += self.costs.cost(sum(widths)) + drafting + self.drawing * sum(widths)
-            self.controller.stepped(proposals, got, widths, draft_seconds=drafting)
+            self.time += self.costs.cost(sum(widths)) + drafting + self.drawing * sum(got)
+            self.controller.stepped(
+                proposals, got, widths, draft_seconds=drafting, asking_seconds=0.0
+            )
             self.tokens += sum(got)
             self.drafted += sum(lengths)
         return (self.tokens - before[0]) / (self.time - before[1])
@@ -166,15 +168,48 @@ def test_looking_back_far_makes_places_dear() -> None:
     assert far < near == MOST
 
 
-def test_drawing_takes_time_of_its_own_and_one_late_token_counts_as_twice_the_usual() -> None:
+def test_one_token_that_was_drawn_late_counts_as_twice_the_usual() -> None:
     controller = Controller(tinyllama(), None, MOST)
     greedy, sampled = proposal(0.8), proposal(0.8, sampled=True)
     for _ in range(60):
         controller.drawn(3, 0.015)
     together = controller.choose([greedy, sampled])
-    assert together[0] > together[1]
     controller.drawn(1, 10.0)
     assert controller.choose([greedy, sampled]) == together
+
+
+def test_adjusting_a_position_is_a_cost_of_its_request_greedy_or_not() -> None:
+    """Penalties and grammars take their time for every draft token, accepted or not."""
+    controller = Controller(tinyllama(), None, MOST)
+    plain, adjusted = proposal(0.8), proposal(0.8)
+    before = controller.choose([plain, adjusted])
+    for _ in range(60):
+        controller.adjusted(adjusted.state, 3, 0.015)
+    assert adjusted.state.adjusting == pytest.approx(0.005)
+    together = controller.choose([plain, adjusted])
+    assert together[1] < before[1]
+    controller.stepped([plain, adjusted], [1, 1], [1, 5], draft_seconds=0.0, asking_seconds=0.0)
+    cost = controller._target.cost
+    (loss,) = (state.seconds - state.plain_seconds for state in [adjusted.state])
+    assert loss == pytest.approx(4 * (cost(6) - cost(2)) / 4 + 4 * 0.005)
+
+
+@pytest.mark.parametrize("fixed", [0, 7])
+def test_lookups_of_requests_of_a_fixed_length_say_nothing_about_asking(fixed: int) -> None:
+    """One adaptive request beside seven others was believed to take all their time."""
+    controller = Controller(tinyllama(), None, MOST)
+    asked = Proposal(SpeculationState(), asked=True)
+    others = [Proposal(SpeculationState(), fixed=True) for _ in range(fixed)]
+    count = 1 + fixed
+    for _ in range(400):
+        controller.stepped(
+            [asked, *others],
+            [1] * count,
+            [1] * count,
+            draft_seconds=count * 500e-6,
+            asking_seconds=500e-6,
+        )
+    assert controller._asking == pytest.approx(500e-6)
 
 
 @pytest.mark.parametrize(("requests", "rate"), [(1, 0.6), (4, 0.9)])
@@ -338,7 +373,12 @@ def look_up(
         model = by_model * now
         tokens = widths if right else [1]
         controller.stepped(
-            asked, tokens, widths, draft_seconds=took * now + model, model_seconds=model
+            asked,
+            tokens,
+            widths,
+            draft_seconds=took * now + model,
+            model_seconds=model,
+            asking_seconds=took * now,
         )
         made += now
     return made

@@ -146,7 +146,9 @@ def test_equal_distributions_accept_everything() -> None:
 def test_a_token_that_the_target_excludes_is_never_accepted() -> None:
     target, _ = distributions(2)
     rng = np.random.default_rng(0)
-    assert all(verify_sampled(target.__getitem__, [0, 0], None, rng).accepted == 0 for _ in range(200))
+    assert all(
+        verify_sampled(target.__getitem__, [0, 0], None, rng).accepted == 0 for _ in range(200)
+    )
 
 
 @pytest.mark.parametrize(

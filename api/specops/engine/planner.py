@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specops.engine.proposer import Proposer, SequenceProposal
+from specops.engine.proposer import DraftTimes, Proposer, SequenceProposal
 from specops.engine.running import Running
 from specops.engine.sequence import Sequence
 from specops.engine.token_budget import TokenBudget
@@ -48,8 +48,7 @@ class PlannedStep:
         proposals: the requests that decode, with their draft tokens.
         chunks: pieces of prompts.
         budget: number of prompt tokens that there was room for; 0 where no prompt waited.
-        draft_seconds: time to get the draft tokens.
-        model_seconds: the part of it that draft models took.
+        drafting: time to get the draft tokens.
         reading_seconds: time that a draft model took to catch up with a sequence.
         cached: number of prompt tokens that need no pass.
         prefix_hits: number of requests with such tokens.
@@ -59,8 +58,7 @@ class PlannedStep:
     proposals: list[SequenceProposal] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     budget: int = 0
-    draft_seconds: float = 0.0
-    model_seconds: float = 0.0
+    drafting: DraftTimes = field(default_factory=DraftTimes)
     reading_seconds: float = 0.0
     cached: int = 0
     prefix_hits: int = 0
@@ -113,9 +111,7 @@ class Planner:
                 decoding, lambda past: self._budget.draft_model_tokens(len(decoding), past)
             )
         if decoding:
-            step.proposals, step.draft_seconds, step.model_seconds = self._proposer.propose(
-                decoding, beside
-            )
+            step.proposals, step.drafting = self._proposer.propose(decoding, beside)
         for proposal in step.proposals:
             self._add_decoding(step, proposal)
         if prompts:
@@ -129,8 +125,9 @@ class Planner:
         # A text to be embedded may be far longer than any prompt, so it gets what is left.
         prompts.sort(key=lambda item: item.request.embed)
         watched = any(sequence.request.stream for sequence in decoding)
+        after = sum(proposal.sequence.choosing_seconds for proposal in step.proposals)
         seconds = self._budget.pass_seconds(
-            step.batch, watched=watched, spent=self._clock() - started
+            step.batch, watched=watched, spent=self._clock() - started + after
         )
         for sequence in prompts:
             if sequence.slot < 0:  # preempted for one before it
@@ -140,13 +137,8 @@ class Planner:
 
     def _add_decoding(self, step: PlannedStep, proposal: SequenceProposal) -> None:
         sequence = proposal.sequence
-        start = sequence.num_computed
-        draft = proposal.tokens
-        if draft and not self._cache.reserve(sequence.slot, start + 1 + len(draft)):
-            proposal.decline()  # no sequence is preempted for draft tokens
-            proposal.forced = draft = ()
-        tokens = [sequence.tokens[-1], *draft]
-        step.batch.add(sequence.slot, start, tokens, proposal.num_logits)
+        tokens = [sequence.tokens[-1], *proposal.tokens]
+        step.batch.add(sequence.slot, sequence.num_computed, tokens, proposal.num_logits)
 
     def _add_chunk(self, step: PlannedStep, sequence: Sequence, seconds: float) -> bool:
         """Let a prompt's next tokens join the pass; False where the pass is full."""

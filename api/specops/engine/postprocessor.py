@@ -60,12 +60,13 @@ class Postprocessor:
             rows = sum(proposal.num_logits for proposal in step.proposals)
             likeliest = logits[:rows].argmax(axis=-1).tolist()
         for proposal in step.proposals:
-            rows = proposal.num_logits
+            rows, start = proposal.num_logits, self._clock()
             try:
                 self._take_decoded(progress, proposal, logits[row : row + rows], row, likeliest)
             except Exception as error:
                 proposal.sequence.fail(error)
                 progress.decoded.append(0)
+            proposal.sequence.took_to_choose(self._clock() - start)
             row += rows
         for chunk in step.chunks:
             try:
@@ -101,8 +102,13 @@ class Postprocessor:
             verdict = compare(likeliest[row + before : row + len(logits)], draft.tokens)
         else:
             start = self._clock()
+            wanted = logits[before:] if before else logits
+            adjusted = sequence.adjusted(wanted, draft.tokens, forced)
+            if sequence.adjusts:
+                begun, start = start, self._clock()
+                self.controller.adjusted(proposal.state, drafted + 1, start - begun)
             verdict = verify(
-                sequence.adjusted(logits[before:] if before else logits, draft.tokens, forced),
+                adjusted,
                 draft.tokens,
                 draft.probs,
                 sampling=sequence.request.sampling,
@@ -110,7 +116,7 @@ class Postprocessor:
                 position=len(sequence.tokens) + len(forced),
             )
             if proposal.sampled:
-                self.controller.drawn(drafted + 1, self._clock() - start)
+                self.controller.drawn(verdict.accepted + 1, self._clock() - start)
         accepted = verdict.accepted
         if drafted:
             self.controller.verified(proposal, drafted, accepted)

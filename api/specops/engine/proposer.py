@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from specops.engine.sequence import Sequence
+from specops.runtime.kernels import BLOCK_TOKENS
+from specops.runtime.kv_cache import KvCache
 from specops.speculation.controller import Controller, Proposal
 from specops.speculation.drafters.base import (
     LEAST_REACH,
@@ -60,10 +62,27 @@ class SequenceProposal(Proposal):
         self.draft = NO_DRAFT
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTimes:
+    """Seconds that it took to get a step's draft tokens.
+
+    Attributes:
+        total: all of it.
+        model: the part that draft models took.
+        asking: the part that looking up and weighing took for the requests that were asked because
+            that seemed to pay; requests of a fixed length have no part in it.
+    """
+
+    total: float = 0.0
+    model: float = 0.0
+    asking: float = 0.0
+
+
 class Proposer:
     """Asks drafters. Used by the engine's thread.
 
     Args:
+        cache: the target's; draft tokens take its free blocks before they are asked for.
         drafters: by name.
         controller: chooses how many draft tokens each request gets; may be exchanged.
         clock: seconds.
@@ -72,12 +91,14 @@ class Proposer:
 
     def __init__(
         self,
+        cache: KvCache,
         drafters: Mapping[str, Drafter],
         controller: Controller,
         clock: Callable[[], float],
         *,
         max_tokens: int,
     ) -> None:
+        self._cache = cache
         self._max_tokens = max_tokens
         self._drafters = drafters
         self.controller = controller
@@ -85,7 +106,7 @@ class Proposer:
 
     def propose(
         self, sequences: list[Sequence], prompt_tokens: int
-    ) -> tuple[list[SequenceProposal], float, float]:
+    ) -> tuple[list[SequenceProposal], DraftTimes]:
         """Collect the draft tokens that a pass verifies.
 
         Args:
@@ -93,10 +114,9 @@ class Proposer:
             prompt_tokens: number of prompt tokens that will be in the pass, too.
 
         Returns:
-            A proposal for each request whose drafter does not fail, the seconds that it all took,
-            and the part of them that draft models took.
+            A proposal for each request whose drafter does not fail, and the seconds that it took.
         """
-        start = self._clock()
+        start, asking = self._clock(), 0.0
         proposals = []
         for sequence in sequences:
             if sequence.finish:
@@ -111,17 +131,22 @@ class Proposer:
             )
             drafter = self._drafters.get(request.drafter)
             if drafter is not None and request.k_draft:
+                begun = self._clock()
                 try:
                     self._look_up(proposal, drafter, len(sequences), prompt_tokens)
                 except Exception as error:
                     sequence.fail(error)
                     continue
+                if proposal.asked:
+                    asking += self._clock() - begun
             proposals.append(proposal)
-        model_seconds = 0.0
+        model = 0.0
         if any(proposal.most for proposal in proposals):
-            model_seconds = self._cut(proposals, prompt_tokens)
+            begun, weighed = self._clock(), any(proposal.asked for proposal in proposals)
+            model = self._cut(proposals, prompt_tokens)
+            asking += (self._clock() - begun - model) * weighed
             proposals = [item for item in proposals if not item.sequence.finish]
-        return proposals, self._clock() - start, model_seconds
+        return proposals, DraftTimes(self._clock() - start, model, asking)
 
     def let_one_read(self, sequences: list[Sequence], room: Callable[[int], int]) -> float:
         """Let a draft model compute a piece of one sequence that it cannot propose for yet.
@@ -164,10 +189,11 @@ class Proposer:
         if sequence.matcher is not None:
             share = self._max_tokens // requests
             most = min(_MOST_FORCED, sequence.remaining - 1, share - 1 - request.k_draft)
-            proposal.forced = sequence.matcher.forced(most)
+            proposal.forced = sequence.matcher.forced(self._room(sequence, max(0, most)))
             tokens = [*tokens, *proposal.forced]
         # The target adds a token of its own to the accepted ones: the last is never drafted.
-        most = min(request.k_draft, sequence.remaining - 1 - len(proposal.forced))
+        forced = len(proposal.forced)
+        most = min(request.k_draft, sequence.remaining - 1 - forced)
         if most < 1:
             return
         least = LEAST_REACH
@@ -175,7 +201,11 @@ class Proposer:
             if not self.controller.asking_pays(sequence.speculation):
                 proposal.declined = drafter.name
                 return
-            proposal.asked, least = True, self.controller.least(requests, prompt_tokens)
+            least = self.controller.least(requests, prompt_tokens)
+        most = self._room(sequence, forced + most) - forced
+        if most < 1:
+            return
+        proposal.asked = request.adaptive
         found = drafter.look_up(slot, tokens, most, least)
         proposal.draft = draft = _allowed(proposal, found) if proposal.sequence.matcher else found
         proposal.drafter, proposal.most = draft.origin or drafter.name, len(draft.tokens)
@@ -189,6 +219,19 @@ class Proposer:
         else:
             proposal.drafter, proposal.most = drafter.name, most
             proposal.backlog = drafter.backlog(slot, len(tokens))
+
+    def _room(self, sequence: Sequence, tokens: int) -> int:
+        """Make room in the cache behind the sequence's next token; no sequence is preempted for it.
+
+        So no draft is made that has no room: a drafter takes what it has drafted for said.
+
+        Returns:
+            The number of tokens that there is room for, at most `tokens`.
+        """
+        length = sequence.num_computed + 1  # the next token has its place
+        if self._cache.reserve(sequence.slot, length + tokens):
+            return tokens
+        return min(tokens, -length % BLOCK_TOKENS)  # the rest of its block
 
     def _cut(self, proposals: list[SequenceProposal], prompt_tokens: int) -> float:
         """Leave the draft tokens that pay, and have draft models make those that pay.

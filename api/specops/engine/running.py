@@ -24,7 +24,7 @@ class Running:
 
     Args:
         cache: the target's.
-        drafters: learn which sequence gets a slot, and when it leaves.
+        drafters: learn which of their sequences gets a slot, and when it leaves.
 
     Attributes:
         preemptions: number of preemptions since the start.
@@ -162,8 +162,10 @@ class Running:
         sequence.slot = -1
 
     def _drafters_of(self, sequence: Sequence) -> Collection[Drafter]:
-        """The drafters that follow the sequence; none where nothing is generated."""
-        return () if sequence.request.embed else self._drafters.values()
+        """The drafter that follows the sequence, if it has one: a draft model's keeps blocks."""
+        request = sequence.request
+        drafter = self._drafters.get(request.drafter) if request.k_draft else None
+        return () if drafter is None or request.embed else (drafter,)
 
 
 def _lacking(sequence: Sequence) -> int:

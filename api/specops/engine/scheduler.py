@@ -75,7 +75,9 @@ class Scheduler:
             max_inter_token_latency=max_inter_token_latency,
             max_batched_tokens=max_batched_tokens,
         )
-        self._proposer = Proposer(drafters, controller, clock, max_tokens=max_batched_tokens)
+        self._proposer = Proposer(
+            target.cache, drafters, controller, clock, max_tokens=max_batched_tokens
+        )
         self._planner = Planner(target.cache, self._running, self._proposer, self._budget, clock)
         self._tokenizer = tokenizer
         self._end_tokens = end_tokens
@@ -210,7 +212,7 @@ class Scheduler:
             emitted_tokens=sum(progress.decoded) + progress.first_tokens,
             first_tokens=progress.first_tokens,
             drafts=tuple(progress.drafts),
-            draft_seconds=step.draft_seconds + step.reading_seconds,
+            draft_seconds=step.drafting.total + step.reading_seconds,
             missed_drafters=tuple(item.missed for item in step.proposals if item.missed),
             declined_drafters=tuple(item.declined for item in step.proposals if item.declined),
             preempted=preempted,
@@ -226,6 +228,7 @@ class Scheduler:
             step.proposals,
             progress.decoded,
             [1 + len(proposal.tokens) for proposal in step.proposals],
-            draft_seconds=step.draft_seconds,
-            model_seconds=step.model_seconds,
+            draft_seconds=step.drafting.total,
+            model_seconds=step.drafting.model,
+            asking_seconds=step.drafting.asking,
         )

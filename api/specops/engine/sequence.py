@@ -23,6 +23,7 @@ from specops.request import (
     SourceStats,
 )
 from specops.runtime.adjusting import Adjuster
+from specops.runtime.cost_model import mean_with
 from specops.runtime.sampling import Floats, logprob, mask, next_token
 from specops.speculation.acceptance import SpeculationState
 from specops.text.grammar import GrammarError, Grammars, Matcher
@@ -30,6 +31,8 @@ from specops.text.text_stream import TextStream
 from specops.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+_LATEST = 1 / 8  # weight of the newest pass in the mean time to choose tokens
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class Sequence:
         speculation: what speculation has brought to it.
         reader: reads the prompt for embeddings and probabilities; None where neither is wanted.
         rng: random numbers of a request without a seed.
+        choosing_seconds: mean time that it takes to make tokens of a pass's logits.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Sequence:
         self.error: str | None = None
         self.speculation = SpeculationState()
         self.rng = np.random.default_rng()
+        self.choosing_seconds = 0.0
         wanted = request.embed or request.prompt_logprobs
         self.reader = PromptReader(request) if wanted else None
         self._prompt_length = len(request.prompt_tokens)
@@ -250,6 +255,10 @@ class Sequence:
         self.tokens, self._prompt_length = list(found), len(found)
         self.num_computed = 0
         return True
+
+    def took_to_choose(self, seconds: float) -> None:
+        """Take in how long it took to make tokens of a pass's logits."""
+        self.choosing_seconds = mean_with(self.choosing_seconds, seconds, _LATEST)
 
     def count_step(self, drafts: Collection[DraftStats] = (), *, missed: bool) -> None:
         """Count one pass in which the sequence decoded.

@@ -74,6 +74,8 @@ class SpeculationState:
         acceptance: by drafter; only of drafters that promise no probabilities.
         seconds: time of the request's steps, by the cost model.
         plain_seconds: time that plain decoding would have taken for the same tokens.
+        adjusting: mean seconds that it takes to adjust the logits of one position: penalties,
+            biases, forbidden words and grammars; 0 where the request has none.
         gain: mean seconds that it saves to ask the drafter, less the time that it takes; None
             before the first time.
     """
@@ -81,6 +83,7 @@ class SpeculationState:
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     seconds: float = 0.0
     plain_seconds: float = 0.0
+    adjusting: float = 0.0
     gain: float | None = None
 
     @property

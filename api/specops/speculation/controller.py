@@ -125,8 +125,8 @@ class Controller:
             first = requests + prompt_tokens
             begin, *wider = self._target.costs(first, requests * self._positions)
             added = min((cost - begin) / count for count, cost in enumerate(wider, 1))
-            plain = self._target.cost(requests) + requests * self._drawing
-            least = max(LEAST_REACH, added * requests / plain)
+            # To draw a token costs as much with draft tokens as without, and so cancels out.
+            least = max(LEAST_REACH, added * requests / self._target.cost(requests))
             self._least[requests, prompt_tokens] = least
         return least
 
@@ -171,15 +171,16 @@ class Controller:
         what that time would bring in a pass without a prompt.
         """
         pair = self._target.pairs(1)
-        per_token = [item.position * pair + item.sampled * self._drawing for item in proposals]
+        per_token = [item.position * pair + item.state.adjusting for item in proposals]
         tokens = len(proposals) + sum(item.most for item in proposals if item.fixed)
-        expected, extra = float(len(proposals)), sum(per_token)
+        drawing = [item.sampled * self._drawing for item in proposals]
+        expected, extra = float(len(proposals)), sum(per_token) + sum(drawing)
         expected_tokens, extra_seconds = [expected], [extra]
         # Tokens and costs of the draft model's passes.
         widths, model_costs = [0] * self._positions, [0.0] * self._positions
         for missed, index, position in places:
             expected -= missed
-            extra += per_token[index]
+            extra += per_token[index] - missed * drawing[index]  # drawn where it is reached
             if (backlog := proposals[index].backlog) and self._draft is not None:
                 widths[position] += 1 if position else backlog
                 cost = self._draft.cost(widths[position])
@@ -223,8 +224,12 @@ class Controller:
     # -- what came of it -------------------------------------------------------------------------
 
     def drawn(self, tokens: int, seconds: float) -> None:
-        """Take in how long it took to draw so many tokens."""
+        """Take in how long it took to draw so many tokens from logits that were adjusted before."""
         self._drawing = mean_with(self._drawing, seconds / tokens, _WEIGHT)
+
+    def adjusted(self, state: SpeculationState, positions: int, seconds: float) -> None:
+        """Take in how long it took to adjust a request's logits at so many positions."""
+        state.adjusting = mean_with(state.adjusting, seconds / positions, _WEIGHT)
 
     def verified(self, proposal: Proposal, draft_tokens: int, accepted: int) -> None:
         """Take in one draft: the number of verified draft tokens, and of accepted ones."""
@@ -239,6 +244,7 @@ class Controller:
         widths: Sequence[int],
         *,
         draft_seconds: float,
+        asking_seconds: float,
         model_seconds: float = 0.0,
     ) -> None:
         """Take in a step.
@@ -248,6 +254,8 @@ class Controller:
             tokens: number of tokens that each request got.
             widths: number of tokens that each request had in the pass.
             draft_seconds: measured time to get the draft tokens.
+            asking_seconds: the part of it that looking up and weighing took for the requests that
+                were asked.
             model_seconds: the part of it that draft models took.
         """
         count, width = len(proposals), sum(widths)
@@ -255,8 +263,7 @@ class Controller:
         token, added = alone / count, (together - alone) / max(1, width - count)
         seconds, plain_seconds = together + draft_seconds, 0.0
         if asked := sum(item.asked for item in proposals):
-            seconds_each = (draft_seconds - model_seconds) / asked
-            self._asking = mean_with(self._asking, seconds_each, _WEIGHT)
+            self._asking = mean_with(self._asking, asking_seconds / asked, _WEIGHT)
         by_model = [
             item.backlog > 0 and own > 1 for item, own in zip(proposals, widths, strict=True)
         ]
@@ -264,11 +271,12 @@ class Controller:
         drafting = model_seconds / max(1, sum(by_model))  # for each of these requests
         for item, got, own, drafted in zip(proposals, tokens, widths, by_model, strict=True):
             state, drawing = item.state, self._drawing if item.sampled else 0.0
-            cost = alone / count + drawing + (own - 1) * (added + drawing)
-            plain = got * (token + drawing)
+            choosing = got * drawing + own * state.adjusting
+            cost = alone / count + (own - 1) * added + choosing
+            plain = got * (token + drawing + state.adjusting)
             state.seconds += cost + draft_seconds * own / width
             state.plain_seconds += plain
-            seconds += own * drawing
+            seconds += choosing
             plain_seconds += plain
             if item.asked:
                 asking = self._asking + drafted * drafting

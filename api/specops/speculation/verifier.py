@@ -70,7 +70,8 @@ def verify(
         return verify_seeded(target_logits, draft_tokens, sampling, sampling.seed, position)
 
     def probs(row: int) -> Floats:  # a row behind the first rejected token is not needed
-        return filtered_probs(target_logits[row : row + 1], sampling)[0]
+        found: Floats = filtered_probs(target_logits[row : row + 1], sampling)[0]
+        return found
 
     return verify_sampled(probs, draft_tokens, draft_probs, rng)
 

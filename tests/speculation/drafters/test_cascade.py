@@ -47,10 +47,13 @@ def test_the_model_catches_up_on_what_others_proposed(runner: SimulatedTarget) -
     assert found.tokens == propose(model, tokens, 1, slot=1).tokens
 
 
-def test_slots_are_its_parts_business(runner: SimulatedTarget) -> None:
-    """They are told by whoever tells all drafters, and not twice."""
-    cascade, _ = made(runner)
+def test_a_slot_of_the_cascade_is_one_of_both_parts(runner: SimulatedTarget) -> None:
+    lookup, model = SuffixDrafter(), DraftModelDrafter(runner, vocab_size=VOCAB)  # type: ignore[arg-type]
+    cascade = CascadeDrafter(lookup, model)
     cascade.begin(0, FRESH, "")
-    cascade.release(0)
-    assert runner.cache.length(0) == 0
+    assert cascade.look_up(0, REPEATING, 2).tokens == (7, 5)
     assert [draft.origin for draft in cascade.propose([ask(FRESH, 1)])] == ["draft"]
+    assert runner.cache.used_blocks == 1
+    cascade.release(0)
+    assert runner.cache.used_blocks == 0
+    assert not lookup._slots

@@ -22,20 +22,17 @@ def test_every_drafter_that_can_be_made_is_filed_under_its_own_name(
     assert tuple(drafters) == DRAFTERS  # the names that requests and settings take
 
 
-def test_slots_of_all_drafters_are_begun_and_released_together(runner: SimulatedTarget) -> None:
-    """The cascade shares its parts: they are told once, and what they keep is not forgotten."""
+def test_the_cascade_begins_and_releases_what_its_parts_keep(runner: SimulatedTarget) -> None:
     drafters = make_drafters(VOCAB, runner)  # type: ignore[arg-type]
     tokens = list(range(5, 25))
     found = []
     for _ in range(2):
-        for drafter in drafters.values():
-            drafter.begin(1, tokens, "ann")
+        drafters["cascade"].begin(1, tokens, "ann")
         drafters["cascade"].take_in(1, tokens, 19)
         backlogs = [drafter.backlog(1, 20) for drafter in drafters.values()]
         assert backlogs == [1, 0, 1]
         found.append(propose(drafters["cascade"], tokens, 3, slot=1))
-        for drafter in drafters.values():
-            drafter.release(1)
+        drafters["cascade"].release(1)
     assert found[0] == found[1]
     assert runner.cache.used_blocks == 0
     assert [batch.num_tokens for batch in runner.passes] == [19, 1, 1, 1, 1, 1, 1]

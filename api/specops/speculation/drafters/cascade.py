@@ -17,8 +17,8 @@ _SURE = 0.5  # promise of a lookup from which on the head is not asked
 class CascadeDrafter:
     """Asks a lookup first and a model second, and says which one the draft tokens are from.
 
-    Both are drafters with a name of their own. The engine begins and releases the slots of all
-    drafters, so the cascade does not tell its parts.
+    Both are drafters with a name of their own; requests may have only one of them. What a request
+    with both begins and ends, each of them begins and ends.
 
     Args:
         lookup: a drafter without a model.
@@ -33,7 +33,9 @@ class CascadeDrafter:
         self.runs_model = model.runs_model
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """Nothing."""
+        """Begin a slot of both."""
+        for part in (self._lookup, self._model):
+            part.begin(slot, tokens, client)
 
     def look_up(
         self, slot: int, tokens: Sequence[int], count: int, least: float = LEAST_REACH
@@ -62,4 +64,8 @@ class CascadeDrafter:
         return self._model.take_in(slot, tokens, most)
 
     def release(self, slot: int) -> None:
-        """Nothing."""
+        """Release the slot of both."""
+        try:
+            self._lookup.release(slot)
+        finally:
+            self._model.release(slot)
