@@ -31,6 +31,9 @@ int specops_filter(const float *, int64_t, int64_t, const Filter *, float *);
 void specops_mask(float *, int64_t, int64_t, const uint32_t *, int64_t);
 int64_t specops_draw(const float *, int64_t, double);
 int64_t specops_race(const float *, int64_t, uint64_t, uint64_t);
+double specops_top(const float *, int64_t, int64_t, int64_t *);
+void specops_adjust(float *, int64_t, int64_t, const int32_t *, const int64_t *, const int64_t *,
+                    const Adjustment *);
 int64_t specops_block_bytes(int64_t, int64_t, int64_t, int);
 void specops_grids(const float *, int64_t, int64_t, const float *, float *, float *);
 void specops_codes(const float *, int64_t, int64_t, int, const float *, const float *, uint8_t *);
@@ -535,6 +538,30 @@ static void try_operator(void (*make)(Case *)) {
 
 // -- sampling --------------------------------------------------------------------------------------
 
+// Changes [rows, count] logits, with tokens that may be the same ones.
+static void try_adjusting(float *logits, int64_t rows, int64_t count) {
+    enum { MOST = 40 };
+    int32_t banned[2 * MOST], biased[MOST], known[MOST];
+    float biases[MOST], counts[MOST], before[MOST], in_prompt[MOST];
+    int64_t ends[2], drafted[1] = {0}, end = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t more = below(MOST); more > 0; more--) banned[end++] = (int32_t)below(count);
+        ends[row] = end;
+    }
+    for (int64_t i = 0; i < MOST; i++) {
+        biased[i] = (int32_t)below(count), known[i] = (int32_t)below(count);
+        biases[i] = some_float(3), counts[i] = before[i] = (float)below(3);
+        in_prompt[i] = (float)below(2);
+    }
+    const Adjustment by = {0.5f + fabsf(some_float(3)), some_float(3), some_float(3), below(MOST), biased,
+                           biases, from_to(1, MOST), known, counts, in_prompt};
+    if (rows > 1) drafted[0] = below(by.num_known);
+    specops_adjust(logits, rows, count, banned, ends, drafted, &by);
+    executions++;
+    check(!memcmp(counts, before, sizeof counts), "counts of tokens are as before");
+    digest_words(logits, rows * count);
+}
+
 static void try_sampling(void) {
     const int64_t count = one_in(64) ? from_to(1, 5000) : from_to(1, 100), rows = from_to(1, 2);
     const int64_t odd = oddness(), all = rows * count;
@@ -553,7 +580,9 @@ static void try_sampling(void) {
     uint32_t *mask = malloc((size_t)(rows * words) * sizeof *mask);
     for (int64_t i = 0; i < rows * words; i++) mask[i] = (uint32_t)random_word();
     float *masked[MOST_KERNELS] = {0};
-    int64_t drawn[MOST_KERNELS], raced[MOST_KERNELS];
+    int64_t drawn[MOST_KERNELS], raced[MOST_KERNELS], tops[MOST_KERNELS][21];
+    double sums[MOST_KERNELS];
+    const int64_t top = below((count < 20 ? count : 20) + 1);
     for (int k = 0; k < kernels; k++) {
         use_kernel(k);
         probs[k] = malloc((size_t)all * sizeof(float));
@@ -564,7 +593,12 @@ static void try_sampling(void) {
         masked[k] = malloc((size_t)all * sizeof(float));
         memcpy(masked[k], logits, (size_t)all * sizeof(float));
         specops_mask(masked[k], rows, count, mask, words);
-        executions += 4;
+        sums[k] = specops_top(logits, count, top, tops[k]);
+        for (int64_t i = 0; i < top; i++)
+            check(tops[k][i] >= 0 && tops[k][i] < count, "a likely token is no index");
+        check(!memcmp(tops[0], tops[k], (size_t)top * sizeof(int64_t)), "likely tokens");
+        check(sums[0] == sums[k] || (isnan(sums[0]) && isnan(sums[k])), "sums of probabilities");
+        executions += 5;
         check(drawn[k] >= 0 && drawn[k] < count, "a draw is no index");
         check(raced[k] >= 0 && raced[k] < count, "a race is won by no index");
         check(same(probs[0], probs[k], all), "probabilities");
@@ -573,6 +607,8 @@ static void try_sampling(void) {
     }
     digest_words(probs[0], all), digest_words(masked[0], all);
     digest_words(drawn, sizeof *drawn / 4), digest_words(raced, sizeof *raced / 4);
+    digest_words(tops[0], top * (int64_t)sizeof(int64_t) / 4);
+    try_adjusting(logits, rows, count);
     for (int k = 0; k < kernels; k++) free(probs[k]), free(masked[k]);
     free(mask);
     free(logits);

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from specops.request import SamplingParams
 from specops.runtime import kernels
-from specops.runtime.sampling import draw, draw_seeded, filtered_probs, mask, next_token
+from specops.runtime.sampling import draw, draw_seeded, filtered_probs, logprob, mask, next_token
 
 LOGITS = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32) * 3
 
@@ -65,7 +65,8 @@ def test_kernels_agree_to_the_bit(
         probs = filtered_probs(logits, SamplingParams(0.7, top_k=top_k, top_p=top_p))
         drawn = [draw(row, uniform(number / 50)) for row in probs for number in range(50)]
         raced = [draw_seeded(row, seed, 3) for row in probs for seed in range(50)]
-        found.add((probs.tobytes(), *drawn, *raced))
+        told = [logprob(row, 0, min(20, vocab)) for row in logits]
+        found.add((probs.tobytes(), *drawn, *raced, *told))
     assert len(found) == 1
 
 

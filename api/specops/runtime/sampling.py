@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float32]
 _WORD = (1 << 64) - 1
 
 
-def _address(array: npt.NDArray[Any]) -> int:
+def address(array: npt.NDArray[Any]) -> int:
     """Address of a contiguous, writable array. (`array.ctypes.data` takes four times as long.)"""
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
 
@@ -41,7 +41,7 @@ def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
     logits = np.ascontiguousarray(logits, np.float32)
     probs = np.empty_like(logits)
     by = Filter(params.temperature, params.top_k, params.top_p, params.min_p, params.top_n_sigma)
-    if library.specops_filter(_address(logits), *logits.shape, by, _address(probs)):
+    if library.specops_filter(address(logits), *logits.shape, by, address(probs)):
         raise MemoryError("sampling needs memory for a vocabulary of numbers")
     if params.typical_p < 1:
         for row in probs:
@@ -71,7 +71,7 @@ def mask(logits: Floats, masks: npt.NDArray[np.uint32]) -> None:
         logits: [S, V], contiguous.
         masks: [S, W], contiguous, with W * 32 >= V: token i has bit i % 32 of word i // 32.
     """
-    library.specops_mask(_address(logits), *logits.shape, _address(masks), masks.shape[1])
+    library.specops_mask(address(logits), *logits.shape, address(masks), masks.shape[1])
 
 
 def draw(weights: Floats, rng: np.random.Generator) -> int:
@@ -82,7 +82,7 @@ def draw(weights: Floats, rng: np.random.Generator) -> int:
         rng: gives one uniform number.
     """
     weights = np.ascontiguousarray(weights, np.float32)
-    index: int = library.specops_draw(_address(weights), len(weights), rng.random())
+    index: int = library.specops_draw(address(weights), len(weights), rng.random())
     return index
 
 
@@ -99,7 +99,7 @@ def draw_seeded(probs: Floats, seed: int, position: int) -> int:
         position: of the token in its sequence.
     """
     probs = np.ascontiguousarray(probs, np.float32)
-    index: int = library.specops_race(_address(probs), len(probs), seed & _WORD, position)
+    index: int = library.specops_race(address(probs), len(probs), seed & _WORD, position)
     return index
 
 
@@ -130,10 +130,8 @@ def logprob(logits: Floats, token: int, top: int) -> Logprob:
         token: the chosen token.
         top: number of likeliest tokens to report as well, at most V.
     """
-    likeliest = np.argpartition(logits, -top)[-top:] if top else np.empty(0, np.intp)
-    likeliest = likeliest[np.lexsort((likeliest, -logits[likeliest]))]
-    largest = logits.max()
-    # Summed in double precision: rounding errors of 100,000 terms would show in the last digits.
-    log_sum = largest + np.log(np.exp(logits - largest).sum(dtype=np.float64))
-    values = [(int(index), float(logits[index] - log_sum)) for index in likeliest]
-    return Logprob(float(logits[token] - log_sum), tuple(values))
+    logits = np.ascontiguousarray(logits, np.float32)
+    indices = (ctypes.c_int64 * top)()
+    log_sum: float = library.specops_top(address(logits), len(logits), top, indices)
+    values = tuple((index, float(logits[index]) - log_sum) for index in indices)
+    return Logprob(float(logits[token]) - log_sum, values)

@@ -33,6 +33,23 @@ class Filter(ctypes.Structure):
     )
 
 
+class Adjustment(ctypes.Structure):
+    """What changes the logits of an answer's next token; see `sampling.h`."""
+
+    _fields_ = (
+        ("repetition", ctypes.c_float),
+        ("frequency", ctypes.c_float),
+        ("presence", ctypes.c_float),
+        ("num_biased", ctypes.c_int64),
+        ("biased", ctypes.c_void_p),
+        ("biases", ctypes.c_void_p),
+        ("num_known", ctypes.c_int64),
+        ("known", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("in_prompt", ctypes.c_void_p),
+    )
+
+
 _INT, _UINT, _STRING, _POINTER = ctypes.c_int, ctypes.c_uint, ctypes.c_char_p, ctypes.c_void_p
 _SIZE, _WORD, _FLOAT, _DOUBLE = ctypes.c_int64, ctypes.c_uint64, ctypes.c_float, ctypes.c_double
 # For each function the type of its result and those of its arguments.
@@ -50,6 +67,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mask": (None, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE),
     "draw": (_SIZE, _POINTER, _SIZE, _DOUBLE),
     "race": (_SIZE, _POINTER, _SIZE, _WORD, _WORD),
+    "top": (_DOUBLE, _POINTER, _SIZE, _SIZE, _POINTER),
+    "adjust": (None, _POINTER, _SIZE, _SIZE, *[_POINTER] * 3, ctypes.POINTER(Adjustment)),
     "text_new": (_POINTER, *[_SIZE] * 3),
     "text_free": (None, _POINTER),
     "lookups_new": (_POINTER, _SIZE),

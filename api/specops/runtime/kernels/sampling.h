@@ -13,6 +13,20 @@ typedef struct {
     float top_n_sigma;  // 0: all
 } Filter;
 
+// What changes the logits of an answer's next token besides its grammar. Tokens are below the number of
+// logits. `counts` has how often the answer has each of the `known` tokens, `in_prompt` whether the prompt
+// has it.
+typedef struct {
+    float repetition, frequency, presence;  // 1, 0, 0: no penalty
+    int64_t num_biased;
+    const int32_t *biased;
+    const float *biases;
+    int64_t num_known;
+    const int32_t *known;
+    float *counts;
+    const float *in_prompt;
+} Adjustment;
+
 // The kernel for one kind of processor. `weights` [count] are not negative and not all zero; they need
 // not sum to 1.
 typedef struct {
@@ -27,6 +41,9 @@ typedef struct {
     // The index that wins a race: index i arrives after an exponential time with rate weights[i], which
     // depends on `seed`, `position`, i and the weight alone.
     int64_t (*race)(const float *weights, int64_t count, uint64_t seed, uint64_t position);
+    // The logarithm of the sum of e^logit. Writes the `top` largest logits' indices, the largest first, of
+    // equal ones the first; `top` is at most `count`.
+    double (*top)(const float *logits, int64_t count, int64_t top, int64_t *indices);
 } SamplingKernel;
 
 extern const SamplingKernel SAMPLING_AVX512, SAMPLING_AVX2, SAMPLING_PLAIN;

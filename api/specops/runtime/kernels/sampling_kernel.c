@@ -250,4 +250,35 @@ static int64_t race(const float *weights, int64_t count, uint64_t seed, uint64_t
     return winner;
 }
 
-const SamplingKernel SAMPLING = {filter, mask, draw, race};
+static double top(const float *logits, int64_t count, int64_t wanted, int64_t *indices) {
+    Floats most = splat(-INFINITY);
+    for (int64_t i = 0; i < count; i += LANES)
+        most = larger(some(logits + i, count - i, -INFINITY), most);
+    const float highest = largest(most);
+    double all = 0;
+    for (int64_t start = 0; start < count; start += RUN) {
+        const int64_t end = least(start + RUN, count);
+        Floats lanes = {0};
+        for (int64_t i = start; i < end; i += LANES)
+            lanes += exponential(some(logits + i, end - i, -INFINITY) - highest);
+        all += total(lanes);
+    }
+    // The largest so far, in order: a logit that is larger than the last of them takes its place.
+    int64_t found = 0;
+    for (int64_t i = 0; wanted && i < count; i += LANES) {
+        const int64_t left = least(count - i, LANES);
+        if (found == wanted &&
+            !any(some(logits + i, left, -INFINITY) > logits[indices[wanted - 1]]))
+            continue;
+        for (int64_t j = i; j < i + left; j++) {
+            if (found == wanted && !(logits[j] > logits[indices[wanted - 1]])) continue;
+            int64_t place = found < wanted ? found++ : wanted - 1;
+            for (; place > 0 && logits[j] > logits[indices[place - 1]]; place--)
+                indices[place] = indices[place - 1];
+            indices[place] = j;
+        }
+    }
+    return (double)highest + logarithm(all);
+}
+
+const SamplingKernel SAMPLING = {filter, mask, draw, race, top};
