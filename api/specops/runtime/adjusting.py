@@ -85,12 +85,13 @@ class Adjuster:
         for token in tokens[:first]:
             self.take(token)
         banned, ends, places = array("i"), array("q"), array("q")
-        for token in (*tokens[first:], None):
-            self._ban(banned)
-            ends.append(len(banned))
-            if token is not None:
+        for row in range(rows):
+            if row:
+                token = tokens[first + row - 1]
                 self._answer += token.to_bytes(_TOKEN_BYTES, sys.byteorder)
                 places.append(self._place(token) if self._counts_tokens else 0)
+            self._ban(banned)
+            ends.append(len(banned))
         self._by.num_known = len(self._places)
         library.specops_adjust(
             address(logits), rows, vocab, banned.buffer_info()[0], ends.buffer_info()[0],

@@ -278,7 +278,7 @@ static double top(const float *logits, int64_t count, int64_t wanted, int64_t *i
             indices[place] = j;
         }
     }
-    return (double)highest + logarithm(all);
+    return all >= 1 ? (double)highest + logarithm(all) : NAN;  // no number among the logits, or not only
 }
 
 const SamplingKernel SAMPLING = {filter, mask, draw, race, top};
