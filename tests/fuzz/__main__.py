@@ -1,9 +1,10 @@
-"""`python -m tests.fuzz --seconds 60`: kernels under sanitizers, readers of files, chat templates.
+"""`python -m tests.fuzz --seconds 60`: kernels under sanitizers, sockets, files, chat templates.
 
-Half of the time goes to the kernels. `--cases` sets the number of cases for each reader instead of
-a time, and a hundred times as many for the kernels, whose cases take a tenth of a millisecond. The
-command prints how many cases ran. On the first finding it prints the seed, with which `--seed`
-repeats the case, and exits with 1.
+Half of the time goes to the kernels, a fifth to clients that cut, reset and stall (`sockets`).
+`--cases` sets the number of cases for each reader instead of a time, ten times as many for sockets,
+and a hundred times as many for the kernels, whose cases take a tenth of a millisecond. `--only
+resets` has 2,000 connections a second reset. The command prints how many cases ran. On the first
+finding it prints the seed, with which `--seed` repeats the case, and exits with 1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.fuzz import kernels, rendering
+from tests.fuzz import kernels, rendering, sockets
 from tests.fuzz.parsers import READERS, FindingError, Subject
 
 KERNEL_CASES = 100  # for each case of a reader
@@ -29,26 +30,34 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--cases", type=int, default=0, help="of each reader, instead of a time")
     parser.add_argument("--seed", type=int, help="of the first case; random if not given")
-    parser.add_argument(
-        "--only", choices=["kernels", *READERS, "rendering"], help="one subject alone"
-    )
+    subjects = ["kernels", "sockets", "resets", *READERS, "rendering"]
+    parser.add_argument("--only", choices=subjects, help="one subject alone")
     options = parser.parse_args()
     names = [name for name in READERS if options.only in (None, name)]
     rendered = options.only in (None, "rendering")
-    share = options.seconds / 2 if options.only is None else options.seconds
+    kernel_seconds = socket_seconds = rest_seconds = options.seconds
+    if options.only is None:
+        kernel_seconds, socket_seconds, rest_seconds = (
+            share * options.seconds for share in (0.5, 0.2, 0.3)
+        )
+    share = rest_seconds / max(1, len(names) + rendered)
     seed = time.time_ns() >> 20 << 20 if options.seed is None else options.seed
     status = 0
     with tempfile.TemporaryDirectory() as folder:
         if options.only in (None, "kernels"):
             program = kernels.build(Path(folder))
-            status |= kernels.run(program, options.cases * KERNEL_CASES, share, seed)
+            cases = options.cases * KERNEL_CASES
+            status |= kernels.run(program, cases, kernel_seconds, seed)
+        if options.only in (None, "sockets", "resets"):
+            cases = options.cases * sockets.CASES
+            status |= sockets.run(options.only or "sockets", cases, socket_seconds, seed)
         # A reader that believes a file's huge sizes is a finding, too.
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
         for name in names:
             subject = Subject(name, Path(folder) / name)
-            status |= _read(subject, options.cases, share / (len(names) + rendered), seed)
+            status |= _read(subject, options.cases, share, seed)
         if rendered:
-            status |= rendering.run(options.cases, share / (len(names) + rendered), seed)
+            status |= rendering.run(options.cases, share, seed)
     return int(status != 0)
 
 

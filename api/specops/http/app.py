@@ -36,6 +36,7 @@ from specops.http.routes import (
     chat,
     completions,
     console,
+    documentation,
     embeddings,
     generate,
     health,
@@ -68,7 +69,7 @@ _OPERATIONS = {  # OpenTelemetry's names for what these endpoints do
 
 
 class _Described(FastAPI):
-    """An application whose description leaves out FastAPI's own answer to wrong fields."""
+    """An application whose description has the key, and leaves out FastAPI's answer to wrong fields."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the content of `/openapi.json`."""
@@ -81,6 +82,9 @@ class _Described(FastAPI):
                         del operation["responses"]["422"]
             for name in ("HTTPValidationError", "ValidationError"):
                 schema["components"]["schemas"].pop(name, None)
+            # An empty requirement, too: a server without keys asks for none.
+            schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            schema["security"] = [{"key": []}, {}]
         return super().openapi()
 
 
@@ -112,6 +116,8 @@ def create_app(
         version=version("specops"),
         summary="LLM inference for small machines, made fast by speculative decoding",
         lifespan=lifespan,
+        docs_url=None,  # see routes/documentation.py
+        redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the name that the client sent
         # FastAPI's own spans know nothing of the engine, and its log has what clients sent.
         telemetry={"tracing": False, "metrics": False, "logs": False},
@@ -121,7 +127,7 @@ def create_app(
         module.router
         for module in (
             *(generate, chat, completions, messages, responses, embeddings),
-            *(ollama, tokens, openai, health, console),
+            *(ollama, tokens, openai, health, console, documentation),
         )
     ]
     endpoints = Endpoints([*app.routes, *(route for router in routers for route in router.routes)])

@@ -16,7 +16,7 @@ METRICS_PATH = "/metrics"
 OPEN_PATHS = frozenset(
     {
         *("/", "/health", "/health/live"),
-        *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
+        *("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json"),
     }
 )
 

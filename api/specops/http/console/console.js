@@ -341,7 +341,7 @@ async function follow() {
       const response = await fetch("/console/figures", { headers: headers() });
       if (response.status === 401) {
         const wrong = $("key").value ? "does not know this key" : "needs a key";
-        $("state").textContent = `the service ${wrong}: enter one under Options`;
+        $("state").textContent = `the service ${wrong}: enter one below, as API key`;
         $("state").className = "state failed";
         await otherKey();
         continue;
