@@ -69,7 +69,7 @@ _OPERATIONS = {  # OpenTelemetry's names for what these endpoints do
 
 
 class _Described(FastAPI):
-    """An application whose description has the key, and leaves out FastAPI's answer to wrong fields."""
+    """An application that describes its key, and not FastAPI's own answer to wrong fields."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the content of `/openapi.json`."""

@@ -168,7 +168,7 @@ def confine(parent: int) -> str:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             sys.exit("the parent has ended")
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
         file.write(_OOM_SCORE)
     for limit, most in (
         (resource.RLIMIT_AS, _addresses() + _MEMORY_BYTES),
@@ -187,7 +187,7 @@ def confine(parent: int) -> str:
 def _addresses() -> int:
     """Return the size of the process's address space."""
     try:
-        with open("/proc/self/statm") as file:
+        with open("/proc/self/statm", encoding="utf-8") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
     except OSError:  # macOS; it does not hold this limit either
         return 0
