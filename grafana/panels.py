@@ -44,6 +44,7 @@ from grafana_foundation_sdk.models.dashboard import (
     SpecialValueMatch,
     Threshold,
     ThresholdsMode,
+    ValueMapping,
     ValueMappingResult,
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
@@ -62,7 +63,7 @@ TALL = 8  # rows of Grafana's grid
 # Where an axis ends if every value is 0. Without it Grafana takes 100, whatever the unit; if it
 # were larger, small values would lie at the bottom.
 SMALLEST_RANGE = {
-    **{"percentunit": 0.01, "s": 0.001, "bytes": 1024, "reqps": 0.01},
+    **{"percentunit": 0.01, "s": 0.0001, "bytes": 1024, "reqps": 0.01},
     **{TOKENS_PER_SECOND: 0.1, PER_SECOND: 0.01, TIMES: 0.1, COUNT: 1, MEAN: 0.1},
 }
 HEAT_COLUMNS = 60
@@ -178,13 +179,16 @@ def _tile(title: str, description: str, unit: str, width: int, nothing: str) -> 
         .color_mode(BigValueColorMode.VALUE)
         .graph_mode(BigValueGraphMode.NONE)
         .reduce_options(common.ReduceDataOptions().calcs(["last"]).values(False))
-        .mappings(
-            [
-                _special(SpecialValueMatch.NA_N, UNREACHABLE, "red"),
-                _special(SpecialValueMatch.NULL, nothing, "text"),
-            ]
-        )
+        .mappings(_said(nothing))
     )
+
+
+def _said(nothing: str) -> list[ValueMapping]:
+    """The words of a figure that no instance answers for, and of one that was not measured."""
+    return [
+        _special(SpecialValueMatch.NA_N, UNREACHABLE, "red"),
+        _special(SpecialValueMatch.NULL, nothing, "text"),
+    ]
 
 
 def _special(match: SpecialValueMatch, text: str, colour: str) -> SpecialValueMap:
@@ -256,22 +260,22 @@ def curves(
 
 
 def bars(
-    title: str,
-    description: str,
-    unit: str,
-    queries: Queries,
-    *,
-    width: int = 8,
-    nothing: str = NO_TRAFFIC,
+    title: str, description: str, label: str, expr: str, *, width: int = 8, nothing: str
 ) -> bargauge.Panel:
-    """A bar for the current value of each series; the values are shares, so bars end at 1."""
+    """A bar for the current value of each series, which is a share, so that bars end at 1.
+
+    The series are named by their `label`.
+    """
+    queries = {f"{{{{{label}}}}}": or_unreachable(expr, label)}
     return (
-        _begun(bargauge.Panel(), title, description, unit, nothing)
+        _begun(bargauge.Panel(), title, description, "percentunit", nothing)
         .grid_pos(GridPos(h=TALL, w=width))
+        .mappings(_said(nothing))
         .min(0)
         .max(1)
         .orientation(VizOrientation.HORIZONTAL)
         .display_mode(BarGaugeDisplayMode.BASIC)
+        .show_unfilled(False)  # without a value it would be a grey box
         .reduce_options(common.ReduceDataOptions().calcs(["last"]).values(False))
         .targets(_targets(queries, instant=True))
     )

@@ -128,9 +128,13 @@ def ordered(label: str, expr: str) -> str:
     return expr
 
 
-def or_unreachable(expr: str) -> str:
-    """The expression; NaN, which the panel maps to a word, if none of the instances answers."""
-    return f"{expr} or vector(NaN) unless on () {UP}"
+def or_unreachable(expr: str, label: str = "") -> str:
+    """The expression; NaN, which the panel maps to a word, if none of the instances answers.
+
+    `label` is what the series of the expression are named by: NaN gets a blank for it.
+    """
+    nan = f'label_replace(vector(NaN), "{label}", " ", "", "")' if label else "vector(NaN)"
+    return f"{expr} or {nan} unless on () {UP}"
 
 
 def states() -> Queries:

@@ -185,8 +185,8 @@ def _drafts() -> Panels:
         "Share of draft tokens that were accepted, by the tenth of the probability that was "
         "promised, in the last 5 minutes. Calibrated: 0 stands near 5 %, 9 near 95 %, and "
         "those between rise evenly.",
-        "percentunit",
-        {"{{tenth}}": ratio_by("tenth", KEPT, PROMISES, window=LATELY)},
+        "tenth",
+        ratio_by("tenth", KEPT, PROMISES, window=LATELY),
         nothing=NO_DRAFTS,
     )
     yield bars(
@@ -194,8 +194,8 @@ def _drafts() -> Panels:
         "Share of drafts whose token at this position was accepted, in the last 5 minutes. It "
         "falls from position to position. Hardly any beyond some position: draft tokens there "
         "are wasted, so a lower k_draft costs nothing.",
-        "percentunit",
-        {"{{position}}": ordered("position", share_by("position", POSITION, DRAFTS, LATELY))},
+        "position",
+        ordered("position", share_by("position", POSITION, DRAFTS, LATELY)),
         nothing=NO_DRAFTS,
     )
     yield curves(

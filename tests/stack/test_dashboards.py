@@ -67,7 +67,7 @@ def test_nothing_is_filled_in_where_nothing_was_measured() -> None:
         # Of a range, a panel with one figure would show the last value that there was.
         one_figure = panel["type"] in {"stat", "bargauge"}
         assert all(bool(target["instant"]) is one_figure for target in panel["targets"]), place
-        if panel["type"] == "stat":
+        if one_figure:
             assert panel["options"]["reduceOptions"]["calcs"] == ["last"]
             mapped = {
                 mapping["options"]["match"]: mapping["options"]["result"]
@@ -229,7 +229,7 @@ def test_within_three_scrapes_of_its_death_every_panel_says_that_the_api_is_unre
             promql, legend = queries.filled(target["expr"]), target["legendFormat"]
             if panel["title"] in {"State", "Alerts"}:
                 cases[promql] = ONE if legend == "unreachable" else []
-            elif panel["type"] == "stat":
+            elif panel["type"] in {"stat", "bargauge"}:
                 cases[f"count(({promql}) != ({promql}))"] = ONE
             else:
                 cases[promql] = []
