@@ -216,7 +216,7 @@ def _clients() -> Panels:
         "One takes most of them while others wait: give it a replica of its own, or bound its rate "
         "at the gateway.",
         TOKENS_PER_SECOND,
-        {"{{client}}": rate_by("client", "specops_client_generated_tokens_total")},
+        {"{{client}}": f"sum by (client) ({rates('specops_client_generated_tokens_total')}) > 0"},
         stacked=True,
     )
     yield curves(

@@ -277,7 +277,6 @@ TRUE_AT_0 = {
     *("Requests by replica", "Refused, by replica", "HTTP status, by endpoint"),
     *("Turned away, by reason", "Connections closed, by reason", "Where the engine's time goes"),
     *("A second of the engine", "Passes and requests per pass", "Hits and misses"),
-    "Tokens by client",
 }
 
 
