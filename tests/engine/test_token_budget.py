@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specops.engine import planner, prompt_reader
 from specops.engine.scheduler import Scheduler
 from specops.engine.token_budget import TokenBudget
+from specops.request import Logprob
 from specops.runtime.batch import Batch
 from tests.simulated_target import SimulatedTarget, make_request, make_scheduler, tinyllama
 
@@ -169,3 +171,34 @@ def test_a_draft_model_takes_in_as_much_as_fits_into_the_bound() -> None:
     assert unbound.draft_model_tokens(8, 0) == 64
     without = TokenBudget(tinyllama(), None, max_inter_token_latency=0.05, max_batched_tokens=64)
     assert without.draft_model_tokens(1, 0) == 0
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_the_time_to_read_a_prompts_probabilities_is_a_part_of_the_step(
+    monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    """With 5 others beside each token it took 9 ms a pass, in no budget."""
+    bound, target = 0.1, SimulatedTarget(context=2048)
+    scheduler = make_scheduler(target, max_inter_token_latency=bound)
+
+    def slow(*_: object) -> Logprob:
+        target.clock.now += 0.002
+        return Logprob(0.0, ())
+
+    monkeypatch.setattr(prompt_reader, "logprob", slow)
+    if not counted:
+        monkeypatch.setattr(planner, "_reading_seconds", lambda sequence: 0.0)
+    for _ in range(2):
+        scheduler.add(make_request(20, 1000))
+    for _ in range(30):
+        scheduler.step()
+    asked = make_request(1200, 1, prompt_logprobs=True, logprobs=5)
+    scheduler.add(asked)
+    pauses, finished = [], False
+    while not finished:
+        before = target.clock()
+        finished = any(item.request_id == asked.request_id for item in scheduler.step().outputs)
+        pauses.append(target.clock() - before)
+    # The first piece is a measurement.
+    late = [pause for pause in pauses[1:] if pause > bound]
+    assert bool(late) != counted

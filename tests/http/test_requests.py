@@ -95,6 +95,7 @@ SAMPLING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"seed": 11}, {}),
     ({"logit_bias": {"5": -100, "a": 1.5}}, {"logit_bias": ((5, -100), (97, 1.5))}),
     ({"bad_words": ["x"]}, {"bad_words": ((120,), (32, 120))}),
+    ({"bad_words": ["\n", " x", "\nx"]}, {"bad_words": ((10,), (32, 120), (10, 120))}),
     ({"response_format": {"type": "text"}}, {"grammar": None}),
     (
         {"response_format": {"type": "json_object"}},

@@ -132,8 +132,10 @@ class Planner:
         for sequence in prompts:
             if sequence.slot < 0:  # preempted for one before it
                 continue
+            rows = step.batch.num_logits
             if not self._add_chunk(step, sequence, seconds):
                 break
+            seconds -= (step.batch.num_logits - rows) * _reading_seconds(sequence)
 
     def _add_decoding(self, step: PlannedStep, proposal: SequenceProposal) -> None:
         sequence = proposal.sequence
@@ -143,7 +145,8 @@ class Planner:
     def _add_chunk(self, step: PlannedStep, sequence: Sequence, seconds: float) -> bool:
         """Let a prompt's next tokens join the pass; False where the pass is full."""
         held = self._take_prefix(step, sequence)
-        room = self._budget.prompt_tokens(step.batch, held, seconds, first=not step.chunks)
+        each, first = _reading_seconds(sequence), not step.chunks
+        room = self._budget.prompt_tokens(step.batch, held, seconds, first=first, each=each)
         taken = sum(chunk.tokens for chunk in step.chunks)
         step.budget = max(step.budget, taken + room)
         if room < 1:
@@ -174,3 +177,8 @@ class Planner:
             step.cached += held - before
             sequence.cached += held - before
         return held
+
+
+def _reading_seconds(sequence: Sequence) -> float:
+    """Seconds that a reader of the prompt takes for each of its tokens, after the pass."""
+    return sequence.reader.seconds if sequence.reader and not sequence.generated else 0.0

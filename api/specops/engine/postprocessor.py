@@ -148,8 +148,9 @@ class Postprocessor:
         sequence, start = chunk.sequence, chunk.sequence.num_computed
         self._computed(sequence, chunk.tokens)
         if sequence.reader is not None and chunk.rows:
-            hidden = self._target.hidden_states(row, chunk.rows)
+            hidden, begun = self._target.hidden_states(row, chunk.rows), self._clock()
             sequence.reader.take(start, logits, hidden)
+            sequence.reader.took(chunk.rows, self._clock() - begun)
         if chunk.last and sequence.request.embed:
             if sequence.next_prompt():
                 self._computed(sequence, 0)

@@ -12,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from specops.request import GenerationRequest, Logprob, Output
+from specops.runtime.cost_model import mean_with
 from specops.runtime.sampling import Floats, logprob
+
+_LATEST = 1 / 8  # weight of the newest chunk in the mean time to read a token
 
 
 class PromptReader:
@@ -23,9 +26,13 @@ class PromptReader:
 
     Args:
         request: the request with the prompts.
+
+    Attributes:
+        seconds: mean time to read a token.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
+        self.seconds = 0.0
         self._request = request
         self._prompt = request.prompt_tokens
         self._position = 0  # of the first token that was not read
@@ -51,6 +58,10 @@ class PromptReader:
                 most = self._request.logprobs or 0
                 self._told.append(logprob(logits[row], self._prompt[position + 1], most))
             self._position = position + 1
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Take in how long it took to read so many tokens."""
+        self.seconds = mean_with(self.seconds, seconds / tokens, _LATEST)
 
     def next_prompt(self) -> tuple[int, ...] | None:
         """Keep the embedding of the prompt that ends, and go to the next one, if any."""

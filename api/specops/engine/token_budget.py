@@ -57,7 +57,9 @@ class TokenBudget:
         own = self._costs.cost(decoding.num_tokens, decoding.attention_work)
         return max(self._aim - spent, own * (1 + _LEAST_SHARE))
 
-    def prompt_tokens(self, batch: Batch, position: int, seconds: float, *, first: bool) -> int:
+    def prompt_tokens(
+        self, batch: Batch, position: int, seconds: float, *, first: bool, each: float = 0.0
+    ) -> int:
         """Largest number of a prompt's tokens that may join a pass.
 
         Args:
@@ -65,12 +67,13 @@ class TokenBudget:
             position: position of the prompt's first token.
             seconds: time that the pass may take.
             first: no other prompt is in the pass. This one then gets a few tokens in any case.
+            each: seconds that each of its tokens takes after the pass.
         """
         room = self._most - batch.num_tokens
         if seconds == float("inf"):
             return room
         work = batch.attention_work
-        fitting = self._costs.tokens_within(seconds, batch.num_tokens, work, position)
+        fitting = self._costs.tokens_within(seconds, batch.num_tokens, work, position, each)
         return min(room, max(fitting, _LEAST_TOKENS) if first else fitting)
 
     @property

@@ -99,7 +99,9 @@ class CostModel:
         """Seconds that `count` pairs of tokens add to a pass."""
         return self.arithmetic * self.pair_seconds * count
 
-    def tokens_within(self, seconds: float, tokens: int, work: float, position: int) -> int:
+    def tokens_within(
+        self, seconds: float, tokens: int, work: float, position: int, each: float = 0.0
+    ) -> int:
         """Largest number of prompt tokens with which a pass still takes no longer than `seconds`.
 
         Args:
@@ -107,10 +109,11 @@ class CostModel:
             tokens: number of tokens that the pass has already.
             work: attention work that the pass has already.
             position: of the first prompt token.
+            each: seconds that each prompt token takes after the pass.
         """
 
         def duration(more: int) -> float:
-            return self.cost(tokens + more, work + more * (position + more / 2))
+            return self.cost(tokens + more, work + more * (position + more / 2)) + more * each
 
         most = len(self._added)  # costs ascend, so bisection finds the number
         return max(0, bisect_right(range(most + 1), seconds, key=duration) - 1)

@@ -48,9 +48,21 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
 
 
 def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of each word, at the beginning of a text and after a space."""
-    texts = [spelled for word in body.bad_words or () for spelled in (word, f" {word.lstrip()}")]
-    return tuple(dict.fromkeys(_spelled(text, engine) for text in texts))
+    """Return the tokens of each word, at the beginning of a text and after a space.
+
+    A word that begins with white space says itself what it stands behind: with a space before it,
+    a line's end would forbid the space.
+
+    Raises:
+        InvalidField: a word has no tokens.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in body.bad_words or ():
+        for text in (word,) if word[0].isspace() else (word, f" {word}"):
+            if not (tokens := _spelled(text, engine)):
+                raise InvalidField("bad_words", f"{word[:64]!r} has no tokens in this model")
+            found[tokens] = None
+    return tuple(found)
 
 
 def _spelled(text: str, engine: Engine) -> tuple[int, ...]:

@@ -105,10 +105,11 @@ async def start(
         prompt_logprobs=prompt_logprobs,
         stream=body.streams,
     )
+    written = sum(map(len, (*(body.bad_words or ()), *(body.logit_bias or ()))))
     spelled: dict[str, Any] = {
         "grammar": grammar,
-        "logit_bias": biases(body, engine),
-        "bad_words": bad_words(body, engine),
+        "logit_bias": await computed(lambda: biases(body, engine), written, settings),
+        "bad_words": await computed(lambda: bad_words(body, engine), written, settings),
     }
     if grammar is not None:
         # Held until the answer ends: it keeps the grammar compiled while the request waits.
