@@ -128,3 +128,21 @@ def test_the_readmes_figures_are_the_measured_ones() -> None:
         r"^\| .*(Spec-Ops|OpenVINO|llama).*\| \**([\d.]+)\** \|$", readme, re.MULTILINE
     )
     assert dict(told) == {"Spec-Ops": ours, "llama": llama, "OpenVINO": openvino}
+
+
+def test_every_promise_has_its_tests() -> None:
+    page = (ROOT / "SECURITY.md").read_text("utf-8")
+    section = page.split("## What is promised")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", section, flags=re.MULTILINE)
+    promises = [row for row in rows if row[0] != "promise"]
+    assert len(promises) >= 30
+    # What stands outside of the tables only says to whom.
+    outside = [line for line in section.splitlines() if line and not line.startswith("|")]
+    assert all(line.startswith("**To ") for line in outside)
+    for promise, named in promises:
+        tests = re.findall(r"`([\w/]+\.py)::(test_\w+)`", named)
+        assert tests, promise
+        assert "<br>".join(f"`{path}::{name}`" for path, name in tests) == named
+        for path, name in tests:
+            source = (ROOT / "tests" / path).read_text("utf-8")
+            assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), f"{path}::{name}"
