@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specops.engine import planner, prompt_reader
+from specops.engine import prompt_reader
 from specops.engine.scheduler import Scheduler
 from specops.engine.token_budget import TokenBudget
 from specops.request import Logprob
 from specops.runtime.batch import Batch
-from tests.simulated_target import SimulatedTarget, make_request, make_scheduler, tinyllama
+from tests.simulated_target import Clock, SimulatedTarget, make_request, make_scheduler, tinyllama
 
 PROMPT = 1500
 NO_BOUND = float("inf")
@@ -173,32 +173,28 @@ def test_a_draft_model_takes_in_as_much_as_fits_into_the_bound() -> None:
     assert without.draft_model_tokens(1, 0) == 0
 
 
-@pytest.mark.parametrize("counted", [True, False])
 def test_the_time_to_read_a_prompts_probabilities_is_a_part_of_the_step(
-    monkeypatch: pytest.MonkeyPatch, counted: bool
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With 5 others beside each token it took 9 ms a pass, in no budget."""
-    bound, target = 0.1, SimulatedTarget(context=2048)
-    scheduler = make_scheduler(target, max_inter_token_latency=bound)
+    pauses = []
+    for slowness in (0.0, 0.002):  # seconds for each token
+        target = SimulatedTarget(context=2048)
+        scheduler = make_scheduler(target, max_inter_token_latency=0.1)
 
-    def slow(*_: object) -> Logprob:
-        target.clock.now += 0.002
-        return Logprob(0.0, ())
+        def slow(*_: object, clock: Clock = target.clock, seconds: float = slowness) -> Logprob:
+            clock.now += seconds
+            return Logprob(0.0, ())
 
-    monkeypatch.setattr(prompt_reader, "logprob", slow)
-    if not counted:
-        monkeypatch.setattr(planner, "_reading_seconds", lambda sequence: 0.0)
-    for _ in range(2):
-        scheduler.add(make_request(20, 1000))
-    for _ in range(30):
+        monkeypatch.setattr(prompt_reader, "logprob", slow)
+        for _ in range(2):
+            scheduler.add(make_request(20, 1000))
+        for _ in range(30):
+            scheduler.step()
+        scheduler.add(make_request(1200, 1, prompt_logprobs=True, logprobs=5))
+        scheduler.step()  # the first piece is a measurement
+        before, read = target.clock(), target.passes[-1].num_tokens
         scheduler.step()
-    asked = make_request(1200, 1, prompt_logprobs=True, logprobs=5)
-    scheduler.add(asked)
-    pauses, finished = [], False
-    while not finished:
-        before = target.clock()
-        finished = any(item.request_id == asked.request_id for item in scheduler.step().outputs)
         pauses.append(target.clock() - before)
-    # The first piece is a measurement.
-    late = [pause for pause in pauses[1:] if pause > bound]
-    assert bool(late) != counted
+        assert target.passes[-1].num_tokens < read or not slowness
+    assert pauses[1] < pauses[0]  # the next piece is shorter by what its reading takes
