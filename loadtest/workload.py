@@ -53,8 +53,9 @@ class Conversation:
 def dataset(path: Path) -> list[Text]:
     """Read a data set: lines of JSON or one JSON list.
 
-    An entry has a `prompt` (and perhaps a `category` and `output_tokens`), `messages` as in
-    OpenAI's chats, or ShareGPT's `conversations`.
+    An entry has a `prompt` (and perhaps a `category`, and `output_tokens` or
+    `output_tokens_count`, the names of vLLM and guidellm), `messages` as in OpenAI's chats, or
+    ShareGPT's `conversations`.
 
     Raises:
         ValueError: it cannot be read, in one line.
@@ -78,7 +79,7 @@ def _text(row: Mapping[str, Any]) -> Text | None:
     said = [(turn["from"], turn["value"]) for turn in row.get("conversations", ())]
     said = said or [(turn["role"], turn["content"]) for turn in row.get("messages", ())]
     if not said:
-        tokens = row.get("output_tokens")
+        tokens = row.get("output_tokens") or row.get("output_tokens_count")
         return Text(category, (row["prompt"],), (int(tokens),) if tokens else ())
     turns, tokens = [], []
     for (who, text), (next_one, answer) in zip(said, [*said[1:], ("", "")], strict=True):
