@@ -19,7 +19,7 @@ from locust.env import Environment
 
 import options as load_options
 from record import as_csv
-from summary import Report
+from summary import Report, short
 
 Row = Mapping[str, Any]
 
@@ -77,7 +77,7 @@ def _times(whole: Mapping[str, float]) -> Iterator[Row]:
         count = whole[f"{name}_count"]
         scale = 1000 if unit == "ms" else 1
         row = {
-            key: _short(whole[f"{name}_{key}"] * scale) if count else "-" for key, _ in _QUANTILES
+            key: short(whole[f"{name}_{key}"] * scale) if count else "-" for key, _ in _QUANTILES
         }
         yield {"what": what, "unit": unit, "count": f"{count:,}", **row}
 
@@ -86,7 +86,7 @@ def _rates(report: Report) -> Iterator[Row]:
     whole = report.whole
     limits = report.options.goodput
     for what, value, unit in (
-        ("Duration", _short(whole["seconds"]), "s"),
+        ("Duration", short(whole["seconds"]), "s"),
         ("Requests answered", f"{whole['answered']:,}", ""),
         (
             "Requests refused (429), no failure",
@@ -95,18 +95,18 @@ def _rates(report: Report) -> Iterator[Row]:
         ),
         ("Requests failed", f"{whole['failed']:,}", _share(whole["failed_share"])),
         ("Requests not sent: too many in flight", f"{whole['unsent']:,}", ""),
-        ("Answers", _short(whole["answered_per_second"]), "a second"),
+        ("Answers", short(whole["answered_per_second"]), "a second"),
         (
             "Input tokens",
             f"{whole['input_tokens']:,}",
-            f"{_short(whole['input_tokens_per_second'])} /s",
+            f"{short(whole['input_tokens_per_second'])} /s",
         ),
         (
             "Output tokens",
             f"{whole['output_tokens']:,}",
-            f"{_short(whole['output_tokens_per_second'])} /s",
+            f"{short(whole['output_tokens_per_second'])} /s",
         ),
-        (f"Goodput: requests within {limits}", _short(whole["good_per_second"]), "a second"),
+        (f"Goodput: requests within {limits}", short(whole["good_per_second"]), "a second"),
         (f"Share of requests within {limits}", _share(whole["good_share"]), ""),
         ("Knee: most arrivals within the objectives", report.knee_text, "a second"),
     ):
@@ -121,20 +121,15 @@ def _stages(report: Report) -> Iterator[Row]:
         yield {
             "stage": number,
             "load": f"{rate:g} arrivals/s" if rate else f"{stage['users']:g} users",
-            "arrived": _short(stage["arrived_per_second"]),
+            "arrived": short(stage["arrived_per_second"]),
             "answered": stage["answered"],
             "refused": _share(stage["refused_share"]),
             "failed": stage["failed"] + stage["unsent"],
             "good": _share(stage["good_share"]),
-            "output": _short(stage["output_tokens_per_second"]),
-            **{n: _short(stage[f"{n}_p95"] * 1000) for n in ("ttft", "tpot", "latency")},
+            "output": short(stage["output_tokens_per_second"]),
+            **{n: short(stage[f"{n}_p95"] * 1000) for n in ("ttft", "tpot", "latency")},
             "knee": "knee" if stage is report.knee else "missed" if report.misses(stage) else "met",
         }
-
-
-def _short(value: float) -> str:
-    """A number for people: three digits, or all before the point."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _share(value: float) -> str:

@@ -10,6 +10,11 @@ import slo
 from record import Recorder
 
 
+def short(value: float) -> str:
+    """A number for people: three digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 class Report:
     """The figures of a run so far.
 
@@ -64,7 +69,7 @@ class Report:
         """What the terminal shows at the end."""
         whole = self.whole
         milliseconds = {
-            name: " / ".join(f"{whole[f'{name}_p{q}'] * 1000:.3g}" for q in (50, 95))
+            name: " / ".join(short(whole[f"{name}_p{q}"] * 1000) for q in (50, 95))
             for name in ("ttft", "tpot", "itl", "latency")
         }
         lines = [
