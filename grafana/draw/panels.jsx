@@ -198,7 +198,7 @@ function Marks({ config, frame, panel, marks, exemplars }) {
       for (const { time, value } of upright ? exemplars : []) {
         const [x, y] = [at(time), plot.valToPos(value, upright, true)];
         ctx.beginPath();
-        [[0, -5], [5, 0], [0, 5], [-5, 0]].forEach(([right, down]) => ctx.lineTo(x + right, y + down));
+        [[0, -4], [4, 0], [0, 4], [-4, 0]].forEach(([right, down]) => ctx.lineTo(x + right, y + down));
         ctx.fill();
       }
       ctx.restore();

@@ -27,6 +27,7 @@ PACKAGES = json.loads((DRAW / "package.json").read_text())["dependencies"]
 END = 1_800_000_000  # Unix time at which every picture here ends, a multiple of a minute
 MINUTES = 5
 STEP = 5  # seconds between points: the scrape interval, as the panels are wide enough
+EXEMPLARS = ("0.05", "1.0", "0.04", "0.99", "0.98", "0.03")
 Series = dict[str, float | list[float]]  # labels as `name=value,…` → one value, or all in order
 
 
@@ -127,8 +128,8 @@ def prometheus(answers: dict[str, Series], asked: list[dict[str, str]]) -> type[
                 self.success({"version": "2"})
             elif url.path.endswith("exemplars"):
                 asked.append(given)
-                one = {"labels": {"trace_id": "a"}, "value": "0.5", "timestamp": END - 60}
-                self.success([{"seriesLabels": {}, "exemplars": [one]}])
+                found = [{"labels": {}, "value": value, "timestamp": END} for value in EXEMPLARS]
+                self.success([{"seriesLabels": {}, "exemplars": found}])
             elif given["query"] not in answers:
                 asked.append(given)
                 self.reply(400, {"status": "error", "error": f"unknown: {given['query']}"})
@@ -360,7 +361,8 @@ def test_exemplars_are_drawn_on_the_curve_that_asks_for_them(drawn: Drawer) -> N
     asking = drawn([panel(0, "timeseries", "one", target={"exemplar": True}, **CURVES)], curve)
     begin = END - MINUTES * 60
     assert asking.asked[1:] == [{"query": "one", "start": str(begin), "end": str(END)}]
-    assert asking.report == plain.report
+    found = [drawing.report["panels"][0]["exemplars"] for drawing in (plain, asking)]
+    assert found == [[], [1.0, 0.04]]  # of those at one time what is far enough apart
     assert asking.picture != plain.picture
 
 
