@@ -169,9 +169,8 @@ def small_png(png: bytes) -> bytes:
 
     image = Image.open(io.BytesIO(png)).convert("RGB")
     smaller = io.BytesIO()
-    image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-        smaller, "PNG", optimize=True
-    )
+    palette = image.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)
+    palette.save(smaller, "PNG", optimize=True)
     return smaller.getvalue()
 
 
