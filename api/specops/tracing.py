@@ -51,6 +51,7 @@ class RequestTrace:
         self._requests: list[GenerationRequest] = []
         self._open = 1  # the HTTP request itself, and its requests in the engine
         self._ends = 0
+        self._answer: dict[str, AttributeValue] = {}  # what the request's span is told at its end
         self._finishes: list[FinishReason] = []
         self._input_tokens = self._cached_tokens = self._output_tokens = 0
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
@@ -116,7 +117,7 @@ class RequestTrace:
     def answered(self, status: int) -> None:
         """Record the answer to the HTTP request, whose span ends now."""
         self._ends = self._at(time.monotonic())
-        self._span.set_attribute("http.response.status_code", status)
+        self._answer["http.response.status_code"] = status
         if status >= 500:
             self._fail(str(status))
         self._close()
@@ -128,48 +129,53 @@ class RequestTrace:
         from opentelemetry.trace import StatusCode  # noqa: PLC0415
 
         self._span.set_status(StatusCode.ERROR)
-        self._span.set_attribute("error.type", error)
+        self._answer["error.type"] = error
 
     def _close(self) -> None:
         """Send the span of the request when nothing more will be known of it."""
         self._open -= 1
         if self._open:
             return
-        if self._requests:
-            self._span.set_attributes(_asked(self._requests))
-            self._span.set_attributes(
-                {
-                    "gen_ai.usage.input_tokens": self._input_tokens,
-                    "gen_ai.usage.cache_read.input_tokens": self._cached_tokens,
-                    "gen_ai.usage.output_tokens": self._output_tokens,
-                    "gen_ai.response.finish_reasons": [one.value for one in self._finishes],
-                }
-            )
         for reason in self._finishes:
             if reason not in _ENDED:  # an answer that began with 200 may have failed
                 self._fail(reason.value)
+        if self._requests:
+            self._answer |= _asked(self._requests)
+            self._answer |= {
+                "gen_ai.usage.input_tokens": self._input_tokens,
+                "gen_ai.usage.cache_read.input_tokens": self._cached_tokens,
+                "gen_ai.usage.output_tokens": self._output_tokens,
+                "gen_ai.response.finish_reasons": tuple(one.value for one in self._finishes),
+            }
+        self._span.set_attributes(self._answer)
         self._span.end(self._ends)
 
 
 def _asked(requests: Sequence[GenerationRequest]) -> dict[str, AttributeValue]:
-    """What a client asked for. Its stop strings are text of its own: they are left out."""
+    """What a client asked for, where it changes anything: an attribute takes time.
+
+    Its stop strings are text of its own: they are left out.
+    """
     request, sampling = requests[0], requests[0].sampling
+    if request.embed:
+        return {}
     asked: dict[str, AttributeValue] = {
-        "gen_ai.request.choice.count": len(requests),
+        "gen_ai.request.max_tokens": request.max_new_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.stream": request.stream,
+        "specops.drafter": request.drafter,
     }
-    if not request.embed:
-        asked |= {
-            "gen_ai.request.max_tokens": request.max_new_tokens,
-            "gen_ai.request.temperature": sampling.temperature,
-            "gen_ai.request.top_p": sampling.top_p,
-            "gen_ai.request.top_k": sampling.top_k,
-            "gen_ai.request.presence_penalty": sampling.presence_penalty,
-            "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
-            "specops.drafter": request.drafter,
-        }
-        if sampling.seed is not None:
-            asked["gen_ai.request.seed"] = sampling.seed
+    seldom = {
+        "gen_ai.request.choice.count": (len(requests), 1),
+        "gen_ai.request.top_p": (sampling.top_p, 1.0),
+        "gen_ai.request.top_k": (sampling.top_k, 0),
+        "gen_ai.request.presence_penalty": (sampling.presence_penalty, 0.0),
+        "gen_ai.request.frequency_penalty": (sampling.frequency_penalty, 0.0),
+        "gen_ai.request.seed": (sampling.seed, None),
+    }
+    for name, (value, usual) in seldom.items():
+        if value is not None and value != usual:
+            asked[name] = value
     return asked
 
 

@@ -1,8 +1,8 @@
 """What traces cost: CPU seconds of the same requests without them, with them, and before a change.
 
 Each side is the real service in a process of its own, on one thread: without a pool of threads none
-spins, so CPU seconds are work. Sides take turns round by round with the same prompts. After its
-requests a side gets time to send its spans, which count, too.
+spins, so CPU seconds are work. Sides take turns prompt by prompt, so that what disturbs one
+disturbs all. Sending spans counts, at the SDK's own pace of every five seconds.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -23,8 +22,7 @@ from bench.tools.report import Outcome, Summary, Table, Wanted, progress, ratios
 from specops.config import PREFIX, ConfigError
 
 OFF, ON, OTHER = "off", "on", "the other checkout"
-_ENDPOINT, _DELAY = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_BSP_SCHEDULE_DELAY"
-_DELAY_SECONDS = 0.5  # until the spans of a moment are sent
+_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _SPANS = 4  # of a request
 _WANTED = {OFF: 1.01, ON: 1.03}  # of the other checkout's CPU seconds, or else of those without
 
@@ -92,16 +90,16 @@ def run(model: BenchModel, prompts: Sequence[str], plan: Plan, other: Path | Non
 
             sides[OTHER] = stack.enter_context(serving(settings, of_the_other))
         sides[OFF] = stack.enter_context(serving(settings))
-        traced = ["env", f"{_ENDPOINT}={collector.url}", f"{_DELAY}={_DELAY_SECONDS * 1e3:.0f}"]
+        traced = ["env", f"{_ENDPOINT}={collector.url}"]
         sides[ON] = stack.enter_context(serving(settings, lambda command: [*traced, *command]))
-        for side in sides.values():  # first requests make what later ones find
-            _serve(*side, prompts[: plan.requests], plan.tokens)
+        _serve(sides, prompts[: plan.requests], plan.tokens)  # first requests make what others find
         for number in range(plan.rounds):
             progress(f"round {number + 1} of {plan.rounds}")
             begin = number * plan.requests
             asked = [prompts[(begin + i) % len(prompts)] for i in range(plan.requests)]
-            for name in rotated(list(sides), number):
-                seconds.setdefault(name, []).append(_serve(*sides[name], asked, plan.tokens))
+            for name, taken in _serve(sides, asked, plan.tokens).items():
+                seconds.setdefault(name, []).append(taken)
+    # The services have ended, and sent what they had.
     spans = (plan.rounds + 1) * plan.requests * _SPANS
     return outcome(seconds, plan, OTHER if other is not None else OFF, collector.bytes / spans)
 
@@ -116,13 +114,16 @@ def _unknown(python: Path, names: set[str]) -> set[str]:
     return {name for name in names if name.startswith(PREFIX)} - set(found.split())
 
 
-def _serve(pid: int, client: Client, prompts: Sequence[str], tokens: int) -> float:
-    """CPU seconds of a side for some requests, one after the other."""
-    before = cpu_seconds(pid)
-    for prompt in prompts:
-        client.generate({"prompt": prompt, "max_new_tokens": tokens, "ignore_eos": True})
-    time.sleep(2 * _DELAY_SECONDS)  # its thread sends what is left; nothing to see from here
-    return cpu_seconds(pid) - before
+def _serve(
+    sides: Mapping[str, tuple[int, Client]], prompts: Sequence[str], tokens: int
+) -> dict[str, float]:
+    """CPU seconds of each side for the same requests, one after the other."""
+    before = {name: cpu_seconds(pid) for name, (pid, _) in sides.items()}
+    for number, prompt in enumerate(prompts):
+        body = {"prompt": prompt, "max_new_tokens": tokens, "ignore_eos": True}
+        for name in rotated(list(sides), number):
+            sides[name][1].generate(body)
+    return {name: cpu_seconds(pid) - before[name] for name, (pid, _) in sides.items()}
 
 
 def outcome(
@@ -140,7 +141,7 @@ def outcome(
     columns = ("traces", "CPU seconds", "ms a request", f"share of {measure}")
     notes = (
         f"{plan.rounds} rounds of {plan.requests} requests of {plan.tokens} tokens, one after the "
-        "other, on one thread; shares: medians with quartiles, round by round",
+        "other and side by side, on one thread; shares: medians with quartiles, round by round",
         f"a span takes {bytes_per_span:.0f} bytes on its way to the collector",
     )
     table = Table("CPU seconds of requests, with traces and without", columns, rows, notes)
