@@ -3,9 +3,9 @@
     python loadtest/compare.py --guidellm PATH [--host URL] [--users 2] [--requests 40] [--rounds 3]
 
 Each way sends the same prompts for answers of the same length, all in turn for some rounds; a first
-round of each only warms up, as lookups find what the client was told before. Ends with status 1
-if the means of two ways differ by more than a tenth. guidellm has no TPOT without the first token
-under that name: it is its `inter_token_latency`, a mean for each request.
+round of each only warms up, as lookups find what the client was told before. Ends with status 1 if
+the medians of two ways' rounds differ by more than a tenth. guidellm has another name for TPOT
+without the first token: `inter_token_latency`, a mean for each request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import median
 
 FOLDER = Path(__file__).parent
 LOCUST = Path(sys.executable).with_name("locust")
@@ -83,11 +83,11 @@ def main() -> int:
                 milliseconds = measure()
                 if turn:
                     found[way].append(milliseconds)
-    means = {way: mean(values) for way, values in found.items()}
+    middle = {way: median(values) for way, values in found.items()}
     for way, values in found.items():
         each = ", ".join(f"{value:.3f}" for value in values)
-        print(f"{way:16} TPOT {means[way]:.3f} ms ({each})")
-    apart = max(means.values()) / min(means.values()) - 1
+        print(f"{way:16} TPOT {middle[way]:.3f} ms ({each})")
+    apart = max(middle.values()) / min(middle.values()) - 1
     print(f"apart by {apart:.1%}, allowed are {ALLOWED:.0%}")
     return int(apart > ALLOWED)
 
