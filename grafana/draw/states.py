@@ -71,15 +71,7 @@ def load(api: native.Address, folder: Path, *options: str) -> native.Part:
     return native.Part("Locust", command, folder / "locust.log", os.environ)
 
 
-def scale(shape: str, seconds: float) -> str:
-    """The `--time-scale` with which a load shape takes so many seconds."""
-    sys.path.insert(0, str(ROOT / "loadtest"))
-    from shapes import SHAPES  # noqa: PLC0415 - loadtest/ is a folder of scripts
-
-    return f"{seconds / sum(stage.seconds for stage in SHAPES[shape]):g}"
-
-
-def record(folder: Path, minutes: float, rate_scale: float) -> Times:
+def record(folder: Path, minutes: float, arrivals: float) -> Times:
     """Run the service through the four states; returns when each of them was."""
     seconds = minutes * 60
     times: Times = {}
@@ -93,18 +85,18 @@ def record(folder: Path, minutes: float, rate_scale: float) -> Times:
         time.sleep(lasts)
         times[name] = (time.time() - back, time.time())
 
-    steady = ("--shape", "soak", "--time-scale")
-    arrivals = ("--shape", "arrivals", "--rate-scale", f"{rate_scale:g}", "--time-scale")
+    steady = ("--users", "4", "--spawn-rate", "4", "--run-time", f"{seconds:.0f}s")
+    too_much = ("--request-rate", f"{arrivals:g}", "--run-time", f"{seconds:.0f}s")
     with recorded(folder, api), ended(native.Part("API", serve, folder / "api.log", environ)) as it:
         native.wait_ready(f"{api.url}/health", [it], threading.Event())
         state("idle", seconds)
-        with ended(load(api, folder, *steady, scale("soak", seconds))):
+        with ended(load(api, folder, *steady)):
             state("load", seconds)
-        with ended(load(api, folder, *arrivals, scale("arrivals", seconds))):
+        with ended(load(api, folder, *too_much)):
             state("overload", seconds)
         times["load and overload"] = (times["load"][0] - UNTIL_RESTED, times["overload"][1])
         time.sleep(UNTIL_RESTED)
-        with ended(load(api, folder, *steady, scale("soak", seconds))):
+        with ended(load(api, folder, *steady)):
             time.sleep(seconds / 2)
             it.process.kill()
             state("dead for 15 s", SOON)
@@ -131,9 +123,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dashboards", nargs="*", metavar="DASHBOARD", help=f"of {', '.join(known)}")
     parser.add_argument("--minutes", type=float, default=5, help="for each state, and in a picture")
-    parser.add_argument(
-        "--rate-scale", type=float, default=30, help="overload: arrivals, times 4/s"
-    )
+    parser.add_argument("--arrivals", type=float, default=120, help="overload: requests a second")
     parser.add_argument("--output", type=Path, default=Path("pictures"), metavar="FOLDER")
     parser.add_argument("--again", action="store_true", help="draw what FOLDER has recorded")
     options = parser.parse_args()
@@ -142,7 +132,7 @@ def main() -> int:
         draw.bundled()
         if not options.again:
             (folder / "states.json").unlink(missing_ok=True)
-        times = kept(folder, lambda: record(folder, options.minutes, options.rate_scale))
+        times = kept(folder, lambda: record(folder, options.minutes, options.arrivals))
         wrong = []
         with recorded(folder, None) as prometheus:
             for name, span in times.items():

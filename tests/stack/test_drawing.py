@@ -479,7 +479,8 @@ def test_every_dashboard_is_drawn_where_prometheus_has_nothing(
 ) -> None:
     class Empty(Handler):
         def do_GET(self) -> None:
-            data = [] if "/label/" in self.path else {"resultType": "matrix", "result": []}
+            lists = any(name in self.path for name in ("/label/", "exemplars"))
+            data = [] if lists else {"resultType": "matrix", "result": []}
             self.reply(200, {"status": "success", "data": data})
 
     board = queries.boards()[name]
