@@ -6,7 +6,10 @@ import asyncio
 import gc
 import logging
 import socket
+import struct
+import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -14,13 +17,15 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from specops.http.connection import Connection
+from specops.http.connection import Connection, Limits
 from specops.metrics.series import CALLBACKS
 from tests.fakes import FakeService, output
 from tests.http.connections import ANSWER, HEAD, LIMITS, WHOLE, Served, served, stream, until
 
 pytestmark = pytest.mark.anyio
 RESET = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # SO_LINGER: close with a reset
+LIMIT_OF_THE_SYSTEM = Path("/proc/sys/net/core/somaxconn")
+MOST_WAITING = int(LIMIT_OF_THE_SYSTEM.read_text("utf-8")) if LIMIT_OF_THE_SYSTEM.exists() else 0
 # What asyncio and uvicorn call, with arguments.
 PROTOCOL: dict[str, tuple[Any, ...]] = {
     "data_received": (2 * WHOLE,),
@@ -302,3 +307,14 @@ async def test_a_client_that_resets_within_a_stream_ends_its_request() -> None:
         second.writer.close()
         await asyncio.wait_for(other.cancelled.wait(), 10)
         assert not failures(here)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no such figures of a listening socket")
+async def test_many_connections_wait_and_few_are_taken_in_at_once() -> None:
+    """Else a flood of resets would be a crowd of open connections, and honest ones be refused."""
+    async with served(Limits(connections=2048)) as here:
+        (listener,) = (own for server in here.server.servers for own in server.sockets)
+        info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        waiting, most = struct.unpack_from("II", info, 24)  # tcpi_unacked and tcpi_sacked
+        assert (waiting, most) == (0, min(1024, MOST_WAITING))
+        assert here.server.config.backlog == 64
