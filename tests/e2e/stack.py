@@ -37,7 +37,7 @@ class Stack:
     """The services, under a project name of their own and on free ports.
 
     Attributes:
-        services: those with an available image; the load generator is one of them.
+        services: those of the default start and of the load test, with an available image.
         files: the Compose files; the override is added.
     """
 
@@ -131,7 +131,9 @@ def running_stack(engine: Engine, folder: Path) -> Iterator[Stack]:
         for service, content in SERVICES.items()
         if "build" in content
     }
-    services = tuple(SERVICES)
+    services = tuple(
+        name for name, content in SERVICES.items() if content.get("profiles", ["load"]) == ["load"]
+    )
     dockerfile = (ROOT / "api" / "Dockerfile").read_text()
     (base,) = re.findall(r"^ARG PYTHON_IMAGE=(\S+)", dockerfile, flags=re.MULTILINE)
     if not stand_ins.is_available(engine, base):
