@@ -68,8 +68,10 @@ def _collecting() -> Iterator[_Collector]:
     with HTTPServer(("127.0.0.1", 0), Receiver) as server:
         found.url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield found
-        server.shutdown()
+        try:
+            yield found
+        finally:
+            server.shutdown()  # else its thread asks a closed socket for ever
 
 
 def run(model: BenchModel, prompts: Sequence[str], plan: Plan, other: Path | None) -> Outcome:
