@@ -8,6 +8,7 @@ its kind, logged: a client that provokes failures cannot fill the disk with trac
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ class OncePerMinute:
     def skipped(self, kind: Hashable) -> int | None:
         """Return how many lines of this kind were left out before this one; None: leave it out."""
         now = self._clock()
-        since, count = self._kinds.get(kind, (now - _SECONDS, 0))
+        since, count = self._kinds.get(kind, (-math.inf, 0))
         if now - since < _SECONDS:
             self._kinds[kind] = since, count + 1
             return None
