@@ -4,7 +4,9 @@ A real server serves the demo pair. Two clients send it the bodies of `tests.htt
 field of every endpoint with every costly value, while a process of its own asks for `/health/live`
 every few milliseconds, as it did before for as long with nobody else there. The exit status is 1
 if one in a hundred of these answers takes longer than 25 ms; the bodies that came before the
-longest waits follow. Takes three minutes.
+longest waits follow. Other processes of the machine delay answers, too, and slow cores:
+`make check` allows 50 ms, and repeats a run that fails, because what the server does wrong it does
+each time. Half a minute; with all bodies three minutes.
 """
 
 from __future__ import annotations
@@ -100,17 +102,12 @@ async def send(port: int, bodies: Sequence[Costly]) -> list[tuple[float, float, 
     return sent
 
 
-def main() -> int:
-    """Measure, print the figures, and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.stalls", description=__doc__)
-    parser.add_argument("--bodies", type=int, default=FEW, help="0: all, some thousands")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    model = "demo"
-    bodies = [*of_structure(model), *of_fields(create_app(Settings()), model)]
-    random.Random(options.seed).shuffle(bodies)
-    bodies = bodies[: options.bodies or len(bodies)]
-    print(describe())
+def late(bodies: Sequence[Costly]) -> float:
+    """Measure with these bodies and print the figures; return the 99th percentile in seconds.
+
+    Raises:
+        SystemExit: the server made a mistake or ended.
+    """
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (port, process):
         with Prober(port) as idle:
             time.sleep(IDLE_SECONDS)
@@ -132,7 +129,25 @@ def main() -> int:
         print(f"{len(failed)} answers were the server's mistakes: {', '.join(failed[:SHOWN])}")
     if ended is not None:
         print(f"the server ended with status {ended}")
-    return int(busy.late > ALLOWED or bool(failed) or ended is not None)
+    if failed or ended is not None:
+        sys.exit(1)
+    return busy.late
+
+
+def main() -> int:
+    """Measure, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.stalls", description=__doc__)
+    parser.add_argument("--bodies", type=int, default=FEW, help="0: all, some thousands")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tries", type=int, default=1, help="runs at most; one has to be good")
+    parser.add_argument("--allowed", type=float, default=ALLOWED, help="seconds")
+    options = parser.parse_args()
+    model = "demo"
+    bodies = [*of_structure(model), *of_fields(create_app(Settings()), model)]
+    random.Random(options.seed).shuffle(bodies)
+    bodies = bodies[: options.bodies or len(bodies)]
+    print(describe())
+    return 0 if any(late(bodies) <= options.allowed for _ in range(options.tries)) else 1
 
 
 if __name__ == "__main__":
