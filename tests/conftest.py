@@ -29,7 +29,8 @@ SLOTS = 3
 CONTEXT = 128
 
 TOGETHER = dict.fromkeys(  # files that share one Docker Engine
-    ("tests/e2e/test_readme.py", "tests/e2e/test_scale.py"), "tests/e2e/test_compose.py"
+    (f"tests/e2e/test_{name}.py" for name in ("codespace", "readme", "scale")),
+    "tests/e2e/test_compose.py",
 )
 APART = {"tests/models_e2e/test_presets.py"}  # files whose tests share nothing
 FIRST = (  # slow files, which would otherwise run at the end, when other workers have no more work

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,26 +27,28 @@ BROKEN = ("--add-runtime", "broken=/bin/false", "--default-runtime", "broken")
 
 
 @contextmanager
-def engine(folder: Path) -> Iterator[str]:
+def engine() -> Iterator[str]:
     """An engine whose runtime fails; yields the address of its socket."""
     if os.geteuid() != 0 or tool("dockerd") is None or tool("docker") is None:
         pytest.skip("NO BROKEN ENGINE WAS TRIED: it takes root, dockerd and docker")
-    address = f"unix://{folder}/docker.sock"
-    places = ("--host", address, "--pidfile", folder / "pid")
-    places += ("--data-root", folder / "data", "--exec-root", folder / "exec")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(["dockerd", *places, *ALONE, *BROKEN], stderr=log)
-    try:
-        wait("the engine", lambda: run("docker", "--host", address, "info").returncode == 0)
-        yield address
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    with tempfile.TemporaryDirectory() as name:  # the paths of its sockets must be short
+        folder = Path(name)
+        address = f"unix://{folder}/docker.sock"
+        places = ("--host", address, "--pidfile", folder / "pid")
+        places += ("--data-root", folder / "data", "--exec-root", folder / "exec")
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(["dockerd", *places, *ALONE, *BROKEN], stderr=log)
+        try:
+            wait("the engine", lambda: run("docker", "--host", address, "info").returncode == 0)
+            yield address
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
 
 
 def test_the_reason_is_said_and_the_native_stack_serves(tmp_path: Path) -> None:
     with (
-        engine(tmp_path) as address,
+        engine() as address,
         native_stack(tmp_path, "ARGS=", DOCKER_HOST=address) as stack,
     ):
         first = stack.output.read_text().splitlines()[0]

@@ -35,6 +35,7 @@ def env(started: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     found = {
         **started.env,
         "SPECOPS_MODEL": "",
+        "CODESPACE_NAME": "",  # addresses as on a machine of one's own
         "COMPOSE_FILE": ":".join(map(str, files)),
         "COMPOSE_PROJECT_NAME": stand_ins.PREFIX,
     }
