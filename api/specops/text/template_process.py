@@ -126,7 +126,9 @@ class TemplateProcess:
         with self._lock:
             started = [child for child in (self._child, self._next) if child is not None]
             self._child = self._next = None
-        self._starter.shutdown(cancel_futures=True)
+        for child in started:
+            child.cancel()  # if it has not begun to start
+        self._starter.shutdown()  # after it has waited for those that were ended
         for child in started:
             if not child.cancelled() and child.exception() is None:
                 child.result().close()
