@@ -155,24 +155,26 @@ def _keys(text: str) -> str:
     return text
 
 
-def _hosts(text: str) -> str:
-    names = [name.strip().lower() for name in text.split(",")]
-    if not all(re.fullmatch(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", name) for name in names):
-        raise ConfigError(
-            "takes host names without port, such as `llm.example.org`, `*.example.org` or `*`, "
-            f"separated by commas, not {text!r}"
-        )
-    return ",".join(names)
+def _listed(pattern: str, what: str) -> Callable[[str], str]:
+    """Return the check of a list whose items match a pattern; letters become small."""
+
+    def check(text: str) -> str:
+        items = [item.strip().lower() for item in text.split(",")]
+        if not all(re.fullmatch(pattern, item) for item in items):
+            raise ConfigError(f"takes {what}, separated by commas, not {text!r}")
+        return ",".join(items)
+
+    return check
 
 
-def _origins(text: str) -> str:
-    origins = [origin.strip().lower() for origin in text.split(",")]
-    if not all(re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+", origin) for origin in origins):
-        raise ConfigError(
-            "takes origins such as `https://chat.example.org`, `http://*.example.org:*` or `*`, "
-            f"separated by commas, not {text!r}"
-        )
-    return ",".join(origins)
+_hosts = _listed(
+    r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*",
+    "host names without port, such as `llm.example.org`, `*.example.org` or `*`",
+)
+_origins = _listed(
+    r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+",
+    "origins such as `https://chat.example.org`, `http://*.example.org:*` or `*`",
+)
 
 
 def _unknown(name: str, known: Iterable[str]) -> ConfigError:

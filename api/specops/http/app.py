@@ -227,7 +227,7 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(TemplateProcessError)
     async def no_template_process(request: Request, error: TemplateProcessError) -> Response:
-        return unavailable(str(error), "template_process").response(request.url.path)
+        return unavailable(str(error), "template_process").response(request.scope["path"])
 
     @app.exception_handler(QueueFull)
     async def queue_full(request: Request, error: QueueFull) -> Response:
