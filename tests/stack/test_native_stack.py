@@ -46,9 +46,10 @@ def idle(stack: NativeStack) -> Answers:
     """The values of every panel before the first request."""
     ready = 'specops_model_state{state="ready"}'
     recorded = "instance:specops_queue_used:ratio"
+    (rate,) = queries.by_panel("healthy")["Requests per second"]  # needs a second scrape
     stack.wait(
-        "scraped and rules evaluated",
-        lambda: stack.query(ready) == [1.0] and stack.query(recorded) == [0.0],
+        "scraped twice and rules evaluated",
+        lambda: [stack.query(q) for q in (ready, recorded, rate)] == [[1.0], [0.0], [0.0]],
         SCRAPE_SECONDS,
     )
     return all_panels(stack)

@@ -142,4 +142,4 @@ def test_a_killed_replica_of_three_is_named_and_the_others_go_on(tmp_path: Path)
         assert query(idle) == [1.0]
         assert query(queries.by_panel("spread")["Replicas missing"][0]) == [1.0]
         for title, asked in queries.by_panel("healthy").items():
-            assert any(map(query, asked)), title
+            wait(f"{title} has data", lambda asked=asked: any(map(query, asked)), 90)
