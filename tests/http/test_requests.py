@@ -61,6 +61,12 @@ ENGINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (GENERATE, {"adaptive": False}, {"k_draft": FIXED_K_DRAFT, "adaptive": False}),
     (GENERATE, {"stop": "one", "drafter": "none"}, {"stop": ("one",), "k_draft": 0}),
     (GENERATE, {"max_new_tokens": 7}, {"max_new_tokens": 7}),
+    *((GENERATE, {"max_new_tokens": limit}, {"max_new_tokens": 500}) for limit in (-1, -2)),
+    *(
+        (path, {"stop": stop}, {"stop": ("END",) if "END" in stop else ()})
+        for path in (GENERATE, COMPLETIONS, CHAT)
+        for stop in ("", [""], ["", "END"])
+    ),
     *(
         (GENERATE, {"drafter": name, "share_ngrams": False}, {"drafter": "suffix"})
         for name in ("ngram", "ngram_cache", "suffix")
@@ -257,12 +263,12 @@ USER = {"role": "user", "content": "a"}
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 WRONG: list[tuple[str, str, Any, str]] = [  # path, field, value, code where it is another
     *((GENERATE, "prompt", value, "") for value in (5, None, "\ud800")),
-    *((GENERATE, "max_new_tokens", value, "") for value in (0, "5", True)),
+    *((GENERATE, "max_new_tokens", value, "") for value in (0, -3, "5", True)),
     *((GENERATE, "k_draft", value, "") for value in (-1, 9)),
     *((GENERATE, "temperature", value, "") for value in (-0.1, 2.1, float("nan"))),
     *((GENERATE, "top_p", value, "") for value in (0, 1.1)),
     *((GENERATE, "seed", value, "") for value in (-1, 1 << 63)),
-    *((GENERATE, "stop", value, "") for value in ("", ["a", ""], ["a"] * 17, 3, "ok\udfff")),
+    *((GENERATE, "stop", value, "") for value in (["a"] * 65, 3, "ok\udfff")),
     (GENERATE, "drafter", "oracle", ""),
     (GENERATE, "exact", "yes", ""),
     (GENERATE, "top_k", -2, ""),

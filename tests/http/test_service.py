@@ -18,6 +18,7 @@ from tests.http.openai_api import (
     ANSWER,
     CHAT,
     COMPLETIONS,
+    EMBEDDINGS,
     ENDPOINTS,
     GENERATE,
     MESSAGES,
@@ -49,6 +50,20 @@ async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
         "sampling": {"temperature": 0.2},
     }  # fmt: skip
     assert problem(other, 404)["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("name", ["fake", "fake:latest", "Fake", "FAKE:LATEST"])
+async def test_the_model_is_found_by_each_name_that_ollamas_clients_give_it(name: str) -> None:
+    async with api() as here:
+        for path in ENDPOINTS.keys() - {EMBEDDINGS}:
+            assert (await here.ask(path, model=name)).status_code == 200
+        counted = await here.client.post(
+            f"{MESSAGES}/count_tokens", json=ENDPOINTS[CHAT] | {"model": name}
+        )
+        described = await here.client.get(f"/v1/models/{name}")
+        for wrong in (f"{name}:8b", f"{name}:latest:latest", ":latest", ""):
+            assert (await here.ask(CHAT, model=wrong)).status_code == 404
+    assert (counted.status_code, described.json()["id"]) == (200, "fake")
 
 
 async def test_a_question_about_the_service_is_never_counted_as_refused() -> None:

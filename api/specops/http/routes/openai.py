@@ -20,6 +20,7 @@ from specops.http.state import AppState, State
 
 ERRORS = error_responses(*GENERATING, 404)
 RESPONSES = EVENTS | ERRORS
+LATEST = ":latest"  # the tag that Ollama's clients write behind a name without one
 _VERSION = version("specops")
 router = APIRouter(tags=["openai"])
 
@@ -107,6 +108,12 @@ def fingerprint(engine: Engine) -> str:
     return f"specops-{_VERSION}-{info.name}-{info.quant}-{info.threads}"
 
 
+def is_called(name: str, engine: Engine) -> bool:
+    """Return whether a client means this model: the case, and Ollama's `:latest`, are its own."""
+    own = engine.info.name.casefold()
+    return name.casefold() in (own, own + LATEST)
+
+
 def check_model(name: str, state: AppState) -> Engine:
     """Return the engine of the model that the client asks for.
 
@@ -115,7 +122,7 @@ def check_model(name: str, state: AppState) -> Engine:
         ApiError: this server has another model.
     """
     engine = state.service.engine
-    if name != engine.info.name:
+    if not is_called(name, engine):
         raise ApiError(
             404,
             f"the model {name[:64]!r} does not exist; this server has {engine.info.name!r}",

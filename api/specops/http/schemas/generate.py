@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from specops.http.schemas.body import STRICT, Text
-from specops.http.schemas.options import SeededOptions, drawing_field
+from specops.http.schemas.options import MostTokens, SeededOptions, drawing_field
 from specops.request import GenerationRequest, GenerationStats, Output
 
 
@@ -28,7 +28,9 @@ class GenerateRequest(SeededOptions):
         description="makes the prompt a question: both go through the model's chat template, and "
         "the answer is the assistant's; empty: the template's own system message, if it has one",
     )
-    max_new_tokens: int = Field(50, ge=1)
+    max_new_tokens: MostTokens = Field(
+        50, description="most tokens of the answer; -1 and -2: as many as the server allows"
+    )
     temperature: float = drawing_field("temperature", "0: always the likeliest token", 0.0)
     seed: int | None = Field(
         None,
@@ -37,6 +39,11 @@ class GenerateRequest(SeededOptions):
         description="same seed, same output, with any drafter and beside any other requests",
     )
     details: bool = Field(False, description="add `details` to the answer")
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer; None: as many as the server allows."""
+        return self.max_new_tokens if self.max_new_tokens > 0 else None
 
 
 class SourceDetails(BaseModel):

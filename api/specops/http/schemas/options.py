@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from specops.http.schemas.body import Text, TokenId
 from specops.http.schemas.constraints import Constraints
@@ -37,9 +37,28 @@ Biases = Annotated[
     Field(max_length=_MOST_BIASES),
 ]
 StopString = Annotated[Text, Field(min_length=1, max_length=256)]
-# OpenAI takes 4; editors that complete code send more.
-MOST_STOPS = 16
-Stops = StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)]
+# OpenAI takes 4; editors that complete code and clients of Ollama send more.
+MOST_STOPS = 64
+
+
+def _not_zero(tokens: int) -> int:
+    if tokens == 0:
+        raise ValueError("takes 1 or more; -1 and -2: as many as the server allows")
+    return tokens
+
+
+# -1 and -2 are llama-server's and Ollama's words for "no limit".
+MostTokens = Annotated[
+    int,
+    Field(ge=-2),
+    AfterValidator(_not_zero),
+    WithJsonSchema({"type": "integer", "minimum": -2, "not": {"const": 0}}),
+]
+
+
+# Empty strings are left out: every text ends in one, so nobody means them.
+_Stop = Annotated[Text, Field(max_length=256)]
+Stops = _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)]
 
 
 def drawing_field(name: str, description: str, default: float | None = None) -> Any:
@@ -207,7 +226,8 @@ class SeededOptions(EngineOptions):
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        given = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        return tuple(filter(None, given))
 
     def choice_seed(self, choice: int) -> int | None:
         """Return the seed of one of the choices; the engine takes no negative ones."""
