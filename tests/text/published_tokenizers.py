@@ -82,6 +82,27 @@ def phi3(size: int = 32_000) -> Tokenizer:
     return tokenizer
 
 
+@cache
+def gemma3(size: int = 32_000) -> Tokenizer:
+    """Gemma 3: no space before a text; runs of spaces and of line ends are added tokens."""
+    made = json.loads(_sentencepiece(size).to_str())
+    vocab = made["model"]["vocab"]
+    runs = [sign * count for sign in (MARK, "\n") for count in (1, 2, 4)]
+    last = sorted(vocab, key=vocab.__getitem__)[-len(runs) :]  # give their places to the runs
+    for run, word in zip(runs, last, strict=True):
+        if run not in vocab:
+            vocab[run] = vocab.pop(word)
+    made["model"]["merges"][:0] = [[run, run] for run in runs if run * 2 in vocab]
+    tokenizer = Tokenizer.from_str(json.dumps(made))
+    tokenizer.normalizer = normalizers.Replace(" ", MARK)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_tokens([AddedToken(run, normalized=False) for run in runs if len(run) > 1])
+    tokenizer.post_processor = _begins_with("<s>", 1)
+    return tokenizer
+
+
 def _sentencepiece(size: int) -> Tokenizer:
     entries, merges = _trained(pre_tokenizers.Metaspace(split=True), alphabet=[])
     vocab = _numbered(["<unk>", "<s>", "</s>", *_BYTES, *entries], size, MARK)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from specops.text.detokenizer import IncrementalDetokenizer
+from specops.text.text_stream import TextStream
 from specops.text.tokenizer import Tokenizer
 from tests.text import published_tokenizers as published
 
@@ -36,6 +37,7 @@ KINDS: dict[str, tuple[Tokenizer, Callable[[str], str]]] = {
     "llama": (Tokenizer(published.llama()), _spaces),
     "llama, not legacy": (Tokenizer(published.llama_not_legacy()), _first_space_lost),
     "phi3": (Tokenizer(published.phi3()), _spaces),
+    "gemma3": (Tokenizer(published.gemma3()), _spaces),
     "gpt2": (Tokenizer(published.gpt2()), str),
     "opt": (Tokenizer(published.opt()), str),
     "smollm2": (Tokenizer(published.smollm2()), str),
@@ -126,6 +128,22 @@ def test_a_text_comes_token_by_token_after_any_prompt(kind: str) -> None:
 
 
 @every_kind
+def test_any_tokens_are_decoded_as_the_library_does(kind: str) -> None:
+    tokenizer, _ = KINDS[kind]
+    rng, every = random.Random(3), tokenizer.vocabulary().values()
+    whole = [token for token in every if not _half(tokenizer.shown_bytes(token))]
+    for _ in range(COUNT):
+        tokens = rng.choices(whole, k=rng.randint(1, 20))
+        detokenizer = IncrementalDetokenizer(tokenizer, ())
+        assert "".join(map(detokenizer.push, tokens)) == tokenizer.decode(tokens)
+
+
+def _half(encoded: bytes) -> bool:
+    """Whether bytes end within a character, which the library may decode with its neighbours."""
+    return BROKEN in encoded.decode(errors="replace")
+
+
+@every_kind
 def test_spellings_of_tokens_make_the_text(kind: str) -> None:
     tokenizer, expected = KINDS[kind]
     decoder_drops_a_space = kind.startswith(("llama", "phi3"))
@@ -149,6 +167,24 @@ def test_special_tokens_are_spelled_as_they_are_written(kind: str) -> None:
     special = next(name for name in ("<|endoftext|>", "</s>") if name in tokenizer.vocabulary())
     token = tokenizer.vocabulary()[special]
     assert tokenizer.spelling(token) == (special, special.encode())
+
+
+def test_indented_code_of_gemma_has_spaces() -> None:
+    """Its runs of spaces are added tokens, which are spelled with SentencePiece's sign."""
+    tokenizer, _ = KINDS["gemma3"]
+    text = "def f():\n    return  1\n\n\nx"
+    tokens = tokenizer.encode(text, special_tokens=False)
+    assert any(tokenizer.spelling(token) == ("    ", b"    ") for token in tokens)
+    stream = TextStream(tokenizer, tokenizer.encode("x"), ("\n\n\n",))
+    pieces = [piece for token in tokens if not stream.stopped for piece in stream.push(token, "")]
+    assert stream.stopped == "\n\n\n"
+    assert "".join(piece.text for piece in pieces) == "def f():\n    return  1"
+    stream = TextStream(tokenizer, tokenizer.encode("x"), ("  1",))
+    pieces = [piece for token in tokens if not stream.stopped for piece in stream.push(token, "")]
+    assert (stream.stopped, "".join(piece.text for piece in pieces)) == (
+        "  1",
+        "def f():\n    return",
+    )
 
 
 def test_a_part_of_a_character_says_its_bytes() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
-_BYTE_ENTRY = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's spelling of one byte
+_BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of one byte
 # The letters of a key may be spelled as escapes.
 _MAY_HAVE_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]')
 _SPACE = "\u2581"  # SentencePiece's sign for a space
@@ -48,10 +48,9 @@ class Tokenizer:
     def __init__(self, tokenizer: FastTokenizer) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        self._added = {token_id: token.content for token_id, token in added.items()}
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special = {index: token.content for index, token in added.items() if token.special}
         self._shown: dict[int, bytes] = {}  # cache of `shown_bytes`
-        decoder = tokenizer.decoder
+        self._decoder = decoder = tokenizer.decoder
         self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
         shown = decoder.decode([f"{_SPACE}a", f"{_SPACE}b"]) if decoder is not None else ""
         if not self._byte_level and shown.removeprefix(" ") != "a b":
@@ -59,6 +58,7 @@ class Tokenizer:
                 "its decoder is neither byte-level nor SentencePiece's, so the text of a single "
                 "token is unknown"
             )
+        self._byte_fallback = not self._byte_level and decoder.decode(["a", "<0x62>"]) == "ab"
         self.drops_first_space = not self._byte_level and shown == "a b"
 
     @classmethod
@@ -102,7 +102,8 @@ class Tokenizer:
 
         Bytes that are no whole characters get a text such as `bytes:\xe2\x82`.
         """
-        spelled = self._bytes(token)
+        special = self._special.get(token)
+        spelled = self._bytes(token) if special is None else special.encode()
         try:
             return spelled.decode(), spelled
         except UnicodeDecodeError:
@@ -115,17 +116,17 @@ class Tokenizer:
         return shown
 
     def _bytes(self, token: int) -> bytes:
-        if (added := self._added.get(token)) is not None:
-            return added.encode()
+        """What the decoder makes of a token after another one; added tokens are no exception."""
         entry = self._tokenizer.id_to_token(token) or ""
         if self._byte_level:
             try:
                 return bytes([_BYTES[letter] for letter in entry])
             except KeyError:  # an entry that does not use these letters
                 return entry.encode()
-        if found := _BYTE_ENTRY.fullmatch(entry):
+        if self._byte_fallback and (found := _BYTE_ENTRY.fullmatch(entry)):
             return bytes([int(found[1], 16)])
-        return entry.replace(_SPACE, " ").encode()
+        text: str = self._decoder.decode(["a", entry])
+        return text[1:].encode()
 
     def as_json(self) -> str:
         """Return the content of `tokenizer.json`, for libraries that read it themselves."""
