@@ -82,9 +82,10 @@ class FakeHandle(RequestHandle):
     def __init__(
         self, requests: Sequence[GenerationRequest], queue_position: QueuePosition
     ) -> None:
-        super().__init__(requests, queue_position, self._leave)
+        super().__init__(requests, queue_position, self._leave, self._end)
         self._outputs = _Script()
         self.cancelled = asyncio.Event()
+        self.ended: set[str] = set()
 
     def push(self, *outputs: Output | Exception, to: int = 0) -> FakeHandle:
         """Push outputs for the request with the index `to`."""
@@ -93,6 +94,13 @@ class FakeHandle(RequestHandle):
             named = replace(item, request_id=own) if isinstance(item, Output) else item
             self.deliver(named)  # type: ignore[arg-type]
         return self
+
+    def _end(self, request_id: str) -> None:
+        """End one answer; outputs that are on their way already still come."""
+        if request_id not in self.ended:
+            self.ended.add(request_id)
+            index = [item.request_id for item in self.requests].index(request_id)
+            self.push(output(finish=FinishReason.STOP), to=index)
 
     def _leave(self) -> None:
         if self._open and not self.cancelled.is_set():

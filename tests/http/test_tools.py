@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from specops.request import FinishReason, GrammarKind, Output, Piece
 from specops.text.tools.formats import THINKING
-from tests.fakes import STATS, FakeTokenizer
+from tests.fakes import STATS, FakeTokenizer, output
 from tests.http.chat_clients import (
     CHAT_TOOLS,
     MESSAGES_TOOLS,
@@ -22,6 +23,7 @@ from tests.http.chat_clients import (
     messages,
 )
 from tests.http.openai_api import CHAT, ENDPOINTS, MESSAGES, RESPONSES
+from tests.simulated_target import grammars, tokenizer
 from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts, written
 
 pytestmark = pytest.mark.anyio
@@ -290,3 +292,65 @@ async def test_tags_that_are_special_tokens_are_known(protocol: str, stream: boo
     lark = here.request.sampling.grammar.text
     assert "start: thoughts? <[1]> calls" in lark
     assert "<[2]> args_0" in lark
+
+
+@both_ways
+@every_protocol
+async def test_an_answer_ends_before_it_repeats_a_call(protocol: str, stream: bool) -> None:
+    """In an open answer and in one that must call: the engine is told to end it."""
+    calls = [("get_weather", {"city": "Bern"}), ("get_weather", {"city": "Biel"})]
+    text = written(BY_NAME["hermes"], [*calls, calls[0]])
+    for how in ("auto", "required"):
+        async with clients() as here:
+            here.script(output(text[at : at + 3]) for at in range(0, len(text), 3))
+            ask = PROTOCOLS[protocol]
+            answer = await ask(here, stream=stream, **BINDING[protocol].get(how, {}))
+            assert (answer.calls, answer.finish) == (tuple(calls), FINISH[protocol][True])
+            handle = here.service.submitted.get_nowait()
+            assert handle.ended == {here.request.request_id}
+
+
+async def test_usage_counts_the_tokens_up_to_a_repeated_call_however_they_came() -> None:
+    text = written(BY_NAME["hermes"], [("search", {}), ("search", {}), ("search", {"a": 1})])
+    counted = set()
+    for tokens in (1, 4, len(text)):
+        pieces = list(text)
+        steps = [output(*pieces[at : at + tokens]) for at in range(0, len(pieces), tokens)]
+        async with clients() as here:
+            here.script(steps)
+            ask: Any = here.openai.chat.completions.create
+            answer = await ask(model="fake", messages=ASKED, tools=CHAT_TOOLS)
+            counted.add(answer.usage.completion_tokens)
+            assert len(answer.choices[0].message.tool_calls) == 1
+    assert counted == {text.index("}}", text.index("}}") + 1) + 2}
+
+
+@both_ways
+async def test_one_of_several_answers_ends_alone(stream: bool) -> None:
+    text = written(BY_NAME["hermes"], [("search", {}), ("search", {})])
+    async with clients() as here:
+        here.script([output(text)])
+        body = {"model": "fake", "messages": ASKED, "tools": CHAT_TOOLS, "n": 2, "stream": stream}
+        asked = asyncio.create_task(here.http.post(CHAT, json=body))
+        handle = await here.service.submitted.get()
+        response = await asked
+        assert response.status_code == 200
+        assert len(handle.ended) == 2
+        assert not handle.cancelled.is_set()
+
+
+@every_protocol
+async def test_a_tool_that_is_named_is_called_once(protocol: str) -> None:
+    async with clients() as here:
+        here.say("a")
+        counts = {}
+        for how in ("required", "named"):
+            await PROTOCOLS[protocol](here, stream=False, **BINDING[protocol][how])
+            matcher = grammars().matcher(here.request.sampling.grammar)
+            for count in (1, 2):
+                text = written(BY_NAME["hermes"], [("search", {})] * count)
+                tokens = tokenizer().encode(text, special_tokens=False)
+                counts[how, count] = matcher.allows(tokens) == len(tokens)
+    assert counts == {
+        ("required", 1): True, ("required", 2): True, ("named", 1): True, ("named", 2): False,
+    }  # fmt: skip

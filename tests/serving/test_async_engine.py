@@ -174,6 +174,26 @@ async def test_cancelling_frees_the_place_and_counts_the_waste(tiny_settings: Se
         assert service.running == service.waiting == 0
 
 
+async def test_an_answer_that_is_whole_ends_alone_and_counts_as_complete(
+    tiny_settings: Settings,
+) -> None:
+    async with serving(tiny_settings) as (service, metrics):
+        whole, other = request(max_new_tokens=FOREVER), request()
+        handle, ends = service.submit(whole, other), {}
+        async for output in handle:
+            if output.request_id == whole.request_id:
+                handle.end(whole.request_id)  # again and again, and after it has ended
+            if output.finish:
+                ends[output.request_id] = output.finish
+        handle.end(whole.request_id)
+        assert ends == {
+            whole.request_id: FinishReason.STOP, other.request_id: FinishReason.LENGTH
+        }  # fmt: skip
+        assert sample(metrics, "requests_total", outcome="cancelled") == 0
+        assert sample(metrics, "wasted_tokens_total") == 0
+        assert service.running == service.waiting == 0
+
+
 async def test_several_requests_share_a_handle_and_come_in_together(
     tiny_settings: Settings,
 ) -> None:
@@ -225,7 +245,7 @@ async def test_a_reserved_place_is_kept_until_it_is_released(tiny_settings: Sett
 
 
 async def test_a_handle_reports_pauses() -> None:
-    handle = RequestHandle([request()], QueuePosition(0, 0.0), lambda: None)
+    handle = RequestHandle([request()], QueuePosition(0, 0.0), lambda: None, lambda name: None)
     silence = handle.with_pauses(0.001)
     assert [await anext(silence) for _ in range(3)] == [None] * 3
     last = Output(handle.requests[0].request_id, finish=FinishReason.STOP)

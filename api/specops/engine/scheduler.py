@@ -120,8 +120,11 @@ class Scheduler:
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next step. A request that has ended already is no error."""
-        if (sequence := self._in_flight.get(request_id)) is not None:
-            self._end(sequence, FinishReason.CANCELLED)
+        self._end_one(request_id, FinishReason.CANCELLED)
+
+    def stop(self, request_id: str) -> None:
+        """End a request at the next step whose answer is whole, as its stop string does."""
+        self._end_one(request_id, FinishReason.STOP)
 
     def cancel_all(self) -> None:
         """End every request at the next step."""
@@ -157,6 +160,10 @@ class Scheduler:
         )
 
     # -- requests --------------------------------------------------------------------------------
+
+    def _end_one(self, request_id: str, reason: FinishReason) -> None:
+        if (sequence := self._in_flight.get(request_id)) is not None:
+            self._end(sequence, reason)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if not sequence.finish:

@@ -155,7 +155,9 @@ class AsyncEngine:
             self._metrics.observe_rejected("invalid")
             raise
         position = self.admission.enter(requests)
-        handle = RequestHandle(requests, position, lambda: self._cancel(requests))
+        handle = RequestHandle(
+            requests, position, lambda: self._cancel(requests), self._thread.stop_answer
+        )
         self._idle.clear()
         if self._rest is not None:
             self._rest.cancel()

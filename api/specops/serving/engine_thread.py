@@ -77,6 +77,10 @@ class EngineThread:
         """Cancel a request; does nothing for a request that has ended."""
         self._inbox.put(lambda scheduler: scheduler.cancel(request_id))
 
+    def stop_answer(self, request_id: str) -> None:
+        """End an answer that is whole; does nothing for a request that has ended."""
+        self._inbox.put(lambda scheduler: scheduler.stop(request_id))
+
     async def stop(self) -> None:
         """End every request, then the thread. Neither a load nor a long step is waited for."""
         if self._loop is None:

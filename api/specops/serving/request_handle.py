@@ -31,6 +31,7 @@ class RequestHandle:
         requests: the requests.
         queue_position: queue position of the first request at its admission.
         cancel: ends the requests; does nothing for a request that has ended.
+        end: ends the answer to the request with this id, as a stop string does.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class RequestHandle:
         requests: Sequence[GenerationRequest],
         queue_position: QueuePosition,
         cancel: Callable[[], None],
+        end: Callable[[str], None],
     ) -> None:
         self.requests = tuple(requests)
         self.queue_position = queue_position
         self.cancel = cancel
+        self.end = end
         self._open = len(requests)
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
 

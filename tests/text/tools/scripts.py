@@ -90,12 +90,15 @@ def scripts(form: ToolFormat) -> list[Script]:
 
     found = []
     for number in range(COUNT):
-        calls = [
-            (rng.choice(TOOLS).name, {f"a{place}": value() for place in range(rng.randint(0, 3))})
-            for _ in range(number % 4)
-        ]
+        calls: list[tuple[str, dict[str, Any]]] = []
+        while len(calls) < number % 4:
+            arguments = {f"a{place}": value() for place in range(rng.randint(0, 3))}
+            call = (rng.choice(TOOLS).name, arguments)
+            if call not in calls:  # a repeated one would end the answer
+                calls.append(call)
         # Without an opening, calls are the whole answer.
-        said = "I say: " + text() if not calls or (number % 3 == 0 and not form.bare) else ""
+        speaks = not calls or (number % 3 == 0 and not form.bare)
+        said = f"I say: {text()}".strip() if speaks else ""
         thought = text() if number % 5 == 0 else ""
         thoughts = f"{THINKING[0][0]}\n{thought}\n{THINKING[0][1]}\n\n" if thought else ""
         between = "\n" if said and calls else ""

@@ -8,7 +8,7 @@ import pytest
 
 from specops.text.tools.formats import THINKING, format_of
 from specops.text.tools.reader import AnswerReader, Block
-from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts
+from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts, written
 
 THINK = THINKING[0]
 
@@ -111,3 +111,37 @@ def test_thoughts_may_have_begun_in_the_prompt(size: int) -> None:
 def test_without_tools_and_thoughts_text_is_text() -> None:
     answer = f" <tool_call>{A}</tool_call><think>\n"
     assert read(None, answer, 1, think=False) == [Block("text", answer)]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_call_that_repeats_another_word_for_word_ends_the_answer(name: str) -> None:
+    form = BY_NAME[name]
+    first, second = ("get_weather", {"city": "Bern"}), ("get_weather", {"city": "Berlin"})
+    other = ("search.web-2", {"city": "Bern"})
+    answer = written(form, [first, second, other, second, ("search.web-2", {})])
+    whole = written(form, [first, second, other, second])
+    end = len(whole) - len(whole.lstrip()) + whole.rindex("Berlin") + len('Berlin"}')
+    closed = end if form.named else end + 1
+    for size in (1, 3, len(answer)):
+        reader = AnswerReader(form, [tool.name for tool in TOOLS], None)
+        deltas, read_until = [], 0
+        for start in range(0, len(answer), size):
+            part = answer[start : start + size]
+            deltas += reader.push(part)
+            read_until = start + len(part) - reader.unread
+            if reader.repeated:
+                break
+        deltas += reader.finish()
+        assert read_until == closed
+        calls = [(block.name, json.loads(block.text)) for block in reader.blocks]
+        assert calls == [first, second, other]
+        assert {place for place, _ in deltas} == {0, 1, 2}  # nothing of the fourth was ever told
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_call_that_was_cut_off_is_no_repeated_one(name: str) -> None:
+    form = BY_NAME[name]
+    call = ("get_weather", {"city": "Bern"})
+    answer = written(form, [call, call])
+    cut = answer[: answer.rindex("rn")]
+    assert [block.text for block in read(name, cut, 1)] == ['{"city": "Bern"}', '{"city": "Be']

@@ -146,30 +146,52 @@ class Job:
         Raises:
             ApiError: one of the answers failed.
         """
-        async for output in self.handle.with_pauses(_PAUSE_SECONDS):
-            if output is None:
+        async for made in self.handle.with_pauses(_PAUSE_SECONDS):
+            if made is None:
                 yield None
                 continue
-            index = self._index[output.request_id]
+            index = self._index[made.request_id]
             answer = self.answers[index]
+            output, deltas = self._read(answer, made)
             answer.pieces += output.pieces
             answer.prompt = answer.prompt or output.prompt
             if output.finish:
                 answer.last = output
             error = _failure(output, answer.request)
             if error is None:
-                yield self._step(index, output)
+                if output.finish and answer.reader:
+                    deltas += answer.reader.finish()
+                yield Step(index, output, deltas)
                 continue
             if output.pieces:
-                yield self._step(index, replace(output, finish=None))
+                yield Step(index, replace(output, finish=None), deltas)
             raise error
 
-    def _step(self, index: int, output: Output) -> Step:
-        reader, speech = self.answers[index].reader, self._speech
+    def _read(self, answer: Answer, output: Output) -> tuple[Output, list[Delta]]:
+        """Read the text of an output; end the answer where it begins to repeat its calls.
+
+        Returns:
+            The output up to there, and its deltas.
+        """
+        reader, speech = answer.reader, self._speech
         if reader is None or speech is None:
-            return Step(index, output)
-        deltas = reader.push(speech.text(output.pieces))
-        return Step(index, output, deltas + reader.finish() if output.finish else deltas)
+            return output, []
+        if reader.repeated:  # the engine has not ended it yet when it made this output
+            pieces, deltas = (), []
+        else:
+            deltas = reader.push(speech.text(output.pieces))
+            if not reader.repeated:
+                return output, deltas
+            pieces = speech.without(output.pieces, reader.unread)
+            if not output.finish:
+                self.handle.end(output.request_id)
+        if not output.finish:
+            return replace(output, pieces=pieces), deltas
+        # However the engine ended it, the answer was whole before.
+        tokens = len(answer.pieces) + len(pieces)
+        stats = output.stats and replace(output.stats, generated_tokens=tokens)
+        ended = replace(output, finish=FinishReason.STOP, error=None, stop=None)
+        return replace(ended, pieces=pieces, stats=stats), deltas
 
     async def finished(self) -> list[Answer]:
         """Wait for all answers; a client that leaves ends them.

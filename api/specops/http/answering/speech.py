@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from specops.engine.engine import Engine
 from specops.http.schemas.conversation import Conversation
@@ -44,6 +44,17 @@ class Speech:
         """Return the pieces' text, with the special tokens that a reader knows."""
         return "".join(piece.text or self._tags.get(piece.token, "") for piece in pieces)
 
+    def without(self, pieces: Sequence[Piece], characters: int) -> tuple[Piece, ...]:
+        """Return the pieces without those that only have some of the last characters."""
+        left = len(self.text(pieces)) - characters
+        kept = []
+        for piece in pieces:
+            if left <= 0:
+                break
+            kept.append(piece)
+            left -= len(self.text([piece]))
+        return tuple(kept)
+
     def grammar(self, text_grammar: Grammar | None) -> Grammar | None:
         """Return the grammar of a whole answer.
 
@@ -65,7 +76,7 @@ class Speech:
         text = writer.lark(
             tools,
             required=asked.required,
-            parallel=asked.parallel,
+            parallel=asked.parallel and asked.named is None,  # who names a tool wants one call
             formed=text_grammar is not None,
         )
         return Grammar(GrammarKind.LARK, text, None if asked.required else text_grammar)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from specops.text.grammar import LAYOUT
 from specops.text.tools.formats import ARGS, Tool, ToolFormat
 
+# What may stand between thoughts and what follows: a poor model would write spaces without end.
+_SPACE = r"SPACE: /\s{0,4}/"
 # Keys with which a schema may list further arguments besides its own `properties`.
 _OPEN = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
 
@@ -91,12 +93,12 @@ class CallGrammar:
             return [
                 f"thoughts: {first} THOUGHT {self._literal(closing)} SPACE",
                 r"THOUGHT: /(.|\n)*/",
-                r"SPACE: /\s*/",
+                _SPACE,
             ]
         return [
             f"thoughts: {first} thought SPACE",
             rf"thought[lazy]: /(.|\n)*?{_escaped(closing)}/",
-            r"SPACE: /\s*/",
+            _SPACE,
         ]
 
     def _call_rules(self, tools: Sequence[Tool], *, parallel: bool) -> list[str]:

@@ -53,6 +53,9 @@ class AnswerReader:
 
     Attributes:
         blocks: the blocks so far.
+        repeated: the model wrote a call of this answer again, word for word. That call is no block
+            and was never in a delta; the reader takes no text after it.
+        unread: number of characters of the last text that came after such a call.
     """
 
     def __init__(
@@ -71,6 +74,10 @@ class AnswerReader:
         self._spaces = ""  # held back: they may be the end of a block
         self._thought = False
         self._plain = calls is None and thinking is None
+        self.repeated = False
+        self.unread = 0
+        # Arguments of the earlier calls of the tool that is being called.
+        self._earlier: list[str] = []
         self._machine = self._answer(begun=begun)
         next(self._machine)
 
@@ -80,29 +87,41 @@ class AnswerReader:
             if text:
                 self._add("text", text)
         else:
-            for character in text:
+            for position, character in enumerate(text):
+                if self.repeated:
+                    self.unread = len(text) - position
+                    break
                 self._machine.send(character)
         return self._take()
 
     def finish(self) -> list[Delta]:
         """Return the text that was held back; the answer has ended."""
-        if not self._plain:
+        if not self._plain and not self.repeated:
             with contextlib.suppress(StopIteration):
                 self._machine.send("")
+            self._end_call()
             if self._spaces and (not self.blocks or self._open("text")):
                 self._add("text", self._spaces)
         return self._take()
 
     def _take(self) -> list[Delta]:
-        """Return the deltas since the last call, with those of one block merged."""
+        """Return the deltas since the last call, with those of one block merged.
+
+        A call that may turn out to be a repeated one is held back.
+        """
         merged: list[Delta] = []
-        for delta in self._deltas:
+        shown = len(self._deltas)
+        if any(text.startswith(self.blocks[-1].text) for text in self._earlier):
+            last = len(self.blocks) - 1
+            held = (at for at, delta in enumerate(self._deltas) if delta.place == last)
+            shown = next(held, shown)
+        for delta in self._deltas[:shown]:
             begins = self.blocks[delta.place].kind == "call" and not delta.text
             if merged and merged[-1].place == delta.place and not begins and merged[-1].text:
                 merged[-1] = Delta(delta.place, merged[-1].text + delta.text)
             else:
                 merged.append(delta)
-        self._deltas = []
+        del self._deltas[:shown]
         return merged
 
     def _open(self, kind: str) -> bool:
@@ -111,14 +130,26 @@ class AnswerReader:
     def _add(self, kind: Literal["text", "reasoning", "call"], text: str) -> None:
         """Add text to the last block, or to a new one if the last is of another kind."""
         if not self._open(kind):
+            self._earlier = []
             self.blocks.append(Block(kind))
         self.blocks[-1].text += text
         self._deltas.append(Delta(len(self.blocks) - 1, text))
 
     def _begin_call(self, name: str) -> None:
         self._spaces = ""
+        self._earlier = [
+            block.text for block in self.blocks if (block.kind, block.name) == ("call", name)
+        ]
         self.blocks.append(Block("call", name=name))
         self._deltas.append(Delta(len(self.blocks) - 1, ""))
+
+    def _end_call(self) -> None:
+        """The call that is being read is whole: drop it if it repeats an earlier one."""
+        if self._earlier and self.blocks[-1].text in self._earlier:
+            self.blocks.pop()
+            self._deltas = [delta for delta in self._deltas if delta.place < len(self.blocks)]
+            self.repeated = True
+        self._earlier = []
 
     def _argue(self, text: str) -> None:
         if text:
@@ -239,7 +270,7 @@ class AnswerReader:
             self._say("".join(raw))
             return char
         self._begin_call(name.strip())
-        return (yield from self._value(char, self._argue))
+        return (yield from self._value(char, self._argue, self._end_call))
 
     def _call(self, char: str, before: str) -> Steps:
         """Read a JSON object: a call, or else text, together with the text `before` it."""
@@ -281,6 +312,7 @@ class AnswerReader:
         elif char == "}":
             if not self.blocks[-1].text:
                 self._argue("{}")
+            self._end_call()
             char = yield
         return char
 
@@ -289,8 +321,8 @@ class AnswerReader:
             return False  # the client could not send the call back
         return not self._calls.bare or name in self._names
 
-    def _value(self, char: str, take: Take) -> Steps:
-        """Read one JSON value."""
+    def _value(self, char: str, take: Take, ended: Callable[[], object] = lambda: None) -> Steps:
+        """Read one JSON value; call `ended` at the end of an object or array."""
         if char == '"':
             return (yield from self._string(char, take))
         depth = 0
@@ -303,6 +335,8 @@ class AnswerReader:
             take(char)
             depth += (char in "{[") - (char in "}]")
             closed = not depth and char in "}]"
+            if closed:
+                ended()
             char = yield
             if closed:
                 return char
