@@ -354,3 +354,27 @@ async def test_a_tool_that_is_named_is_called_once(protocol: str) -> None:
     assert counts == {
         ("required", 1): True, ("required", 2): True, ("named", 1): True, ("named", 2): False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, "count"])
+async def test_the_billing_line_of_claude_code_is_not_in_the_prompt(protocol: str) -> None:
+    """It changes with every request: nothing after it would be found in the prefix cache."""
+    prompts = set()
+    for cch in ("eb6c6", "0aaa9"):
+        line = f"x-anthropic-billing-header: cc_version=2.1.100.{cch[:3]}; cch={cch};"
+        parts = [{"type": "text", "text": text} for text in (line, "You are an agent.")]
+        asked: dict[str, Any] = {"model": "fake", "messages": ASKED}
+        body, path = {
+            "chat": ({"messages": [{"role": "system", "content": parts}, *ASKED]}, CHAT),
+            "messages": ({**asked, "system": parts, "max_tokens": 9}, MESSAGES),
+            "responses": ({"instructions": f"{line}\nYou are an agent.", "input": "a"}, RESPONSES),
+            "count": ({**asked, "system": parts}, f"{MESSAGES}/count_tokens"),
+        }[protocol]
+        async with clients() as here:
+            here.say("a")
+            response = await here.http.post(path, json=ENDPOINTS.get(path, {}) | body)
+        assert response.status_code == 200
+        assert response.headers["x-ignored-fields"] == "x-anthropic-billing-header"
+        prompts.add(response.text if protocol == "count" else here.prompt)
+    (prompt,) = prompts
+    assert "billing" not in prompt

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from specops.http.errors import InvalidField
 from specops.http.schemas.body import Body, FreeObject, Text
+from specops.text.agents import steady
 from specops.text.json_values import loads
 from specops.text.tools.formats import TOOL_NAME, Tool
 
@@ -33,8 +34,8 @@ class Conversation:
         messages: in the form that chat templates read.
         source: name of the request's field with the messages, for errors.
         tools: the tools that the prompt describes.
-        skipped: names of tools that this server does not have; they are reported like unknown
-            fields.
+        skipped: names of tools that this server does not have, and of what `steady` removed; they
+            are reported like unknown fields.
         required: the answer must be a call.
         named: name of the tool that must be called, if one is set.
         parallel: an answer may have several calls.
@@ -98,11 +99,15 @@ def conversation(
         raise InvalidField("tool_choice", "a call is required, but there are no tools to call")
     if named is not None and named not in names:
         raise InvalidField("tool_choice", f"there is no tool {named[:64]!r}")
+    kept, removed = steady(_with_names(messages))
     return Conversation(
-        messages=_with_names(messages),
+        messages=kept,
         source=source,
         tools=offered,
-        skipped=tuple(dict.fromkeys(f"tools.{kind}" for kind, tool in found if tool is None)),
+        skipped=(
+            *dict.fromkeys(f"tools.{kind}" for kind, tool in found if tool is None),
+            *removed,
+        ),
         required=mode == "required",
         named=named,
         **fields,
