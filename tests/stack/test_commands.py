@@ -14,7 +14,9 @@ import pytest
 from scripts import native
 from tests.stack.support import ROOT, run
 
-TARGETS = ("up", "down", "test", "lint", "load", "bench", "check", "fuzz", "train", "clean")
+TARGETS = (
+    *("up", "down", "test", "lint", "load", "bench", "check", "fuzz", "files", "train", "clean"),
+)
 
 
 def test_every_target_is_one_line() -> None:

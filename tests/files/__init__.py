@@ -1,0 +1,1 @@
+"""Published files against the libraries they were made for: `make files`."""

@@ -1,0 +1,45 @@
+"""`make files`: published vocabularies, tokenizers and templates against the libraries they fit.
+
+The packages that carry them are downloaded once, into .cache/files, and llama.cpp's library is
+compiled there. Each part prints how many documents were tried, equal and refused, and the command
+fails where one is different. `--only PART` runs one part; `--write` writes the figures into
+docs/gguf.md. `make test` has no part in this: it needs no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from tests.files import decoding, vocabularies
+from tests.files.report import Row, table, write_section
+
+PARTS: dict[str, Callable[[], list[Row]]] = {
+    "vocabularies": vocabularies.compare,
+    "decoding": decoding.compare,
+}
+
+
+def main() -> int:
+    """Run the parts; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.files", description=__doc__)
+    parser.add_argument("--only", choices=PARTS, help="one part alone")
+    parser.add_argument("--write", action="store_true", help="the figures into docs/gguf.md")
+    options = parser.parse_args()
+    different = 0
+    for name, compare in PARTS.items():
+        if options.only not in (None, name):
+            continue
+        rows = compare()
+        text = table(rows)
+        print(f"{name}\n{text}", flush=True)
+        different += sum(row.different for row in rows)
+        if options.write:
+            write_section(name, text)
+    print("files: nothing different" if not different else f"files: {different} different")
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

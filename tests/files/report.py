@@ -1,0 +1,55 @@
+"""How many documents were tried, equal and refused, and where the figures stand in docs/gguf.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "gguf.md"
+
+
+class Row(NamedTuple):
+    """One file, or one kind of file.
+
+    A refused document was refused with an error that names the reason. Whatever was tried and is
+    neither equal nor refused is a failure. `note` says what was refused, and names differences that
+    come from the library.
+    """
+
+    name: str
+    tried: int
+    equal: int
+    refused: int = 0
+    note: str = ""
+
+    @property
+    def different(self) -> int:
+        """Documents that are read in another way."""
+        return self.tried - self.equal - self.refused
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows as a table of Markdown, their sums last."""
+    rows = list(rows)
+    total = Row("all", *(sum(row[place] for row in rows) for place in (1, 2, 3)))
+    lines = ["| | tried | equal | refused | |", "|---|---:|---:|---:|---|"]
+    for row in (*rows, total):
+        lines.append(
+            f"| {row.name} | {row.tried:,} | {row.equal:,} | {row.refused:,} | {row.note} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def write_section(name: str, text: str, page: Path = PAGE) -> None:
+    """Replace what stands between the marks of a section in the page.
+
+    Raises:
+        ValueError: the page has no such section.
+    """
+    content = page.read_text(encoding="utf-8")
+    marks = re.compile(rf"(<!-- {name}: [^\n]* -->\n)(.*?)(<!-- end of {name} -->\n)", re.DOTALL)
+    if not marks.search(content):
+        raise ValueError(f"{page} has no section {name}")
+    page.write_text(marks.sub(lambda found: found[1] + text + found[3], content), encoding="utf-8")
