@@ -246,8 +246,20 @@ def _clients() -> Panels:
         PER_SECOND,
         {"{{reason}}": rate_by("reason", "specops_connections_closed_total")},
         stacked=True,
-        width=24,
+        width=12,
         nothing="none was closed",
+    )
+    yield curves(
+        "Failed callbacks, by place",
+        "Callbacks of the service itself that raised an exception. `connection`, `engine` and "
+        "`trace`: one client's connection or request ended. `scrape`: figures are missing. `tick` "
+        "and `loop`: the server went on without it. Each is a defect: the API's log has its "
+        "traceback.",
+        PER_SECOND,
+        {"{{where}}": rate_by("where", "specops_callback_failures_total")},
+        stacked=True,
+        width=12,
+        nothing="none failed",
     )
 
 

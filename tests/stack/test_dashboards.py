@@ -162,11 +162,14 @@ COUNTER = re.compile(r"_(total|bucket|sum|count|rq|retry|success|xx)$")
 # Of an idle service: a model that is ready, and what says NaN while no request decodes.
 UNMEASURED = {"specops_avg_jump", "specops_draft_length", "specops_estimated_speedup"}
 IDLE_GAUGES = {"specops_requests_running": 0, "specops_requests_waiting": 0}
+FAILURES = "specops_callback_failures_total"  # a service that works has none
 
 
 def history(name: str, labels: Mapping[str, str], rest: int, *, dead: bool) -> str:
     """Two minutes of traffic, then `rest` scrapes without any, or none that succeeds."""
     ended = f" stale _x{rest}"
+    if name == FAILURES:
+        return f"0x{BUSY}" + (ended if dead else f" 0x{rest}")
     if COUNTER.search(name):
         return f"0+10x{BUSY}" + (ended if dead else f" {10 * BUSY}x{rest}")
     if name == "specops_model_state":
@@ -275,7 +278,8 @@ TRUE_AT_0 = {
     *("Cost of a pass, by its tokens", "Cost of a token, a draft token, attention"),
     *("State", "Alerts", "Requests per second, by their end", "Running and waiting, by replica"),
     *("Requests by replica", "Refused, by replica", "HTTP status, by endpoint"),
-    *("Turned away, by reason", "Connections closed, by reason", "Where the engine's time goes"),
+    *("Turned away, by reason", "Connections closed, by reason", "Failed callbacks, by place"),
+    "Where the engine's time goes",
     *("A second of the engine", "Passes and requests per pass", "Hits and misses"),
 }
 
@@ -352,6 +356,23 @@ def test_the_state_of_the_model_has_its_colour(tmp_path: Path) -> None:
             query("healthy", "State", "unreachable"): [],
         }
         evaluate(series, 0, cases, tmp_path)
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_failed_callbacks_are_named_only_where_one_failed(tmp_path: Path, *, dead: bool) -> None:
+    promql = query("spread", "Failed callbacks, by place")
+    rest = 2
+    healthy = service("a", rest, dead=dead)
+    evaluate(healthy, BUSY + rest, {promql: []}, tmp_path)
+    broken = [
+        one | {"values": f"0+10x{BUSY}" + (f" stale _x{rest}" if dead else f" {10 * BUSY}x{rest}")}
+        if one["series"].startswith(FAILURES) and 'where="tick"' in one["series"]
+        else one
+        for one in healthy
+    ]
+    rate = {"labels": '{where="tick"}', "value": 10 / STEP}
+    evaluate(broken, BUSY, {promql: [rate]}, tmp_path)
+    evaluate(broken, BUSY + rest, {f"count({promql})": [] if dead else ONE}, tmp_path)
 
 
 def test_alerts_are_named_while_they_fire(tmp_path: Path) -> None:
