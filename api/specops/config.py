@@ -231,6 +231,12 @@ class Settings:
         "`temperature=0.2,top_p=0.9`; empty: as the preset or the model advises; `none`: as the "
         "protocol has it",
     )
+    system: str = _knob(
+        "",
+        str,
+        "system message of conversations that have none; empty: the preset's or the model's; "
+        "`none`: the chat template's own, if it has one; `empty`: one without a text, in its place",
+    )
     max_k_draft: int = _knob(8, _integer(0, 16), "most draft tokens of a request per step")
     slots: int = _knob(
         0,

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
     service = FakeService(ANSWER)
     sampling = SamplingDefaults(temperature=0.2)
-    service.info = replace(INFO, foreign_products=foreign, sampling=sampling)
+    service.info = replace(INFO, foreign_products=foreign, sampling=sampling, system="Be brief.")
     async with api(service) as here:
         listed = (await here.client.get("/v1/models")).json()
         alone = (await here.client.get("/v1/models/fake")).json()
@@ -47,7 +47,7 @@ async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
         "max_model_len": 64, "owned_by": "specops", "context_length": 64,
         "quantization": "int8-128", "drafters": ["draft", "suffix", "none"], "chat": False,
         "batch_invariant": not foreign, "foreign_products": list(foreign),
-        "sampling": {"temperature": 0.2},
+        "sampling": {"temperature": 0.2}, "system": "Be brief.",
     }  # fmt: skip
     assert problem(other, 404)["code"] == "model_not_found"
 

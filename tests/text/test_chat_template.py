@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specops.text.chat_template import ChatTemplate, ChatTemplateError
+from specops.text.chat_template import ChatTemplate, ChatTemplateError, system_of, with_system
 from specops.text.tools.formats import Tool
 
 MESSAGES = [
@@ -192,3 +192,37 @@ def test_a_template_says_whether_its_prompts_open_thoughts() -> None:
     assert not template.begins_thinking({})
     assert not ChatTemplate("<think>", {}).begins_thinking({})
     assert not ChatTemplate("{{ raise_exception('no') }}</think>", {}).begins_thinking({})
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_only_a_conversation_without_a_system_message_gets_the_models(role: str) -> None:
+    told = [{"role": role, "content": ""}, {"role": "user", "content": "a"}]
+    expected = told if role == "system" else [{"role": "system", "content": "Be kind."}, *told]
+    assert with_system(told, "Be kind.") == expected
+    assert with_system(told, None) == told
+    assert len(with_system(told, "")) == (2 if role == "system" else 3)
+
+
+def test_a_models_system_message_is_the_settings_or_its_folders(tmp_path: Path) -> None:
+    template = ChatTemplate(TEMPLATES["chatml"], {})
+    assert system_of("", tmp_path, template) is None
+    assert system_of("Be kind.", tmp_path, None) is None
+    assert system_of("empty", tmp_path, template) == ""
+    (tmp_path / "system.txt").write_text("\nBe brief.\n", "utf-8")
+    assert system_of("", tmp_path, template) == "Be brief."
+    assert system_of("Be kind.", tmp_path, template) == "Be kind."
+    assert system_of("none", tmp_path, template) is None
+    (tmp_path / "system.txt").write_text("", "utf-8")
+    assert system_of("", tmp_path, template) == ""
+
+
+@pytest.mark.parametrize("case", ["refused", "left out", "unreadable"])
+def test_a_system_message_that_the_template_cannot_show_stops_nobody(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    source = {"refused": refuses, "left out": ""}.get(case, TEMPLATES["chatml"])
+    (tmp_path / "system.txt").write_bytes(b"\xff" if case == "unreadable" else b"Be brief.")
+    template = ChatTemplate(f"{source}{{{{ messages[-1].content }}}}", {})
+    assert system_of("", tmp_path, template) is None
+    assert "conversations get no system message" in caplog.text

@@ -14,16 +14,17 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from specops.cli.terminal import Terminal, figures
 from specops.engine.engine import PROMPT_ERRORS, Engine
 from specops.request import GenerationRequest
-from specops.text.chat_template import ChatTemplateError
+from specops.text.chat_template import ChatTemplateError, with_system
 from specops.text.template_process import TemplateProcessError
 from specops.text.tools.reader import AnswerReader
 
 _HELP = """\
-/system TEXT  what the model is told first; without a text: nothing
+/system TEXT  what the model is told first; without a text: as the template has it
 /new          begin anew
 /save FILE    write the conversation as JSON, as the API takes it
 /quit         end, as Ctrl + D does"""
@@ -36,11 +37,11 @@ class Chat:
         engine: the engine of a chat model.
         request: the options of the answers; its prompt is replaced.
         terminal: shows the answers.
-        system: the system message; empty: the template's own.
+        system: the system message; None: the template may say its own.
     """
 
     def __init__(
-        self, engine: Engine, request: GenerationRequest, terminal: Terminal, system: str
+        self, engine: Engine, request: GenerationRequest, terminal: Terminal, system: str | None
     ) -> None:
         self._engine = engine
         self._request = request
@@ -68,7 +69,7 @@ class Chat:
                 case "/new":
                     self._turns.clear()
                 case "/system":
-                    self._system = rest.strip()
+                    self._system = rest.strip() or None
                 case "/save":
                     self._save(rest.strip())
                 case _ if command.startswith("/"):
@@ -76,9 +77,8 @@ class Chat:
                 case _:
                     self._answer(line)
 
-    def _messages(self) -> list[dict[str, str]]:
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        return [*system, *self._turns]
+    def _messages(self) -> list[dict[str, Any]]:
+        return with_system(self._turns, self._system)
 
     def _save(self, name: str) -> None:
         if not name:

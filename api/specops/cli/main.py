@@ -146,12 +146,12 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _generate(options: argparse.Namespace) -> int:
     from specops.engine.engine import PROMPT_ERRORS  # noqa: PLC0415
-    from specops.text.chat_template import question  # noqa: PLC0415
+    from specops.text.chat_template import question, with_system  # noqa: PLC0415
 
     engine, drawn = _for_one(options)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     chat = engine.info.chat and not options.raw
-    text = engine.render_chat(question(prompt, options.system)) if chat else prompt
+    text = engine.render_chat(with_system(question(prompt), engine.info.system)) if chat else prompt
     request = replace(
         drawn,
         prompt_tokens=engine.encode_chat(text) if chat else engine.encode(text),
@@ -177,7 +177,7 @@ def _chat(options: argparse.Namespace) -> int:
     if not engine.info.chat:
         return _fail(f"{engine.info.name} is no chat model: `specops generate` continues its texts")
     terminal = Terminal(plain=options.no_color)
-    Chat(engine, drawn, terminal, options.system).run(line_reader())
+    Chat(engine, drawn, terminal, engine.info.system).run(line_reader())
     return 0
 
 
@@ -258,6 +258,9 @@ def _info(options: argparse.Namespace) -> int:
         "vocabulary": f"{info.vocab_size} tokens",
         "kv cache": f"{info.kv_tokens} tokens in {info.kv_dtype}; {_megabytes(info.kv_bytes)}",
         "sampling": str(info.sampling) or "as each protocol's default",
+        "system message": "as the chat template has it"
+        if info.system is None
+        else info.system or "empty",
         "threads": str(info.threads),
         "kernels": engine.computes_with,
         "NUMA nodes": numa.described(),

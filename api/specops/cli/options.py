@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from specops.request import GenerationRequest
 
 _LARGEST_REQUEST = 1 << 20  # tokens of an answer
-_SYSTEM = "You are a helpful assistant."
 
 
 class CommandError(RuntimeError):
@@ -53,7 +52,9 @@ def variables_of(options: argparse.Namespace, **fixed: str) -> dict[str, str]:
 
 def add_generation(parser: argparse.ArgumentParser, *, most: int) -> None:
     """Add the flags of an answer; `most` is the default number of its tokens."""
-    parser.add_argument("--system", default=_SYSTEM, help="system message for a chat model")
+    parser.add_argument(
+        "--system", help="system message for a chat model, as in SPECOPS_SYSTEM; default: its own"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=most, metavar="N")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     parser.add_argument("--seed", type=int, help="same seed, same output")

@@ -28,7 +28,7 @@ from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.registry import make_drafters
 from specops.system.cpus import compute_threads
-from specops.text.chat_template import ChatTemplate, ChatTemplateError
+from specops.text.chat_template import ChatTemplate, ChatTemplateError, system_of
 from specops.text.grammar import Grammars
 from specops.text.tokenizer import Tokenizer, TokenizerError
 from specops.text.tools.formats import Tool
@@ -245,6 +245,7 @@ def _assemble(
         foreign_products=models[0].foreign_products,
         chat=chat_template is not None and chat_template.marks_turns(),
         sampling=SamplingDefaults.load(settings.sampling, target.path),
+        system=system_of(settings.system, target.path, chat_template),
         embedding_size=runner.hidden_size,
         weight_bytes=plan.demand.mapped_weights,
     )

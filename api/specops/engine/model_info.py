@@ -59,6 +59,7 @@ class ModelInfo:
     foreign_products: tuple[str, ...]  # nodes whose products with weights are ONNX Runtime's
     chat: bool  # it answers messages; else it continues texts
     sampling: SamplingDefaults  # of requests that do not say it
+    system: str | None = None  # of conversations without a system message; None: the template's
     embedding_size: int = 0  # entries of an embedding; 0: its graph gives no hidden states
     weight_bytes: int = 0  # of target and draft, mapped
 

@@ -19,7 +19,7 @@ from specops.engine.sequence import Sequence
 from specops.heads.starters import STARTERS
 from specops.heads.storage import Conversation
 from specops.request import GenerationRequest, SamplingParams
-from specops.text.chat_template import question
+from specops.text.chat_template import question, with_system
 
 _MESSAGE_TOKENS = 64  # most tokens of a user's message
 _ANSWER_TOKENS = 320
@@ -118,7 +118,8 @@ class Writer:
         self._asked.add(asked)
         temperature = _TEMPERATURES[message.number % len(_TEMPERATURES)]
         sampling = SamplingParams(temperature=temperature, seed=message.number)
-        prompt = self._engine.encode_chat(self._engine.render_chat(question(asked)))
+        messages = with_system(question(asked), self._engine.info.system)
+        prompt = self._engine.encode_chat(self._engine.render_chat(messages))
         if len(prompt) + _SHORTEST > self._engine.info.context:
             return
         self._add(_Text(message.number, sampling, prompt), _ANSWER_TOKENS)

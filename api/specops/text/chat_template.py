@@ -9,6 +9,7 @@ process of its own (`template_process`), and within limits that the system holds
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +25,12 @@ from specops.text.tools.formats import Tool, format_of, thinking_of
 from specops.text.tools.prompt import with_tools
 
 _FILE = "chat_template.jinja"
+SYSTEM_FILE = "system.txt"
+NO_SYSTEM, EMPTY_SYSTEM = "none", "empty"  # in a setting: the template's own, one without a text
 _CONFIG = "tokenizer_config.json"
 _NAME, _TOOLS_NAME = "default", "tool_use"  # names, if a model has several templates
 _PROBE = "specops-probe-7c1e"
+log = logging.getLogger(__name__)
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -216,6 +220,38 @@ def question(prompt: str, system: str = "") -> list[dict[str, str]]:
     """Return the messages of a new conversation; without `system` the template uses its own."""
     told = [{"role": "system", "content": system}] if system else []
     return [*told, {"role": "user", "content": prompt}]
+
+
+def with_system(messages: Sequence[Mapping[str, Any]], system: str | None) -> list[dict[str, Any]]:
+    """Return the messages, with a system message before them if they have none.
+
+    Args:
+        system: the message, which may be empty; None: the template may say its own.
+    """
+    if system is None or any(message["role"] == "system" for message in messages):
+        return [dict(message) for message in messages]
+    return [{"role": "system", "content": system}, *map(dict, messages)]
+
+
+def system_of(setting: str, folder: Path, template: ChatTemplate | None) -> str | None:
+    """Return the system message of conversations without one; None: the template may say its own.
+
+    Args:
+        setting: the message, `none`, `empty`, or nothing: then the model's folder may have one.
+        folder: the model's.
+        template: the model's; a message that it cannot show is left out, with a warning.
+    """
+    file = folder / SYSTEM_FILE
+    if template is None or setting == NO_SYSTEM or not (setting or file.is_file()):
+        return None
+    try:
+        said = setting or file.read_text(encoding="utf-8").strip()
+        system = "" if setting == EMPTY_SYSTEM else said
+        template.render(with_system(question("a"), system))
+    except (OSError, ValueError) as error:  # a refusal of the template is a ValueError, too
+        log.warning("conversations get no system message: %s", error)
+        return None
+    return system
 
 
 def begun_answer(messages: Sequence[Mapping[str, Any]]) -> str:

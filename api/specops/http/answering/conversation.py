@@ -18,7 +18,7 @@ from specops.http.errors import InvalidField
 from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.options import EngineOptions
 from specops.http.state import AppState
-from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError
+from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError, with_system
 from specops.text.json_values import loads
 from specops.text.tools.reader import Block
 
@@ -29,12 +29,15 @@ _ID_LENGTH = 9  # Mistral's templates accept no other length
 def render(engine: Engine, asked: Conversation) -> str:
     """Return the prompt that the model's chat template writes.
 
+    Conversations without a system message get the model's own.
+
     Raises:
         InvalidField: the template refuses the messages, takes too much for them, or there is none.
         TemplateProcessError: the template's process failed; another try may succeed.
     """
     with _template_errors(engine, asked):
-        return engine.render_chat(list(asked.messages), asked.tools, asked.template_options)
+        messages = with_system(asked.messages, engine.info.system)
+        return engine.render_chat(messages, asked.tools, asked.template_options)
 
 
 @contextmanager

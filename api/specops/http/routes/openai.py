@@ -53,6 +53,7 @@ def _model(engine: Engine, state: AppState) -> Model:
         batch_invariant=info.batch_invariant,
         foreign_products=list(info.foreign_products),
         sampling=info.sampling.told,
+        system=info.system,
     )
 
 

@@ -26,7 +26,7 @@ class GenerateRequest(SeededOptions):
     system: Text | None = Field(
         None,
         description="makes the prompt a question: both go through the model's chat template, and "
-        "the answer is the assistant's; empty: the template's own system message, if it has one",
+        "the answer is the assistant's; empty: the model's own system message, if it has one",
     )
     max_new_tokens: MostTokens = Field(
         50, description="most tokens of the answer; -1 and -2: as many as the server allows"

@@ -104,6 +104,9 @@ class Model(BaseModel):
         description="how tokens are drawn where a request does not say it and the temperature is "
         "not 0; what is not here is the protocol's default"
     )
+    system: str | None = Field(
+        description="system message of conversations that have none; null: the template's own"
+    )
 
 
 class ModelList(BaseModel):

@@ -43,6 +43,7 @@ _COPIED = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "system.txt",
     GENERATION_CONFIG,
 )
 

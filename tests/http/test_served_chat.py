@@ -1,0 +1,69 @@
+"""The chat model itself, where `make up` has fetched it: the first question of a client that sends
+no system message has an answer, whatever protocol it speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import Anthropic
+from ollama import Client as Ollama
+from openai import OpenAI
+
+from specops.config import Settings
+from specops.presets import CHAT, chat_model
+from tests.overload import HOST, serving
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not chat_model().is_file(), reason="no chat model: scripts/chat_model.py"),
+]
+QUESTION = "What is the capital of France?"
+ASK: list[Any] = [{"role": "user", "content": QUESTION}]
+SEEDS = range(5)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    cache = str(Settings().cache_dir)  # the user's: to convert the model again takes half a minute
+    own = {"SPECOPS_MODEL": CHAT, "SPECOPS_CONTEXT": "512", "SPECOPS_CACHE_DIR": cache}
+    with serving(tmp_path_factory.mktemp("chat"), **own) as (port, _):
+        yield f"http://{HOST}:{port}"
+
+
+def test_the_capital_of_france_is_paris_in_every_protocol(address: str) -> None:
+    one: dict[str, Any] = {"model": CHAT, "max_tokens": 16}
+    said = set()
+    with (
+        OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as openai,
+        Anthropic(base_url=address, api_key="none", max_retries=0) as anthropic,
+        Ollama(address) as ollama,
+    ):
+        for seed in SEEDS:  # at the model's own temperature, which the clients leave open
+            more: dict[str, Any] = {"extra_body": {"seed": seed}}
+            whole = openai.chat.completions.create(messages=ASK, seed=seed, **one)
+            said.add(whole.choices[0].message.content)
+            response = openai.responses.create(
+                model=CHAT, input=QUESTION, max_output_tokens=16, **more
+            )
+            said.add(response.output_text)
+            message: Any = anthropic.messages.create(messages=ASK, **one, **more)
+            said.add(message.content[0].text)
+            options = {"num_predict": 16, "seed": seed}
+            said.add(ollama.chat(CHAT, ASK, options=options).message.content)
+            said.add(ollama.generate(CHAT, QUESTION, options=options).response)
+    own = {"prompt": QUESTION, "system": "", "max_new_tokens": 16}
+    said.add(httpx.post(f"{address}/generate", json=own).json()["generated_text"])
+    assert said == {"The capital of France is Paris."}
+
+
+def test_only_a_conversation_without_a_system_message_gets_an_empty_one(address: str) -> None:
+    (model,) = httpx.get(f"{address}/v1/models").json()["data"]
+    assert (model["id"], model["system"]) == (CHAT, "")
+    for text in ("", "Be brief."):
+        messages = [{"role": "system", "content": text}, *ASK] if text else ASK
+        answer = httpx.post(f"{address}/apply-template", json={"messages": messages})
+        begun = f"<|im_start|>system\n{text}<|im_end|>\n<|im_start|>user\nWhat is"
+        assert answer.json()["prompt"].startswith(begun)
