@@ -43,17 +43,20 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "usage": {
             "prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8,
             "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     },
     CHAT: FIGURES | {
         "object": "chat.completion",
         "choices": [{
             "index": 0, "logprobs": None, "finish_reason": "stop",
-            "message": {"role": "assistant", "content": "Hello world", "refusal": None},
+            "message": {"role": "assistant", "content": "Hello world", "refusal": None,
+                        "annotations": []},
         }],
         "usage": {
             "prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25,
             "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     },
 }  # fmt: skip
@@ -108,7 +111,7 @@ async def test_chat_stream_has_openais_form() -> None:
     assert len({event["id"] for event in events}) == 1
     choices = [event["choices"][0] for event in events]
     assert [choice["delta"] for choice in choices] == [
-        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "", "refusal": None},
         {"content": "Hello"},
         {"content": " wor"},
         {"content": "ld"},

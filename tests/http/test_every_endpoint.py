@@ -48,13 +48,23 @@ REFUSALS: dict[str, tuple[dict[str, Any], int, str]] = {
     "ending": ({"refusal": NotReady(ModelState.DRAINING, "the end")}, 503, "model_draining"),
     "bug": ({"refusal": RuntimeError("unforeseen")}, 500, "internal_error"),
 }
+# Client libraries and agents look for these words, which are the official services'.
+_OPENAI = "This model's maximum context length is"
+TOO_LONG = {
+    CHAT: (f"{_OPENAI} 64 tokens. However, you requested 124 tokens (123 in the messages",),
+    COMPLETIONS: (f"{_OPENAI} 64 tokens. However, you requested 124 tokens (123 in the prompt",),
+    MESSAGES: ("prompt is too long: 123 tokens > 63 maximum",),
+    RESPONSES: ("Your input exceeds the context window of this model", _OPENAI, "123"),
+    EMBEDDINGS: (f"{_OPENAI} 63 tokens, however you requested 123 tokens",),
+}
 PROMPT = {CHAT: "messages", RESPONSES: "input", EMBEDDINGS: "input"}  # "prompt" elsewhere
 
 
 @every_endpoint
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("why", REFUSALS)
 async def test_a_refusal_of_the_service_says_why(
-    path: str, why: str, caplog: pytest.LogCaptureFixture
+    path: str, why: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     fields, status, code = REFUSALS[why]
     service = FakeService()
@@ -62,17 +72,21 @@ async def test_a_refusal_of_the_service_says_why(
     if why == "full":  # before anything is computed
         service.loaded.encode = None  # type: ignore[assignment]
     async with api(service) as here:
-        response = await here.ask(path)
+        response = await here.ask(path, stream=stream)
     error = problem(response, status)
     if path != MESSAGES:
         of_the_prompt = why in ("too long", "unknown token")
         wrong = PROMPT.get(path, "prompt") if of_the_prompt else None
         assert (error["code"], error["param"]) == (code, wrong)
-    words = {"too long": ("123", "64"), "failed": ("no such folder",)}
+    words = {"too long": TOO_LONG.get(path, ("123", "64")), "failed": ("no such folder",)}
     assert all(word in error["message"] for word in words.get(why, ()))
     assert ("unforeseen" in caplog.text) == (why == "bug")
     assert "unforeseen" not in response.text
-    assert response.headers["x-request-id"]
+    names = {"x-request-id"} if path == GENERATE else {"x-request-id", "request-id"}
+    assert {name for name in response.headers if name.endswith("request-id")} == names
+    assert len({response.headers[name] for name in names}) == 1
+    if path == MESSAGES:
+        assert response.json()["request_id"] == response.headers["request-id"]
     seconds = response.headers.get("retry-after", "0")
     assert (int(seconds) > 0) == (status in (429, 503))
     assert seconds == "12" or why != "full"

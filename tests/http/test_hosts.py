@@ -196,6 +196,7 @@ async def test_no_redirect_repeats_the_host(path: str, host: str) -> None:
 async def test_a_strange_host_changes_no_answer(host: str) -> None:
     async with api(api_keys="key") as here:
         here.client.headers["authorization"] = "Bearer key"
+        here.client.headers["x-request-id"] = "same"
         for path, body in ENDPOINTS.items():
             wrong = {**body, "temperature": "hot"}
             answers = [

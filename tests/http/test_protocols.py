@@ -3,6 +3,7 @@ in docs/api.md, row by row."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from contextlib import nullcontext
@@ -17,9 +18,10 @@ import ollama
 import openai
 import pytest
 
-from specops.request import FinishReason, PromptTooLong
+from specops.request import FinishReason, GenerationRequest, PromptTooLong
 from specops.serving.admission import QueueFull
-from tests.fakes import STATS, output
+from tests.asgi import AsgiClient
+from tests.fakes import INFO, STATS, FakeHandle, FakeService, output
 from tests.http.chat_clients import PROTOCOLS, TEMPLATE, Clients, clients
 from tests.http.openai_api import api
 
@@ -157,6 +159,39 @@ async def test_the_stop_sequence_is_told(stream: bool) -> None:
     assert here.request.stop == ("END",)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("room", "limit", "reason"),
+    [(20, 99, "model_context_window_exceeded"), (20, 20, "max_tokens"), (99, 20, "max_tokens")],
+)
+async def test_an_answer_that_fills_the_context_says_so(
+    room: int, limit: int, reason: str, stream: bool
+) -> None:
+    async with clients() as here:
+        submit = here.service.submit
+
+        def submit_cut(request: GenerationRequest) -> FakeHandle:  # as the engine does
+            here.service.loaded.info = replace(INFO, context=len(request.prompt_tokens) + room)
+            return submit(replace(request, max_new_tokens=min(request.max_new_tokens, room)))
+
+        here.service.submit = submit_cut  # type: ignore[method-assign, assignment]
+        here.script([output("a"), output(finish=FinishReason.LENGTH)])
+        asked: Any = {"tools": [], "max_tokens": limit}
+        said = await PROTOCOLS["messages"](here, stream=stream, **asked)
+    assert said.finish == reason
+
+
+async def test_a_long_wait_has_anthropics_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specops.http.answering.job._PAUSE_SECONDS", 0.01)
+    async with api(FakeService()) as here, asyncio.timeout(60):
+        client = AsgiClient(here.app, MESSAGES).send_json(ASK[MESSAGES] | {"stream": True})
+        handle = await here.service.submitted.get()
+        await client.next_message()  # the status
+        assert (await client.next_message())["body"] == b'event: ping\ndata: {"type":"ping"}\n\n'
+        handle.push(output("a", finish=FinishReason.STOP))
+        await client.done
+
+
 async def test_tokens_are_counted_as_the_prompt_has_them() -> None:
     async with clients() as here:
         here.say("a")
@@ -214,6 +249,11 @@ async def test_a_response_may_have_to_follow_a_schema() -> None:
 # -- all of them ---------------------------------------------------------------------------------
 
 
+TOO_LONG = {
+    "chat": "This model's maximum context length is 64 tokens. However, you requested 124 tokens",
+    "messages": "prompt is too long: 123 tokens > 63 maximum",
+    "responses": "Your input exceeds the context window of this model. .* resulted in 123 tokens",
+}
 LIBRARIES = {"chat": openai, "messages": anthropic, "responses": openai}
 
 
@@ -233,8 +273,9 @@ async def test_errors_are_the_librarys_own(protocol: str) -> None:
             await ask(here, stream=False)
         assert full.value.response.headers["retry-after"] == "7"
         here.service.refusal = PromptTooLong(123, 64)
-        with pytest.raises(library.BadRequestError, match="123 tokens"):
-            await ask(here, stream=False)
+        for stream in (False, True):
+            with pytest.raises(library.BadRequestError, match=TOO_LONG[protocol]):
+                await ask(here, stream=stream)
         here.service.refusal = None
         here.script([output("a"), output(finish=FinishReason.ERROR)])
         with pytest.raises(library.InternalServerError):

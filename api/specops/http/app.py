@@ -27,6 +27,7 @@ from specops.http.errors import (
     InvalidField,
     from_http_exception,
     from_validation_error,
+    prompt_too_long,
     unavailable,
 )
 from specops.http.hosts import Hosts, cors
@@ -234,8 +235,12 @@ def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
         return _full(error, request.scope["path"])
 
     @app.exception_handler(PromptTooLong)
+    async def too_long(request: Request, error: PromptTooLong) -> Response:
+        path = request.scope["path"]
+        return prompt_too_long(error, path, _PROMPT_FIELDS[path]).response(path)
+
     @app.exception_handler(UnknownToken)
-    async def wrong_prompt(request: Request, error: PromptTooLong | UnknownToken) -> Response:
-        long, path = isinstance(error, PromptTooLong), request.scope["path"]
-        code = "context_length_exceeded" if long else "invalid_value"
-        return ApiError(400, str(error), code=code, param=_PROMPT_FIELDS[path]).response(path)
+    async def unknown_token(request: Request, error: UnknownToken) -> Response:
+        path = request.scope["path"]
+        field = _PROMPT_FIELDS[path]
+        return ApiError(400, str(error), code="invalid_value", param=field).response(path)

@@ -4,7 +4,7 @@
 
 is OpenAI's form, and that of all endpoints except Anthropic's and Ollama's. Those have
 
-    {"type": "error", "error": {"type": ..., "message": ...}}
+    {"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}
     {"error": ...}
 
 `param` names the field that is wrong, if there is one. Client libraries turn all of them into
@@ -23,14 +23,19 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from specops.request import PromptTooLong
+from specops.system import logs
+
 OPENAI_PREFIX = "/v1/"
 ANTHROPIC_PREFIX = "/v1/messages"
+_EMBEDDINGS, _RESPONSES = "/v1/embeddings", "/v1/responses"
 OLLAMA_PREFIX = "/api/"
 _RETRY_SECONDS = 5
 _MOST_PROBLEMS = 20  # that an answer names
 _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     **_OPENAI_TYPES,
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     503: "overloaded_error",
@@ -71,6 +76,7 @@ class AnthropicErrorResponse(BaseModel):
 
     type: Literal["error"] = "error"
     error: AnthropicErrorDetail
+    request_id: str | None
 
 
 class OllamaErrorResponse(BaseModel):
@@ -114,7 +120,13 @@ class ApiError(HTTPException):
         failed = "invalid_request_error"
         if path.startswith(ANTHROPIC_PREFIX):
             kind = _ANTHROPIC_TYPES.get(status, failed if status < 500 else "api_error")
-            return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
+            return orjson.dumps(
+                {
+                    "type": "error",
+                    "error": {"type": kind, "message": message},
+                    "request_id": logs.request_id.get(),
+                }
+            )
         kind = _OPENAI_TYPES.get(status, failed if status < 500 else "server_error")
         detail = {"message": message, "type": kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": detail})
@@ -166,6 +178,48 @@ def unavailable(message: str, code: str) -> ApiError:
 def too_late(what: str, seconds: float) -> ApiError:
     """Return the answer to a request that was not, for example, `finished` before its deadline."""
     return ApiError(504, f"not {what} within {seconds:g} seconds", code="timeout")
+
+
+def prompt_too_long(error: PromptTooLong, path: str, param: str) -> ApiError:
+    """Return the answer to a prompt that does not fit into the context.
+
+    It has the protocol's own words, which client libraries and agents look for: they then drop the
+    oldest messages and try again. One token of the context is the answer's.
+
+    Args:
+        path: of the endpoint.
+        param: the endpoint's field with the prompt.
+    """
+    prompt, context, longest = error.prompt_tokens, error.context, error.context - 1
+    asked, limit = prompt + 1, "This model's maximum context length is"
+    if path.startswith(ANTHROPIC_PREFIX):
+        message = f"prompt is too long: {prompt} tokens > {longest} maximum"
+    elif path.startswith(OLLAMA_PREFIX):
+        message = f"the input length exceeds the context length: {prompt} tokens > {longest}"
+    elif path == _RESPONSES:
+        message = (
+            f"Your input exceeds the context window of this model. {limit} {context} tokens. "
+            f"However, your input resulted in {prompt} tokens, and the answer needs at least one. "
+            "Please adjust your input and try again."
+        )
+    elif path == _EMBEDDINGS:
+        message = (
+            f"{limit} {longest} tokens, however you requested {prompt} tokens ({prompt} in your "
+            "prompt; 0 for the completion). Please reduce your prompt; or completion length."
+        )
+    elif path.startswith(OPENAI_PREFIX):
+        message = (
+            f"{limit} {context} tokens. However, you requested {asked} tokens ({prompt} in the "
+            f"{param}, at least 1 in the completion). Please reduce the length of the {param} or "
+            "completion."
+        )
+    else:
+        message = str(error)
+    code = "context_length_exceeded"
+    if path.startswith(OPENAI_PREFIX) and not path.startswith(ANTHROPIC_PREFIX):
+        # LangChain looks for the code in the text of the client's exception, which has no `code`.
+        message += f" ({code})"
+    return ApiError(400, message, code=code, param=param)
 
 
 def from_http_exception(error: HTTPException, request: Request) -> ApiError:

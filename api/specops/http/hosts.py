@@ -43,7 +43,8 @@ _LOCAL_ORIGINS = (
     *("app://*", "file://*", "tauri://*", "vscode-webview://*", "vscode-file://*"),
 )  # fmt: skip
 _READABLE = (  # headers of answers, for pages of other origins
-    *("retry-after", "x-request-id", "x-ignored-fields", "x-queue-position", "x-estimated-wait"),
+    *("retry-after", "x-request-id", "request-id", "x-ignored-fields"),
+    *("x-queue-position", "x-estimated-wait"),
 )
 log = logging.getLogger(__name__)
 

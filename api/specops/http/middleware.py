@@ -26,6 +26,7 @@ from specops.http.endpoints import Endpoints
 from specops.http.errors import (
     CLIENT_CLOSED_REQUEST,
     OLLAMA_PREFIX,
+    OPENAI_PREFIX,
     ApiError,
     internal_error,
     unavailable,
@@ -50,7 +51,8 @@ class RequestContext:
     """Wraps the application.
 
     The request's id is the client's `X-Request-ID` if that is short and printable, otherwise a new
-    one. It is in `request.state.request_id`, in the response's headers and in every log line. The
+    one. It is in `request.state.request_id`, in the response's headers (Anthropic's clients read
+    `request-id`) and in every log line. The
     time of arrival is in `request.state.arrival`. An endpoint may set `request.state.log_fields`;
     what it returns at the request's end becomes part of the log line.
 
@@ -97,7 +99,10 @@ class RequestContext:
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         given = headers.get("x-request-id", "")
         request_id = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
-        exchange = _Exchange(receive, send, request_id, _length(headers))
+        names = ["x-request-id"]
+        if scope["path"].startswith(OPENAI_PREFIX):
+            names.append("request-id")
+        exchange = _Exchange(receive, send, dict.fromkeys(names, request_id), _length(headers))
         trace = self._trace(scope, exchange.started)
         scope.setdefault("state", {}).update(
             trace=trace,
@@ -175,7 +180,7 @@ class _Exchange:
 
     _receive: Receive
     _send: Send
-    request_id: str
+    headers: dict[str, str]  # of the response, whatever it is
     announced_bytes: int
     started: float = field(default_factory=time.monotonic)
     body: bytearray = field(default_factory=bytearray)
@@ -219,7 +224,7 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+            MutableHeaders(scope=message).update(self.headers)
         elif not message.get("more_body", False):
             self.complete = True
         await self._send(message)

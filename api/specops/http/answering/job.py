@@ -61,6 +61,13 @@ class Answer:
         return self.reader.blocks if self.reader else []
 
     @property
+    def reasoning_tokens(self) -> int:
+        """Number of tokens of the thoughts, by their share of the characters."""
+        thought = sum(len(block.text) for block in self.blocks if block.kind == "reasoning")
+        whole = sum(len(block.text) for block in self.blocks)
+        return self.stats.generated_tokens * thought // max(1, whole)
+
+    @property
     def finish_reason(self) -> Literal["stop", "length"]:
         """Why the answer ended, in OpenAI's words."""
         stopped = self.last is not None and self.last.finish is FinishReason.STOP

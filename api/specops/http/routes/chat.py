@@ -71,7 +71,7 @@ class _Writer(OpenAiWriter):
         index, events = step.index, b""
         if index not in self._begun:
             self._begun.add(index)
-            events += self._chunk(index, {"role": "assistant", "content": ""})
+            events += self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
         logprobs = self._logprobs(step.output.pieces)
         deltas = list(self._deltas(step))
         tokens = stream_event(step.output)["tokens"] if self._shows_tokens else []
@@ -117,7 +117,7 @@ class _Writer(OpenAiWriter):
         return self.chunk(choice | {"tokens": tokens} if tokens else choice)
 
     def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
-        """Return the tokens' probabilities; None if the client did not ask for them."""
+        """Return the tokens' probabilities; None without tokens or if nobody asked for them."""
         content = []
         for piece in pieces:
             if piece.logprob is None:
@@ -125,7 +125,7 @@ class _Writer(OpenAiWriter):
             top = [self._top(token, value) for token, value in piece.logprob.top]
             chosen = self._top(piece.token, piece.logprob.chosen)
             content.append(TokenLogprob(**chosen.model_dump(), top_logprobs=top))
-        return ChatLogprobs(content=content)
+        return ChatLogprobs(content=content) if content else None
 
     def _top(self, token: int, logprob: float) -> TopLogprob:
         text, encoded = self.engine.tokenizer.spelling(token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -19,6 +19,7 @@ from specops.http.schemas.messages import (
     MessagesRequest,
     MessagesResponse,
     MessagesUsage,
+    StopReason,
     TokensRequest,
     TokensResponse,
 )
@@ -33,7 +34,7 @@ _DELTAS = {
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
-_REASONS: dict[str, Literal["end_turn", "max_tokens", "tool_use"]] = {
+_REASONS: dict[str, StopReason] = {
     "stop": "end_turn",
     "length": "max_tokens",
     "tool_calls": "tool_use",
@@ -51,8 +52,7 @@ async def messages(body: MessagesRequest, request: Request, state: State) -> Res
     """
     engine = check_model(body.model, state)
     job = await converse(state, request, body, body.conversation)
-    headers = {"request-id": job.request_id}
-    return await _Writer(job, engine).response(stream=body.streams, headers=headers)
+    return await _Writer(job, engine, body).response(stream=body.streams)
 
 
 @router.post(f"{PATH}/count_tokens", response_model=TokensResponse, responses=_ERRORS)
@@ -68,9 +68,12 @@ async def count_tokens(body: TokensRequest, request: Request, state: State) -> R
 
 
 class _Writer(Writer):
-    def __init__(self, job: Job, engine: Engine) -> None:
+    pause = named_event({"type": "ping"})
+
+    def __init__(self, job: Job, engine: Engine, body: MessagesRequest) -> None:
         super().__init__(job)
-        self._model = engine.info.name
+        self._engine = engine
+        self._limit = body.max_tokens
         (self._answer,) = job.answers
         self._open_block: int | None = None
         self._begun = False
@@ -116,14 +119,13 @@ class _Writer(Writer):
 
     def _message(self, content: list[dict[str, Any]]) -> MessagesResponse:
         answer = self._answer
-        stop = answer.last.stop if answer.last else None
         cached = answer.stats.cached_prompt_tokens
         return MessagesResponse(
             id=f"msg_{uuid.uuid4().hex}",
-            model=self._model,
+            model=self._engine.info.name,
             content=content,
-            stop_reason=_REASONS[answer.chat_finish_reason] if stop is None else "stop_sequence",
-            stop_sequence=stop,
+            stop_reason=self._stop_reason,
+            stop_sequence=answer.last.stop if answer.last else None,
             usage=MessagesUsage(
                 input_tokens=max(0, len(answer.request.prompt_tokens) - cached),
                 output_tokens=answer.stats.generated_tokens,
@@ -131,12 +133,23 @@ class _Writer(Writer):
             ),
         )
 
+    @property
+    def _stop_reason(self) -> StopReason:
+        answer = self._answer
+        if answer.last and answer.last.stop is not None:
+            return "stop_sequence"
+        reason = _REASONS[answer.chat_finish_reason]
+        room = self._engine.info.context - len(answer.request.prompt_tokens)
+        if reason == "max_tokens" and answer.request.max_new_tokens == room < self._limit:
+            return "model_context_window_exceeded"
+        return reason
+
 
 def _block(block: Block, text: str) -> dict[str, Any]:
     """Return a block in Anthropic's form, with this text."""
     match block.kind:
         case "text":
-            return {"type": "text", "text": text, "citations": None}
+            return {"type": "text", "text": text}
         case "reasoning":
             return {"type": "thinking", "thinking": text, "signature": ""}
     return {"type": "tool_use", "id": call_id(), "name": block.name, "input": arguments(text)}

@@ -14,7 +14,14 @@ from specops.engine.engine import Engine
 from specops.http.answering.job import Job
 from specops.http.answering.writer import Writer
 from specops.http.errors import EVENTS, GENERATING, ApiError, error_responses
-from specops.http.schemas.openai import Model, ModelList, PromptTokensDetails, Timings, Usage
+from specops.http.schemas.openai import (
+    CompletionTokensDetails,
+    Model,
+    ModelList,
+    PromptTokensDetails,
+    Timings,
+    Usage,
+)
 from specops.http.sse import DONE, event
 from specops.http.state import AppState, State
 
@@ -39,12 +46,16 @@ async def model(model: str, state: State) -> Model:
 
 
 def _model(engine: Engine, state: AppState) -> Model:
-    info = engine.info
+    info, template = engine.info, engine.chat_template
+    longest = info.context - 1
     return Model(
         id=info.name,
         display_name=info.name,
         created=state.started,
         created_at=datetime.fromtimestamp(state.started, UTC).isoformat(),
+        max_input_tokens=longest,
+        max_tokens=min(longest, state.settings.max_new_tokens),
+        capabilities=_capabilities(thinks=bool(template and template.thinking)),
         context_length=info.context,
         max_model_len=info.context,
         quantization=info.quant,
@@ -55,6 +66,29 @@ def _model(engine: Engine, state: AppState) -> Model:
         sampling=info.sampling.told,
         system=info.system,
     )
+
+
+def _capabilities(*, thinks: bool) -> dict[str, Any]:
+    """Return what the model can do, with every key that Anthropic's API has."""
+
+    def supported(is_so: bool, **more: bool) -> dict[str, Any]:
+        inner = {name: {"supported": value} for name, value in more.items()}
+        return {"supported": is_so, **inner}
+
+    absent = ("batch", "citations", "code_execution", "context_management", "image_input")
+    types = {"disabled": True, "enabled": thinks, "adaptive": thinks, "between_tools": False}
+    return {
+        **{name: supported(False) for name in (*absent, "pdf_input")},
+        "effort": supported(
+            False, **dict.fromkeys(("low", "medium", "high", "xhigh", "max"), False)
+        ),
+        "server_tools": supported(False, code_execution=False, web_search=False),
+        "structured_outputs": supported(True),
+        "thinking": {
+            "supported": thinks,
+            "types": {name: supported(value) for name, value in types.items()},
+        },
+    }
 
 
 class OpenAiWriter(Writer):
@@ -144,6 +178,9 @@ def usage(job: Job) -> Usage:
         completion_tokens=generated,
         total_tokens=prompt + generated,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=sum(answer.reasoning_tokens for answer in job.answers)
+        ),
     )
 
 

@@ -72,20 +72,27 @@ class _Writer(Writer):
         return ResponseBody(
             id=self._id,
             created_at=self._created,
+            completed_at=int(time.time()) if complete else None,
             status=status,
             error={"code": "server_error", "message": error.detail} if error else None,
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls,
+            metadata=body.metadata or {},
             model=self._model,
             output=output,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            prompt_cache_key=body.prompt_cache_key,
+            reasoning={"effort": body.effort, "summary": None},
+            safety_identifier=body.safety_identifier,
             temperature=answer.request.sampling.temperature,
             text={"format": known_fields(form) if form else {"type": "text"}},
             tool_choice=_choice(body),
-            tools=[known_fields(tool) for tool in body.tools or ()],
+            tools=[tool.told() for tool in body.tools or ()],
             top_p=answer.request.sampling.top_p,
             usage=self._usage() if complete else None,
+            user=body.user,
         )
 
     def step(self, step: Step) -> bytes:
@@ -172,13 +179,14 @@ class _Writer(Writer):
     def _usage(self) -> ResponsesUsage:
         answer = self._answer
         prompt, generated = len(answer.request.prompt_tokens), answer.stats.generated_tokens
-        thought = sum(len(block.text) for block in answer.blocks if block.kind == "reasoning")
-        whole = sum(len(block.text) for block in answer.blocks)
         return ResponsesUsage(
             input_tokens=prompt,
-            input_tokens_details={"cached_tokens": answer.stats.cached_prompt_tokens},
+            input_tokens_details={
+                "cached_tokens": answer.stats.cached_prompt_tokens,
+                "cache_write_tokens": 0,  # a service that counts them charges for them
+            },
             output_tokens=generated,
-            output_tokens_details={"reasoning_tokens": generated * thought // max(1, whole)},
+            output_tokens_details={"reasoning_tokens": answer.reasoning_tokens},
             total_tokens=prompt + generated,
         )
 

@@ -226,6 +226,7 @@ class AnswerMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None = Field(description="null where the assistant only calls tools")
     refusal: None = None
+    annotations: list[Any] = Field(default=[], description="empty: nothing was searched")
     reasoning_content: str | None = Field(
         None, exclude_if=_absent, description="what the assistant thought, if it did"
     )

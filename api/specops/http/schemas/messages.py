@@ -226,6 +226,11 @@ class MessagesUsage(BaseModel):
     cache_read_input_tokens: int = Field(description="computed for an earlier request")
 
 
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
 class MessagesResponse(BaseModel):
     """The assistant's turn."""
 
@@ -234,7 +239,7 @@ class MessagesResponse(BaseModel):
     role: Literal["assistant"] = "assistant"
     model: str
     content: list[dict[str, Any]] = Field(description="blocks: text, thinking, tool_use")
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_reason: StopReason
     stop_sequence: str | None
     usage: MessagesUsage
 

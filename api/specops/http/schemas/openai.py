@@ -6,7 +6,7 @@ refused by name, unless their value asks for nothing.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -50,6 +50,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int = Field(description="computed for an earlier request")
 
 
+class CompletionTokensDetails(BaseModel):
+    """What the tokens of the answers were for."""
+
+    reasoning_tokens: int = Field(description="by the thoughts' share of the characters")
+
+
 class Usage(BaseModel):
     """Tokens in and out; a prompt counts once, however many answers it gets."""
 
@@ -57,6 +63,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Timings(BaseModel):
@@ -89,6 +96,13 @@ class Model(BaseModel):
     created: int
     created_at: str = Field(description="the same time in RFC 3339's form")
     owned_by: str = "specops"
+    lifecycle: Literal["active"] = "active"
+    line: None = None
+    deprecated_at: None = None
+    retires_at: None = None
+    max_input_tokens: int = Field(description="longest prompt: one token less than the context")
+    max_tokens: int = Field(description="longest answer")
+    capabilities: dict[str, Any] = Field(description="in Anthropic's form")
     context_length: int = Field(description="tokens per request, prompt and output together")
     max_model_len: int = Field(description="the same by vLLM's name")
     quantization: str

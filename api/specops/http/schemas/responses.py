@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from specops.http.errors import InvalidField
-from specops.http.schemas.body import Body, Only, Text
+from specops.http.schemas.body import Body, FreeObject, Only, Text, known_fields
 from specops.http.schemas.constraints import (
     AnyText,
     JsonObject,
@@ -33,6 +33,7 @@ from specops.request import Grammar
 from specops.text.tools.formats import Tool
 
 _FIELD = "input"
+_TOLD = "part of the answer, and without effect"
 
 
 class Item(Typed):
@@ -77,6 +78,14 @@ class ResponsesTool(Body):
             raise InvalidField("tools", "a function has no name", code="missing_parameter")
         return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
 
+    def told(self) -> dict[str, Any]:
+        """Return the tool for the answer, which has the fields that the client sent."""
+        return {
+            name: value
+            for name, value in known_fields(self).items()
+            if name in self.model_fields_set
+        }
+
 
 class NamedTool(Body):
     """The tool that must be called."""
@@ -112,8 +121,7 @@ class ResponsesRequest(EngineOptions):
 
     without_effect = frozenset(
         {
-            *("include", "max_tool_calls", "metadata", "prompt_cache_key", "service_tier", "user"),
-            *("prompt_cache_retention", "safety_identifier", "store", "stream_options"),
+            *("include", "service_tier", "prompt_cache_retention", "store", "stream_options"),
             *("top_logprobs", "truncation", "client_metadata"),
         }
     )
@@ -133,6 +141,11 @@ class ResponsesRequest(EngineOptions):
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
+    max_tool_calls: int | None = Field(None, description=_TOLD)
+    metadata: FreeObject | None = Field(None, description=_TOLD)
+    prompt_cache_key: Text | None = Field(None, description=_TOLD)
+    safety_identifier: Text | None = Field(None, description=_TOLD)
+    user: Text | None = Field(None, description=_TOLD)
 
     previous_response_id: Annotated[Any, Only(None)] = Field(
         None, description="not supported: nothing is stored"
@@ -142,6 +155,11 @@ class ResponsesRequest(EngineOptions):
     )
     background: Annotated[Any, Only(None, False)] = Field(None, description="not supported")
     prompt: Annotated[Any, Only(None)] = Field(None, description="not supported")
+
+    @property
+    def effort(self) -> str | None:
+        """How hard the model should think; `none`: not at all."""
+        return self.reasoning.effort if self.reasoning else None
 
     @cached_property
     def constraints(self) -> dict[str, Grammar]:
@@ -156,7 +174,7 @@ class ResponsesRequest(EngineOptions):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        choice, effort = self.tool_choice, self.reasoning and self.reasoning.effort
+        choice, effort = self.tool_choice, self.effort
         named = choice.name if isinstance(choice, NamedTool) else None
         return conversation(
             self._messages(),
@@ -212,7 +230,7 @@ class ResponsesUsage(BaseModel):
     """Tokens in and out."""
 
     input_tokens: int
-    input_tokens_details: dict[Literal["cached_tokens"], int]
+    input_tokens_details: dict[Literal["cached_tokens", "cache_write_tokens"], int]
     output_tokens: int
     output_tokens_details: dict[Literal["reasoning_tokens"], int]
     total_tokens: int
@@ -224,19 +242,30 @@ class Response(BaseModel):
     id: str
     object: Literal["response"] = "response"
     created_at: int
+    completed_at: int | None
     status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False] = False
     error: dict[str, Any] | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, Any]
     model: str
     output: list[dict[str, Any]] = Field(description="items: message, reasoning, function_call")
     parallel_tool_calls: bool
     previous_response_id: None = None
+    prompt_cache_key: str | None
+    reasoning: dict[Literal["effort", "summary"], str | None]
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
     store: Literal[False] = False
     temperature: float
     text: dict[str, Any]
     tool_choice: Any
     tools: list[dict[str, Any]]
+    top_logprobs: int = 0
     top_p: float
+    truncation: Literal["disabled"] = "disabled"
     usage: ResponsesUsage | None = None
+    user: str | None
