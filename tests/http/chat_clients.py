@@ -40,7 +40,9 @@ TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages 
 <|im_start|>{{ m.role }}
 {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
 {{ m.content }}{% for call in m.tool_calls or [] %}
-<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{{ "" if loop.first and not m.content else "\\n" }}<tool_call>
+{{ call.function | tojson }}
+</tool_call>{% endfor %}
 <|im_end|>{% endfor %}<|im_start|>assistant
 {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"""
 

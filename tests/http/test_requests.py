@@ -413,6 +413,7 @@ async def test_a_template_that_takes_too_much_is_the_requests_error_alone(
     service.loaded.chat_template = ChatTemplate(TOO_LARGE, {})
     messages = [{"role": "user", "content": "a"}]
     async with api(service) as here:
+        assert not service.loaded.chat_template.traits.tools  # as after loading
         before = SHARED.ended["limit"]
         long, short = (BODIES[CHAT] | {"messages": messages * count} for count in (3, 1))
         error = problem(await here.client.post(path, json=long), status)

@@ -86,6 +86,18 @@ def test_only_needed_files_are_downloaded(hub: Hub, checkpoint: Path, tmp_path: 
     assert json.loads((folder / "download.json").read_text())["commit"] == COMMIT
 
 
+def test_the_template_for_tools_is_downloaded(hub: Hub, tmp_path: Path) -> None:
+    tools = "additional_chat_templates/tool_use.jinja"
+    other = "additional_chat_templates/rag.jinja"
+    repo = {**hub.repos[MODEL.repo], tools: b"{{ tools }}", other: b"{{ documents }}"}
+    hub.repos["someone/tools"] = repo
+    hub.repos["someone/below"] = {f"sub/{name}": content for name, content in repo.items()}
+    for model in (HubModel("someone/tools"), HubModel("someone/below", subfolder="sub")):
+        folder = fetch(model, tmp_path, ignore)
+        assert (folder / tools).read_bytes() == b"{{ tools }}"
+        assert not (folder / other).exists()
+
+
 def test_sharded_weights_come_with_their_index(hub: Hub, tmp_path: Path) -> None:
     shards = folder_files(make_llama_checkpoint(tmp_path / "source", vocab=300, shards=2))
     hub.repos["someone/sharded"] = shards

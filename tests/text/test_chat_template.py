@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from specops.text.chat_template import ChatTemplate, ChatTemplateError, system_of, with_system
 from specops.text.tools.formats import Tool
+from tests.text.tools import scripts
 
 MESSAGES = [
     {"role": "system", "content": "Be brief & <kind>."},
@@ -149,12 +153,24 @@ def test_a_template_is_in_its_file_or_in_the_configuration(tmp_path: Path) -> No
 
 
 def test_of_several_templates_tools_have_their_own(tmp_path: Path) -> None:
-    tools = "<tool_call>{{ tools[0].function.name }}"
+    tools = scripts.TEMPLATES["hermes"]
     several = [{"name": "tool_use", "template": tools}, {"name": "default", "template": "plain"}]
     loaded = ChatTemplate.load(write(tmp_path, {"chat_template": several}))
     assert loaded.render(MESSAGES[1:]) == "plain"
-    assert loaded.render(MESSAGES[1:], [Tool("f")]) == "<tool_call>f"
-    assert loaded.calls.name == "hermes"
+    assert '"name": "f"' in loaded.render(MESSAGES[1:], [Tool("f")])
+    assert loaded.calls == scripts.BY_NAME["hermes"]
+
+
+def test_a_template_for_tools_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    """As transformers 5 writes named templates."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel()))
+    tokenizer.chat_template = {"default": "plain", "tool_use": scripts.TEMPLATES["hermes"]}
+    tokenizer.save_pretrained(tmp_path)
+    loaded = ChatTemplate.load(tmp_path)
+    assert loaded.render(MESSAGES[1:]) == "plain"
+    assert '"name": "f"' in loaded.render(MESSAGES[1:], [Tool("f")])
+    (tmp_path / "chat_template.jinja").unlink()
+    assert '"name": "f"' in ChatTemplate.load(tmp_path).render(MESSAGES[1:], [Tool("f")])
 
 
 def test_the_demo_models_template_puts_messages_on_lines() -> None:
@@ -216,12 +232,12 @@ def test_a_models_system_message_is_the_settings_or_its_folders(tmp_path: Path) 
     assert system_of("", tmp_path, template) == ""
 
 
-@pytest.mark.parametrize("case", ["refused", "left out", "unreadable"])
+@pytest.mark.parametrize("case", ["refused", "unreadable"])
 def test_a_system_message_that_the_template_cannot_show_stops_nobody(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
-    source = {"refused": refuses, "left out": ""}.get(case, TEMPLATES["chatml"])
+    refuses = "{% if 'Be' in messages[0].content %}{{ raise_exception('no') }}{% endif %}"
+    source = refuses if case == "refused" else TEMPLATES["chatml"]
     (tmp_path / "system.txt").write_bytes(b"\xff" if case == "unreadable" else b"Be brief.")
     template = ChatTemplate(f"{source}{{{{ messages[-1].content }}}}", {})
     assert system_of("", tmp_path, template) is None

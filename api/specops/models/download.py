@@ -36,6 +36,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from specops.models.folder import GENAI_CONFIG, TOKENIZER_ADVICE, ModelError
 from specops.models.gguf_files import SUFFIX
 from specops.models.hub import MANIFEST, HubModel, Progress, choose_files, has_tokenizer
+from specops.models.paths import TOOLS_TEMPLATE
 from specops.models.progress import every
 from specops.system.folders import file_at_once
 
@@ -119,6 +120,9 @@ def _listing(model: HubModel) -> tuple[str, list[HubFile]]:
         for item in siblings
         if (path := PurePosixPath(item.rfilename)).parent == folder
     }
+    named = {item.rfilename: item for item in siblings}
+    if tools := named.get(str(folder / TOOLS_TEMPLATE)):
+        beside[TOOLS_TEMPLATE] = tools
     try:
         names = choose_files(set(beside), model.gguf)
     except ValueError as error:
@@ -158,6 +162,7 @@ def _endpoint() -> str | None:
 def _obtain(model: HubModel, commit: str, file: HubFile, folder: Path, meter: _Meter) -> None:
     """Download one file into `folder`, whole and checked, unless it is there."""
     done, part = folder / file.name, folder / f"{file.name}.part"
+    done.parent.mkdir(exist_ok=True)
     before = meter.done
     if done.exists():
         if _is_intact(done, file):

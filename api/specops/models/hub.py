@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from specops.models.folder import GENAI_CONFIG, ModelError
 from specops.models.gguf_files import SUFFIX, shards_of
+from specops.models.paths import TOOLS_TEMPLATE
 from specops.sampling_defaults import GENERATION_CONFIG
 from specops.system.folders import locked
 
@@ -23,7 +24,7 @@ MANIFEST = "download.json"
 _CONFIGS = ("config.json", GENERATION_CONFIG)
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "chat_template.jinja"),
+    *("vocab.json", "merges.txt", "chat_template.jinja", TOOLS_TEMPLATE),
 )
 SENTENCEPIECE = "tokenizer.model"  # fetched if there is no other tokenizer
 _TOKENIZERS = ({"tokenizer.json"}, {"vocab.json", "merges.txt"})  # either set is enough

@@ -19,7 +19,7 @@ from typing import Any
 from specops.models import hub
 from specops.models.folder import TOKENIZER_ADVICE
 from specops.models.gguf_files import files_of, is_gguf
-from specops.models.paths import indexed
+from specops.models.paths import TOOLS_TEMPLATE, indexed
 from specops.models.sentencepiece import make_tokenizer
 
 _SUFFIXES = (".pt", ".pth", ".bin")
@@ -68,7 +68,8 @@ class Parts:
             return self.shards
         weights = self.state_dicts or self.folder.glob(_SAFETENSORS)
         texts = (file for file in self.folder.iterdir() if file.suffix in _COPIED)
-        found = {self.config, self.folder / hub.SENTENCEPIECE, *weights, *texts}
+        named = (self.folder / name for name in (hub.SENTENCEPIECE, TOOLS_TEMPLATE))
+        found = {self.config, *named, *weights, *texts}
         found.discard(self.folder / hub.MANIFEST)
         return tuple(sorted(file for file in found if file.is_file()))
 
@@ -111,9 +112,11 @@ def arrange(source: Path, destination: Path) -> None:
     """
     parts = parts_of(source)
     destination.mkdir(parents=True, exist_ok=True)
-    for file in parts.folder.iterdir():
+    for file in (*parts.folder.iterdir(), parts.folder / TOOLS_TEMPLATE):
         if file.is_file() and file.suffix in _COPIED:
-            shutil.copyfile(file, destination / file.name)
+            copy = destination / file.relative_to(parts.folder)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
     try:
         config = json.loads(parts.config.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -21,10 +21,13 @@ from specops.text.template_process import (
     TemplateProcess,
     TemplateRefusal,
 )
-from specops.text.tools.formats import Tool, format_of, thinking_of
-from specops.text.tools.prompt import with_tools
+from specops.text.tools.formats import Tool, ToolFormat, thinking_of
+from specops.text.tools.probe import traits_of
+from specops.text.tools.prompt import TemplateTraits, for_template
 
-_FILE = "chat_template.jinja"
+log = logging.getLogger(__name__)
+
+_FILE, _TOOLS_FILE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 SYSTEM_FILE = "system.txt"
 NO_SYSTEM, EMPTY_SYSTEM = "none", "empty"  # in a setting: the template's own, one without a text
 _CONFIG = "tokenizer_config.json"
@@ -52,7 +55,6 @@ class ChatTemplate:
         process: renders the template.
 
     Attributes:
-        calls: the format in which the model writes tool calls.
         thinking: the tags around the model's thoughts; None if it does not think.
 
     Raises:
@@ -68,7 +70,6 @@ class ChatTemplate:
         *,
         process: TemplateProcess = SHARED,
     ) -> None:
-        self.calls = format_of(tools_source or source)
         self.thinking = thinking_of(source)
         self._source, self._tools_source = source, tools_source or source
         self._tokens = dict(special_tokens)
@@ -89,13 +90,14 @@ class ChatTemplate:
         try:
             config = json.loads(_read(folder / _CONFIG) or "{}")
             own = config.get("chat_template")
-            source = _read(folder / _FILE) or _named(own, _NAME)
+            tools_source = _read(folder / _TOOLS_FILE) or _named(own, _TOOLS_NAME)
+            source = _read(folder / _FILE) or _named(own, _NAME) or tools_source
             tokens = {name: text for name in _TOKENS if (text := _text(config.get(name)))}
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ChatTemplateError(f"{folder}: its template cannot be read: {error}") from error
         if not source:
             return None
-        return cls(source, tokens, _named(own, _TOOLS_NAME))
+        return cls(source, tokens, tools_source)
 
     def render(
         self,
@@ -116,31 +118,39 @@ class ChatTemplate:
             ChatTemplateLimitError: it takes too much for them.
             TemplateProcessError: see `TemplateProcess`.
         """
-        plain, told = with_tools(messages, tools, self.calls)
-        for role in ("system", "tool"):
-            if any(message["role"] == role for message in plain) and not self._takes[role]:
-                raise ChatTemplateError(
-                    f"the model's chat template leaves out messages of the role {role!r}"
-                )
-        if not begun_answer(messages):
-            return self._render(plain, told, options or {})
-        marked = {**plain[-1], "content": plain[-1]["content"] + _PROBE}
-        text = self._render([*plain[:-1], marked], told, options or {}, asks=False)
-        begun, mark, _ = text.rpartition(_PROBE)
+        given = options or {}
+        begun = begun_answer(messages)
+        if begun:
+            messages = [*messages[:-1], {**messages[-1], "content": begun + _PROBE}]
+        adapted = for_template(messages, tools, self.traits)
+        try:
+            text = self._render(*adapted, given, asks=not begun)
+        except ChatTemplateLimitError:
+            raise
+        except ChatTemplateError:  # what it refuses as calls, it may take as text
+            plainest = for_template(messages, tools, self.traits.plainest())
+            if plainest == adapted:
+                raise
+            text = self._render(*plainest, given, asks=not begun)
+        if not begun:
+            return text
+        before, mark, _ = text.rpartition(_PROBE)
         if not mark:
             raise ChatTemplateError("the model's chat template changes an answer that was begun")
-        return begun
+        return before
 
     def _render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, Any],
         options: Mapping[str, Any],
         *,
         asks: bool = True,
     ) -> str:
-        source = self._tools_source if tools else self._source
-        given = {**options, "messages": messages, "tools": tools, "add_generation_prompt": asks}
+        calls = any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
+        source = self._tools_source if variables or calls else self._source
+        given = {"tools": None, **options, **variables}
+        given |= {"messages": messages, "add_generation_prompt": asks}
         try:
             return self._process.render(source, self._tokens, given)
         except TemplateRefusal as error:
@@ -151,35 +161,35 @@ class ChatTemplate:
             ) from error
 
     @cached_property
-    def _takes(self) -> dict[str, bool]:
-        """For each role, whether the template shows its messages or raises an error.
+    def traits(self) -> TemplateTraits:
+        """What the template shows of a conversation, and the model's format of calls.
 
         Raises:
-            ChatTemplateLimitError, TemplateProcessError: see `render`.
+            TemplateProcessError: see `render`.
         """
-        call = {"name": "f", "arguments": {}}
-        calls = [{"id": "abcdefghi", "type": "function", "function": call}]
-        asked = {"role": "user", "content": "a"}
-        probes: dict[str, list[dict[str, Any]]] = {
-            "system": [{"role": "system", "content": _PROBE}, asked],
-            "tool": [
-                asked,
-                {"role": "assistant", "content": "", "tool_calls": calls},
-                {"role": "tool", "content": _PROBE, "name": "f", "tool_call_id": "abcdefghi"},
-            ],
-        }
-        tools = [Tool("f").for_template()]
-        taken = {}
-        for role, messages in probes.items():
+
+        def render(messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str | None:
             try:
-                taken[role] = _PROBE in self._render(
-                    messages, tools if role == "tool" else None, {}
-                )
-            except ChatTemplateLimitError:  # it would take a second each time
+                return self._render(messages, variables, {}, asks=False)
+            except ChatTemplateLimitError:  # each further probe would take a second, too
                 raise
             except ChatTemplateError:
-                taken[role] = True
-        return taken
+                return None
+
+        try:
+            return traits_of(self._tools_source, render)
+        except ChatTemplateLimitError as error:
+            log.warning("tools and calls will be rendered as text: %s", error)
+            return TemplateTraits()
+
+    @property
+    def calls(self) -> ToolFormat:
+        """The format in which the model writes tool calls.
+
+        Raises:
+            TemplateProcessError: see `render`.
+        """
+        return self.traits.calls
 
     def begins_thinking(self, options: Mapping[str, Any]) -> bool:
         """Whether prompts with these options end with the tag that begins thoughts.
@@ -190,7 +200,7 @@ class ChatTemplate:
         if self.thinking is None:
             return False
         try:
-            text = self._render(question("a"), None, options)
+            text = self._render(question("a"), {}, options)
         except ChatTemplateLimitError:  # longer conversations would exceed it, too
             raise
         except ChatTemplateError:

@@ -13,8 +13,13 @@ from specops.models.contract import FORMAT_VERSION
 from specops.models.convert import ExportError, Quantization, export_checkpoint
 from specops.models.convert.__main__ import main
 from specops.system.folders import folder_at_once
+from specops.text.chat_template import ChatTemplate
+from specops.text.tools.formats import Tool
 from tests.checkpoints import make_llama_checkpoint
 from tests.models.convert.runner import edit_config
+from tests.text.tools import scripts
+
+ASKED = [{"role": "user", "content": "a"}]
 
 INT4 = Quantization.parse("int4-32-rtn")
 
@@ -62,6 +67,23 @@ def test_the_tokenizer_travels_with_the_graph(tmp_path: Path) -> None:
         assert (tmp_path / "onnx" / name).read_bytes() == (source / name).read_bytes()
     written = ["checksums.json", "model.onnx", "model.onnx.data", "specops.json"]
     assert sorted(file.name for file in (tmp_path / "onnx").iterdir()) == sorted(copied + written)
+
+
+def test_a_template_for_tools_goes_into_the_tokenizers_configuration(tmp_path: Path) -> None:
+    """A converted folder has no folders."""
+    source = make_llama_checkpoint(tmp_path / "source")
+    tools = source / "additional_chat_templates" / "tool_use.jinja"
+    tools.parent.mkdir()
+    tools.write_text(scripts.TEMPLATES["hermes"])
+    config = source / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": "plain"}))
+    export_checkpoint(source, tmp_path / "onnx", quantization=INT4)
+    template = ChatTemplate.load(tmp_path / "onnx")
+    assert template.render(ASKED) == "plain"
+    assert '"name": "f"' in template.render(ASKED, [Tool("f")])
+    folders = (source, tmp_path / "onnx")
+    before, after = (json.loads((folder / config.name).read_text()) for folder in folders)
+    assert before | {"chat_template": after["chat_template"]} == after
 
 
 def test_an_earlier_export_is_replaced_and_nothing_else(tmp_path: Path) -> None:

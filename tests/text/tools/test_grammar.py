@@ -43,7 +43,8 @@ def test_a_required_call_is_a_call_and_follows_its_schema(name: str) -> None:
     assert not allowed(name, two, parallel=False)
     for text in ("", "Hello", "Hello " + written(form, GOOD), written(form, GOOD)[:-1]):
         assert not allowed(name, text), text
-    for call in [("get_weather", {}), ("get_weather", {"city": 1}), ("other", {})]:
+    wrong: dict[str, Any] = {"city": 1} if form.style != "tagged" else {"city": "a", "days": "b"}
+    for call in [("get_weather", {}), ("get_weather", wrong), ("other", {})]:
         assert not allowed(name, written(form, [call])), call
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specops.text.chat_template import ChatTemplate, ChatTemplateError
+from specops.text.chat_template import ChatTemplate
+from specops.text.template_process import SHARED, TemplateProcess
 from tests.text.tools.scripts import TEMPLATES, TOOLS
 
+ASK = "And the weather?"
 CALL = {"name": "get_weather", "arguments": {"city": "Zürich"}}
 MESSAGES: list[dict[str, Any]] = [
-    {"role": "user", "content": "And the weather?"},
+    {"role": "user", "content": ASK},
     {
         "role": "assistant",
         "content": "",
@@ -23,7 +25,10 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in ("phi", "json")])
+SHOWING = [name for name in TEMPLATES if name not in ("phi", "granite", "json")]
+
+
+@pytest.mark.parametrize("name", SHOWING)
 @pytest.mark.parametrize("tools", [TOOLS, ()])
 def test_tools_and_calls_are_those_of_transformers(name: str, tools: Any) -> None:
     told = [tool.for_template() for tool in tools] or None
@@ -54,13 +59,115 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["phi", "granite"])
+def test_calls_that_a_template_leaves_out_are_text_in_the_models_format(name: str) -> None:
+    template = ChatTemplate(TEMPLATES[name], {})
+    beside = MESSAGES[1] | {"content": "Let me see."}
+    text = template.render([MESSAGES[0], beside, *MESSAGES[2:]], TOOLS)
+    call = '[{"name": "get_weather", "arguments": {"city": "Zürich"}}]'
+    assert f"assistant\nLet me see.\n<|tool_call|>{call}" in text
+    assert "<|im_start|>tool\nsunny<|im_end|>" in text  # this they show
+
+
+def two_calls() -> list[dict[str, Any]]:
+    calls = [
+        {"id": f"call_{place}", "type": "function", "function": {"name": name, "arguments": {}}}
+        for place, name in enumerate(("get_weather", "search.web-2"))
+    ]
+    results = [
+        {"role": "tool", "content": f"result {place}", "tool_call_id": f"call_{place}"}
+        for place in (1, 0)
+    ]
+    return [MESSAGES[0], {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+
+def roles(text: str) -> list[str]:
+    return [turn.partition("\n")[0] for turn in text.split("<|im_start|>")[1:]]
+
+
+def test_several_calls_become_turns_of_their_own_where_a_template_takes_one() -> None:
+    single = "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('single') }}{% endif %}"
+    source = TEMPLATES["llama"].replace("{{ m.content }}", single + "{{ m.content }}")
+    text = ChatTemplate(source, {}).render(two_calls(), TOOLS)
+    assert roles(text) == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    first, second = text.split("<|im_start|>")[2:4], text.split("<|im_start|>")[4:6]
+    assert '"get_weather"' in first[0]
+    assert "result 0" in first[1]
+    assert '"search.web-2"' in second[0]
+    assert "result 1" in second[1]
+
+
+def test_foreign_ids_get_nine_letters_where_a_template_wants_them() -> None:
+    source = TEMPLATES["mistral"].replace("{{ m.content }}", "{{ m.tool_call_id }}{{ m.content }}")
+    text = ChatTemplate(source, {}).render(two_calls(), TOOLS)
+    ids = {turn[5:14] for turn in text.split("<|im_start|>") if turn.startswith("tool\n")}
+    assert len(ids) == 2
+    assert all(item.isalnum() for item in ids)
+    assert "call_" not in text
+
+
+ALTERNATES = """{% for m in messages %}
+{% if (m.role == 'user') != (loop.index0 % 2 == 0) or m.role not in ('user', 'assistant') %}
+{{ raise_exception('roles must alternate') }}{% endif %}
+<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>{% endfor %}"""  # as Gemma 2 and the first Mistral 7B
+
+
+def test_a_template_of_two_roles_takes_every_conversation() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    other = {"role": "user", "content": "Now!"}
+    template = ChatTemplate(ALTERNATES, {})
+    assert not template.traits.system
+    text = template.render([system, *MESSAGES, other, other], TOOLS)
+    assert roles(text) == ["user", "assistant", "user"]
+    asked, call, results = text.split("<|im_start|>")[1:]
+    assert asked.index("Be brief.") < asked.index("search.web-2") < asked.index(ASK)
+    assert '{"name": "get_weather", "arguments": {"city": "Zürich"}}' in call
+    assert results.count("get_weather returned:") == 2
+    assert results.endswith("Now!\n\nNow!<|im_end|>")
+
+
 @pytest.mark.parametrize("role", ["system", "tool"])
-def test_a_role_that_a_template_would_leave_out_is_refused(role: str) -> None:
+def test_a_role_that_a_template_would_leave_out_is_shown_as_the_users(role: str) -> None:
     source = TEMPLATES["hermes"].replace(
         "{{ m.content }}", "{% if m.role != ROLE %}{{ m.content }}{% endif %}"
     )
     template = ChatTemplate(source.replace("ROLE", repr(role)), {})
-    messages = MESSAGES if role == "tool" else [{"role": "system", "content": "a"}, MESSAGES[0]]
-    with pytest.raises(ChatTemplateError, match=f"leaves out messages of the role '{role}'"):
-        template.render(messages)
-    assert template.render(MESSAGES[:2])
+    text = template.render([{"role": "system", "content": "Be brief."}, *MESSAGES], TOOLS)
+    for word in ("Be brief.", '"city": "Zürich"', "sunny", "warm"):
+        assert word in text
+
+
+def test_what_a_template_refuses_only_sometimes_is_rendered_as_text() -> None:
+    late = "{% if m.role == 'tool' and not loop.last %}{{ raise_exception('late') }}{% endif %}"
+    source = TEMPLATES["hermes"].replace("{{ m.content }}", late + "{{ m.content }}")
+    text = ChatTemplate(source, {}).render([*MESSAGES, MESSAGES[0]], TOOLS)
+    assert roles(text) == ["user", "assistant", "user", "assistant"]
+    assert "<tool_call>" in text
+    assert "sunny" in text
+
+
+@pytest.mark.parametrize("wants", ["arguments", "arguments.strip()"])
+def test_arguments_are_json_where_a_template_wants_a_text(wants: str) -> None:
+    template = ChatTemplate(TEMPLATES["hermes"].replace("arguments | tojson", wants), {})
+    assert template.traits.arguments_as_text
+    assert '"arguments": {"city": "Zürich"}}' in template.render(MESSAGES, TOOLS)
+
+
+def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = []
+
+    def render(*asked: Any) -> str:
+        rendered.append(asked)
+        return SHARED.render(*asked)
+
+    process = TemplateProcess()
+    monkeypatch.setattr(process, "render", render)
+    template = ChatTemplate(TEMPLATES["hermes"], {}, process=process)
+    template.render(MESSAGES, TOOLS)
+    probes = len(rendered) - 1
+    for _ in range(3):
+        template.render(MESSAGES, TOOLS)
+    process.close()
+    assert len(rendered) == probes + 4
+    assert probes <= 16

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from specops.text.tools.formats import THINKING, format_of
+from specops.text.chat_template import ChatTemplate
+from specops.text.tools.formats import THINKING
 from specops.text.tools.reader import AnswerReader, Block
 from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts, written
 
@@ -17,8 +18,7 @@ def read(
     name: str | None, answer: str, size: int, *, begun: bool = False, think: bool = True
 ) -> list[Block]:
     """Read an answer in pieces of `size` characters; check that its deltas make up the blocks."""
-    names = [tool.name for tool in TOOLS]
-    reader = AnswerReader(BY_NAME.get(name or ""), names, THINK if think else None, begun=begun)
+    reader = AnswerReader(BY_NAME.get(name or ""), TOOLS, THINK if think else None, begun=begun)
     deltas = []
     for start in range(0, len(answer), size):
         deltas += reader.push(answer[start : start + size])
@@ -51,7 +51,7 @@ def test_the_cuts_of_an_answer_do_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_template_tells_its_format(name: str) -> None:
-    assert format_of(TEMPLATES[name]).name == name
+    assert ChatTemplate(TEMPLATES[name], {}).calls == BY_NAME[name]
 
 
 A, G = '{"name": "get_weather", "arguments": {"a": 1}}', '{"name": "search.web-2", "arguments": {}}'
@@ -121,9 +121,13 @@ def test_a_call_that_repeats_another_word_for_word_ends_the_answer(name: str) ->
     answer = written(form, [first, second, other, second, ("search.web-2", {})])
     whole = written(form, [first, second, other, second])
     end = len(whole) - len(whole.lstrip()) + whole.rindex("Berlin") + len('Berlin"}')
-    closed = end if form.named else end + 1
+    closed = {
+        "json": end + 1,
+        "named": end,
+        "tagged": answer.rindex("search") + 1,  # up to the first letter of the next call
+    }[form.style]
     for size in (1, 3, len(answer)):
-        reader = AnswerReader(form, [tool.name for tool in TOOLS], None)
+        reader = AnswerReader(form, TOOLS, None)
         deltas, read_until = [], 0
         for start in range(0, len(answer), size):
             part = answer[start : start + size]

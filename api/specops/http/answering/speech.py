@@ -25,7 +25,7 @@ class Speech:
         self._begun = bool(
             template and not answer and template.begins_thinking(conversation.template_options)
         )
-        tags = (*(self._calls.markers if self._calls else ()), *(self._thinking or ()))
+        tags = (*(self._calls.tags if self._calls else ()), *(self._thinking or ()))
         found = {tag: tokenizer.token(tag) for tag in tags}
         # A decoded text leaves special tokens out.
         self._special = {
@@ -37,8 +37,7 @@ class Speech:
 
     def reader(self) -> AnswerReader:
         """Return a new reader, for one answer."""
-        names = frozenset(tool.name for tool in self._asked.tools)
-        return AnswerReader(self._calls, names, self._thinking, begun=self._begun)
+        return AnswerReader(self._calls, self._asked.tools, self._thinking, begun=self._begun)
 
     def text(self, pieces: Iterable[Piece]) -> str:
         """Return the pieces' text, with the special tokens that a reader knows."""

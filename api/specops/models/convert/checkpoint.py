@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from specops.models.convert.errors import ExportError
 from specops.models.convert.quantization import BlockFormat, FileQuantization
-from specops.models.paths import indexed, path_inside
+from specops.models.paths import TOOLS_TEMPLATE, indexed, path_inside, tools_template
 from specops.models.state_dict import StateDictError, read_state_dict
 from specops.sampling_defaults import GENERATION_CONFIG
 
@@ -38,9 +38,10 @@ _KINDS = {dtype: kind for kind, dtype in _DTYPES.items()} | {np.dtype(np.float64
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _OWN_BLOCK = 32  # weights per scale if the file has blocks
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _COPIED = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    _TOKENIZER_CONFIG,
     "special_tokens_map.json",
     "chat_template.jinja",
     "system.txt",
@@ -194,6 +195,14 @@ class Checkpoint:
         for name in _COPIED:
             if (self.path / name).is_file():
                 shutil.copyfile(self.path / name, folder / name)
+        tools, config = self.path / TOOLS_TEMPLATE, folder / _TOKENIZER_CONFIG
+        if tools.is_file() and config.is_file():
+            settings = json.loads(config.read_text(encoding="utf-8"))
+            default = settings.get("chat_template")
+            settings |= tools_template(tools.read_text(encoding="utf-8"))
+            if isinstance(default, str):
+                settings["chat_template"].append({"name": "default", "template": default})
+            config.write_text(json.dumps(settings, ensure_ascii=False), encoding="utf-8")
 
     def digest(self) -> str:
         """`sha256:` over configuration and weight files: equal digests, equal models.

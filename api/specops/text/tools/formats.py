@@ -1,23 +1,29 @@
-"""The table of tool-call formats, and the choice of one by the model's chat template.
+"""The form in which a model writes tool calls: tools, formats, and writing a call in one.
 
-Each family of models was trained to write calls in a form of its own, always JSON with marks around
-it:
+Each family of models was trained to write calls in a form of its own. `probe` learns it from what
+the model's chat template renders for a known call. All forms that are known have one of three
+styles, and marks around them:
 
-    hermes       <tool_call>{"name": ..., "arguments": {...}}</tool_call>, again for each call
-    llama        {"name": ..., "parameters": {...}}, maybe after <|python_tag|>; the next after `; `
-    mistral      [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]
-    mistral-args [TOOL_CALLS]name[ARGS]{...}, again for each call
-    phi          <|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>
-    granite      <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
-    json         {"name": ..., "arguments": {...}}, for all other models
+    json     <tool_call>{"name": NAME, "arguments": {...}}</tool_call>
+    named    [TOOL_CALLS]NAME[ARGS]{...}
+    tagged   <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
+
+An answer's calls are `opening`, the first call, `between`, the second call and so on, `closing`.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 TOOL_NAME = r"[a-zA-Z0-9_.:/-]{1,128}"
+_MOST_REFERENCES = 8  # from an argument's schema to its definition
+VARIES = "\0"  # in a format's texts: an id or a number, other for each call
+_TAG = r"<[^\s<>]*>|\[[A-Z_/]+\]"  # may be one token
+_PARTS = re.compile(rf"\s+|({_TAG}|{VARIES})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,73 +54,159 @@ class ToolFormat:
     """How one family of models writes calls.
 
     Attributes:
-        name: name of the format.
-        signs: texts that every template of this format contains.
-        openings: marks that begin calls. Forced calls begin with the first one.
-        closing: mark that may end calls.
-        bare: whether calls also come without an opening, at the beginning of an answer.
-        listed: whether the calls of an answer are one JSON array.
-        separator: text between calls that are not an array.
-        arguments: JSON key of a call's arguments.
-        named: whether the name stands outside of JSON, before `[ARGS]` and the arguments.
+        style: what a call looks like; see the module.
+        opening: text before the first call; empty: calls are the whole answer.
+        between: text between two calls.
+        closing: text after the last call.
+        other_marks: further marks with which some models begin calls.
+        name_key: JSON key of the function's name (`json`).
+        arguments_key: JSON key of the arguments (`json`).
+        lead: what stands before the name's key in a call (`json`).
+        middle: text between the name and what follows it (`named`, `tagged`).
+        key_open: text before an argument's name (`tagged`).
+        key_close: text between an argument's name and its value (`tagged`).
+        value_close: text after an argument's value (`tagged`).
     """
 
-    name: str
-    signs: tuple[str, ...] = ()
-    openings: tuple[str, ...] = ()
+    style: Literal["json", "named", "tagged"] = "json"
+    opening: str = ""
+    between: str = "\n"
     closing: str = ""
-    bare: bool = False
-    listed: bool = False
-    separator: str = "\n"
-    arguments: str = "arguments"
-    named: bool = False
+    other_marks: tuple[str, ...] = ()
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    lead: str = ""
+    middle: str = ""
+    key_open: str = ""
+    key_close: str = ""
+    value_close: str = ""
 
     @property
-    def markers(self) -> tuple[str, ...]:
+    def bare(self) -> bool:
+        """Whether calls come without an opening, at the beginning of an answer."""
+        return not self.opening
+
+    @property
+    def mark(self) -> str:
+        """The first mark of the opening: an answer with it has calls."""
+        return next(iter(parts(self.opening)), "")
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks with which calls may begin, `mark` first."""
+        return tuple(mark for mark in (self.mark, *self.other_marks) if mark)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
         """Marks that may be special tokens, so that they must be kept in the answer's text."""
-        own = (*self.openings, self.closing, *((ARGS, CALL_ID) if self.named else ()))
-        return tuple(marker for marker in own if marker)
+        texts = [self.opening, self.between, self.closing, self.middle, *self.other_marks]
+        texts += [self.key_open, self.key_close, self.value_close]
+        found = (tag for text in texts for tag in re.findall(_TAG, text))
+        return tuple(dict.fromkeys(found))
+
+    def write(self, calls: Sequence[tuple[str, Any]]) -> str:
+        """Write calls, given as names and arguments, as the model does."""
+        texts = [self._call(name, arguments) for name, arguments in calls]
+        pieces = [self.opening + texts[0], *(self.between + text for text in texts[1:])]
+        numbered = (text.replace(VARIES, str(place)) for place, text in enumerate(pieces))
+        return "".join(numbered) + self.closing
+
+    def _call(self, name: str, arguments: Any) -> str:
+        if self.style == "json":
+            head = f"{{{self.lead}{json.dumps(self.name_key)}: {json.dumps(name)}, "
+            return f"{head}{json.dumps(self.arguments_key)}: {_json(arguments)}}}"
+        if self.style == "named":
+            return f"{name}{self.middle}{_json(arguments)}"
+        given = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+        return f"{name}{self.middle}" + "".join(
+            f"{self.key_open}{key}{self.key_close}"
+            f"{value if isinstance(value, str) else _json(value)}{self.value_close}"
+            for key, value in given.items()
+        )
 
 
-ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
-GENERIC = ToolFormat("json", bare=True)
-# A template has the first format whose signs it contains.
-FORMATS = (
-    ToolFormat(
-        "mistral-args",
-        ("[TOOL_CALLS]", ARGS),
-        ("[TOOL_CALLS]",),
-        separator="",
-        named=True,
+_TYPES: dict[type, set[str]] = {
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    list: {"array"},
+    dict: {"object"},
+    type(None): {"null"},
+    str: {"string"},
+}
+GENERIC = ToolFormat()
+"""The form for models that were trained on none, or on one that is not known here."""
+# Forms of families whose templates describe tools, but leave out calls: the first whose sign the
+# template contains.
+_UNSHOWN = (
+    (
+        "<|tool|>",  # Phi-4-mini
+        ToolFormat(
+            opening="<|tool_call|>[",
+            between=", ",
+            closing="]<|/tool_call|>",
+            other_marks=("functools[",),
+        ),
     ),
-    ToolFormat("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), listed=True),
-    ToolFormat(
-        "phi",
-        ("<|tool|>",),
-        ("<|tool_call|>", "functools["),
-        "<|/tool_call|>",
-        listed=True,
+    (
+        "<|tool_call|>",  # Granite 3; some versions write the other mark
+        ToolFormat(
+            opening="<|tool_call|>[", between=", ", closing="]", other_marks=("<tool_call>",)
+        ),
     ),
-    ToolFormat("granite", ("<|tool_call|>",), ("<|tool_call|>",), listed=True),
-    ToolFormat("hermes", ("<tool_call>",), ("<tool_call>",), "</tool_call>"),
-    ToolFormat(
-        "llama",
-        ("<|start_header_id|>", "tools"),
-        ("<|python_tag|>",),
-        bare=True,
-        separator="; ",
-        arguments="parameters",
+    (
+        "<tool_call>",  # SmolLM3
+        ToolFormat(
+            opening="<tool_call>\n",
+            between="\n</tool_call>\n<tool_call>\n",
+            closing="\n</tool_call>",
+        ),
     ),
 )
 THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
-def format_of(template: str) -> ToolFormat:
-    """Return the format that a chat template (as Jinja) was written for."""
-    written = (item for item in FORMATS if all(sign in template for sign in item.signs))
-    return next(written, GENERIC)
+def unshown_format(template: str) -> ToolFormat:
+    """Return the format that a template's source names, for one that shows no calls."""
+    return next((form for sign, form in _UNSHOWN if sign in template), GENERIC)
 
 
 def thinking_of(template: str) -> tuple[str, str] | None:
     """Return the tags around the thoughts of a model with this template; None without thoughts."""
     return next((tags for tags in THINKING if tags[1] in template), None)
+
+
+def parts(text: str) -> list[str]:
+    """Cut a format's text at white space and around tags: "<a>\\nb=" becomes "<a>", "b="."""
+    return [part for part in _PARTS.split(text) if part]
+
+
+def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of an argument; an empty one if there is none."""
+    taken = parameters.get("properties")
+    found: Any = taken.get(name) if isinstance(taken, Mapping) else None
+    for _ in range(_MOST_REFERENCES):
+        if not (isinstance(found, dict) and isinstance(found.get("$ref"), str)):
+            break
+        path, found = found["$ref"].removeprefix("#/").split("/"), parameters
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def types_of(schema: Any) -> set[str]:
+    """Return the types that a schema names; empty if it allows any."""
+    if not isinstance(schema, dict):
+        return set()
+    named = schema.get("type", [])
+    found = {named} if isinstance(named, str) else {item for item in named if isinstance(item, str)}
+    if not found and isinstance(schema.get("enum"), list):
+        found = {kind for value in schema["enum"] for kind in _TYPES.get(type(value), set())}
+    for key in ("anyOf", "oneOf"):
+        choices = schema.get(key)
+        found |= {kind for choice in choices or () for kind in types_of(choice)}
+    return found
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

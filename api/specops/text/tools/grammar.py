@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specops.text.grammar import LAYOUT
-from specops.text.tools.formats import ARGS, Tool, ToolFormat
+from specops.text.tools.formats import VARIES, Tool, ToolFormat, argument_schema, parts, types_of
 
 # What may stand between thoughts and what follows: a poor model would write spaces without end.
 _SPACE = r"SPACE: /\s{0,4}/"
@@ -60,26 +61,22 @@ class CallGrammar:
         if formed and not tools:
             return f"{thoughts}@said"
         if required or formed:
-            calls = f"{self._literal(self._opening)} calls"
+            calls = f"{self._literal(self.calls.mark)} calls"
             return thoughts + (calls if required else f"(@said | {calls})")
         opened = "calls" if self.calls.bare else f"before {self._rest()} calls"
         return f"{thoughts}(said | {opened})"
 
-    @property
-    def _opening(self) -> str:
-        return "" if self.calls.bare else self.calls.openings[0]
-
     def _rest(self) -> str:
         """Return the part of the opening that `_text_rules` have not put at the end of the text."""
-        return self._literal(self._opening) if self._opening in self.special else ""
+        return self._literal(self.calls.mark) if self.calls.mark in self.special else ""
 
     def _text_rules(self) -> list[str]:
         """Return the rules of text: `said` is a text without calls, `before` one up to a call."""
         if self.calls.bare:
             return [r"said: SAID?", r"SAID: /[^{ \t\r\n](.|\n)*/"]
-        if self._opening in self.special:
+        if self.calls.mark in self.special:
             return ["said: TEXT", "before: TEXT", r"TEXT: /(.|\n)*/"]
-        opening = _escaped(self._opening)
+        opening = _escaped(self.calls.mark)
         return [
             "said: SAID",
             rf"SAID: /(.|\n)*/ & ~/(.|\n)*{opening}(.|\n)*/",
@@ -102,41 +99,112 @@ class CallGrammar:
         ]
 
     def _call_rules(self, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
-        """Return the rules of `calls`, which follow the first opening."""
+        """Return the rules of `calls`, which follow the mark of the opening."""
         form = self.calls
-        opening, closing = self._literal(self._opening), self._literal(form.closing)
-        separator = self._literal(form.separator)
-        if form.named:
-            calls, again = "call", f"{opening} call"
-        elif form.listed:
-            calls, again = "call", '", " call'
-        elif form.bare:
-            calls, again = "call", f"{separator} call"
-        else:
-            one = f'"\\n" call "\\n" {closing}'
-            calls, again = one, f"{separator} {opening} {one}"
+        opening = form.opening.removeprefix(form.mark)
+        space = '" "? ' if opening.startswith("[") else ""  # Mistral's models write one
+        calls = f"{space}{self._literal(opening)} call"
         if parallel:
-            calls += f" ({again})*"
-        if form.listed:
-            calls = f'" "? "[" {calls} "]" {closing}'
+            calls += f" ({self._literal(form.between)} call)*"
         names = " | ".join(f"call_{place}" for place in range(len(tools)))
-        rules = [f"calls: {calls}", f"call: {names}"]
+        rules = [f"calls: {calls} {self._literal(form.closing)}", f"call: {names}"]
+        varies = any(
+            VARIES in text for text in (form.opening, form.between, form.middle, form.lead)
+        )
+        rules += [r"varies: /[\w-]{1,40}/"] if varies else []
         for place, tool in enumerate(tools):
-            if form.named:
-                call = f"{json.dumps(tool.name)} {self._literal(ARGS)} args_{place}"
-            else:
-                # Cut at the tokens of JSON, because another JSON value may begin alike.
-                name, key = json.dumps(tool.name), json.dumps(form.arguments)
-                head = map(json.dumps, ("{", '"name"', ": ", name, ", ", key, ": "))
-                call = f'{" ".join(head)} args_{place} "}}"'
-            rules += [f"call_{place}: {call}", f"args_{place}: %json {_schema(tool)}"]
+            rules += self._call_rule(f"_{place}", tool)
         return rules
 
+    def _call_rule(self, suffix: str, tool: Tool) -> list[str]:
+        form = self.calls
+        if form.style == "tagged":
+            return self._tagged_rules(suffix, tool)
+        rules = [f"args{suffix}: %json {_schema(tool)}"]
+        if form.style == "named":
+            name = f"{json.dumps(tool.name)} {self._literal(form.middle)}"
+            return [f"call{suffix}: {name} args{suffix}", *rules]
+        # Cut at the tokens of JSON, because another JSON value may begin alike.
+        name_key, name, key = map(json.dumps, (form.name_key, tool.name, form.arguments_key))
+        head = [f"{json.dumps('{')} {self._literal(form.lead)}"]
+        head += map(json.dumps, (name_key, ": ", name, ", ", key, ": "))
+        return [f'call{suffix}: {" ".join(head)} args{suffix} "}}"', *rules]
+
+    def _tagged_rules(self, suffix: str, tool: Tool) -> list[str]:
+        """Return the rules of a call whose arguments have tags around them, in the schema's order.
+
+        The length and the pattern of a text hold, other keywords of its schema do not.
+        """
+        form = self.calls
+        schema = json.loads(_schema(tool))
+        properties = schema.get("properties") or {}
+        required = schema.get("required") or []
+        order = sorted(properties, key=lambda key: key not in required)
+        order += [key for key in required if key not in properties]
+        arguments, rules = [], []
+        for place, key in enumerate(order):
+            name = f"arg{suffix}_{place}"
+            value = self._value_rule(name, argument_schema(schema, key), schema.get("$defs"))
+            opened = self._literal(f"{form.key_open}{key}{form.key_close}")
+            rules += [f"{name}: {opened} {name}_value", *value]
+            arguments.append(name if key in required else f"{name}?")
+        if schema.get("additionalProperties") is not False:
+            name = f"arg{suffix}_more"
+            opened = f"{self._literal(form.key_open)} KEY {self._literal(form.key_close)}"
+            rules += [f"{name}: {opened} {name}_value", *self._value_rule(name, {}, None)]
+            rules += [r"KEY: /[\w.-]{1,64}/"] if suffix == "_0" else []
+            arguments.append(f"{name}*")
+        call = f"{json.dumps(tool.name)} {self._literal(form.middle)} {' '.join(arguments)}"
+        return [f"call{suffix}: {call}", *rules]
+
+    def _value_rule(self, name: str, schema: Any, definitions: Any) -> list[str]:
+        """Return the rules of an argument's value and the tag that closes it."""
+        close = self.calls.value_close
+        types = types_of(schema)
+        choices = schema.get("enum") if isinstance(schema, dict) else None
+        if choices and types == {"string"}:
+            written = " | ".join(json.dumps(str(choice)) for choice in choices)
+            return [f"{name}_value: ({written}) {self._literal(close)}"]
+        if types and "string" not in types:
+            whole = json.dumps({**schema, "x-guidance": LAYOUT} | _defined(definitions))
+            return [
+                f"{name}_value: {name}_json {self._literal(close)}",
+                f"{name}_json: %json {whole}",
+            ]
+        mark = next(iter(parts(close)))
+        before, after = close.split(mark, 1)
+        body = _text_body(schema if types == {"string"} else {})
+        if mark in self.special:
+            text = f"{name.upper()}: /{body}{_escaped(before)}/"
+            return [f"{name}_value: {name.upper()} {self._literal(mark + after)}", text]
+        return [
+            f"{name}_value: {name}_text {self._literal(after)}",
+            f"{name}_text[lazy]: /{body}{_escaped(before + mark)}/",
+        ]
+
     def _literal(self, text: str) -> str:
-        if not text:
-            return ""
+        """Return a text of a format for a rule, with its special tokens."""
+        known = [VARIES, *self.special]
+        pieces = re.split("(" + "|".join(map(re.escape, known)) + ")", text)
+        return " ".join(self._piece(piece) for piece in pieces if piece)
+
+    def _piece(self, text: str) -> str:
+        if text == VARIES:
+            return "varies"
         token = self.special.get(text)
         return json.dumps(text) if token is None else f"<[{token}]>"
+
+
+def _text_body(schema: Mapping[str, Any]) -> str:
+    """Return a regular expression of a text, without an end."""
+    if isinstance(pattern := schema.get("pattern"), str):
+        return pattern.removeprefix("^").removesuffix("$").replace("/", r"\/")
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    return rf"(.|\n){{{least},{most}}}" if least or most != "" else r"(.|\n)*"
+
+
+def _defined(definitions: Any) -> dict[str, Any]:
+    return {} if definitions is None else {"$defs": definitions}
 
 
 def _schema(tool: Tool) -> str:
@@ -152,4 +220,4 @@ def _schema(tool: Tool) -> str:
 
 def _escaped(text: str) -> str:
     """Escape a text for a regular expression between slashes."""
-    return re.escape(text).replace("/", r"\/")
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")

@@ -1,13 +1,17 @@
-"""Brings a conversation with tools into the form that a model's chat template takes.
+"""Brings a conversation with tools into the form that a model's chat template shows.
 
-Most templates take tools in the form of `transformers`. Phi's template reads them from the system
-message. A template without tools gets tools, calls and results as plain text.
+What a template takes as it is, it gets as it is. What it would leave out or refuse is rewritten:
+calls become the assistant's text in the model's own format, results the user's text, tools and the
+system message join what the template does show.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specops.text.tools.formats import GENERIC, Tool, ToolFormat
@@ -18,33 +22,79 @@ _INTRODUCTION = (
     '{"name": "FUNCTION", "arguments": {"ARGUMENT": "VALUE"}}\n'
     "After that you are told what it returned. The functions are:\n"
 )
+IN_SYSTEM = "system"  # `TemplateTraits.tools` of a template that reads a field of that message
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")  # the only ids that Mistral's templates take
 Messages = list[dict[str, Any]]
 
 
-def with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], calls: ToolFormat
-) -> tuple[Messages, list[dict[str, Any]] | None]:
-    """Return messages and tools for a template.
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """What a chat template shows of a conversation, as `probe` found out.
+
+    Attributes:
+        calls: the format in which the model writes calls.
+        tools: the variable in which the template reads tools, or `IN_SYSTEM`; empty: nowhere.
+        system: shows a system message at the beginning.
+        shows_calls: shows a message with one call, and its result.
+        several_calls: shows messages with several calls.
+        text_with_calls: shows the text of messages with calls.
+        lone_results: shows results of calls that no message before has.
+        any_id: takes ids of calls as other servers write them.
+        arguments_as_text: takes a call's arguments only as JSON.
+        neighbours: shows two messages of one role in a row.
+        needs_tools: shows calls and results only where tools are given.
+    """
+
+    calls: ToolFormat = GENERIC
+    tools: str = ""
+    system: bool = True
+    shows_calls: bool = False
+    several_calls: bool = False
+    text_with_calls: bool = False
+    lone_results: bool = False
+    any_id: bool = True
+    arguments_as_text: bool = False
+    neighbours: bool = True
+    needs_tools: bool = False
+
+    def plainest(self) -> TemplateTraits:
+        """Return traits with which a conversation becomes texts in turns, whatever it was."""
+        return replace(self, shows_calls=False, lone_results=False, neighbours=False)
+
+
+def for_template(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], traits: TemplateTraits
+) -> tuple[Messages, dict[str, Any]]:
+    """Return messages and further variables for a template.
 
     Args:
         messages: messages in OpenAI's form, with the arguments of calls as objects.
         tools: the tools that the model may call.
-        calls: the template's format of calls.
+        traits: what the template shows.
     """
+    if traits.needs_tools and not tools:
+        traits = replace(traits, shows_calls=False, lone_results=False)
+    plain: Messages = [{**message, "content": message.get("content") or ""} for message in messages]
+    plain = _with_calls(plain, traits)
     told = [tool.for_template() for tool in tools]
-    plain = [dict(message) for message in messages]
-    if calls is GENERIC:
-        plain = _as_text(plain)
-        if tools:
-            listed = "\n".join(json.dumps(item["function"], ensure_ascii=False) for item in told)
-            plain = _with_system(plain, _INTRODUCTION + listed)
-        return plain, None
-    if calls.name == "phi" and tools:
-        if plain[0]["role"] != "system":
-            plain.insert(0, {"role": "system", "content": _PHI_SYSTEM})
-        listed = json.dumps([item["function"] for item in told], ensure_ascii=False)
-        plain[0]["tools"] = listed
-    return plain, told or None
+    variables: dict[str, Any] = {}
+    if tools and not traits.tools:
+        listed = "\n".join(json.dumps(item["function"], ensure_ascii=False) for item in told)
+        plain = _with_system(plain, _INTRODUCTION + listed)
+    elif tools:
+        variables["tools"] = told
+        if traits.tools == IN_SYSTEM:
+            if plain[0]["role"] != "system":
+                plain.insert(0, {"role": "system", "content": _PHI_SYSTEM})
+            listed = json.dumps([item["function"] for item in told], ensure_ascii=False)
+            plain[0] = plain[0] | {"tools": listed}
+        else:
+            variables[traits.tools] = told
+    if not traits.system or not traits.neighbours:
+        plain = _systems_to_user(plain, keep_first=traits.system)
+    if not traits.neighbours:
+        plain = _merged(plain)
+    return plain, variables
 
 
 def _with_system(messages: Messages, text: str) -> Messages:
@@ -55,26 +105,117 @@ def _with_system(messages: Messages, text: str) -> Messages:
     return [first, *messages[1:]]
 
 
-def _as_text(messages: Messages) -> Messages:
-    """Turn calls into text of the assistant, and results into text of the user.
+def _systems_to_user(messages: Messages, *, keep_first: bool) -> Messages:
+    """Turn system messages into the user's, merged with the user's message that follows."""
+    plain: Messages = []
+    waiting = ""
+    for place, message in enumerate(messages):
+        if message["role"] == "system" and not (keep_first and not place):
+            waiting = _joined(waiting, message["content"])
+        elif waiting and message["role"] == "user":
+            plain.append(message | {"content": _joined(waiting, message["content"])})
+            waiting = ""
+        else:
+            if waiting:
+                plain.append({"role": "user", "content": waiting})
+                waiting = ""
+            plain.append(message)
+    return [*plain, {"role": "user", "content": waiting}] if waiting else plain
 
-    The results of one turn become one message.
-    """
-    told: Messages = []
-    names: dict[str, str] = {}
+
+def _merged(messages: Messages) -> Messages:
+    """Merge neighbours that are texts of one role."""
+    plain: Messages = []
     for message in messages:
+        last = plain[-1] if plain else {}
+        mergeable = message["role"] in ("user", "assistant") and not message.get("tool_calls")
+        if mergeable and last.get("role") == message["role"] and not last.get("tool_calls"):
+            plain[-1] = last | {"content": _joined(last["content"], message["content"])}
+        else:
+            plain.append(message)
+    return plain
+
+
+def _joined(*texts: str) -> str:
+    return "\n\n".join(text for text in texts if text)
+
+
+# -- calls and results -----------------------------------------------------------------------------
+
+
+def _with_calls(messages: Messages, traits: TemplateTraits) -> Messages:
+    """Rewrite the calls and results that the template does not show."""
+    plain: Messages = []
+    names: dict[str, str] = {}
+    shown: set[str] = set()  # ids of calls that the template shows
+    texts = False  # whether the last message is results as text
+    for message in _single_calls(messages, traits):
+        follows, texts = texts, False
         if message["role"] == "tool":
-            name = message.get("name") or names.get(message.get("tool_call_id", ""), "the function")
+            call_id = message.get("tool_call_id", "")
+            if (traits.shows_calls and call_id in shown) or traits.lone_results:
+                plain.append(message | {"tool_call_id": _id(call_id, traits)})
+                continue
+            name = message.get("name") or names.get(call_id, "the function")
             text = f"{name} returned:\n{message['content']}"
-            if told and told[-1].get("results"):
-                told[-1]["content"] += f"\n\n{text}"
+            if follows:
+                plain[-1]["content"] += f"\n\n{text}"
             else:
-                told.append({"role": "user", "content": text, "results": True})
+                plain.append({"role": "user", "content": text})
+            texts = True
         elif calls := message.get("tool_calls"):
             names |= {call.get("id", ""): call["function"]["name"] for call in calls}
-            written = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
-            text = "\n".join([*([message["content"]] if message["content"] else []), *written])
-            told.append({"role": message["role"], "content": text})
+            if _shows(message, traits):
+                shown |= {call.get("id", "") for call in calls}
+                plain.append(message | {"tool_calls": [_call(call, traits) for call in calls]})
+            else:
+                written = [
+                    (call["function"]["name"], call["function"]["arguments"]) for call in calls
+                ]
+                said = [message["content"]] if message["content"] else []
+                text = "\n".join([*said, traits.calls.write(written)])
+                plain.append({"role": message["role"], "content": text})
         else:
-            told.append(message)
-    return told
+            plain.append(message)
+    return plain
+
+
+def _shows(message: Mapping[str, Any], traits: TemplateTraits) -> bool:
+    several = traits.several_calls or len(message["tool_calls"]) == 1
+    return traits.shows_calls and several and (traits.text_with_calls or not message["content"])
+
+
+def _single_calls(messages: Messages, traits: TemplateTraits) -> Iterable[dict[str, Any]]:
+    """Cut messages with several calls, for a template that shows one, each with its result."""
+    queue = list(reversed(messages))
+    while queue:
+        message = queue.pop()
+        calls = message.get("tool_calls") or ()
+        single = message | {"tool_calls": calls[:1]}
+        if len(calls) <= 1 or _shows(message, traits) or not _shows(single, traits):
+            yield message
+            continue
+        results = []
+        while queue and queue[-1]["role"] == "tool":
+            results.append(queue.pop())
+        for place, call in enumerate(calls):
+            yield message | {"tool_calls": [call], "content": "" if place else message["content"]}
+            own = [item for item in results if item.get("tool_call_id") == call.get("id")]
+            yield from own
+            results = [item for item in results if item not in own]
+        yield from results
+
+
+def _call(call: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
+    function = call["function"]
+    if traits.arguments_as_text and not isinstance(function["arguments"], str):
+        text = json.dumps(function["arguments"], ensure_ascii=False)
+        function = function | {"arguments": text}
+    return call | {"id": _id(call.get("id", ""), traits), "function": function}
+
+
+def _id(call_id: str, traits: TemplateTraits) -> str:
+    """Return the id of a call as the template takes it; the same for the same id."""
+    if traits.any_id or _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]

@@ -7,21 +7,31 @@ call but is none stays text.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import json
 import re
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from specops.text.json_values import loads
-from specops.text.tools.formats import TOOL_NAME, ToolFormat
+from specops.text.tools.formats import (
+    GENERIC,
+    TOOL_NAME,
+    VARIES,
+    Tool,
+    ToolFormat,
+    argument_schema,
+    parts,
+    types_of,
+)
 
-_ARGUMENTS = ("arguments", "parameters")
-# Keys with which a call may begin.
-_KEYS = frozenset({"name", "type", "id", "function", *_ARGUMENTS})
+# Keys with which a call may begin, besides those of its format.
+_KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters", "tool_call_id"})
 _SPACES = " \t\r\n"
 _TOOL_NAME = re.compile(TOOL_NAME)
-_NO_CALLS = ToolFormat("none")
+_NAME_CHARACTER = re.compile(r"[a-zA-Z0-9_.:/-]")
 Steps = Generator[None, str, str]  # is sent characters, returns the first one after its part
 Take = Callable[[str], object]
 
@@ -47,7 +57,8 @@ class AnswerReader:
 
     Args:
         calls: the format of calls; None: the answer has no calls.
-        names: names of the tools. JSON without an opening is a call only if it names one of them.
+        tools: the tools. JSON without an opening is a call only if it names one of them; arguments
+            that are not written as JSON get the types of their schemas.
         thinking: the tags around thoughts; None: the answer has no thoughts.
         begun: whether the prompt ends with the first of these tags.
 
@@ -61,14 +72,18 @@ class AnswerReader:
     def __init__(
         self,
         calls: ToolFormat | None = None,
-        names: Collection[str] = (),
+        tools: Sequence[Tool] = (),
         thinking: tuple[str, str] | None = None,
         *,
         begun: bool = False,
     ) -> None:
         self.blocks: list[Block] = []
-        self._calls = calls or _NO_CALLS
-        self._names = names
+        self._marks = calls.marks if calls else ()
+        self._bare = calls is not None and calls.bare
+        self._form = calls or GENERIC
+        self._name_keys = {"name", self._form.name_key}
+        self._argument_keys = {"arguments", "parameters", self._form.arguments_key}
+        self._schemas = {tool.name: tool.parameters or {} for tool in tools}
         self._thinking = thinking or ()
         self._deltas: list[Delta] = []
         self._spaces = ""  # held back: they may be the end of a block
@@ -178,13 +193,13 @@ class AnswerReader:
         if begun:
             char = yield from self._thoughts(char)
         think = self._thinking[:1]
-        fresh = self._calls.bare
+        fresh = self._bare
         while char:
             if fresh:
                 char = yield from self._space(char, self._say)
                 char = yield from self._objects(char)
-            found, char = yield from self._until((*self._calls.openings, *think), char, self._say)
-            fresh = found in think and self._calls.bare
+            found, char = yield from self._until((*self._marks, *think), char, self._say)
+            fresh = found in think and self._bare
             if found in think:
                 char = yield from self._thoughts(char)
             elif found:
@@ -219,32 +234,76 @@ class AnswerReader:
             char = yield
         return char
 
-    def _opened(self, opening: str, char: str) -> Steps:
-        """Read the calls after an opening, and their closing."""
-        raw = [opening]
-        char = yield from self._space(char, raw.append)
-        listed = opening.endswith("[") or char == "["
-        if char == "[":
+    def _opened(self, mark: str, char: str) -> Steps:
+        """Read the calls after a mark that begins them, and what closes them."""
+        raw = [mark]
+        opening = [part for part in parts(self._form.opening) if part != "["]
+        rest = opening[opening.index(mark) + 1 :] if mark in opening else []
+        follows, char = yield from self._follow(rest, char, raw)
+        if follows and self._form.style != "tagged":
+            char = yield from self._space(char, raw.append)
+        listed = mark.endswith("[") or char == "["
+        if follows and self._form.style != "json" and not (char and char in "[{"):
+            return (yield from self._unquoted(char, raw, sure=mark == self._form.mark))
+        if follows and char == "[":
             raw.append(char)
             char = yield from self._space((yield), raw.append)
-        if char == "{":
-            char = yield from self._objects(char, "".join(raw))
-            if listed and char == "]":
-                char = yield
-        elif char and self._calls.named and not listed:
-            char = yield from self._named(char, "".join(raw))
-        else:
+        if not follows or char != "{":
             self._say("".join(raw))
             return char
-        char = yield from self._space(char, self._say)
-        held = ""
-        closing = self._calls.closing
-        while char and held != closing and closing.startswith(held + char):
-            held += char
+        char = yield from self._objects(char, "".join(raw))
+        if listed and char == "]":
             char = yield
-        if held != closing:
-            self._say(held)
+        _, char = yield from self._one_of([self._form.closing.lstrip(_SPACES + "]")], char)
         return char
+
+    def _follow(
+        self, wanted: list[str], char: str, raw: list[str]
+    ) -> Generator[None, str, tuple[bool, str]]:
+        """Read parts of a format, with any white space before each; return whether they came."""
+        for place, part in enumerate(wanted):
+            char = yield from self._space(char, raw.append)
+            if part == VARIES:
+                stop = wanted[place + 1][0] if place + 1 < len(wanted) else ""
+                while char and char != stop:
+                    raw.append(char)
+                    char = yield
+                continue
+            for letter in part:
+                if char != letter:
+                    return False, char
+                raw.append(char)
+                char = yield
+        return True, char
+
+    def _one_of(
+        self, texts: Sequence[str], char: str
+    ) -> Generator[None, str, tuple[int | None, str]]:
+        """Read one of several texts, or its first parts; return which. White space is free."""
+        cut = [parts(text.partition(VARIES)[0]) for text in texts]
+        squeezed = ["".join(pieces) for pieces in cut]
+        held = spaces = ""
+        while char:
+            if char in _SPACES:
+                spaces += char
+            elif any(text.startswith(held + char) for text in squeezed):
+                held += char
+            else:
+                break
+            char = yield
+        complete = [
+            (len(begun), number == len(pieces), -place)
+            for place, pieces in enumerate(cut)
+            for number in range(1, len(pieces) + 1)
+            if held.startswith(begun := "".join(pieces[:number]))
+        ]
+        if not complete:
+            self._say(held + spaces if char else held)
+            return None, char
+        length, _, place = max(complete)
+        if length < len(held):
+            self._say(held[length:])
+        return -place, char
 
     def _objects(self, char: str, before: str = "") -> Steps:
         """Read calls as JSON objects, with separators between them."""
@@ -256,21 +315,102 @@ class AnswerReader:
                 char = yield from self._space((yield))
         return char
 
-    def _named(self, char: str, before: str) -> Steps:
-        """Read a call with the name before its arguments, or else text."""
-        raw, name = [before], ""
-        while char and char not in "[{":
-            name += char
-            raw.append(char)
+    def _unquoted(self, char: str, raw: list[str], *, sure: bool) -> Steps:
+        """Read calls whose names are not JSON, or else text.
+
+        Args:
+            raw: what was read before the first name.
+            sure: the calls were opened as the format says.
+        """
+        form = self._form
+        while True:
+            name = ""
+            while char and _NAME_CHARACTER.fullmatch(char):
+                name += char
+                raw.append(char)
+                char = yield
+            if form.style == "named":
+                between = ""
+                while char and char != "{":
+                    between += char
+                    raw.append(char)
+                    char = yield
+                found = re.fullmatch(_before_arguments(form), name + between)
+                name = found[1] if found and char else ""
+            else:
+                follows, char = yield from self._follow(parts(form.middle), char, raw)
+                name = name if follows else ""
+            if not self._is_call(name) or not (sure or name in self._schemas):
+                self._say("".join(raw))
+                return char
+            self._begin_call(name)
+            if form.style == "named":
+                char = yield from self._value(char, self._argue, self._end_call)
+                ended, char = yield from self._one_of([form.between, form.closing], char)
+            else:
+                ended, char = yield from self._tagged(char, self._schemas.get(name, {}))
+            if ended != 0:
+                return char
+            raw = []
+            if VARIES in form.between:
+                _, _, rest = form.between.partition(VARIES)
+                _, char = yield from self._follow([VARIES, *parts(rest)], char, raw)
+
+    def _tagged(
+        self, char: str, schema: dict[str, Any]
+    ) -> Generator[None, str, tuple[int | None, str]]:
+        """Read a call's arguments with tags around them; return what follows: 0 another call."""
+        form = self._form
+        separator = "{"
+        while True:
+            found, char = yield from self._one_of([form.between, form.closing, form.key_open], char)
+            if found != 2:
+                self._argue("}" if separator == ", " else "{}")
+                self._end_call()
+                return found, char
+            first, *rest = parts(form.key_close)
+            key: list[str] = []
+            _, char = yield from self._until((first,), char, key.append)
+            _, char = yield from self._follow(rest, char, [])
+            if not char:
+                return None, char
+            name = "".join(key).strip()
+            self._argue(f"{separator}{json.dumps(name, ensure_ascii=False)}: ")
+            separator = ", "
+            types = types_of(argument_schema(schema, name))
+            whole, char = yield from self._tagged_value(char, types)
+            if not whole:
+                return None, char
+
+    def _tagged_value(self, char: str, types: set[str]) -> Generator[None, str, tuple[bool, str]]:
+        """Read an argument and the tag that closes it; return whether it was whole."""
+        form = self._form
+        if form.key_close.endswith("\n") and char == "\n":
             char = yield
-        while char and char != "{":  # [CALL_ID], the call's id, [ARGS]
-            raw.append(char)
-            char = yield
-        if not char or not self._is_call(name.strip()):
-            self._say("".join(raw))
-            return char
-        self._begin_call(name.strip())
-        return (yield from self._value(char, self._argue, self._end_call))
+        first, *rest = parts(form.value_close)
+        spaced = form.value_close.startswith("\n")
+        streamed = types == {"string"}
+        text: list[str] = []
+        held = ""
+
+        def take(more: str) -> None:
+            nonlocal held
+            more = held + more
+            held = "\n" if spaced and more.endswith("\n") else ""
+            more = more.removesuffix("\n") if held else more
+            if streamed:
+                self._argue(_escaped(more))
+            else:
+                text.append(more)
+
+        if streamed:
+            self._argue('"')
+        found, char = yield from self._until((first,), char, take)
+        if not found:
+            return False, char
+        self._argue('"' if streamed else _typed("".join(text), types))
+        _, char = yield from self._follow(rest, char, [])
+        return True, char
 
     def _call(self, char: str, before: str) -> Steps:
         """Read a JSON object: a call, or else text, together with the text `before` it."""
@@ -283,22 +423,22 @@ class AnswerReader:
             char = yield from self._string(char, raw.append)
             key = _loaded("".join(raw[start:]))
             char = yield from self._space(char, raw.append)
-            if char != ":" or key not in _KEYS:
+            if char != ":" or key not in _KEYS | self._name_keys | self._argument_keys:
                 break
             raw.append(char)
             char = yield from self._space((yield), raw.append)
             start = len(raw)
-            streamed = begun and key in _ARGUMENTS and char == "{"
+            streamed = begun and key in self._argument_keys and char == "{"
             char = yield from self._value(char, self._argue if streamed else raw.append)
             value = "".join(raw[start:])
-            if key == "name" and not begun:
+            if key in self._name_keys and not begun:
                 name = str(_loaded(value) or "")
                 if not self._is_call(name):
                     break
                 begun = True
                 self._begin_call(name)
                 self._argue(arguments)
-            elif key in _ARGUMENTS and not streamed:
+            elif key in self._argument_keys and not streamed:
                 # Some models write the arguments as a string that holds JSON.
                 arguments = str(_loaded(value)) if value.startswith('"') else value
                 if begun:
@@ -319,7 +459,7 @@ class AnswerReader:
     def _is_call(self, name: str) -> bool:
         if not _TOOL_NAME.fullmatch(name):
             return False  # the client could not send the call back
-        return not self._calls.bare or name in self._names
+        return not self._bare or name in self._schemas
 
     def _value(self, char: str, take: Take, ended: Callable[[], object] = lambda: None) -> Steps:
         """Read one JSON value; call `ended` at the end of an object or array."""
@@ -359,3 +499,36 @@ def _loaded(text: str) -> object:
         return loads(text)
     except ValueError:
         return None
+
+
+def _before_arguments(form: ToolFormat) -> str:
+    """Return a regular expression of a call from its name to its arguments."""
+    if "[ARGS]" in form.middle:  # some of Mistral's models write ids, some do not
+        return rf"({TOOL_NAME})\s*(?:\[CALL_ID\].*?)?(?:\[ARGS\])?\s*"
+    pieces = (".*?" if part == VARIES else re.escape(part) for part in parts(form.middle))
+    return rf"({TOOL_NAME})\s*" + r"\s*".join(pieces) + r"\s*"
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _typed(text: str, types: set[str]) -> str:
+    """Return an argument, which a model wrote without quotes, as JSON."""
+    try:
+        value, written = loads(text), text.strip()
+    except ValueError:
+        value, written = _of_python(text)
+    fits = not types or "string" not in types or types & types_of({"enum": [value]})
+    if not written or isinstance(value, str) or not fits:
+        return json.dumps(text, ensure_ascii=False)
+    return written
+
+
+def _of_python(text: str) -> tuple[Any, str]:
+    """Return a value that stands as in Python, as some templates show it, and as JSON; or ""."""
+    if text.strip()[:1] in tuple("[{TFN") and "\\" not in text:
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            value = ast.literal_eval(text.strip())
+            return value, json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return None, ""

@@ -17,10 +17,12 @@ from specops.models.convert.gguf.header import Metadata, read_header
 from specops.models.convert.gguf.tokenizer import TokenizerFiles, tokenizer_files
 from specops.models.folder import ModelFolder
 from specops.text.chat_template import ChatTemplate
+from specops.text.tools.formats import Tool
 from tests.checkpoints import make_llama_checkpoint
 from tests.models.convert.gguf.files import SIZES, write_gguf, write_pieces, write_tokenizer
 from tests.text import published_tokenizers as published
 from tests.text.test_tokenizer_kinds import TEXTS
+from tests.text.tools import scripts
 
 CONVERSATIONS = [
     "<|im_start|>user\nWhat's 1234 + 5678?<|im_end|>\n<|im_start|>assistant\n",
@@ -136,7 +138,8 @@ def test_template_end_tokens_and_special_tokens(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ bos_token + m.content + eos_token }}{% endfor %}"
 
     def change(writer: GGUFWriter) -> None:
-        writer.add_chat_template(template)
+        named = {"default": template, "tool_use": scripts.TEMPLATES["hermes"]}
+        writer.add_chat_template([{"name": n, "template": t} for n, t in named.items()])
         writer.add_eot_token_id(7)
 
     file = write_gguf(source, tmp_path / "m.gguf", lambda name: Kind.Q4_0, change=change)
@@ -149,6 +152,7 @@ def test_template_end_tokens_and_special_tokens(tmp_path: Path) -> None:
     assert chat is not None
     rendered = chat.render([{"role": "user", "content": "Hi"}])
     assert rendered == "<|endoftext|>Hi<|endoftext|>"
+    assert '"name": "f"' in chat.render([{"role": "user", "content": "Hi"}], [Tool("f")])
     found = Tokenizer.from_file(str(model.path / "tokenizer.json"))
     expected = Tokenizer.from_file(str(source / "tokenizer.json"))
     for text in TEXTS[:50]:

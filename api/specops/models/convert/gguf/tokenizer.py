@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 from specops.models.convert.gguf.header import Metadata
 from specops.models.convert.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from specops.models.paths import tools_template
 from specops.models.sentencepiece import CONTROL, UNKNOWN, bpe_tokenizer, match_first
 
 _BYTE = 6  # a type of tokens; the other types are SentencePiece's
@@ -21,7 +22,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
 _MERGES = "tokenizer.ggml.merges"
 _SCORES = "tokenizer.ggml.scores"
-_TEMPLATE = "tokenizer.chat_template"
+_TEMPLATE, _TOOLS_TEMPLATE = "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
 # Control tokens that end a turn: some files name only one end token.
 _ENDS = {
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
@@ -93,6 +94,8 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
     files = {"tokenizer.json": made, "tokenizer_config.json": settings}
     if _TEMPLATE in metadata:
         files["chat_template.jinja"] = metadata.text(_TEMPLATE)
+    if _TOOLS_TEMPLATE in metadata:
+        settings |= tools_template(metadata.text(_TOOLS_TEMPLATE))
     return TokenizerFiles(files, len(tokens), bos, _ends(metadata, vocabulary))
 
 

@@ -1,0 +1,342 @@
+"""Finds out what a chat template shows of a conversation, and how its model writes calls.
+
+Templates say neither. So each gets short conversations with known words, once per model: what is in
+the rendered text, the template shows; and the text around a known call is the model's format. The
+same is done by llama.cpp (common/chat-diff-analyzer.cpp).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from specops.text.tools.formats import GENERIC, VARIES, Tool, ToolFormat, parts, unshown_format
+from specops.text.tools.prompt import IN_SYSTEM, Messages, TemplateTraits, for_template
+from specops.text.tools.reader import AnswerReader
+
+# Renders messages with further variables; None if the template refuses them.
+Render = Callable[[Messages, Mapping[str, Any]], str | None]
+Call = tuple[str, dict[str, Any]]
+
+_VARIABLES = ("tools", "xml_tools")  # in which templates read tools
+_TOOLS = tuple(
+    Tool(
+        name,
+        "does it",
+        {
+            "type": "object",
+            "properties": {
+                "keyone": {"type": "string", "description": "one"},
+                "keytwo": {"type": "integer", "description": "two"},
+            },
+            "required": ["keyone"],
+        },
+    )
+    for name in ("probealpha", "probebeta")
+)
+_FIRST: Call = ("probealpha", {"keyone": "firstvalue", "keytwo": 73})
+_SECOND: Call = ("probebeta", {"keyone": "secondvalue"})
+_IDS = ("probecal1", "probecal2")  # as Mistral's templates want them
+_ASKED = {"role": "user", "content": "askedword"}
+_SAID, _TOLD, _RESULT, _RESULT2 = "saidword", "toldword", "resultword", "otherresult"
+_THOUGHTS = re.compile(r"\s*(?:<[^<>]*think[^<>]*>\s*)*", re.IGNORECASE)
+_OPEN_TAG = re.compile(r"[<\[][^>\]\s]*$")
+_TAG_END = re.compile(r"[^<\[\s]*[>\]]")
+
+
+def traits_of(source: str, render: Render) -> TemplateTraits:
+    """Return what a template shows.
+
+    Args:
+        source: the template as Jinja.
+        render: renders it.
+    """
+    traits = _without_tools(render)
+    if traits is None:  # even a question is refused; the template's own error says why
+        return TemplateTraits()
+    tools = next((place for place in _tool_places(source) if _shows_tools(render, place)), "")
+    if not tools:
+        return traits
+    traits = replace(traits, tools=tools)
+    return _with_calls(source, render, traits)
+
+
+def _without_tools(render: Render) -> TemplateTraits | None:
+    values: dict[str, Any] = {}
+    if (asked := render([_ASKED], values)) is None:
+        values["tools"] = [tool.for_template() for tool in _TOOLS]  # some take nothing else
+        asked = render([_ASKED], values)
+    if asked is None:
+        return None
+    shows_user = _ASKED["content"] in asked  # some leave the first message out
+    told = render([{"role": "system", "content": _TOLD}, _ASKED], values)
+    again = render([{"role": "user", "content": _TOLD}, _ASKED], values)
+    return TemplateTraits(
+        system=told is not None and _TOLD in told,
+        neighbours=again is not None and (_TOLD in again or not shows_user),
+    )
+
+
+def _tool_places(source: str) -> Iterable[str]:
+    yield from (name for name in _VARIABLES if name in source)
+    if re.search(r"message\w*\s*(\.tools|\[.tools.\])", source) or "'tools' in message" in source:
+        yield IN_SYSTEM
+
+
+def _shows_tools(render: Render, place: str) -> bool:
+    text = _rendered(render, [_ASKED], TemplateTraits(tools=place, system=True))
+    return text is not None and all(tool.name in text for tool in _TOOLS) and "keyone" in text
+
+
+def _rendered(render: Render, messages: Messages, traits: TemplateTraits) -> str | None:
+    return render(*for_template(messages, _TOOLS, traits))
+
+
+def _with_calls(source: str, render: Render, traits: TemplateTraits) -> TemplateTraits:
+    lone = replace(traits, lone_results=True)
+    all_shown = replace(lone, shows_calls=True, several_calls=True, text_with_calls=True)
+    learned = None
+    seen = False
+    for as_text in (False, True):  # some show a dictionary as Python does: it is no call
+        shown = replace(all_shown, arguments_as_text=as_text)
+        if _all_in(_rendered(render, [_ASKED, _calls(_FIRST)], shown), _FIRST):
+            seen = True
+            if (learned := _learned(render, shown)) is not None:
+                break
+    if learned is None:
+        unshown = GENERIC if seen else unshown_format(source)
+        if unshown is GENERIC:
+            return replace(traits, tools="")
+        written = {"role": "assistant", "content": unshown.write([_FIRST])}
+        lone_results = _holds(_rendered(render, [_ASKED, written, _result(0)], lone), _RESULT)
+        return replace(traits, calls=unshown, lone_results=lone_results)
+    if "<|start_header_id|>" in source and learned.bare:  # Llama 3 may write this mark, too
+        learned = replace(learned, other_marks=("<|python_tag|>",))
+    single = [_ASKED, _calls(_FIRST), _result(0)]
+    results = _holds(_rendered(render, single, shown), _RESULT)
+    pair = [_ASKED, _calls(_FIRST, _SECOND), _result(0), _result(1, _RESULT2)]
+    several = _rendered(render, pair, shown)
+    beside = _rendered(render, [_ASKED, _calls(_FIRST, said=_SAID), _result(0)], shown)
+    written = {"role": "assistant", "content": learned.write([_FIRST])}
+    lone_text = _rendered(render, [_ASKED, written, _result(0)], shown)
+    foreign = json.loads(json.dumps(single).replace(_IDS[0], "call_probe-1"))
+    untold = render(*for_template(single, (), shown))
+    return TemplateTraits(
+        calls=learned,
+        tools=traits.tools,
+        system=traits.system,
+        neighbours=traits.neighbours,
+        shows_calls=results,
+        several_calls=_all_in(several, _FIRST, _SECOND) and _holds(several, _RESULT, _RESULT2),
+        text_with_calls=_all_in(beside, _FIRST) and _holds(beside, _SAID),
+        lone_results=_holds(lone_text, _RESULT),
+        any_id=_holds(_rendered(render, foreign, shown), _RESULT),
+        arguments_as_text=as_text,
+        needs_tools=not (_all_in(untold, _FIRST) and _holds(untold, _RESULT)),
+    )
+
+
+def _calls(*calls: Call, said: str = "") -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": said,
+        "tool_calls": [
+            {"id": _IDS[place], "type": "function", "function": {"name": name, "arguments": values}}
+            for place, (name, values) in enumerate(calls)
+        ],
+    }
+
+
+def _result(place: int, text: str = _RESULT) -> dict[str, Any]:
+    name = (_FIRST, _SECOND)[place][0]
+    return {"role": "tool", "content": text, "tool_call_id": _IDS[place], "name": name}
+
+
+def _holds(text: str | None, *words: str) -> bool:
+    return text is not None and all(word in text for word in words)
+
+
+def _all_in(text: str | None, *calls: Call) -> bool:
+    """Whether names and arguments stand in a text after the question."""
+    if text is None:
+        return False
+    _, _, after = text.rpartition(str(_ASKED["content"]))
+    words = [str(word) for name, values in calls for word in (name, *values, *values.values())]
+    return _holds(after, *words)
+
+
+# -- the format of calls ---------------------------------------------------------------------------
+
+
+def _learned(render: Render, traits: TemplateTraits) -> ToolFormat | None:
+    """Return the format in which the template writes calls; None if it has no known style."""
+    texts = [
+        _rendered(render, [_ASKED, message], traits)
+        for message in (
+            {"role": "assistant", "content": _SAID},
+            _calls(_FIRST),
+            _calls(_FIRST, _SECOND),
+        )
+    ]
+    said, one, two = texts
+    if said is None or one is None:
+        return None
+    start = len(_OPEN_TAG.sub("", _common(said, one)))
+    end = _common(said[start:][::-1], one[start:][::-1])[::-1]
+    if cut := _TAG_END.match(end):
+        end = end[cut.end() :]
+    pair = two if two is not None and _all_in(two, _FIRST, _SECOND) else None
+    sections = [
+        text[start : len(text) - len(end)] for text in (one, pair) if text and text.endswith(end)
+    ]
+    sections = [text[_THOUGHTS.match(text).end() :] for text in sections]  # type: ignore[union-attr]
+    if not sections:
+        return None
+    for style in (_as_json, _as_named, _as_tagged):
+        form = style(*sections)
+        if form is not None and _reads_back(form, sections):
+            return form
+    return None
+
+
+def _reads_back(form: ToolFormat, sections: list[str]) -> bool:
+    for calls, section in zip(([_FIRST], [_FIRST, _SECOND]), sections, strict=False):
+        reader = AnswerReader(form, _TOOLS)
+        reader.push(section)
+        reader.finish()
+        found = [(block.name, _loaded(block.text)) for block in reader.blocks]
+        if found != calls:
+            return False
+    return True
+
+
+def _as_json(one: str, two: str = "") -> ToolFormat | None:
+    first = _object(one, _FIRST)
+    if first is None:
+        return None
+    start, end, name_key, arguments_key = first
+    lead, between = _lead(one, start, name_key), ""
+    opening, closing = one[:start].lstrip(), one[end:].rstrip()
+    second = _object(two, _SECOND) if two else None
+    if second is not None:
+        lead = _varying(lead, _lead(two, second[0], name_key))
+        between = two[end : second[0]]
+    elif not opening:
+        between = "; "  # as Llama 3 writes them
+    else:
+        between = f"{closing}\n{opening}"
+    return ToolFormat(
+        opening=opening,
+        between=between,
+        closing=closing,
+        name_key=name_key,
+        arguments_key=arguments_key,
+        lead=lead,
+    )
+
+
+def _object(text: str, call: Call) -> tuple[int, int, str, str] | None:
+    """Return where a call stands as a JSON object, and its keys of name and arguments."""
+    name, arguments = call
+    place = text.find(name)
+    while (place := text.rfind("{", 0, max(place, 0))) >= 0:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, place)
+        except ValueError:
+            continue
+        found = [key for key, item in value.items() if item == arguments]
+        if name in value.values() and found:
+            return place, end, next(k for k, item in value.items() if item == name), found[0]
+    return None
+
+
+def _lead(text: str, start: int, name_key: str) -> str:
+    lead = text[start + 1 : text.index(json.dumps(name_key), start)]
+    return _without_ids(lead)
+
+
+def _as_named(one: str, two: str = "") -> ToolFormat | None:
+    first = _named(one, _FIRST)
+    if first is None:
+        return None
+    start, middle, end = first[0], _without_ids(first[1]), first[2]
+    opening, closing = _without_ids(one[:start].lstrip()), one[end:].rstrip()
+    if not opening:
+        return None
+    between = closing + opening
+    second = _named(two, _SECOND, end) if two else None
+    if second is not None:
+        between = _without_ids(two[end : second[0]])
+        middle = _varying(middle, _without_ids(second[1]))
+    return ToolFormat("named", opening=opening, between=between, closing=closing, middle=middle)
+
+
+def _named(text: str, call: Call, after: int = 0) -> tuple[int, str, int] | None:
+    """Return where a call's name stands, what follows up to its JSON, and where that ends."""
+    name, arguments = call
+    start = text.find(name, after)
+    brace = text.find("{", start)
+    if start < 0 or brace < 0:
+        return None
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, brace)
+    except ValueError:
+        return None
+    return (start, text[start + len(name) : brace], end) if value == arguments else None
+
+
+def _as_tagged(one: str, two: str = "") -> ToolFormat | None:
+    name = _FIRST[0]
+    found = re.search(rf"(?s)^\s*(.+?){name}(.*?)keyone(.+?)firstvalue(.+?)keytwo(.+?)73(.*)$", one)
+    if found is None:
+        return None
+    opening, before, key_close, after, key_close_again, rest = found.groups()
+    tag = max(before.rfind("<"), before.rfind("["))
+    key_open = before[tag:]
+    if tag < 0 or key_close != key_close_again or not after.endswith(key_open):
+        return None
+    value_close = _common(after.removesuffix(key_open), rest)
+    if not value_close.strip():
+        return None
+    closing = rest[len(value_close) :].rstrip()
+    between = f"{closing}\n{opening}"
+    again = re.search(rf"(?s)73{re.escape(value_close)}(.*?){_SECOND[0]}", two)
+    if again is not None:
+        between = again[1]
+    return ToolFormat(
+        "tagged",
+        opening=_without_ids(opening),
+        between=_without_ids(between),
+        closing=closing,
+        middle=before[:tag],
+        key_open=key_open,
+        key_close=key_close,
+        value_close=value_close,
+        # Qwen3-Coder leaves out the outer mark now and then.
+        other_marks=tuple(part for part in parts(opening)[1:] if part.startswith("<function=")),
+    )
+
+
+def _common(one: str, other: str) -> str:
+    """Return the beginning that two texts share."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))]
+
+
+def _without_ids(text: str) -> str:
+    return re.sub("|".join(_IDS), VARIES, text)
+
+
+def _varying(one: str, other: str) -> str:
+    """Return a text of two calls with its numbers replaced if they differ."""
+    return one if other == one else re.sub(r"\d+", VARIES, one)
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
