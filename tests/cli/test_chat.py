@@ -131,7 +131,7 @@ def test_an_interrupt_stops_the_answer_and_not_the_conversation(
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
     terminal = _Interrupting()
-    Chat(engine, REQUEST, terminal, "").run(lines("one", "two"))
+    Chat(engine, REQUEST, terminal, None).run(lines("one", "two"))
     assert terminal.shown == len(prompts) == 2
     assert capsys.readouterr().err == "stopped\n" * 2
     assert signal.getsignal(signal.SIGINT) is before
@@ -159,7 +159,7 @@ class _Thinking:
 
 def test_thoughts_are_shown_and_not_read_again(capsys: pytest.CaptureFixture[str]) -> None:
     engine = _Thinking()
-    Chat(engine, REQUEST, Terminal(), "").run(lines("one", "two"))  # type: ignore[arg-type]
+    Chat(engine, REQUEST, Terminal(), None).run(lines("one", "two"))  # type: ignore[arg-type]
     assert capsys.readouterr().out == "<think>hm</think>\n\nHi.\n" * 2
     assert engine.prompts[1] == "<user>one\n<assistant>Hi.\n<user>two\n<assistant>"
 
