@@ -66,12 +66,25 @@ class GrammarKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolArguments:
+    """A rule of a Lark grammar: JSON that the schema of a tool's arguments describes."""
+
+    rule: str
+    tool: str
+    schema: str
+    strict: bool  # see `Grammar`; otherwise the arguments are free where the schema is no good
+    path: str = ""  # JSON pointer of this part of the tool's schema
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
-    """The form of an answer. Grammars of equal text are compiled once."""
+    """The form of an answer. Equal grammars are compiled once."""
 
     kind: GrammarKind
     text: str
     said: Grammar | None = None  # replaces `@said` in a Lark grammar's text
+    arguments: tuple[ToolArguments, ...] = ()  # rules that a Lark grammar's text leaves to them
+    strict: bool = False  # of a JSON schema: refuse keywords that cannot be enforced
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,36 @@
 """Grammars of answers: which tokens may come next, as masks over the vocabulary.
 
 The library llguidance follows a grammar byte by byte. Compiled grammars are cached; every request
-gets a matcher of its own, a copy that takes microseconds.
+gets a matcher of its own, a copy that takes microseconds. JSON schemas are rewritten before
+(`specops.text.schemas`); if the result is too much for the library, or contradicts itself, a
+plainer one is tried.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specops.request import Grammar, GrammarKind
+from specops.request import Grammar, GrammarKind, ToolArguments
+from specops.text.json_values import loads
+from specops.text.schemas.complement import TYPES
+from specops.text.schemas.errors import SchemaError
+from specops.text.schemas.writer import Held, hold
 from specops.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -29,6 +41,7 @@ Masks = npt.NDArray[np.uint32]
 _KEPT = 64  # number of cached grammars
 # Sum of their texts: a character takes up to 130 bytes of the compiled grammar.
 _KEPT_CHARACTERS = 4 * MOST_CHARACTERS
+_MOST_WRITTEN = 4 * MOST_CHARACTERS  # characters of a grammar in the library's form
 # Models write JSON with these separators. With free white space a small model could write spaces
 # without end, and no token of the layout would be certain.
 LAYOUT: JsonCompileOptions = {
@@ -45,14 +58,55 @@ _WORD = 32  # tokens in a word of a mask
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be compiled or followed; the message says why."""
+    """A grammar cannot be compiled or followed; the message says why.
+
+    Attributes:
+        in_tools: a tool's schema is the reason.
+    """
+
+    def __init__(self, message: str, *, in_tools: bool = False) -> None:
+        self.in_tools = in_tools
+        super().__init__(message)
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A keyword of a JSON schema that the answer need not follow.
+
+    Attributes:
+        path: its JSON pointer; empty for a tool's whole schema.
+        tool: name of the tool with the schema; None: it is the schema of the answer's text.
+    """
+
+    path: str
+    tool: str | None = None
+
+
+class _Effort(IntEnum):
+    """How much of the schemas goes into a grammar: less where more cannot be compiled."""
+
+    WHOLE = 0
+    PLAIN = 1  # nothing that has to be written as combinations of schemas
+    FREE = 2  # nothing of tools that are not strict
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A grammar in the library's form."""
+
+    text: str
+    left_out: tuple[LeftOut, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)  # of definitions: JSON pointers
+    arguments: tuple[str, ...] = ()  # the tools' schemas
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class _Compiled:
     """A compiled grammar, which matchers share."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self.matcher = matcher
+    matcher: LLMatcher
+    characters: int
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class Grammars:
@@ -76,6 +130,7 @@ class Grammars:
             weakref.WeakValueDictionary()
         )
         self._characters = 0  # in their texts
+        self._named: set[str] = set()  # keywords that the log has named
         self._lock = threading.Lock()  # for the cache: the engine never waits for a compilation
         self._compiling = threading.Lock()
 
@@ -91,7 +146,7 @@ class Grammars:
         with self._compiling:
             if (matcher := self.compiled(grammar)) is not None:
                 return matcher
-            compiled = _Compiled(self._compile(grammar))
+            compiled = self._compile(grammar)
         with self._lock:
             self._keep(grammar, compiled)
             return self._matcher(compiled)
@@ -113,31 +168,59 @@ class Grammars:
         self._living[grammar] = compiled
         if grammar not in self._kept:
             self._kept[grammar] = compiled
-            self._characters += _characters(grammar)
+            self._characters += compiled.characters
         self._kept.move_to_end(grammar)
         while len(self._kept) > _KEPT or self._characters > _KEPT_CHARACTERS:
-            oldest, _ = self._kept.popitem(last=False)
-            self._characters -= _characters(oldest)
+            _, oldest = self._kept.popitem(last=False)
+            self._characters -= oldest.characters
 
     @property
     def _words(self) -> int:
         size = self._vocab_size if self._vocabulary is None else self._vocabulary.vocab_size
         return -(-size // _WORD)
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        if _characters(grammar) > MOST_CHARACTERS:
-            raise GrammarError(f"it has more than {MOST_CHARACTERS} characters")
-        if self._vocabulary is None:
-            self._vocabulary = self._make_vocabulary()
+    def _compile(self, grammar: Grammar) -> _Compiled:
+        reason: GrammarError | None = None
+        for effort in _efforts(grammar):
+            try:
+                compiled = self._compile_source(grammar, effort)
+            except GrammarError as error:
+                reason = reason or error
+                continue
+            self._tell(compiled.left_out)
+            return compiled
+        raise reason or GrammarError("it allows no text")
+
+    def _compile_source(self, grammar: Grammar, effort: _Effort) -> _Compiled:
+        if (vocabulary := self._vocabulary) is None:
+            vocabulary = self._vocabulary = self._make_vocabulary()
+        size = _characters(grammar, effort)
+        if size > MOST_CHARACTERS:
+            in_tools = _characters(grammar, _Effort.FREE) <= MOST_CHARACTERS
+            raise GrammarError(f"it has more than {MOST_CHARACTERS} characters", in_tools=in_tools)
+        source = _source(grammar, effort)
+        if len(source.text) > _MOST_WRITTEN:
+            raise GrammarError("it is too large once its parts are written out")
+        matcher = LLMatcher(vocabulary, source.text, log_level=0, limits=_LIMITS)
         try:
-            source = _source(grammar)
-        except (ValueError, RecursionError) as error:
-            raise GrammarError(str(error)) from None
-        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=_LIMITS)
-        _check(matcher)
-        # The first mask shows whether no token is allowed, or the grammar is too complex.
-        Matcher(matcher.deep_copy(), self._words, self._end_tokens).masks(())
-        return matcher
+            _check(matcher)
+            # The first mask shows whether no token is allowed, or the grammar is too complex.
+            Matcher(matcher.deep_copy(), self._words, self._end_tokens).masks(())
+        except GrammarError as error:
+            raise _explained(str(error), grammar, source) from None
+        return _Compiled(matcher, max(size, len(source.text) // 4), source.left_out)
+
+    def _tell(self, left_out: Sequence[LeftOut]) -> None:
+        """Have each kind of keyword that is not enforced in the log once."""
+        for item in left_out:
+            keyword = item.path.rpartition("/")[2] or "schema"
+            if keyword not in self._named:
+                self._named.add(keyword)
+                log.warning(
+                    "a JSON schema's `%s` is not enforced everywhere; answers name the places in "
+                    "X-Ignored-Fields",
+                    keyword,
+                )
 
     def _make_vocabulary(self) -> LLTokenizer:
         try:
@@ -171,6 +254,11 @@ class Matcher:
         self._words = words
         self._end_tokens = end_tokens
         self._now: Masks | None = None  # the mask of the next token, once computed
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The keywords of JSON schemas that the answer need not follow."""
+        return () if self._compiled is None else self._compiled.left_out
 
     @property
     def complete(self) -> bool:
@@ -258,8 +346,19 @@ class Matcher:
         return mask
 
 
-def _characters(grammar: Grammar) -> int:
-    return len(grammar.text) + (len(grammar.said.text) if grammar.said else 0)
+def _characters(grammar: Grammar, effort: _Effort) -> int:
+    schemas = (tool.schema for tool in grammar.arguments if effort < _Effort.FREE or tool.strict)
+    said = len(grammar.said.text) if grammar.said else 0
+    return len(grammar.text) + said + sum(map(len, schemas))
+
+
+def _efforts(grammar: Grammar) -> Iterator[_Effort]:
+    yield _Effort.WHOLE
+    kinds = {grammar.kind, grammar.said.kind if grammar.said else None}
+    if GrammarKind.JSON_SCHEMA in kinds or grammar.arguments:
+        yield _Effort.PLAIN
+    if any(not tool.strict for tool in grammar.arguments):
+        yield _Effort.FREE
 
 
 def _only(mask: Masks) -> int | None:
@@ -277,24 +376,100 @@ def _check(matcher: LLMatcher) -> None:
         raise GrammarError("it allows no text" if reason == "NoExtensionBias" else reason)
 
 
-def _source(grammar: Grammar) -> str:
-    """Return the grammar in the form that the library takes."""
-    source: str
+def _explained(reason: str, grammar: Grammar, source: _Source) -> GrammarError:
+    """Return the library's reason in terms of what the client sent, without generated rules."""
+    for tool, schema in zip(grammar.arguments, source.arguments, strict=True):
+        if own := LLMatcher.validate_grammar(f"start: %json {schema}", limits=_LIMITS):
+            return GrammarError(f"tool {tool.tool!r}: {_first(own)}", in_tools=True)
+    if grammar.arguments or grammar.said is not None:
+        return GrammarError(_first(reason), in_tools=grammar.said is None)
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return GrammarError(_DEFINITION.sub(lambda match: _origin(match, source), _first(reason)))
+    return GrammarError(reason)
+
+
+# How the library names the definitions of a schema, and where it found a mistake in a text.
+_DEFINITION = re.compile(r"json-schema:///#/\$defs/(\w+)")
+_PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
+
+
+def _first(reason: str) -> str:
+    """Return the library's reason without the lines of the grammar that it shows."""
+    return _PLACE.sub("", reason.partition("\n   1 | ")[0]).replace("\n ", "").strip()
+
+
+def _origin(match: re.Match[str], source: _Source) -> str:
+    return source.origins.get(match[1]) or "the schema"
+
+
+def _source(grammar: Grammar, effort: _Effort) -> _Source:
+    """Return the grammar in the form that the library takes.
+
+    Raises:
+        GrammarError: a schema is wrong.
+    """
+    text: str
+    left_out: list[LeftOut] = []
+    origins: Mapping[str, str] = {}
     match grammar.kind:
         case GrammarKind.JSON_OBJECT | GrammarKind.JSON_SCHEMA:
-            text = "{}" if grammar.text.strip() == "true" else grammar.text  # both allow everything
-            source = LLMatcher.grammar_from_json_schema(text, defaults=LAYOUT)
+            try:
+                held = _held(grammar.text, effort, strict=grammar.strict)
+            except ValueError as error:
+                raise GrammarError(str(error)) from None
+            schema = json.dumps(held.schema)
+            text = LLMatcher.grammar_from_json_schema(schema, defaults=LAYOUT)
+            left_out += (LeftOut(path) for path in held.left_out)
+            origins = held.origins
         case GrammarKind.REGEX:
-            source = LLMatcher.grammar_from_regex(grammar.text)
+            text = LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.CHOICE:
             options = map(json.dumps, json.loads(grammar.text))
-            source = LLMatcher.grammar_from_lark("start: " + " | ".join(options))
+            text = LLMatcher.grammar_from_lark("start: " + " | ".join(options))
         case GrammarKind.LARK:
-            source = LLMatcher.grammar_from_lark(grammar.text)
+            text = LLMatcher.grammar_from_lark(grammar.text)
+    arguments = []
+    for tool in grammar.arguments:
+        held = _held_arguments(tool, effort)
+        arguments.append(json.dumps({**held.schema, "x-guidance": LAYOUT}))
+        text += f"{tool.rule}: %json {arguments[-1]}\n"
+        left_out += (LeftOut(tool.path + path, tool.tool) for path in held.left_out)
     if grammar.said is not None:
-        parts = [{"lark_grammar": source}, {"name": "said", **_part(_source(grammar.said))}]
-        source = json.dumps({"grammars": parts})
-    return source
+        said = _source(grammar.said, effort)
+        left_out += said.left_out
+        parts = [{"lark_grammar": text}, {"name": "said", **_part(said.text)}]
+        text, origins = json.dumps({"grammars": parts}), said.origins
+    return _Source(text, tuple(left_out), origins, tuple(arguments))
+
+
+def _held(text: str, effort: _Effort, *, strict: bool) -> Held:
+    return hold(loads(text), strict=strict, plain=effort > _Effort.WHOLE)
+
+
+def _held_arguments(tool: ToolArguments, effort: _Effort) -> Held:
+    """Return the schema of a tool's arguments; if it is not strict, any schema will do.
+
+    Raises:
+        GrammarError: the schema is wrong.
+    """
+    path = ""
+    if tool.strict or effort < _Effort.FREE:
+        try:
+            return _held(tool.schema, effort, strict=tool.strict)
+        except ValueError as error:
+            if tool.strict:
+                raise GrammarError(f"tool {tool.tool!r}: {error}", in_tools=True) from None
+            path = error.path if isinstance(error, SchemaError) else ""
+    return Held(_of_same_type(tool.schema), (path,), {})
+
+
+def _of_same_type(text: str) -> dict[str, object]:
+    """Return a schema that says as little as the type of what another one describes."""
+    try:
+        kind = loads(text).get("type")
+    except ValueError:
+        return {"type": "object"}
+    return {"type": kind} if isinstance(kind, str) and kind in (*TYPES, "integer") else {}
 
 
 def _part(source: str) -> dict[str, object]:

@@ -27,9 +27,9 @@ def allowed(name: str, text: str, **options: Any) -> bool:
     """Whether the grammar allows this text as a whole answer."""
     thinking, begun = options.pop("thinking", None), options.pop("begun", False)
     said, tools = options.pop("said", None), options.pop("tools", TOOLS)
-    asked = {"required": True, "parallel": True, "formed": said is not None} | options
-    lark = CallGrammar(BY_NAME[name], {}, thinking, begun).lark(tools, **asked)
-    matcher = grammars().matcher(Grammar(GrammarKind.LARK, lark, said))
+    asked = {"required": True, "parallel": True, "text_grammar": said} | options
+    grammar = CallGrammar(BY_NAME[name], {}, thinking, begun).grammar(tools, **asked)
+    matcher = grammars().matcher(grammar)
     tokens = [*tokenizer().encode(text, special_tokens=False), END]
     return matcher.allows(tokens) == len(tokens)
 
@@ -124,11 +124,11 @@ def test_text_that_follows_a_grammar_stands_in_place_of_calls(name: str, said: G
 
 
 def test_a_tool_without_a_schema_takes_no_arguments() -> None:
-    lark = CallGrammar(BY_NAME["json"], {}, None, False).lark(
+    grammar = CallGrammar(BY_NAME["json"], {}, None, False).grammar(
         [Tool("f")], required=True, parallel=False
     )
-    matcher = grammars().matcher(Grammar(GrammarKind.LARK, lark))
-    for arguments, fits in (("{}", True), ('{"a": 1}', False)):
-        text = f'{{"name": "f", "arguments": {arguments}}}'
+    matcher = grammars().matcher(grammar)
+    for given, fits in (("{}", True), ('{"a": 1}', False)):
+        text = f'{{"name": "f", "arguments": {given}}}'
         tokens = tokenizer().encode(text, special_tokens=False)
         assert (matcher.allows(tokens) == len(tokens)) is fits

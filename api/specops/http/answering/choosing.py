@@ -90,6 +90,7 @@ async def compile_grammar(grammar: Grammar, body: EngineOptions, engine: Engine)
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(_COMPILER, engine.grammars.matcher, grammar)
     except GrammarError as error:
+        field = "tools" if error.in_tools else field
         raise InvalidField(field, str(error), code="invalid_grammar") from None
     except TimeoutError:  # it goes on, and the grammar is there when the client comes again
         message = f"the grammar was not compiled within {_COMPILE_SECONDS:g} seconds"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from specops.engine.engine import Engine
 from specops.http.schemas.conversation import Conversation
-from specops.request import Grammar, GrammarKind, Piece
+from specops.request import Grammar, Piece
 from specops.text.chat_template import begun_answer
 from specops.text.tools.formats import GENERIC
 from specops.text.tools.grammar import CallGrammar
@@ -72,10 +72,9 @@ class Speech:
         calls = self._calls or GENERIC
         writer = CallGrammar(calls, self._special, self._thinking, self._begun)
         tools = [tool for tool in asked.tools if asked.named in (None, tool.name)]
-        text = writer.lark(
+        return writer.grammar(
             tools,
             required=asked.required,
             parallel=asked.parallel and asked.named is None,  # who names a tool wants one call
-            formed=text_grammar is not None,
+            text_grammar=text_grammar,
         )
-        return Grammar(GrammarKind.LARK, text, None if asked.required else text_grammar)

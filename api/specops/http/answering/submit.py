@@ -22,7 +22,7 @@ from specops.http.answering.choosing import (
 )
 from specops.http.answering.job import Job
 from specops.http.answering.speech import Speech
-from specops.http.answering.unknown import ignore_unknown
+from specops.http.answering.unknown import ignore_keywords, ignore_unknown
 from specops.http.body_limits import LARGE_BODY_BYTES
 from specops.http.errors import InvalidField, too_late, unavailable
 from specops.http.schemas.options import EngineOptions
@@ -113,7 +113,8 @@ async def start(
     }
     if grammar is not None:
         # Held until the answer ends: it keeps the grammar compiled while the request waits.
-        request.state.matcher = await compile_grammar(grammar, body, engine)
+        matcher = request.state.matcher = await compile_grammar(grammar, body, engine)
+        ignore_keywords(matcher.left_out, body.grammar_field, request)
     advised = engine.info.sampling
     sampling = [
         replace(body.sampling(choice, advised), **spelled) for choice in range(body.choices)

@@ -10,8 +10,10 @@ from fastapi import Request
 from specops.config import Settings
 from specops.http.errors import InvalidField
 from specops.http.schemas.body import Body, unknown_fields
+from specops.text.grammar import LeftOut
 
 _MOST_NAMES = 32  # in the header
+_MOST_PATH = 160  # characters of a path in a JSON schema, whose end says most
 _UNPRINTABLE = re.compile(r"[^!-+\--~]")  # and the comma, which separates the names
 
 
@@ -38,6 +40,22 @@ def ignore_unknown(
             break
     names |= dict.fromkeys(name[:64] for name in skipped[:_MOST_NAMES])
     request.state.ignored = [_UNPRINTABLE.sub("?", name) for name in names][:_MOST_NAMES]
+
+
+def ignore_keywords(left_out: Sequence[LeftOut], field: str | None, request: Request) -> None:
+    """Note the keywords of JSON schemas that the answer need not follow for `ignored_header`.
+
+    Args:
+        field: the field that constrains the answer's text.
+    """
+    names = [_keyword(item, field or "") for item in left_out]
+    request.state.ignored = [*request.state.ignored, *names][:_MOST_NAMES]
+
+
+def _keyword(item: LeftOut, field: str) -> str:
+    name = field if item.tool is None else f"tools.{item.tool}"
+    path = item.path if len(item.path) <= _MOST_PATH else "/..." + item.path[-_MOST_PATH:]
+    return _UNPRINTABLE.sub("?", f"{name}#{path}")
 
 
 def ignored_header(request: Request) -> dict[str, str]:

@@ -44,12 +44,16 @@ class NamedSchema(Body):
     name: Text = Field("", description="ignored")
     description: Text | None = Field(None, description="ignored")
     json_schema: FreeObject | bool = Field(alias="schema", description="local references only")
-    strict: bool | None = Field(None, description="ignored: the answer always follows the schema")
+    strict: bool | None = Field(
+        None,
+        description="refuse keywords that cannot be enforced; otherwise they are left out, and the "
+        "header X-Ignored-Fields names them",
+    )
 
     @property
     def grammar(self) -> Grammar:
         """The grammar of what the schema describes."""
-        return json_grammar(self.json_schema)
+        return json_grammar(self.json_schema, strict=bool(self.strict))
 
 
 class JsonBySchema(Body):
@@ -151,12 +155,15 @@ class Constraints(Body):
         return found
 
 
-def json_grammar(schema: Any) -> Grammar:
-    """Return the grammar of the JSON that a schema, or its text, describes."""
+def json_grammar(schema: Any, *, strict: bool = False) -> Grammar:
+    """Return the grammar of the JSON that a schema, or its text, describes.
+
+    Args:
+        strict: refuse keywords that cannot be enforced.
+    """
     # Properties come in the order in which the schema has them.
-    return Grammar(
-        GrammarKind.JSON_SCHEMA, schema if isinstance(schema, str) else dumps(schema).decode()
-    )
+    text = schema if isinstance(schema, str) else dumps(schema).decode()
+    return Grammar(GrammarKind.JSON_SCHEMA, text, strict=strict)
 
 
 def _choice(texts: list[str]) -> Grammar:

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specops.text.grammar import LAYOUT
+from specops.request import Grammar, GrammarKind, ToolArguments
+from specops.text.schemas.references import escaped
+from specops.text.schemas.trial import enforced
 from specops.text.tools.formats import VARIES, Tool, ToolFormat, argument_schema, parts, types_of
 
 # What may stand between thoughts and what follows: a poor model would write spaces without end.
 _SPACE = r"SPACE: /\s{0,4}/"
-# Keys with which a schema may list further arguments besides its own `properties`.
-_OPEN = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
+Rule = str | ToolArguments  # as Lark has it, or of the JSON that a schema describes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,14 @@ class CallGrammar:
     thinking: tuple[str, str] | None
     begun: bool
 
-    def lark(
-        self, tools: Sequence[Tool], *, required: bool, parallel: bool, formed: bool = False
-    ) -> str:
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        required: bool,
+        parallel: bool,
+        text_grammar: Grammar | None = None,
+    ) -> Grammar:
         """Return the grammar.
 
         Args:
@@ -47,14 +53,18 @@ class CallGrammar:
             required: the answer must be calls, after possible thoughts. Otherwise it may also be
                 text, but a text that begins like a call must be one.
             parallel: whether the answer may have several calls.
-            formed: the answer's text follows the grammar `@said`, and no text comes before calls.
+            text_grammar: what the answer's text follows; then no text comes before calls.
         """
-        rules = [f"start: {self._start(tools, required=required, formed=formed)}"]
+        formed = text_grammar is not None
+        rules: list[Rule] = [f"start: {self._start(tools, required=required, formed=formed)}"]
         rules += self._call_rules(tools, parallel=parallel) if tools else []
         rules += self._thought_rules() if self.thinking else []
         if not required and not formed:
             rules += self._text_rules()
-        return "\n".join(rules) + "\n"
+        text = "".join(f"{rule}\n" for rule in rules if isinstance(rule, str))
+        arguments = tuple(rule for rule in rules if not isinstance(rule, str))
+        said = None if required else text_grammar
+        return Grammar(GrammarKind.LARK, text, said, arguments)
 
     def _start(self, tools: Sequence[Tool], *, required: bool, formed: bool) -> str:
         thoughts = "thoughts " if self.begun else "thoughts? " if self.thinking else ""
@@ -98,7 +108,7 @@ class CallGrammar:
             _SPACE,
         ]
 
-    def _call_rules(self, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
+    def _call_rules(self, tools: Sequence[Tool], *, parallel: bool) -> list[Rule]:
         """Return the rules of `calls`, which follow the mark of the opening."""
         form = self.calls
         opening = form.opening.removeprefix(form.mark)
@@ -107,7 +117,7 @@ class CallGrammar:
         if parallel:
             calls += f" ({self._literal(form.between)} call)*"
         names = " | ".join(f"call_{place}" for place in range(len(tools)))
-        rules = [f"calls: {calls} {self._literal(form.closing)}", f"call: {names}"]
+        rules: list[Rule] = [f"calls: {calls} {self._literal(form.closing)}", f"call: {names}"]
         varies = any(
             VARIES in text for text in (form.opening, form.between, form.middle, form.lead)
         )
@@ -116,11 +126,11 @@ class CallGrammar:
             rules += self._call_rule(f"_{place}", tool)
         return rules
 
-    def _call_rule(self, suffix: str, tool: Tool) -> list[str]:
+    def _call_rule(self, suffix: str, tool: Tool) -> list[Rule]:
         form = self.calls
         if form.style == "tagged":
             return self._tagged_rules(suffix, tool)
-        rules = [f"args{suffix}: %json {_schema(tool)}"]
+        rules = [_arguments(f"args{suffix}", tool, _parameters(tool))]
         if form.style == "named":
             name = f"{json.dumps(tool.name)} {self._literal(form.middle)}"
             return [f"call{suffix}: {name} args{suffix}", *rules]
@@ -130,34 +140,35 @@ class CallGrammar:
         head += map(json.dumps, (name_key, ": ", name, ", ", key, ": "))
         return [f'call{suffix}: {" ".join(head)} args{suffix} "}}"', *rules]
 
-    def _tagged_rules(self, suffix: str, tool: Tool) -> list[str]:
+    def _tagged_rules(self, suffix: str, tool: Tool) -> list[Rule]:
         """Return the rules of a call whose arguments have tags around them, in the schema's order.
 
         The length and the pattern of a text hold, other keywords of its schema do not.
         """
         form = self.calls
-        schema = json.loads(_schema(tool))
+        schema = _parameters(tool)
         properties = schema.get("properties") or {}
         required = schema.get("required") or []
         order = sorted(properties, key=lambda key: key not in required)
         order += [key for key in required if key not in properties]
-        arguments, rules = [], []
+        arguments: list[str] = []
+        rules: list[Rule] = []
         for place, key in enumerate(order):
             name = f"arg{suffix}_{place}"
-            value = self._value_rule(name, argument_schema(schema, key), schema.get("$defs"))
+            value = self._value_rule(name, tool, key, argument_schema(schema, key))
             opened = self._literal(f"{form.key_open}{key}{form.key_close}")
             rules += [f"{name}: {opened} {name}_value", *value]
             arguments.append(name if key in required else f"{name}?")
-        if schema.get("additionalProperties") is not False:
+        if _is_open(schema):
             name = f"arg{suffix}_more"
             opened = f"{self._literal(form.key_open)} KEY {self._literal(form.key_close)}"
-            rules += [f"{name}: {opened} {name}_value", *self._value_rule(name, {}, None)]
+            rules += [f"{name}: {opened} {name}_value", *self._value_rule(name, tool, "", {})]
             rules += [r"KEY: /[\w.-]{1,64}/"] if suffix == "_0" else []
             arguments.append(f"{name}*")
         call = f"{json.dumps(tool.name)} {self._literal(form.middle)} {' '.join(arguments)}"
         return [f"call{suffix}: {call}", *rules]
 
-    def _value_rule(self, name: str, schema: Any, definitions: Any) -> list[str]:
+    def _value_rule(self, name: str, tool: Tool, key: str, schema: Any) -> list[Rule]:
         """Return the rules of an argument's value and the tag that closes it."""
         close = self.calls.value_close
         types = types_of(schema)
@@ -166,10 +177,12 @@ class CallGrammar:
             written = " | ".join(json.dumps(str(choice)) for choice in choices)
             return [f"{name}_value: ({written}) {self._literal(close)}"]
         if types and "string" not in types:
-            whole = json.dumps({**schema, "x-guidance": LAYOUT} | _defined(definitions))
+            whole: dict[str, Any] = tool.parameters or {}
+            shared = {word: whole[word] for word in whole.keys() & {"$defs", "definitions"}}
+            path = f"/properties/{escaped(key)}"
             return [
                 f"{name}_value: {name}_json {self._literal(close)}",
-                f"{name}_json: %json {whole}",
+                _arguments(f"{name}_json", tool, {**shared, **schema}, path),
             ]
         mark = next(iter(parts(close)))
         before, after = close.split(mark, 1)
@@ -197,25 +210,31 @@ class CallGrammar:
 
 def _text_body(schema: Mapping[str, Any]) -> str:
     """Return a regular expression of a text, without an end."""
-    if isinstance(pattern := schema.get("pattern"), str):
+    rules = {key: schema[key] for key in ("pattern", "minLength", "maxLength") if key in schema}
+    if not enforced({"type": "string", **rules}):
+        return r"(.|\n)*"
+    if isinstance(pattern := rules.get("pattern"), str):
         return pattern.removeprefix("^").removesuffix("$").replace("/", r"\/")
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    least, most = rules.get("minLength", 0), rules.get("maxLength", "")
     return rf"(.|\n){{{least},{most}}}" if least or most != "" else r"(.|\n)*"
 
 
-def _defined(definitions: Any) -> dict[str, Any]:
-    return {} if definitions is None else {"$defs": definitions}
+def _arguments(rule: str, tool: Tool, schema: Mapping[str, Any], path: str = "") -> ToolArguments:
+    return ToolArguments(rule, tool.name, json.dumps(schema), tool.strict, path)
 
 
-def _schema(tool: Tool) -> str:
-    """Return the schema of a tool's arguments; a tool without a schema takes no arguments.
+def _is_open(schema: Mapping[str, Any]) -> bool:
+    """Whether a call may have arguments that its schema does not list."""
+    joins = schema.keys() & {"allOf", "anyOf", "oneOf", "$ref"}
+    free = "properties" not in schema and "additionalProperties" not in schema
+    says = "patternProperties" in schema or schema.get("additionalProperties", False) is not False
+    return bool(joins) or free or says
 
-    A schema that lists arguments allows no others by default: a small model would invent some.
-    """
-    schema: dict[str, object] = {"properties": {}} if tool.parameters is None else tool.parameters
-    if "properties" in schema and not schema.keys() & _OPEN:
-        schema = {"additionalProperties": False, **schema}
-    return json.dumps({"type": "object", **schema, "x-guidance": LAYOUT})
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments; a tool without a schema takes none."""
+    own: dict[str, Any] = {"properties": {}} if tool.parameters is None else tool.parameters
+    return {"type": "object", **own}
 
 
 def _escaped(text: str) -> str:

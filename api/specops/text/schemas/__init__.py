@@ -1,0 +1,6 @@
+"""JSON schemas as clients write them, rewritten into what the grammar library enforces.
+
+llguidance knows most of JSON Schema, refuses the rest, and leaves an object open unless its schema
+says otherwise. Here a schema becomes one that says the same in the library's words. What it has no
+words for is left out and reported by its path.
+"""

@@ -1,0 +1,16 @@
+"""Why a schema is refused."""
+
+from __future__ import annotations
+
+
+class SchemaError(ValueError):
+    """A schema says something that is wrong, or that cannot be enforced where it has to be.
+
+    Attributes:
+        path: JSON pointer of the keyword.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path or 'the schema'}: {reason}")

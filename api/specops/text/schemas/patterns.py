@@ -1,0 +1,157 @@
+"""Regular expressions of strings: formats, complements, and look-ahead as several expressions.
+
+llguidance enforces ten formats and regular expressions without look-around. A string may have to
+match several expressions at once, so a look-ahead at the beginning of an expression becomes an
+expression of its own: `^(?=.*[0-9])[a-z0-9]+$` is `^.*[0-9]` and `^[a-z0-9]+$`. Negative ones are
+written for the few kinds that schema writers produce.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+ENFORCED_FORMATS = frozenset(
+    {
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+        "uri",
+    }
+)
+# Wider formats, each with one of its subsets that is enforced.
+NARROWED_FORMATS = {
+    "idn-email": "email",
+    "idn-hostname": "hostname",
+    "iri": "uri",
+    "url": "uri",
+}
+_BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_PATH = r"(?:[A-Za-z0-9\-._~!$&'()*+,;=/]|%[0-9A-Fa-f]{2})*"
+_UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+FORMAT_PATTERNS = {
+    "json-pointer": r"^(?:/(?:[^~/]|~[01])*)*$",
+    "relative-json-pointer": r"^(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^~/]|~[01])*)*)$",
+    # RFC 3986: without ports, users and colons in paths.
+    "uri-reference": rf"^(?:[A-Za-z][A-Za-z0-9+.\-]*:)?{_PATH}"
+    rf"(?:\?{_PATH})?(?:#{_PATH})?$",
+    "byte": _BASE64,
+    "base64": _BASE64,
+    "base64url": r"^[A-Za-z0-9_\-]*={0,2}$",
+    **{f"uuid{version}": _UUID.format(version) for version in range(1, 9)},
+}
+# They forbid no text.
+FREE_FORMATS = frozenset({"binary", "string", "text"})
+
+_GROUP = re.compile(r"\^?\(\?([=!])")
+_LETTER = r"(?:\\?[^\\()\[\]{}|*+?.^$]|\\[.^$*+?()\[\]{}|/\-])"
+_CLASS = r"(?:\[\^?(?:\\.|[^\]\\])+\]|\\?[^\\()\[\]{}|*+?.^$]|\\[.^$*+?()\[\]{}|\\/\-])"
+
+
+def split_lookahead(pattern: str) -> list[str] | None:
+    """Return expressions that a text matches together exactly where it matches `pattern`.
+
+    None: the expression has look-around that cannot be taken apart.
+
+    >>> split_lookahead("^(?=.*[0-9])[a-z0-9]+$")
+    ['^.*[0-9]', '^[a-z0-9]+$']
+    """
+    if not pattern.startswith("^") and "(?=" not in pattern and "(?!" not in pattern:
+        return [pattern]
+    rest, found = pattern.removeprefix("^"), []
+    anchored = pattern.startswith("^")
+    while (group := _GROUP.match(rest)) is not None:
+        end = _closing(rest, rest.index("("))
+        if end is None or not (anchored or rest.startswith("^")):
+            return None
+        inner = rest[group.end() : end].removeprefix("^")
+        part = f"^(?:{inner})" if "|" in inner else f"^{inner}"
+        if group[1] == "!":
+            refused = _refusing(inner)
+            if refused is None:
+                return None
+            part = refused
+        found.append(part)
+        anchored, rest = True, rest[end + 1 :]
+    if re.search(r"\(\?(?:[=!]|<[=!])", rest) or (found and _alternatives(rest)):
+        return None
+    found.append(("^" + rest if anchored else rest) if rest != "" else "^")
+    return found
+
+
+def _closing(text: str, opening: int) -> int | None:
+    """Return the place of the parenthesis that closes the one at `opening`."""
+    depths = _operators(text[opening:])
+    return next((opening + at for at, sign, depth in depths if sign == ")" and not depth), None)
+
+
+def _alternatives(text: str) -> bool:
+    """Whether an expression has `|` outside of groups."""
+    return any(sign == "|" and not depth for _, sign, depth in _operators(text))
+
+
+def _operators(text: str) -> Iterator[tuple[int, str, int]]:
+    """Yield place and depth of each parenthesis and `|`; a group's own are one level higher."""
+    depth, in_class = 0, False
+    for token in re.finditer(r"\\.|.", text, re.DOTALL):
+        sign = token[0]
+        if in_class:
+            in_class = sign != "]"
+        elif sign == "[":
+            in_class = True
+        elif sign in "()|":
+            depth -= sign == ")"
+            yield token.start(), sign, depth
+            depth += sign == "("
+
+
+def _refusing(inner: str) -> str | None:
+    """Return an expression of the texts that do not begin with `inner`, for simple ones."""
+    if match := re.fullmatch(rf"({_CLASS})[*]\$", inner):
+        return _negated_class(match[1])
+    if match := re.fullmatch(rf"\.\*({_LETTER}{{1,2}})", inner):
+        return _without(re.findall(r"\\?.", match[1]))
+    if re.fullmatch(_CLASS, inner):
+        return f"^(?:$|{_negated_class(inner)})"
+    return None
+
+
+def _negated_class(letters: str) -> str:
+    if letters.startswith("[^"):
+        return "[" + letters[2:]
+    return "[^" + letters[1:] if letters.startswith("[") else f"[^{letters}]"
+
+
+def _without(letters: Sequence[str]) -> str:
+    """Return an expression of the texts in which one or two letters do not stand in a row."""
+    first, last = letters[0], letters[-1]
+    if len(letters) == 1:
+        return f"^[^{first}]*$"
+    if first == last:
+        return f"^(?:(?:{first})?[^{first}])*(?:{first})?$"
+    return f"^(?:[^{first}]|{first}+[^{first}{last}])*{first}*$"
+
+
+def complement(texts: Sequence[str]) -> str:
+    """Return an expression of all other texts than these.
+
+    >>> re.search(complement(["ab"]), "ab"), bool(re.search(complement(["ab"]), "a"))
+    (None, True)
+    """
+    return f"^{_other(sorted(set(texts)))}$"
+
+
+def _other(texts: Sequence[str]) -> str:
+    if not texts:
+        return r"(?s:.*)"
+    following: dict[str, list[str]] = {}
+    for text in texts:
+        if text:
+            following.setdefault(text[0], []).append(text[1:])
+    options = [] if "" in texts else [""]
+    options += [f"{_letter(first)}{_other(rest)}" for first, rest in following.items()]
+    others = f"[^{''.join(map(_letter, following))}]" if following else "(?s:.)"
+    options.append(f"{others}(?s:.*)")
+    return f"(?:{'|'.join(options)})"
+
+
+def _letter(letter: str) -> str:
+    return letter if letter.isalnum() else rf"\x{{{ord(letter):x}}}"

@@ -1,0 +1,119 @@
+"""Resolves the references of a JSON schema to parts of the same document.
+
+Identifiers (`$id`, in old drafts `id`), anchors and JSON pointers are followed as in RFC 6901 and
+JSON Schema 2020-12. Nothing is ever fetched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from specops.text.schemas.errors import SchemaError
+
+Schema = dict[str, Any]
+# Their values are data, not schemas.
+_DATA = frozenset({"const", "enum", "default", "example", "examples"})
+# Their values are schemas by names, which are no keywords.
+_BY_NAME = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependencies", "dependentSchemas"}
+)
+_ANCHORS = ("$anchor", "$dynamicAnchor")
+
+
+class Document:
+    """A schema, with the place of each of its objects."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self._pointers: dict[int, str] = {}
+        self._bases: dict[int, str] = {}
+        self._resources: dict[str, Any] = {"": root}
+        self._anchors: dict[tuple[str, str], Schema] = {}
+        self._index(root, "", "")
+
+    def _index(self, node: Any, pointer: str, base: str, *, by_name: bool = False) -> None:
+        if isinstance(node, list):
+            for place, item in enumerate(node):
+                self._index(item, f"{pointer}/{place}", base)
+        if not isinstance(node, dict):
+            return
+        self._pointers[id(node)] = pointer
+        if not by_name:
+            base = self._identified(node, base)
+        self._bases[id(node)] = base
+        for name, value in node.items():
+            if by_name or name not in _DATA:
+                inner = not by_name and name in _BY_NAME
+                self._index(value, f"{pointer}/{escaped(name)}", base, by_name=inner)
+
+    def _identified(self, node: Schema, base: str) -> str:
+        """Note the names that a schema gives itself; returns its base URI."""
+        for name in ("$id", "id"):
+            if isinstance(given := node.get(name), str):
+                uri, anchor = urldefrag(_joined(base, given))
+                if anchor:  # in drafts up to 7
+                    self._anchors.setdefault((uri, anchor), node)
+                else:
+                    self._resources.setdefault(uri, node)
+                    base = uri
+                break
+        for name in _ANCHORS:
+            if isinstance(given := node.get(name), str):
+                self._anchors.setdefault((base, given), node)
+        return base
+
+    def pointer(self, node: Schema) -> str:
+        """Return the JSON pointer of one of the document's objects."""
+        return self._pointers[id(node)]
+
+    def resolve(self, reference: object, node: Schema) -> Any:
+        """Return the schema that a reference in `node` means.
+
+        Raises:
+            SchemaError: it is outside of the document, or nowhere.
+        """
+        at = self.pointer(node)
+        if not isinstance(reference, str):
+            raise SchemaError(f"{at}/$ref", "it is not a text")
+        base = self._bases[id(node)]
+        uri, fragment = urldefrag(_joined(base, reference))
+        if reference.startswith("#") and uri not in self._resources:
+            uri = ""
+        resource = self._resources.get(uri)
+        if resource is None:
+            raise SchemaError(f"{at}/$ref", "it is outside of this schema, and is not fetched")
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            found = self._anchors.get((uri, fragment), self._anchors.get(("", fragment)))
+        else:
+            found = _walked(resource, fragment)
+        if not isinstance(found, dict | bool):
+            raise SchemaError(f"{at}/$ref", f"there is no {reference[:128]}")
+        if isinstance(found, dict) and id(found) not in self._pointers:
+            raise SchemaError(f"{at}/$ref", f"{reference[:128]} is not a schema")
+        return found
+
+
+def _joined(base: str, reference: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError:  # half an IPv6 address, for example
+        return reference
+
+
+def _walked(node: Any, pointer: str) -> Any:
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict):
+            node = node.get(name)
+        elif isinstance(node, list) and name.isdecimal() and int(name[:9]) < len(node):
+            node = node[int(name[:9])]
+        else:
+            return None
+    return node
+
+
+def escaped(name: str) -> str:
+    """Return a name as a part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,32 @@
+"""Asks the grammar library what it makes of a small schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+
+from llguidance import LLMatcher
+
+from specops.text.schemas.references import Schema
+
+
+def enforced(schema: Schema) -> bool:
+    """Whether the library takes a schema; one that nothing follows counts, too."""
+    reason = _tried(json.dumps(schema))
+    return not reason or _impossible(reason)
+
+
+def apart(schemas: Sequence[Schema]) -> bool:
+    """Whether no text follows all schemas, as far as the library can tell."""
+    return _impossible(_tried(json.dumps({"type": "string", "allOf": schemas})))
+
+
+def _impossible(reason: str) -> bool:
+    return "Unsatisfiable" in reason
+
+
+@lru_cache(512)
+def _tried(text: str) -> str:
+    """Return the library's reason against a schema; empty where it takes it."""
+    return LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))

@@ -1,0 +1,708 @@
+"""Rewrites a JSON schema into what llguidance enforces; the rest is left out and reported.
+
+Two things change. An object that lists `properties`, and does not itself say what else there may
+be, gets no further ones: a small model would invent some, without end. And keywords that the
+library does not know are said in those that it knows, where that is possible: `if` as `anyOf`,
+`propertyNames` as `patternProperties`, and so on.
+
+Objects are closed where a value stands. There, everything that is joined to one schema counts
+together: the parts of `allOf` and targets of `$ref` are written in place, open, and the whole gets
+`additionalProperties: false` beside a list of all their names. The only references that are left
+stand alone as the schema of a value: the library cannot follow others in a circle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specops.text.schemas import patterns
+from specops.text.schemas.complement import ANNOTATIONS, TYPES, complement
+from specops.text.schemas.errors import SchemaError
+from specops.text.schemas.facts import OPEN, REFERENCES, FactFinder, Facts
+from specops.text.schemas.references import Document, Schema, escaped
+from specops.text.schemas.trial import enforced
+
+# Ways in which the parts of one schema may be combined; the library writes each of them out.
+_MOST_WAYS = 64
+_MOST_WRITTEN = 50_000  # schemas; the library takes no more
+_MOST_EXCLUSIONS = 8  # branches of `oneOf` that exclude each other by complements
+_MOST_AGAINST = 4  # ways not to follow one of them
+_MOST_CONTAINED = 8
+_MOST_PERMUTED = 5  # values whose arrays without repetition are written out: 326
+_MOST_EXACT = 1 << 53
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
+_OBJECT_COUNTS = ("minProperties", "maxProperties")
+# Schemas of which one may be long.
+_INNER = frozenset(
+    {"properties", "items", "anyOf", "oneOf", "allOf", "additionalProperties", "enum"}
+)
+Names = Iterable[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A schema in the library's words.
+
+    Attributes:
+        schema: the schema.
+        left_out: JSON pointers of the client's keywords that it does not enforce.
+        origins: JSON pointer of the client's schema that each of its definitions comes from.
+    """
+
+    schema: Schema
+    left_out: tuple[str, ...]
+    origins: Mapping[str, str]
+
+
+def hold(schema: Any, *, strict: bool = False, plain: bool = False) -> Held:
+    """Rewrite a schema.
+
+    Args:
+        schema: as it was read from JSON.
+        strict: refuse what cannot be enforced.
+        plain: leave out what would have to be written as combinations of schemas.
+
+    Raises:
+        SchemaError: the schema is wrong or too large, or `strict` and a keyword is not enforced.
+    """
+    writer = _Writer(schema, strict=strict, plain=plain)
+    try:
+        written = writer.write()
+    except RecursionError:
+        raise SchemaError("", "it refers to itself too deeply") from None
+    return Held(written, tuple(writer.left_out), writer.origins)
+
+
+class _Writer:
+    """Writes one schema."""
+
+    def __init__(self, root: Any, *, strict: bool, plain: bool) -> None:
+        self._document = Document(root)
+        self._facts = FactFinder(self._document)
+        self._strict = strict
+        self._most_ways = 1 if plain else _MOST_WAYS
+        self._written = 0
+        self.left_out: dict[str, None] = {}
+        self.origins: dict[str, str] = {}
+        self._defined: dict[str, Any] = {}
+        self._names: dict[int, tuple[Schema, str]] = {}
+        self._waiting: list[tuple[Schema, str]] = []
+        # Of the value that is being written: combinations of its parts, and targets of references
+        # that are already among them.
+        self._ways = 1
+        self._joined: set[int] = set()
+        self._in_place = 0  # targets of references around
+        self._keywords: dict[str, Callable[[Schema, str, str, Schema], None]] = {
+            "type": self._type,
+            "const": self._as_it_is,
+            "enum": self._enum,
+            "required": self._required,
+            "properties": self._properties,
+            "patternProperties": self._pattern_properties,
+            "additionalProperties": self._inner,
+            "propertyNames": self._property_names,
+            "items": self._items,
+            "additionalItems": self._inner,
+            "prefixItems": self._items,
+            "unevaluatedItems": self._unevaluated_items,
+            "uniqueItems": self._unique_items,
+            "contains": self._contains,
+            "allOf": self._all_of,
+            "anyOf": self._any_of,
+            "oneOf": self._any_of,
+            "not": self._not,
+            "if": self._if,
+            "dependentRequired": self._dependencies,
+            "dependentSchemas": self._dependencies,
+            "dependencies": self._dependencies,
+            **dict.fromkeys(REFERENCES, self._reference),
+            **dict.fromkeys(_BOUNDS, self._bound),
+            **dict.fromkeys(_COUNTS, self._count),
+        }
+
+    def write(self) -> Any:
+        """Return the schema with all definitions that it needs."""
+        root = self._document.root
+        written = self._value(root, "")
+        if written is False:
+            raise SchemaError("", "it allows nothing")
+        while self._waiting:
+            node, name = self._waiting.pop()
+            self._defined[name] = self._value(node, self.origins[name])
+        if written is True:
+            return {}
+        if isinstance(layout := root.get("x-guidance"), dict):
+            written = {"x-guidance": layout, **written}
+        return {**written, "$defs": self._defined} if self._defined else written
+
+    def _leave_out(self, path: str, reason: str = "it cannot be enforced") -> None:
+        if self._strict:
+            keyword = path.rpartition("/")[2]
+            raise SchemaError(path, f"`{keyword}` with `strict`: {reason}")
+        self.left_out[path] = None
+
+    def _value(
+        self,
+        node: Any,
+        at: str,
+        outer: Names | None = None,
+        *,
+        branch: bool = False,
+        joined: bool = False,
+    ) -> Any:
+        """Write the schema of a value.
+
+        Args:
+            outer: names of an object's properties that are described outside of this branch; None
+                where an object is described here only.
+            branch: it is one of several forms of a value.
+            joined: something else is said about each form.
+        """
+        if isinstance(node, bool):
+            return node
+        self._check(node, at)
+        alone = _only_reference(node)
+        if outer is None and alone is not None and not joined:
+            target = self._facts.target(alone)
+            return target if isinstance(target, bool) else self._defined_at(target)
+        if self._in_place and not branch and not _INNER.isdisjoint(node):
+            return self._defined_at(node, at)  # or it would be written for each reference
+        facts = self._facts.of(node)
+        state = self._ways, self._joined, self._in_place
+        self._ways, self._joined = (1, set()) if not branch else (1, set(self._joined))
+        names = dict.fromkeys((*(outer or ()), *facts.names))
+        closes = (outer is not None or facts.listed) and not facts.open
+        groups = [name for name in ("anyOf", "oneOf") if name in node]
+        rest = self._unevaluated(node, facts, at, grouped=bool(groups))
+        if len(groups) == 1 and not (facts.open and rest is None):
+            # Each form is closed by itself, with the names that stand outside of the forms.
+            inside = self._branched_elsewhere(node, groups[0])
+            names |= dict.fromkeys(inside)
+            has_names = closes or rest is not None
+            written = self._part(node, at, names if has_names else None, forms=True)
+        elif rest is not None or closes:
+            names |= facts.branch_names
+            written = self._part(node, at)
+            written = _closed(written, names, False if rest is None else rest)
+        else:
+            written = self._part(node, at)
+        self._count_properties(node, facts, at, written, names)
+        self._ways, self._joined, self._in_place = state
+        if not facts.typed and facts.kinds and not branch:
+            written = {"type": sorted(facts.kinds), **written}
+        return written
+
+    def _branched_elsewhere(self, node: Schema, group: str) -> Names:
+        """Return the names that other branches than those of the group list."""
+        rest = {name: value for name, value in node.items() if name != group}
+        joined = {"allOf": rest.pop("allOf", []), **rest}
+        found: dict[str, None] = {}
+        for keyword in ("if", "then", "else", "not"):
+            if isinstance(inner := node.get(keyword), dict):
+                facts = self._facts.of(inner)
+                found |= dict.fromkeys(facts.names) | facts.branch_names
+        for keyword in ("dependentSchemas", "dependencies", "dependentRequired"):
+            for inner in _values(node.get(keyword)):
+                if isinstance(inner, dict):
+                    facts = self._facts.of(inner)
+                    found |= dict.fromkeys(facts.names) | facts.branch_names
+                elif isinstance(inner, list):
+                    found |= dict.fromkeys(filter(_is_text, inner))
+        members = joined["allOf"]
+        for member in members if isinstance(members, list) else ():
+            found |= self._facts.of(member).branch_names
+        if any(name in node for name in REFERENCES):
+            found |= self._facts.of(self._facts.target(node)).branch_names
+        return found
+
+    def _unevaluated(self, node: Schema, facts: Facts, at: str, *, grouped: bool) -> Any:
+        """Write what further properties must be by `unevaluatedProperties`; None: nothing."""
+        given = node.get("unevaluatedProperties", True)
+        if given is True or given == {}:
+            return None
+        at = f"{at}/unevaluatedProperties"
+        others = any(name in node for name in OPEN[:2])
+        if others or (facts.branched and not (grouped and given is False)):
+            self._leave_out(at)
+        # By then all branches' names are allowed at least.
+        return None if others or given is not False else False
+
+    def _count_properties(
+        self, node: Schema, facts: Facts, at: str, written: Schema, names: Mapping[str, None]
+    ) -> None:
+        """Write `minProperties` and `maxProperties`, which the library has for few objects."""
+        low, high = (_whole(node.get(name)) for name in _OBJECT_COUNTS)
+        low, least = low or 0, len(facts.required)
+        closed = written.get("additionalProperties") is False and "patternProperties" not in written
+        optional = [name for name in names if name not in facts.required]
+        low = 0 if low <= least else low
+        high = None if closed and high is not None and high >= len(names) else high
+        kept = {"minProperties": low or None, "maxProperties": high}
+        kept = {name: value for name, value in kept.items() if value is not None}
+        if not kept:
+            return
+        few = closed and low - least <= 1 and (high is None or high - least == 1)
+        if few or (not optional and not facts.branched):
+            written.update(kept)
+            return
+        more = low - least
+        if closed and high is None and math.comb(len(optional), more) <= self._most_ways:
+            sets = itertools.combinations(optional, more)
+            options = [{"required": list(chosen)} for chosen in sets]
+            written.setdefault("allOf", []).append({"anyOf": options} if options else False)
+            return
+        for name in kept:
+            self._leave_out(f"{at}/{name}")
+
+    def _check(self, node: Any, at: str) -> None:
+        self._facts.step(at)
+        self._written += 1
+        if self._written > _MOST_WRITTEN:
+            raise SchemaError("", "it is too large")
+        if not isinstance(node, dict):
+            raise SchemaError(at, "a schema is an object, true or false")
+
+    def _part(self, node: Any, at: str, names: Names | None = None, *, forms: bool = False) -> Any:
+        """Write a schema that is joined to others, or what belongs to one value.
+
+        Args:
+            names: of the properties that are described outside of its branches.
+            forms: its branches are forms of a whole value.
+        """
+        if isinstance(node, bool):
+            return node
+        self._check(node, at)
+        written: Schema = {}
+        # A list of names changes what the other keywords have written.
+        for keyword, value in sorted(node.items(), key=lambda item: item[0] == "propertyNames"):
+            if keyword in ("anyOf", "oneOf") and forms:
+                self._forms(node, keyword, at, written, names)
+            elif keyword not in ANNOTATIONS and (write := self._keywords.get(keyword)):
+                write(node, keyword, f"{at}/{escaped(keyword)}", written)
+            elif keyword in _OBJECT_COUNTS and _whole(value) is None:
+                raise SchemaError(f"{at}/{keyword}", "it is not a count")
+        self._text(node, at, written)
+        return written
+
+    def _join(self, written: Schema, more: Any) -> None:
+        written.setdefault("allOf", []).append(more)
+
+    def _as_it_is(self, node: Schema, keyword: str, _: str, written: Schema) -> None:
+        written[keyword] = node[keyword]
+
+    def _enum(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        if not isinstance(node[keyword], list):
+            raise SchemaError(at, "it is not a list")
+        written[keyword] = node[keyword]
+
+    def _type(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        types = node[keyword]
+        named = [types] if isinstance(types, str) else types
+        if not isinstance(named, list):
+            raise SchemaError(at, "it is not the name of a type")
+        for kind in named:
+            if kind not in (*TYPES, "integer", "any"):
+                raise SchemaError(at, f"Invalid type: {str(kind)[:64]!r}")
+        if "any" not in named:  # as draft 3 had it
+            written[keyword] = types
+
+    def _required(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        names = node[keyword]
+        if isinstance(names, bool):  # as draft 3 had it, beside a property
+            if names:
+                self._leave_out(at)
+        elif isinstance(names, list) and all(map(_is_text, names)):
+            written[keyword] = names
+        else:
+            raise SchemaError(at, "it is not a list of names")
+
+    def _bound(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        value = node[keyword]
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise SchemaError(at, "it is not a number")
+        doubtful = keyword == "multipleOf" or abs(value) > _MOST_EXACT
+        if doubtful and not enforced({"type": "number", keyword: value}):
+            self._leave_out(at)
+        elif not isinstance(value, bool) or keyword.startswith("exclusive"):
+            written[keyword] = value
+
+    def _count(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        value = _whole(node[keyword])
+        if value is None:
+            raise SchemaError(at, "it is not a count")
+        written[keyword] = value
+
+    def _properties(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        if not isinstance(node[keyword], dict):
+            raise SchemaError(at, "it is not an object")
+        written["properties"] = {
+            name: self._value(schema, f"{at}/{escaped(name)}")
+            for name, schema in node[keyword].items()
+        }
+
+    def _inner(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        written[keyword] = self._value(node[keyword], at)
+
+    def _items(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        items = node[keyword]
+        if isinstance(items, list):
+            written[keyword] = [
+                self._value(item, f"{at}/{place}") for place, item in enumerate(items)
+            ]
+        elif keyword == "items":
+            written[keyword] = self._value(items, at)
+        else:
+            raise SchemaError(at, "it is not a list")
+
+    def _pattern_properties(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        if not isinstance(node[keyword], dict):
+            raise SchemaError(at, "it is not an object")
+        found = {
+            pattern: self._value(schema, f"{at}/{escaped(pattern)}")
+            for pattern, schema in node[keyword].items()
+        }
+        if not enforced({"type": "object", keyword: dict.fromkeys(found, True)}):
+            if len({json.dumps(schema) for schema in found.values()}) == 1:
+                joined = "|".join(f"(?:{pattern})" for pattern in found)
+                found = {joined: next(iter(found.values()))}
+            if not enforced({"type": "object", keyword: dict.fromkeys(found, True)}):
+                self._leave_out(at)
+                if "additionalProperties" in node and node["additionalProperties"] is not True:
+                    self._leave_out(f"{at.rpartition('/')[0]}/additionalProperties")
+                written["additionalProperties"] = True
+                return
+        written[keyword] = found
+
+    def _property_names(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        """Write the names that an object may have as patterns of them, or as a list."""
+        names = node[keyword]
+        if names is True:
+            return
+        if "patternProperties" in node or not isinstance(names, dict):
+            self._leave_out(at)
+            return
+        rest = written.get("additionalProperties", True)
+        own = written.get("properties") or {}
+        known = self._facts.of(names).values
+        if known is not None:
+            listed = [name for name in known if isinstance(name, str)]
+            refused = {name: False for name in node.get("properties") or () if name not in listed}
+            written["properties"] = {**dict.fromkeys(listed, rest), **own, **refused}
+            written["additionalProperties"] = False
+            return
+        pattern = self._pattern_of_names(names, at)
+        if pattern is not None and enforced(
+            {"type": "object", "patternProperties": {pattern: True}}
+        ):
+            written["patternProperties"] = {pattern: rest}
+            written["additionalProperties"] = False
+
+    def _pattern_of_names(self, names: Schema, at: str) -> str | None:
+        """Return the expression that a property's name must match; None: any."""
+        rules = {
+            keyword: value
+            for keyword, value in names.items()
+            if keyword not in ANNOTATIONS and keyword != "type"
+        }
+        low, high = (_whole(rules.pop(name, None)) for name in ("minLength", "maxLength"))
+        found = []
+        if low or high is not None:
+            found.append(f"^(?s:.{{{low or 0},{'' if high is None else high}}})$")
+        if isinstance(pattern := rules.pop("pattern", None), str):
+            found += patterns.split_lookahead(pattern) or []
+        if (form := rules.get("format")) in patterns.FORMAT_PATTERNS:
+            found.append(patterns.FORMAT_PATTERNS[rules.pop("format")])
+        elif form in patterns.FREE_FORMATS:
+            rules.pop("format")
+        if rules or len(found) > 1 or (pattern is not None and not found):
+            self._leave_out(at)
+        return found[-1] if found else None
+
+    def _unevaluated_items(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        value = node[keyword]
+        if value is True or "items" in node or "additionalItems" in node:
+            return
+        if any(name in node for name in ("allOf", "anyOf", "oneOf", "if", "contains", *REFERENCES)):
+            self._leave_out(at)
+            return
+        written["items"] = self._value(value, at)
+
+    def _unique_items(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        low, high = (_whole(node.get(name)) for name in ("minItems", "maxItems"))
+        if node[keyword] is not True or (high is not None and high <= 1):
+            return
+        values = self._few_values(node.get("items"))
+        if values is None or node.get("type") != "array" or "prefixItems" in node:
+            self._leave_out(at)
+            return
+        most = len(values) if high is None else min(high, len(values))
+        sizes = range(low or 0, most + 1)
+        lists = [list(chosen) for n in sizes for chosen in itertools.permutations(values, n)]
+        self._join(written, {"enum": lists})
+
+    def _few_values(self, items: Any) -> list[Any] | None:
+        """Return the values that an array's items may have, where they are few."""
+        if not isinstance(items, dict):
+            return None
+        facts = self._facts.of(items)
+        values = [True, False] if facts.types == {"boolean"} else facts.values
+        if values is None or len(values) > _MOST_PERMUTED:
+            return None
+        return list({json.dumps(value): value for value in values}.values())
+
+    def _contains(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        """Write that an array begins with the items that it must contain."""
+        least = _whole(node.get("minContains", 1))
+        if least == 0 and "maxContains" not in node:
+            return
+        listed = "prefixItems" in node or isinstance(node.get("items"), list)
+        if listed or least is None or least > _MOST_CONTAINED or "maxContains" in node:
+            self._leave_out(at)
+            return
+        item = self._value(node[keyword], at)
+        self._join(written, {"prefixItems": [item] * least, "minItems": least})
+
+    def _reference(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        del keyword, at
+        target = self._facts.target(node)
+        if isinstance(target, bool):
+            self._join(written, target)
+        elif id(target) not in self._joined:
+            self._joined.add(id(target))
+            self._in_place += 1
+            self._join(written, self._part(target, self._document.pointer(target)))
+            self._in_place -= 1
+
+    def _defined_at(self, node: Schema, at: str | None = None) -> Schema:
+        """Return a reference to the definition of a value's schema."""
+        if (known := self._names.get(id(node))) is None:
+            # The node is kept, so that its id stays its own.
+            known = self._names[id(node)] = (node, str(len(self._names)))
+            self.origins[known[1]] = self._document.pointer(node) if at is None else at
+            self._waiting.append(known)
+        return {"$ref": f"#/$defs/{known[1]}"}
+
+    def _all_of(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        for place, member in enumerate(_listed(node[keyword], at)):
+            self._join(written, self._part(member, f"{at}/{place}"))
+
+    def _any_of(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        options, joined = [], self._joined
+        for place, option in self._options(node, keyword, at, None):
+            self._joined = set(joined)
+            options.append(self._part(option, f"{at}/{place}"))
+        self._joined = joined
+        self._offer(written, options)
+
+    def _forms(
+        self, node: Schema, keyword: str, at: str, written: Schema, names: Names | None
+    ) -> None:
+        at = f"{at}/{keyword}"
+        others = {word for word in node if word not in ANNOTATIONS} - {keyword}
+        if others == {"type"} and self._same_types(node, keyword):
+            written.pop("type", None)  # the forms say it
+            others.clear()
+        options = [
+            self._value(option, f"{at}/{place}", names, branch=True, joined=bool(others))
+            for place, option in self._options(node, keyword, at, names or ())
+        ]
+        self._offer(written, options)
+
+    def _same_types(self, node: Schema, keyword: str) -> bool:
+        """Whether all branches of a schema have one of its types."""
+        own = self._facts.of({"type": node["type"]}).types
+        options = node[keyword] if isinstance(node[keyword], list) else ()
+        theirs = [self._facts.of(option).types for option in options]
+        return own is not None and all(types is not None and types <= own for types in theirs)
+
+    def _offer(self, written: Schema, options: list[Any]) -> None:
+        if "anyOf" in written:
+            self._join(written, {"anyOf": options})
+        else:
+            written["anyOf"] = options
+
+    def _options(
+        self, node: Schema, keyword: str, at: str, names: Names | None
+    ) -> list[tuple[int, Any]]:
+        """Return the branches of a schema; those of `oneOf` exclude each other, where they can.
+
+        Args:
+            names: of properties that objects of all branches may have; None: they are open.
+        """
+        options = _listed(node[keyword], at)
+        if not options:
+            raise SchemaError(at, "it is empty")
+        if keyword == "anyOf":
+            return list(enumerate(options))
+        pairs = [
+            (one, other)
+            for one, other in itertools.combinations(range(len(options)), 2)
+            if not self._facts.exclusive(options[one], options[other], names)
+        ]
+        if not pairs:
+            return list(enumerate(options))
+        few = len(options) <= _MOST_EXCLUSIONS and self._most_ways > 1
+        excluding = [[options[place]] for place in range(len(options))]
+        for one, other in pairs:
+            for kept, left in ((one, other), (other, one)):
+                against = complement(options[left], self._facts.target) if few else None
+                if against is None or _ways(against) > _MOST_AGAINST:
+                    self._leave_out(at)
+                    return list(enumerate(options))
+                excluding[kept].append(against)
+        return [
+            (place, parts[0] if len(parts) == 1 else {"allOf": parts})
+            for place, parts in enumerate(excluding)
+        ]
+
+    def _not(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        self._alternatives(written, complement(node[keyword], self._facts.target), at)
+
+    def _if(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        condition, then, other = node[keyword], node.get("then", True), node.get("else", True)
+        if then is True and other is True:
+            return
+        against = complement(condition, self._facts.target)
+        if against is None and then is not True:
+            self._leave_out(at)
+            return
+        first = then if other is True else {"allOf": [condition, then]}
+        if other is True:
+            found: Any = {"anyOf": [against, first]}
+        elif then is True:
+            found = {"anyOf": [condition, other]}
+        else:
+            found = {"anyOf": [first, {"allOf": [against, other]}]}
+        self._alternatives(written, found, at)
+
+    def _dependencies(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
+        if not isinstance(node[keyword], dict):
+            raise SchemaError(at, "it is not an object")
+        for name, needed in node[keyword].items():
+            names = [needed] if isinstance(needed, str) else needed  # as draft 3 had it
+            then = {"required": names} if isinstance(names, list) else needed
+            lacking = {"properties": {name: False}}
+            self._alternatives(written, {"anyOf": [lacking, then]}, at)
+
+    def _alternatives(self, written: Schema, schema: Any, at: str) -> None:
+        """Join a schema that this module made; None: there are no words for it."""
+        ways = 0 if schema is None else _ways(schema)
+        if schema is None or self._ways * ways > self._most_ways:
+            self._leave_out(at)
+            return
+        self._ways *= max(1, ways)
+        self._join(written, self._part(schema, at))
+
+    def _text(self, node: Schema, at: str, written: Schema) -> None:
+        """Write what a text must look like: `pattern` and `format`."""
+        types = node.get("type", "string")
+        if not isinstance(types, str | list) or "string" not in types:
+            return
+        found = [*self._pattern(node, at), *self._format(node, at, written)]
+        if not found:
+            return
+        parts = [{"pattern": pattern} for pattern in found]
+        whole: Schema = {"type": "string", "allOf": parts}
+        # Some expressions are too much for the library together.
+        for name in ("format", "minLength", "maxLength"):
+            if name not in written:
+                continue
+            if enforced(whole | {name: written[name]}):
+                whole[name] = written[name]
+            else:
+                self._leave_out(f"{at}/{name}")
+                del written[name]
+        if len(parts) == 1:
+            written["pattern"] = found[0]
+        else:
+            for part in parts:
+                self._join(written, part)
+
+    def _pattern(self, node: Schema, at: str) -> list[str]:
+        """Return the expressions that a text must match by `pattern`."""
+        if "pattern" not in node:
+            return []
+        if not isinstance(pattern := node["pattern"], str):
+            raise SchemaError(f"{at}/pattern", "it is not a text")
+        pieces = patterns.split_lookahead(pattern)
+        if pieces is None or not all(
+            enforced({"type": "string", "pattern": piece}) for piece in pieces
+        ):
+            self._leave_out(f"{at}/pattern")
+            return []
+        return pieces
+
+    def _format(self, node: Schema, at: str, written: Schema) -> list[str]:
+        """Write `format`, or return the expressions that a text must match by it."""
+        form = node.get("format")
+        form = patterns.NARROWED_FORMATS.get(form, form) if isinstance(form, str) else form
+        if form in patterns.FORMAT_PATTERNS:
+            return [patterns.FORMAT_PATTERNS[form]]
+        if form in patterns.ENFORCED_FORMATS:
+            written["format"] = form
+        elif form is not None and form not in patterns.FREE_FORMATS:
+            self._leave_out(f"{at}/format")
+        return []
+
+
+def _closed(written: Schema, names: Names, rest: Any) -> Schema:
+    """Return an object's schema that takes no properties but these."""
+    listed = {**(written.get("properties") or {})}
+    for name in names:
+        listed.setdefault(name, True)
+    return {**written, "properties": listed, "additionalProperties": rest}
+
+
+def _only_reference(node: Schema) -> Schema | None:
+    """Return a schema that is nothing but a reference, or that `allOf` makes of one."""
+    words = [keyword for keyword in node if keyword not in ANNOTATIONS]
+    if len(words) != 1:
+        return None
+    if words[0] in REFERENCES:
+        return node
+    members = node["allOf"] if words[0] == "allOf" else None
+    if isinstance(members, list) and len(members) == 1 and isinstance(members[0], dict):
+        return _only_reference(members[0])
+    return None
+
+
+def _ways(schema: Any) -> int:
+    """Return how many combinations of branches a schema has."""
+    if not isinstance(schema, dict):
+        return 1
+    ways = 1
+    for name in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(name), list):
+            ways *= sum(map(_ways, options))
+    for member in _values(schema.get("allOf")):
+        ways *= _ways(member)
+    return ways
+
+
+def _values(given: Any) -> Iterable[Any]:
+    if isinstance(given, dict):
+        return given.values()
+    return given if isinstance(given, list) else ()
+
+
+def _listed(given: Any, at: str) -> list[Any]:
+    if not isinstance(given, list):
+        raise SchemaError(at, "it is not a list of schemas")
+    return given
+
+
+def _whole(value: Any) -> int | None:
+    """Return a count; None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if value >= 0 and value == value // 1 else None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)

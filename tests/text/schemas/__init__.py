@@ -1,0 +1,1 @@
+"""JSON schemas that clients write, and what answers by them look like."""
