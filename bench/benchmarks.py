@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.agents import reuse
 from bench.engine import scheduling
 from bench.memory import caps
 from bench.models import CACHE, BenchModel, configured, tinyllama
@@ -94,6 +95,10 @@ BENCHMARKS = {
         lambda o, plan: structured.run(configured(), plan), structured.FULL, structured.QUICK,
         "what a grammar costs and saves, and whether answers fit it",
     ),
+    "agents": Benchmark(
+        lambda o, plan: reuse.run(o.templates, plan), reuse.FULL, reuse.QUICK,
+        "what later requests of coding agents find in the prefix cache, by chat template",
+    ),
     "kernels": Benchmark(
         lambda o, rounds: kernels.run(_sized(o), rounds), kernels.FULL, kernels.QUICK,
         "the operators of a pass",
@@ -160,6 +165,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", type=Path, action="append", default=[],
         help="kv: a model's folder, beside the configured model; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--templates", type=Path, action="append", default=[],
+        help="agents: a folder of chat templates (*.jinja); may be given several times",
     )  # fmt: skip
     parser.add_argument("--only", default="", help="caps: cases whose names contain this")
     flag("--soak", "caps: ten minutes of load of six clients")

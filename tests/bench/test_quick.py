@@ -73,3 +73,12 @@ def test_replicas_of_the_demo_pair_are_measured_behind_the_real_gateway(tmp_path
     assert result["paced"]["seconds"] > QUICK.seconds / 2
     assert result["runs"][0]["at_home"] == 1.0
     assert set(result["costs"]) == {"/tokenize", "/generate, one token"}
+
+
+@pytest.mark.e2e
+def test_the_second_request_of_an_agent_finds_its_system_prompt_and_tools(tmp_path: Path) -> None:
+    done = bench(tmp_path, "agents")
+    assert done.returncode == 0, done.stderr
+    (case,) = kept(tmp_path, "agents")["reuse"]
+    assert case["tokens"] > 5000
+    assert min(case["shares"]) >= 0.95

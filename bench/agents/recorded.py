@@ -1,0 +1,117 @@
+"""Recorded requests of agents: how they are shortened, kept in files, and read back.
+
+A file keeps what a request is made of, and none of its author's prose: each longer line of a prompt
+or description is kept as its length and a digest (`§88.5f0a`) and read back as words of our own,
+which have that length. Equal lines stay equal and different ones different, in every request, so
+that two requests agree as far as they did. Names of tools and of their parameters are kept, paths
+and accounts are replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent / "recorded"
+HOME = "/home/user"
+_LONG = 24  # characters: shorter lines are headings, names and tags
+_PROSE = frozenset({"content", "description", "input", "instructions", "output", "system", "text"})
+_PRIVATE = frozenset({"client_metadata", "include", "metadata", "prompt_cache_key"})
+# Lines that change from request to request, or could.
+_KEPT = re.compile(
+    r"x-anthropic-billing-header:|.{0,40}\b(date|Date|time|Time)\b.{0,24}\b20\d\d\b|\s*</?[\w-]+>$"
+)
+_SHORT = re.compile(r"§(\d+)\.([0-9a-f]{8})")
+_VOCABULARY = (
+    "a all always an and answer any as ask at be before begin build by call can change check "
+    "code command do each edit file find first folder for from give goes has here how if in "
+    "into is it keep last line list look make may more must name never new no not of on one "
+    "only open or other path plan read rest result run same say search see several small so "
+    "some step task tell test text than that the them then there they this time to tool two "
+    "under use user wait what when where which while who with word work write you your"
+)
+_WORDS = _VOCABULARY.split()
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Requests of one agent, in the order in which it sent them.
+
+    Attributes:
+        agent: its name and version.
+        path: where it sent them.
+        requests: by what each one is, the bodies.
+    """
+
+    agent: str
+    path: str
+    requests: Mapping[str, dict[str, Any]]
+
+
+def load(path: Path) -> Recording:
+    """Read a file that `save` has written."""
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    requests = {name: expanded(kept["common"] | own) for name, own in kept["requests"].items()}
+    return Recording(kept["agent"], kept["path"], requests)
+
+
+def save(file: Path, recording: Recording) -> None:
+    """Write shortened requests; what all of them have is written once."""
+    requests = {name: shortened(body) for name, body in recording.requests.items()}
+    first, *others = requests.values()
+    common = {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
+    }
+    own = {
+        name: {key: value for key, value in body.items() if key not in common}
+        for name, body in requests.items()
+    }
+    kept = {"agent": recording.agent, "path": recording.path, "common": common, "requests": own}
+    file.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def shortened(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request's body without prose and without what names its author."""
+    plain = {key: value for key, value in body.items() if key not in _PRIVATE}
+    shorter: dict[str, Any] = _mapped(plain, lambda text: "\n".join(map(_short, text.split("\n"))))
+    return shorter
+
+
+def expanded(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a shortened body with words in place of the lines that were left out."""
+    longer: dict[str, Any] = _mapped(body, lambda text: _SHORT.sub(_words, text))
+    return longer
+
+
+def _mapped(value: Any, change: Callable[[str], str], *, prose: bool = False) -> Any:
+    """Return JSON with every text of a prompt or a description changed."""
+    if isinstance(value, str):
+        return change(value) if prose else value
+    if isinstance(value, list):
+        return [_mapped(item, change, prose=prose) for item in value]
+    if isinstance(value, dict):
+        return {key: _mapped(item, change, prose=key in _PROSE) for key, item in value.items()}
+    return value
+
+
+def _short(line: str) -> str:
+    if len(line) < _LONG or _KEPT.match(line):
+        return line
+    return f"§{len(line)}.{hashlib.sha256(line.encode()).hexdigest()[:8]}"
+
+
+def _words(found: re.Match[str]) -> str:
+    """Return words of the length of the line, the same ones each time."""
+    length, rng = int(found[1]), random.Random(found[2])
+    text = found[2]  # makes the line the only one of its kind
+    while len(text) < length:
+        text += " " + rng.choice(_WORDS)
+    return text[:length]

@@ -1,0 +1,259 @@
+"""How much of an agent's system prompt and tools its later requests find in the prefix cache.
+
+Recorded requests of coding agents (`recorded`) go through the API to an engine with random weights:
+what the cache finds depends on tokens alone. Each chat template in turn writes the prompts. The
+figure is the share of a prompt's tokens, up to where its system prompt and tools end, that were
+found, so a template that puts the history before the tools is judged with the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+from tokenizers import ByteLevelBPETokenizer
+
+from bench.agents.recorded import FOLDER, Recording, load
+from bench.tools.report import Outcome, Table, Wanted, progress
+from specops.config import Settings
+from specops.http.answering.conversation import render
+from specops.http.app import create_app
+from specops.http.schemas.chat import ChatRequest
+from specops.http.schemas.conversation import Conversation
+from specops.http.schemas.messages import MessagesRequest
+from specops.http.schemas.responses import ResponsesRequest
+from specops.metrics.metrics import Metrics
+from specops.models.convert import Quantization, export_checkpoint
+from specops.serving.async_engine import AsyncEngine, ModelState
+from specops.text.chat_template import ChatTemplate, ChatTemplateError
+from tests.checkpoints import make_llama_checkpoint
+from tests.text.tools.scripts import TEMPLATES
+
+_LEAST_SHARE = 0.95
+_CONTEXT = 1 << 16
+_VOCAB = 4096
+_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+_MARK = 24  # characters of a line that is in no other place
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which agents and how many of the templates."""
+
+    agents: tuple[str, ...] = ("claude-code", "opencode", "codex")
+    templates: int | None = None
+
+
+FULL = Plan()
+QUICK = Plan(agents=("opencode",), templates=1)
+
+
+class _Protocol(NamedTuple):
+    """How a protocol's request is read, and where its answer tells what was cached."""
+
+    conversation: Callable[[dict[str, Any]], Conversation]
+    limit: str
+    cached: Callable[[dict[str, Any]], int]
+
+
+PROTOCOLS = {
+    "/v1/messages": _Protocol(
+        lambda body: MessagesRequest.model_validate(body).conversation(),
+        "max_tokens",
+        lambda usage: usage["cache_read_input_tokens"],
+    ),
+    "/v1/chat/completions": _Protocol(
+        lambda body: ChatRequest.model_validate(body).conversation(),
+        "max_tokens",
+        lambda usage: usage["prompt_tokens_details"]["cached_tokens"],
+    ),
+    "/v1/responses": _Protocol(
+        lambda body: ResponsesRequest.model_validate(body).conversation(),
+        "max_output_tokens",
+        lambda usage: usage["input_tokens_details"]["cached_tokens"],
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """One agent's requests with one template.
+
+    Attributes:
+        tokens: of the second request's prompt, up to where its system prompt and tools end.
+        shares: of each request after the first, the share of these that was found.
+        refused: why the template takes these requests not at all.
+    """
+
+    agent: str
+    template: str
+    tokens: int = 0
+    shares: tuple[float, ...] = ()
+    refused: str = ""
+
+
+def run(folders: Sequence[Path], plan: Plan) -> Outcome:
+    """Play each agent's requests with each template.
+
+    Args:
+        folders: of more templates (`*.jinja`), beside short ones of each format of calls.
+        plan: what is played.
+    """
+    templates = [*TEMPLATES.items(), *_templates(folders)][: plan.templates]
+    agents = [load(FOLDER / f"{name}.json") for name in plan.agents]
+    found = asyncio.run(_play(agents, templates))
+    _, *kinds = agents[0].requests
+    rows = [
+        (
+            item.template,
+            item.agent,
+            str(item.tokens or ""),
+            *([""] * len(kinds) if item.refused else [f"{share:.3f}" for share in item.shares]),
+            item.refused,
+        )
+        for item in found
+    ]
+    table = Table(
+        "System prompts and tools of agents that later requests find in the prefix cache",
+        ("template", "agent", "tokens", *kinds, "refused"),
+        rows,
+        ("share of the tokens up to the end of system prompt and tools; tokens: of the second "
+         "request, by a vocabulary of 4,096",),
+    )  # fmt: skip
+    wanted = [
+        Wanted(
+            f"{agent.agent}, second request, all templates: share",
+            _LEAST_SHARE,
+            min(
+                (item.shares[0] for item in found if item.agent == agent.agent and item.shares),
+                default=0.0,
+            ),
+        )
+        for agent in agents
+    ]
+    return Outcome({"reuse": [asdict(item) for item in found]}, [table], wanted=wanted)
+
+
+def _templates(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    for folder in folders:
+        for path in sorted(folder.glob("*.jinja")):
+            yield path.stem, path.read_text(encoding="utf-8")
+
+
+async def _play(agents: Sequence[Recording], templates: Sequence[tuple[str, str]]) -> list[Reuse]:
+    """Play all of them; each case is a client of its own, so that it finds nothing of others."""
+    cases = [(name, source, agent) for name, source in templates for agent in agents]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(
+            target=str(_model(Path(folder), agents)),
+            draft="none",
+            quant="int8-128",
+            cache_dir=Path(folder) / "cache",
+            context=_CONTEXT,
+            kv_tokens=2 * _CONTEXT,
+            max_batched_tokens=4096,
+            max_inter_token_latency=10.0,
+            api_keys=",".join(f"client{number}:key{number}" for number in range(len(cases))),
+        )
+        async with _serving(settings) as (service, http):
+            found = []
+            for number, (name, source, agent) in enumerate(cases):
+                progress(f"{name}, {agent.agent}")
+                http.headers["authorization"] = f"Bearer key{number}"
+                try:
+                    service.engine.chat_template = ChatTemplate(source, _TOKENS)
+                    found.append(await _case(service, http, name, agent))
+                except (ChatTemplateError, _RefusedError) as error:
+                    found.append(Reuse(agent.agent, name, refused=str(error)[:80]))
+            return found
+
+
+class _RefusedError(RuntimeError):
+    """The service did not answer a request."""
+
+
+async def _case(
+    service: AsyncEngine, http: httpx.AsyncClient, template: str, agent: Recording
+) -> Reuse:
+    protocol, shares, second = PROTOCOLS[agent.path], [], 0
+    for body in agent.requests.values():
+        own = body | {"stream": False, protocol.limit: 1, "model": service.engine.info.name}
+        own.pop("stream_options", None)
+        response = await http.post(agent.path, json=own)
+        if response.is_error:
+            raise _RefusedError(response.json()["error"]["message"])
+        asked = protocol.conversation(own)
+        prompt = render(service.engine, asked)
+        tokens = len(service.engine.encode_chat(prompt[: end_of_tools(prompt, asked)]))
+        shares.append(min(1.0, protocol.cached(response.json()["usage"]) / tokens))
+        if len(shares) == len(("first", "second")):
+            second = tokens
+    return Reuse(agent.agent, template, second, tuple(shares[1:]))
+
+
+def end_of_tools(prompt: str, asked: Conversation) -> int:
+    """Where the system prompt and the tools of a prompt end."""
+    first = takewhile(lambda message: message["role"] == "system", asked.messages)
+    texts = [message["content"] for message in first]
+    texts += [text for tool in asked.tools for text in _descriptions(tool.for_template())]
+    lines = [line for text in texts for line in text.split("\n") if len(line) >= _MARK]
+    return max(prompt.rfind(line) + len(line) for line in lines if line in prompt)
+
+
+def _descriptions(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(text := value.get("description"), str):
+            yield text
+        for item in value.values():
+            yield from _descriptions(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _descriptions(item)
+
+
+@asynccontextmanager
+async def _serving(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
+    metrics = Metrics()
+    service = AsyncEngine(settings, metrics)
+    app = create_app(settings, service, metrics)
+    service.start()
+    try:
+        while service.state is not ModelState.READY:
+            if service.state is ModelState.FAILED:
+                raise RuntimeError(service.error)
+            await asyncio.sleep(0.01)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=600.0
+        ) as http:
+            yield service, http
+    finally:
+        await service.stop()
+
+
+def _model(folder: Path, agents: Sequence[Recording]) -> Path:
+    """A small model with random weights, a long context, and a vocabulary of the agents' words."""
+    checkpoint = make_llama_checkpoint(
+        folder / "checkpoint", hidden=32, heads=2, kv_heads=1, layers=1, ffn=64, vocab=_VOCAB,
+        context=_CONTEXT,
+    )  # fmt: skip
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        [json.dumps(list(agent.requests.values())[:1]) for agent in agents],
+        vocab_size=_VOCAB,
+        special_tokens=["<|endoftext|>"],
+        show_progress=False,
+    )
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    export_checkpoint(checkpoint, folder / "model", quantization=Quantization.parse("int8-128"))
+    shutil.rmtree(checkpoint)
+    return folder / "model"
