@@ -12,8 +12,7 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -26,16 +25,15 @@ from bench.agents.recorded import FOLDER, Recording, load
 from bench.tools.report import Outcome, Table, Wanted, progress
 from specops.config import Settings
 from specops.http.answering.conversation import render
-from specops.http.app import create_app
 from specops.http.schemas.chat import ChatRequest
 from specops.http.schemas.conversation import Conversation
 from specops.http.schemas.messages import MessagesRequest
 from specops.http.schemas.responses import ResponsesRequest
-from specops.metrics.metrics import Metrics
 from specops.models.convert import Quantization, export_checkpoint
-from specops.serving.async_engine import AsyncEngine, ModelState
+from specops.serving.async_engine import AsyncEngine
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from tests.checkpoints import make_llama_checkpoint
+from tests.http.real_engine import in_process
 from tests.text.tools.scripts import TEMPLATES
 
 _LEAST_SHARE = 0.95
@@ -164,7 +162,7 @@ async def _play(agents: Sequence[Recording], templates: Sequence[tuple[str, str]
             max_inter_token_latency=10.0,
             api_keys=",".join(f"client{number}:key{number}" for number in range(len(cases))),
         )
-        async with _serving(settings) as (service, http):
+        async with in_process(settings) as (service, http):
             found = []
             for number, (name, source, agent) in enumerate(cases):
                 progress(f"{name}, {agent.agent}")
@@ -206,7 +204,10 @@ def end_of_tools(prompt: str, asked: Conversation) -> int:
     texts = [message["content"] for message in first]
     texts += [text for tool in asked.tools for text in _descriptions(tool.for_template())]
     lines = [line for text in texts for line in text.split("\n") if len(line) >= _MARK]
-    return max(prompt.rfind(line) + len(line) for line in lines if line in prompt)
+    found = [prompt.rfind(line) + len(line) for line in lines if line in prompt]
+    if not found:
+        raise _RefusedError("the template shows neither system prompt nor tools")
+    return max(found)
 
 
 def _descriptions(value: Any) -> Iterator[str]:
@@ -218,26 +219,6 @@ def _descriptions(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _descriptions(item)
-
-
-@asynccontextmanager
-async def _serving(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
-    metrics = Metrics()
-    service = AsyncEngine(settings, metrics)
-    app = create_app(settings, service, metrics)
-    service.start()
-    try:
-        while service.state is not ModelState.READY:
-            if service.state is ModelState.FAILED:
-                raise RuntimeError(service.error)
-            await asyncio.sleep(0.01)
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=600.0
-        ) as http:
-            yield service, http
-    finally:
-        await service.stop()
 
 
 def _model(folder: Path, agents: Sequence[Recording]) -> Path:

@@ -48,13 +48,27 @@ TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages 
 
 
 @dataclass
-class Clients:
+class Official:
+    """OpenAI's and Anthropic's clients of one application."""
+
+    openai: AsyncOpenAI
+    anthropic: AsyncAnthropic
+
+    @classmethod
+    def of(cls, http: httpx.AsyncClient, key: str = "key") -> Official:
+        """Make them of a client of the application."""
+        return cls(
+            AsyncOpenAI(base_url="http://test/v1", api_key=key, http_client=http, max_retries=0),
+            AsyncAnthropic(base_url="http://test", api_key=key, http_client=http, max_retries=0),
+        )
+
+
+@dataclass
+class Clients(Official):
     """Clients of one application, and its scripted service."""
 
     service: FakeService
     http: httpx.AsyncClient
-    openai: AsyncOpenAI
-    anthropic: AsyncAnthropic
     ollama: AsyncOllama
 
     def say(self, *pieces: str, finish: FinishReason = FinishReason.STOP) -> None:
@@ -84,13 +98,9 @@ async def clients(
     app = create_app(Settings(**settings), service)  # type: ignore[arg-type]
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        yield Clients(
-            service,
-            http,
-            AsyncOpenAI(base_url="http://test/v1", api_key=key, http_client=http, max_retries=0),
-            AsyncAnthropic(base_url="http://test", api_key=key, http_client=http, max_retries=0),
-            AsyncOllama("http://test", transport=transport),
-        )
+        both = Official.of(http, key)
+        ollama = AsyncOllama("http://test", transport=transport)
+        yield Clients(both.openai, both.anthropic, service, http, ollama)
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ class Said:
     finish: str
 
 
-async def chat(here: Clients, *, stream: bool, **body: Any) -> Said:
+async def chat(here: Official, *, stream: bool, **body: Any) -> Said:
     """Ask OpenAI's older protocol."""
     body = {
         "model": "fake",
@@ -126,7 +136,7 @@ async def chat(here: Clients, *, stream: bool, **body: Any) -> Said:
     return Said(told.content or "", reasoning or "", tuple(calls), choice.finish_reason)
 
 
-async def messages(here: Clients, *, stream: bool, **body: Any) -> Said:
+async def messages(here: Official, *, stream: bool, **body: Any) -> Said:
     """Ask Anthropic's protocol."""
     asked = [{"role": "user", "content": ASK}]
     body = {"model": "fake", "max_tokens": 99, "messages": asked, "tools": MESSAGES_TOOLS} | body
@@ -141,7 +151,7 @@ async def messages(here: Clients, *, stream: bool, **body: Any) -> Said:
     return Said(text, thought, tuple(calls), answer.stop_reason)
 
 
-async def responses(here: Clients, *, stream: bool, **body: Any) -> Said:
+async def responses(here: Official, *, stream: bool, **body: Any) -> Said:
     """Ask OpenAI's newer protocol."""
     body = {"model": "fake", "input": ASK, "tools": RESPONSES_TOOLS} | body
     if stream:

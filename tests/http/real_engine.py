@@ -1,4 +1,4 @@
-"""OpenAI's client of the application with a real engine, in this process."""
+"""Clients of the application with a real engine, in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from specops.serving.async_engine import AsyncEngine, ModelState
 
 
 @asynccontextmanager
-async def served(settings: Settings) -> AsyncIterator[AsyncOpenAI]:
+async def in_process(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
+    """Serve a model; yield the service, and a client of its application."""
     metrics = Metrics()
     service = AsyncEngine(settings, metrics)
     app = create_app(settings, service, metrics)
@@ -25,9 +26,19 @@ async def served(settings: Settings) -> AsyncIterator[AsyncOpenAI]:
         while service.state is not ModelState.READY:
             assert service.state is not ModelState.FAILED, service.error
             await asyncio.sleep(0.01)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
-            yield AsyncOpenAI(
-                base_url="http://test/v1", api_key="none", http_client=http, max_retries=0
-            )
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", timeout=600
+        ) as http:
+            yield service, http
     finally:
         await service.stop()
+
+
+@asynccontextmanager
+async def served(settings: Settings) -> AsyncIterator[AsyncOpenAI]:
+    """Serve a model; yield OpenAI's client."""
+    async with in_process(settings) as (_, http):
+        yield AsyncOpenAI(
+            base_url="http://test/v1", api_key="none", http_client=http, max_retries=0
+        )

@@ -1,13 +1,23 @@
-"""An agent framework does a task with two tools, against a scripted model."""
+"""Agents' loops: a framework against a scripted model, and rules of calls with real engines."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.http.chat_clients import clients
+from specops.config import Settings
+from specops.models.convert import Quantization, export_checkpoint
+from specops.text.chat_template import ChatTemplate
+from tests.checkpoints import make_llama_checkpoint
+from tests.http.chat_clients import PROTOCOLS, Official, clients
+from tests.http.real_engine import in_process
+from tests.text.tools.scripts import TEMPLATES
 
 pytestmark = pytest.mark.anyio
 
@@ -38,3 +48,73 @@ async def test_an_agent_does_a_task_with_two_tools(
     assert len(here.service.requests) == 3
     for said in ("Use the tools.", "Switzerland: Bern", "Bern: sunny"):
         assert said in here.prompt
+
+
+PLACE = {
+    "type": "object",
+    "properties": {"place": {"enum": ["here", "there"]}},
+    "required": ["place"],
+}
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+SCHEMAS = {"look": PLACE, "stop": EMPTY}
+POSSIBLE = [("look", {"place": "here"}), ("look", {"place": "there"}), ("stop", {})]
+TOOLS = {
+    "chat": [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in SCHEMAS.items()
+    ],
+    "responses": [
+        {"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS.items()
+    ],
+    "messages": [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()],
+}
+FUNCTION = {"type": "function", "function": {"name": "look"}}
+CHOICES: dict[str, dict[str, dict[str, Any]]] = {
+    "chat": {
+        "required": {"tool_choice": "required"},
+        "named": {"tool_choice": FUNCTION},
+        "one": {"tool_choice": "required", "parallel_tool_calls": False},
+    },
+    "responses": {
+        "required": {"tool_choice": "required"},
+        "named": {"tool_choice": {"type": "function", "name": "look"}},
+        "one": {"tool_choice": "required", "parallel_tool_calls": False},
+    },
+    "messages": {
+        "required": {"tool_choice": {"type": "any"}},
+        "named": {"tool_choice": {"type": "tool", "name": "look"}},
+        "one": {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
+    },
+}
+CALLED = {"chat": "tool_calls", "responses": "completed", "messages": "tool_use"}
+
+
+@pytest.fixture(scope="module")
+def roomy_settings(tmp_path_factory: pytest.TempPathFactory, tiny_settings: Settings) -> Settings:
+    """Settings of a model with random weights that has room for tools and their results."""
+    folder: Path = tmp_path_factory.mktemp("roomy")
+    checkpoint = make_llama_checkpoint(folder / "checkpoint", context=2048)
+    export_checkpoint(checkpoint, folder / "model", quantization=Quantization.parse("int8-128"))
+    return replace(tiny_settings, target=str(folder / "model"), draft="none", max_batched_tokens=96)
+
+
+async def test_random_weights_make_the_calls_that_were_asked_for_and_end(
+    roomy_settings: Settings,
+) -> None:
+    """As many as asked for, none twice: in each format and protocol, whole and streamed."""
+    cases = [(name, "chat") for name in TEMPLATES]
+    cases += [("hermes", protocol) for protocol in PROTOCOLS if protocol != "chat"]
+    async with in_process(roomy_settings) as (service, http):
+        here = Official.of(http)
+        for name, protocol in cases:
+            service.engine.chat_template = ChatTemplate(TEMPLATES[name], {})
+            for how, choice in CHOICES[protocol].items():
+                limit = "max_output_tokens" if protocol == "responses" else "max_tokens"
+                body = {"model": service.engine.info.name, "tools": TOOLS[protocol], limit: 600}
+                body |= {"temperature": 0, **choice}
+                said = await PROTOCOLS[protocol](here, stream=False, **body)
+                assert said == await PROTOCOLS[protocol](here, stream=True, **body)
+                assert (said.finish, said.text) == (CALLED[protocol], ""), (name, protocol, how)
+                assert 1 <= len(said.calls) <= (3 if how == "required" else 1)
+                assert all(said.calls.count(call) == 1 and call in POSSIBLE for call in said.calls)
+                assert how != "named" or said.calls[0][0] == "look"
