@@ -60,6 +60,7 @@ HOSTILE = {
     "{{ range(100000) | join('b' * 100000) }}": MEMORY,
     "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}": MEMORY,
     "{{ ('a' * 100000).translate({97: 'b' * 100000}) }}": MEMORY,
+    "{% set x = 'a' * 100000 %}{{ raise_exception([x] * 10000) }}": MEMORY,
     "{% set x = 'a' * 1000000 %}{% for i in range(100000) %}{{ x }}{% endfor %}": MEMORY,
     "{{ 'a' * 20000000 }}": LENGTH,
 }  # fmt: skip

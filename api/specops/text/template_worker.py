@@ -287,15 +287,18 @@ def _compiled(source: str, names: tuple[tuple[str, str], ...]) -> Template:
 def answer(request: bytes, compiled: Callable[..., Template] = _compiled) -> tuple[bytes, bytes]:
     """Do what a request asks for; return the kind and the text of the answer."""
     try:
-        asked = json.loads(request)
-        template = compiled(asked["source"], tuple(asked["names"].items()))
-        values = asked["values"]
-        text = "" if values is None else template.render(values)
-        return TEXT, text.encode("utf-8", "surrogatepass")
-    except MemoryError:
+        try:
+            asked = json.loads(request)
+            template = compiled(asked["source"], tuple(asked["names"].items()))
+            values = asked["values"]
+            text = "" if values is None else template.render(values)
+            return TEXT, text.encode("utf-8", "surrogatepass")
+        except MemoryError:
+            raise
+        except Exception as error:  # templates fail in every way that Python does
+            return REFUSED, str(error)[:_ERROR_CHARACTERS].encode("utf-8", "replace")
+    except MemoryError:  # of a message, too: `raise_exception` takes values of any size
         return EXCEEDED, b""
-    except Exception as error:  # templates fail in every way that Python does
-        return REFUSED, str(error)[:_ERROR_CHARACTERS].encode("utf-8", "replace")
 
 
 # -- requests and answers --------------------------------------------------------------------------
