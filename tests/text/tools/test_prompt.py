@@ -171,3 +171,44 @@ def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     process.close()
     assert len(rendered) == probes + 4
     assert probes <= 16
+
+
+SYSTEMS = "{% for m in messages %}{% if m.role == 'system' %}"
+ONE_SYSTEM = {
+    "refuses a later one": "{% if not loop.first %}{{ raise_exception('first only') }}{% endif %}",
+    "shows the last one": "{% if m != (messages | selectattr('role', 'eq', 'system') | list)[-1] %}"
+    "{% continue %}{% endif %}",
+}
+SEVERAL: dict[str, list[dict[str, str]]] = {
+    "as Claude Code": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "system", "content": "There are agents."},
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": "Look"},
+    ],
+    "as Codex": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": "There are agents."},
+        {"role": "user", "content": "Look"},
+    ],
+}
+
+
+@pytest.mark.parametrize("agent", SEVERAL)
+@pytest.mark.parametrize("kind", ONE_SYSTEM)
+def test_several_system_messages_are_shown_by_a_template_that_knows_one(
+    kind: str, agent: str
+) -> None:
+    called = [*SEVERAL[agent], *MESSAGES[1:]]
+    source = TEMPLATES["hermes"].replace("{% for m in messages %}", SYSTEMS + ONE_SYSTEM[kind], 1)
+    source = source.replace(ONE_SYSTEM[kind], ONE_SYSTEM[kind] + "{% endif %}", 1)
+    text = ChatTemplate(source, {}).render(called, TOOLS)
+    places = [
+        text.index(said) for said in ("Be brief.", "There are agents.", "Look", "<tool_call>")
+    ]
+    assert places == sorted(places)
+    assert text.count("<|im_start|>system") == 1
+    # A template that shows them where they stand gets them as they are.
+    own = ChatTemplate(TEMPLATES["hermes"], {}).render(called, TOOLS)
+    assert own.count("<|im_start|>system") == 2

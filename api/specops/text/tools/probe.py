@@ -41,7 +41,8 @@ _FIRST: Call = ("probealpha", {"keyone": "firstvalue", "keytwo": 73})
 _SECOND: Call = ("probebeta", {"keyone": "secondvalue"})
 _IDS = ("probecal1", "probecal2")  # as Mistral's templates want them
 _ASKED = {"role": "user", "content": "askedword"}
-_SAID, _TOLD, _RESULT, _RESULT2 = "saidword", "toldword", "resultword", "otherresult"
+_SAID, _TOLD, _LATER = "saidword", "toldword", "laterword"
+_RESULT, _RESULT2 = "resultword", "otherresult"
 _THOUGHTS = re.compile(r"\s*(?:<[^<>]*think[^<>]*>\s*)*", re.IGNORECASE)
 _OPEN_TAG = re.compile(r"[<\[][^>\]\s]*$")
 _TAG_END = re.compile(r"[^<\[\s]*[>\]]")
@@ -74,8 +75,14 @@ def _without_tools(render: Render) -> TemplateTraits | None:
     shows_user = _ASKED["content"] in asked  # some leave the first message out
     told = render([{"role": "system", "content": _TOLD}, _ASKED], values)
     again = render([{"role": "user", "content": _TOLD}, _ASKED], values)
+    system = {"role": "system", "content": _TOLD}
+    later = {"role": "system", "content": _LATER}
+    # Claude Code sends one after the user's first message, Codex several at the beginning. Some
+    # templates refuse them, or show the last one in place of the first.
+    several = ([system, _ASKED, later], [system, later, _ASKED])
     return TemplateTraits(
         system=told is not None and _TOLD in told,
+        several_systems=all(_holds(render(each, values), _TOLD, _LATER) for each in several),
         neighbours=again is not None and (_TOLD in again or not shows_user),
     )
 
@@ -128,6 +135,7 @@ def _with_calls(source: str, render: Render, traits: TemplateTraits) -> Template
         calls=learned,
         tools=traits.tools,
         system=traits.system,
+        several_systems=traits.several_systems,
         neighbours=traits.neighbours,
         shows_calls=results,
         several_calls=_all_in(several, _FIRST, _SECOND) and _holds(several, _RESULT, _RESULT2),

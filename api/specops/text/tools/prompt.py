@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from specops.text.tools.formats import GENERIC, Tool, ToolFormat
@@ -35,6 +36,7 @@ class TemplateTraits:
         calls: the format in which the model writes calls.
         tools: the variable in which the template reads tools, or `IN_SYSTEM`; empty: nowhere.
         system: shows a system message at the beginning.
+        several_systems: shows several of them, at the beginning and after the user's messages.
         shows_calls: shows a message with one call, and its result.
         several_calls: shows messages with several calls.
         text_with_calls: shows the text of messages with calls.
@@ -48,6 +50,7 @@ class TemplateTraits:
     calls: ToolFormat = GENERIC
     tools: str = ""
     system: bool = True
+    several_systems: bool = True
     shows_calls: bool = False
     several_calls: bool = False
     text_with_calls: bool = False
@@ -76,6 +79,8 @@ def for_template(
         traits = replace(traits, shows_calls=False, lone_results=False)
     plain: Messages = [{**message, "content": message.get("content") or ""} for message in messages]
     plain = _with_calls(plain, traits)
+    if not traits.several_systems:
+        plain = _first_systems_joined(plain)
     told = [tool.for_template() for tool in tools]
     variables: dict[str, Any] = {}
     if tools and not traits.tools:
@@ -90,7 +95,7 @@ def for_template(
             plain[0] = plain[0] | {"tools": listed}
         else:
             variables[traits.tools] = told
-    if not traits.system or not traits.neighbours:
+    if not (traits.system and traits.several_systems and traits.neighbours):
         plain = _systems_to_user(plain, keep_first=traits.system)
     if not traits.neighbours:
         plain = _merged(plain)
@@ -103,6 +108,15 @@ def _with_system(messages: Messages, text: str) -> Messages:
         return [{"role": "system", "content": text}, *messages]
     first = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}
     return [first, *messages[1:]]
+
+
+def _first_systems_joined(messages: Messages) -> Messages:
+    """Make one system message of those before the first other message, as Codex sends them."""
+    first = list(takewhile(lambda message: message["role"] == "system", messages))
+    if len(first) <= 1:
+        return messages
+    text = _joined(*(message["content"] for message in first))
+    return [first[0] | {"content": text}, *messages[len(first) :]]
 
 
 def _systems_to_user(messages: Messages, *, keep_first: bool) -> Messages:
