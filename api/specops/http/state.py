@@ -1,4 +1,4 @@
-"""The application's settings, service and metrics, as every endpoint gets them."""
+"""What every endpoint gets: the application's settings, service and metrics, and recent items."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from specops.config import Settings
+from specops.http.answering.recent_items import RecentItems
 from specops.metrics.metrics import Metrics
 from specops.serving.async_engine import AsyncEngine
 
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """Made once by `create_app`, and never changed."""
+    """Made once by `create_app`."""
 
     settings: Settings
     service: AsyncEngine
     metrics: Metrics
+    items: RecentItems = field(default_factory=RecentItems)
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
 

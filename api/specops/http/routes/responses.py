@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -38,15 +40,25 @@ async def responses(body: ResponsesRequest, request: Request, state: State) -> R
     `response.completed`, `response.incomplete` or `response.failed`.
     """
     engine = check_model(body.model, state)
-    job = await converse(state, request, body, body.conversation)
-    return await _Writer(job, engine, body).response(stream=body.streams)
+    client: str = request.state.client
+    recall = partial(state.items.get, client)
+    job = await converse(state, request, body, lambda: body.conversation(recall))
+    keep = partial(state.items.keep, client) if body.store is not False else None
+    return await _Writer(job, engine, body, keep).response(stream=body.streams)
 
 
 class _Writer(Writer):
-    def __init__(self, job: Job, engine: Engine, body: ResponsesRequest) -> None:
+    def __init__(
+        self,
+        job: Job,
+        engine: Engine,
+        body: ResponsesRequest,
+        keep: Callable[[list[dict[str, Any]]], None] | None,
+    ) -> None:
         super().__init__(job)
         self._model = engine.info.name
         self._body = body
+        self._keep = keep
         (self._answer,) = job.answers
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -63,6 +75,8 @@ class _Writer(Writer):
         for item, block in zip(output, blocks, strict=True):
             whole = complete and not (cut and block is blocks[-1])
             item["status"] = "completed" if whole else "incomplete"
+        if complete and self._keep is not None:
+            self._keep(output)
         form = body.text and body.text.format
         status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
         if error:

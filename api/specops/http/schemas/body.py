@@ -78,6 +78,11 @@ def known_fields(body: BaseModel) -> dict[str, Any]:
     return body.model_dump(by_alias=True, include=set(type(body).model_fields))
 
 
+def absent(value: object) -> bool:
+    """Whether a field is left out of an answer, as the official services do: for `exclude_if`."""
+    return value is None
+
+
 def wrong_together(field: str, message: str) -> PydanticCustomError:
     """Return the error of a validator that finds `field` in conflict with another field."""
     # pydantic formats the message as a template: ours goes in as a value, so braces stay.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from specops.http.errors import InvalidField
-from specops.http.schemas.body import Body, FreeObject, Only, Text, wrong_together
+from specops.http.schemas.body import Body, FreeObject, Only, Text, absent, wrong_together
 from specops.http.schemas.conversation import (
     Content,
     Conversation,
@@ -17,57 +17,86 @@ from specops.http.schemas.conversation import (
     call_message,
     conversation,
     joined,
+    joined_before,
     result_message,
 )
 from specops.http.schemas.openai import OpenAiRequest, Timings, Usage
+from specops.http.schemas.options import MostTokens
 from specops.text.tools.formats import Tool
+
+# The id of calls in OpenAI's older form, which has none. Mistral's templates take nine characters.
+_FUNCTION_CALL = "functions"
 
 
 class FunctionCall(Body):
     """The function that was called."""
 
-    name: ToolName
+    name: Text
     arguments: Text = Field(description="JSON")
+
+
+class CustomCall(Body):
+    """The custom tool that was called, whose input is no JSON."""
+
+    name: Text
+    input: Text
 
 
 class ToolCall(Body):
     """A call that the assistant made."""
 
     id: Text
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+    def parts(self) -> tuple[str, str, Any]:
+        """Return the id, the name and the arguments."""
+        if self.type == "custom" and self.custom is not None:
+            return self.id, self.custom.name, {"input": self.custom.input}
+        if self.function is None:
+            message = f"a call of the type {self.type!r} has no {self.type}"
+            raise InvalidField("messages", message, code="missing_parameter")
+        return self.id, self.function.name, self.function.arguments
 
 
 class Message(Body):
     """One turn of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = Field(None, description="null only where the assistant called tools")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = Field(None, description="null only of assistant, tool and function")
     name: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: Text | None = Field(None, description="id of the call that a result answers")
     reasoning_content: Text | None = Field(None, description="what the assistant thought")
-    refusal: Annotated[Any, Only(None)] = Field(None, description="not supported")
+    refusal: Text | None = Field(None, description="what the assistant said instead of an answer")
+    function_call: FunctionCall | None = Field(None, description="older form of `tool_calls`")
 
-    def for_template(self) -> dict[str, Any]:
-        """Return the message for a chat template: plain text, and a role that templates know."""
-        if self.content is None and not self.tool_calls:
-            raise InvalidField("messages", "a message has no content", code="missing_parameter")
-        text = joined(self.content, "messages")
+    def for_template(self, left_out: list[str]) -> dict[str, Any]:
+        """Return the message for a chat template: plain text, and a role that templates know.
+
+        Args:
+            left_out: gets the names of parts that are left out of it.
+        """
         name = {} if self.name is None else {"name": self.name}
-        if self.role == "tool":
-            if self.tool_call_id is None:
+        if self.role in ("tool", "function"):
+            call_id = self.tool_call_id if self.role == "tool" else _FUNCTION_CALL
+            if call_id is None:
                 message = "a message of the role 'tool' needs its tool_call_id"
                 raise InvalidField("messages", message, code="missing_parameter")
-            return result_message(self.tool_call_id, text, self.name)
+            text = joined_before(self.content, "messages", left_out, result=True)
+            return result_message(call_id, text, self.name)
         if self.role == "assistant":
-            calls = [
-                (call.id, call.function.name, call.function.arguments)
-                for call in self.tool_calls or ()
-            ]
+            text = joined_before(self.content, "messages", left_out) or self.refusal or ""
+            calls = [call.parts() for call in self.tool_calls or ()]
+            if (call := self.function_call) is not None:
+                calls.append((_FUNCTION_CALL, call.name, call.arguments))
             return call_message(text, calls, self.reasoning_content or "") | name
+        if self.content is None:
+            raise InvalidField("messages", "a message has no content", code="missing_parameter")
         # `developer` is OpenAI's newer name of `system`.
-        return {"role": self.role.replace("developer", "system"), "content": text} | name
+        role = self.role.replace("developer", "system")
+        return {"role": role, "content": joined(self.content, "messages")} | name
 
 
 class Function(Body):
@@ -115,10 +144,10 @@ class ChatRequest(OpenAiRequest):
 
     # The first wrong message ends the check: 400,000 of them, in 1 MB, would take 4 s to list.
     messages: list[Message] = Field(min_length=1, fail_fast=True)
-    max_completion_tokens: int | None = Field(
-        None, ge=1, description="default: what the context and the server allow"
+    max_completion_tokens: MostTokens | None = Field(
+        None, description="default, and -1: what the context and the server allow"
     )
-    max_tokens: int | None = Field(None, ge=1, description="older name of max_completion_tokens")
+    max_tokens: MostTokens | None = Field(None, description="older name of max_completion_tokens")
     logprobs: bool | None = Field(False, description="report each token's probability")
     top_logprobs: int | None = Field(
         None,
@@ -152,7 +181,7 @@ class ChatRequest(OpenAiRequest):
     def _fits_together(self) -> ChatRequest:
         if self.stream_options is not None and not self.stream:
             raise wrong_together("stream_options", "only where `stream` is true")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise wrong_together("top_logprobs", "only where `logprobs` is true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise wrong_together("max_tokens", "not together with `max_completion_tokens`")
@@ -160,8 +189,9 @@ class ChatRequest(OpenAiRequest):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of an answer."""
-        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        """Most tokens of an answer; None: as many as the server allows."""
+        limit = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        return limit if limit and limit > 0 else None
 
     @property
     def token_logprobs(self) -> int | None:
@@ -176,12 +206,14 @@ class ChatRequest(OpenAiRequest):
         """
         choice = self.tool_choice
         named = choice.function.name if isinstance(choice, NamedTool) else None
+        left_out: list[str] = []
         return conversation(
-            [message.for_template() for message in self.messages],
+            [message.for_template(left_out) for message in self.messages],
             "messages",
             self.tools,
             "required" if isinstance(choice, NamedTool) else choice,
             named,
+            left_out=left_out,
             parallel=self.parallel_tool_calls is not False,
             template_options=self.chat_template_kwargs or {},
         )
@@ -208,10 +240,6 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-def _absent(value: object) -> bool:
-    return value is None
-
-
 class AnswerCall(BaseModel):
     """A call that the assistant makes."""
 
@@ -228,9 +256,9 @@ class AnswerMessage(BaseModel):
     refusal: None = None
     annotations: list[Any] = Field(default=[], description="empty: nothing was searched")
     reasoning_content: str | None = Field(
-        None, exclude_if=_absent, description="what the assistant thought, if it did"
+        None, exclude_if=absent, description="what the assistant thought, if it did"
     )
-    tool_calls: list[AnswerCall] | None = Field(None, exclude_if=_absent)
+    tool_calls: list[AnswerCall] | None = Field(None, exclude_if=absent)
 
 
 class ChatChoice(BaseModel):

@@ -26,8 +26,9 @@ class CompletionRequest(OpenAiRequest):
     strict_limit = True
 
     prompt: Prompts
-    max_tokens: int | None = Field(
-        _DEFAULT_TOKENS, ge=0, description="0: generate nothing, only with `echo`"
+    max_tokens: Annotated[int, Field(ge=-2)] | None = Field(
+        _DEFAULT_TOKENS,
+        description="0: generate nothing, only with `echo`; -1: as many as the server allows",
     )
     logprobs: int | None = Field(
         None, ge=0, le=5, description="report each token's probability, and of so many others"
@@ -73,9 +74,10 @@ class CompletionRequest(OpenAiRequest):
         return self.choices > self.returned
 
     @property
-    def limit(self) -> int:
+    def limit(self) -> int | None:
         """Most tokens of an answer; the engine generates one even where none is asked for."""
-        return _DEFAULT_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
+        limit = _DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
+        return None if limit < 0 else max(1, limit)
 
     @property
     def token_logprobs(self) -> int | None:

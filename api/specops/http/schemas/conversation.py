@@ -15,7 +15,7 @@ from pydantic import Field
 from specops.http.errors import InvalidField
 from specops.http.schemas.body import Body, FreeObject, Text
 from specops.text.agents import steady
-from specops.text.json_values import loads
+from specops.text.json_values import loads, writable
 from specops.text.tools.formats import TOOL_NAME, Tool
 
 # Characters that a template adds, or that it could have added in the time that it takes.
@@ -34,8 +34,8 @@ class Conversation:
         messages: in the form that chat templates read.
         source: name of the request's field with the messages, for errors.
         tools: the tools that the prompt describes.
-        skipped: names of tools that this server does not have, and of what `steady` removed; they
-            are reported like unknown fields.
+        skipped: names of tools and parts that this server does not have, and of what `steady`
+            removed; they are reported like unknown fields.
         required: the answer must be a call.
         named: name of the tool that must be called, if one is set.
         parallel: an answer may have several calls.
@@ -75,6 +75,8 @@ def conversation(
     tools: Iterable[AnyTool] | None = None,
     mode: Mode | None = None,
     named: str | None = None,
+    *,
+    left_out: Iterable[str] = (),
     **fields: Any,
 ) -> Conversation:
     """Build a conversation from the parts that a protocol's request has.
@@ -85,6 +87,7 @@ def conversation(
         tools: the request's tools.
         mode: whether tools may be called or must be; None: they may.
         named: name of the tool that must be called.
+        left_out: names of the parts that the messages are without.
         fields: other fields of `Conversation`.
 
     Raises:
@@ -106,6 +109,7 @@ def conversation(
         tools=offered,
         skipped=(
             *dict.fromkeys(f"tools.{kind}" for kind, tool in found if tool is None),
+            *dict.fromkeys(left_out),
             *removed,
         ),
         required=mode == "required",
@@ -132,7 +136,10 @@ _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reaso
 class Part(Body):
     """A part of a message: a text. Pictures, sound and files are refused by their name."""
 
-    type: str = Field(json_schema_extra={"enum": ["text", "input_text", "output_text", "refusal"]})
+    type: str = Field(
+        description="text, input_text, output_text or refusal; others are left out of answers and "
+        "results, and refused in questions"
+    )
     text: Text | None = None
     refusal: Text | None = None
 
@@ -149,6 +156,41 @@ def joined(content: str | Sequence[Part] | None, source: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(_text(part, source) for part in content)
+
+
+def joined_before(
+    content: str | Sequence[Part] | None, source: str, left_out: list[str], *, result: bool = False
+) -> str:
+    """Return the text of an answer or of a tool's result, without the parts that are no texts.
+
+    Clients send what an agent has seen and done with every request. To refuse a part of it would
+    end the conversation for good, so its kind is noted and the rest is read.
+
+    Args:
+        left_out: gets the names of these parts.
+        result: a tool's result, where a word stands for the part, so that the model knows of it.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        if part.type in _TEXTS:
+            texts.append(_text(part, source))
+            continue
+        left_out.append(f"{source}.{part.type}")
+        if result:
+            texts.append(unread(part.type))
+    return "".join(texts)
+
+
+def written(value: Any) -> Any:
+    """Return a value of a client; one that cannot be written into texts is refused."""
+    return writable({"": value})[""]
+
+
+def unread(kind: str) -> str:
+    """Return what a model reads in the place of a part of a result that is no text."""
+    return f"[{kind[:64]}: not shown, this model reads text only]"
 
 
 def _text(part: Part, source: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -21,8 +22,9 @@ from specops.http.schemas.conversation import (
     conversation,
     not_text,
     result_message,
+    unread,
 )
-from specops.http.schemas.options import MOST_STOPS, EngineOptions, StopString
+from specops.http.schemas.options import EngineOptions, StopList
 from specops.request import Grammar
 from specops.text.tools.formats import Tool
 
@@ -35,33 +37,88 @@ _MODES: dict[str, Mode] = {
 }
 
 
-class ContentBlock(Typed):
-    """A part of a turn: text, thoughts, a call of a tool or its result."""
+# What Anthropic's own servers run: the calls, and what they brought.
+_SERVERS = re.compile(r"\w+_tool_(use|result)|container_upload|tool_reference")
 
-    without_effect = frozenset({"cache_control", "citations", "signature"})
+
+class ContentBlock(Typed):
+    """A part of a turn: text, thoughts, a call of a tool or its result.
+
+    What an answer has of other kinds was written by another server, and is left out.
+    """
+
+    without_effect = frozenset({"cache_control", "citations", "signature", "context"})
     source, called = _FIELD, "a block"
 
     type: str = Field(
-        json_schema_extra={
-            "enum": ["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
-        }
+        description="text, document (of text), search_result, tool_use, tool_result, thinking or "
+        "redacted_thinking; others are left out of answers, and refused in questions"
     )
     text: Text | None = None
     thinking: Text | None = None
     id: Text | None = Field(None, description="of a call")
-    name: ToolName | None = Field(None, description="of the tool that is called")
+    name: Text | None = Field(None, description="of the tool that is called")
     input: FreeObject | None = Field(None, description="of the tool that is called")
     tool_use_id: Text | None = Field(None, description="of the call that this is the result of")
     content: Text | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = Field(
         None, description="of a result"
     )
     is_error: bool | None = None
+    title: Text | None = Field(None, description="of a document or a search result")
+    origin: FreeObject | Text | None = Field(
+        None, alias="source", description="of a document: its text; of a search result: its address"
+    )
 
     def only_text(self) -> str:
-        """Return the block's text; a block of another type is refused."""
-        if self.type != "text":
-            raise not_text(self.type, _FIELD)
-        return str(self.required("text"))
+        """Return the block's text.
+
+        Raises:
+            InvalidField: it has none.
+        """
+        match self.type:
+            case "text":
+                return str(self.required("text"))
+            case "search_result":
+                text = _text(self.required("content"))
+                return "\n".join(filter(None, (self.title, str(self.origin or ""), text)))
+            case "compaction":  # a summary of what was said before
+                return _text(self.content)
+            case "document" if (data := _document(self.origin)) is not None:
+                return f"{self.title}\n{data}" if self.title else data
+        raise not_text(self.type, _FIELD)
+
+    def result_text(self, left_out: list[str]) -> str:
+        """Return the text of a tool's result; what is no text has a word in its place."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        texts = []
+        for block in self.content:
+            if block.has_text:
+                texts.append(block.only_text())
+            else:
+                left_out.append(f"{_FIELD}.{block.type}")
+                texts.append(unread(block.type))
+        return "\n".join(texts)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether this is a kind of block that a model reads as text."""
+        readable = self.type == "document" and _document(self.origin) is not None
+        return readable or self.type in ("text", "search_result", "compaction")
+
+
+def _document(origin: Any) -> str | None:
+    """Return the text of a document; None of a file."""
+    if not isinstance(origin, dict):
+        return None
+    match origin:
+        case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
+            return text
+        case {"type": "content", "content": [*parts]}:
+            texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+            whole = [text for text in texts if isinstance(text, str)]
+            return "\n".join(whole) if len(whole) == len(parts) else None
+    return None
 
 
 class Turn(Body):
@@ -70,17 +127,26 @@ class Turn(Body):
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[ContentBlock], Field(fail_fast=True)]
 
-    def messages(self) -> list[Message]:
-        """Return the messages for a chat template: results are messages of their own."""
+    def messages(self, left_out: list[str]) -> list[Message]:
+        """Return the messages for a chat template: results are messages of their own.
+
+        Args:
+            left_out: gets the names of blocks that are left out of them.
+        """
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         blocks = [block for block in self.content if block.type != "redacted_thinking"]
         results = [
-            result_message(block.required("tool_use_id"), _text(block.content))
+            result_message(block.required("tool_use_id"), block.result_text(left_out))
             for block in blocks
             if block.type == "tool_result"
         ]
-        rest = [block for block in blocks if block.type != "tool_result"]
+        rest = []
+        for block in blocks:
+            if self._is_left_out(block):
+                left_out.append(f"{_FIELD}.{block.type}")
+            elif block.type != "tool_result":
+                rest.append(block)
         if self.role != "assistant":
             text = _text(rest)
             turn: Message = {"role": self.role, "content": text}
@@ -94,22 +160,34 @@ class Turn(Body):
         text = _text([block for block in rest if block.type not in ("tool_use", "thinking")])
         return [*results, call_message(text, calls, "".join(thoughts))]
 
+    def _is_left_out(self, block: ContentBlock) -> bool:
+        if self.role == "assistant":
+            known = ("tool_use", "tool_result", "thinking")
+            return not (block.has_text or block.type in known)
+        return block.type != "tool_result" and _SERVERS.fullmatch(block.type) is not None
+
 
 class MessagesTool(Body):
     """A tool that the model may call; a `type` other than `custom` is one of Anthropic's own."""
 
     without_effect = frozenset({"cache_control"})
 
-    name: ToolName
+    name: ToolName | None = Field(None, description="Anthropic's toolsets have none")
     type: Text | None = None
     description: Text | None = None
     input_schema: Parameters | None = None
     strict: bool | None = Field(False, description="arguments follow the schema")
 
     def tool(self) -> Tool | None:
-        """Return the function, or None for one of Anthropic's own tools."""
+        """Return the function, or None for one of Anthropic's own tools.
+
+        Raises:
+            InvalidField: the function's name is missing.
+        """
         if self.type not in (None, "custom"):
             return None
+        if self.name is None:
+            raise InvalidField("tools", "a tool has no name", code="missing_parameter")
         return Tool(self.name, self.description or "", self.input_schema, bool(self.strict))
 
 
@@ -146,7 +224,8 @@ class TokensRequest(Body):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        messages = [message for turn in self.messages for message in turn.messages()]
+        left_out: list[str] = []
+        messages = [message for turn in self.messages for message in turn.messages(left_out)]
         if system := _text(self.system):
             messages.insert(0, {"role": "system", "content": system})
         choice = self.tool_choice or Choice(type="auto", name=None)
@@ -158,6 +237,7 @@ class TokensRequest(Body):
             self.tools,
             _MODES[choice.type],
             choice.name if choice.type == "tool" else None,
+            left_out=left_out,
             parallel=not choice.disable_parallel_tool_use,
             template_options={"enable_thinking": self.thinking.type != "disabled"}
             if self.thinking
@@ -190,7 +270,7 @@ class MessagesRequest(TokensRequest, EngineOptions):
     limit_field = "max_tokens"
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
+    stop_sequences: StopList | None = None
 
     output_config: OutputConfig | None = None
     output_format: Format | None = Field(None, description="older form of `output_config.format`")
@@ -198,7 +278,7 @@ class MessagesRequest(TokensRequest, EngineOptions):
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
-        return tuple(self.stop_sequences or ())
+        return tuple(filter(None, self.stop_sequences or ()))
 
     @cached_property
     def constraints(self) -> dict[str, Grammar]:

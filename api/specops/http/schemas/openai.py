@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from specops.http.schemas.body import Body
+from specops.http.schemas.body import Body, absent
 from specops.http.schemas.options import SeededOptions
 
 MOST_CHOICES = 128  # OpenAI's own bound of `n`
@@ -119,7 +119,9 @@ class Model(BaseModel):
         "not 0; what is not here is the protocol's default"
     )
     system: str | None = Field(
-        description="system message of conversations that have none; null: the template's own"
+        None,
+        exclude_if=absent,
+        description="system message of conversations that have none; missing: the template's own",
     )
 
 

@@ -58,7 +58,8 @@ MostTokens = Annotated[
 
 # Empty strings are left out: every text ends in one, so nobody means them.
 _Stop = Annotated[Text, Field(max_length=256)]
-Stops = _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)]
+StopList = Annotated[list[_Stop], Field(max_length=MOST_STOPS)]
+Stops = _Stop | StopList
 
 
 def drawing_field(name: str, description: str, default: float | None = None) -> Any:

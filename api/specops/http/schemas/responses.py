@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from specops.http.errors import InvalidField
 from specops.http.schemas.body import Body, FreeObject, Only, Text, known_fields
@@ -26,35 +27,94 @@ from specops.http.schemas.conversation import (
     call_message,
     conversation,
     joined,
+    joined_before,
     result_message,
+    unread,
+    written,
 )
 from specops.http.schemas.options import EngineOptions
 from specops.request import Grammar
+from specops.text.json_values import dumps
 from specops.text.tools.formats import Tool
 
 _FIELD = "input"
 _TOLD = "part of the answer, and without effect"
 
 
-class Item(Typed):
-    """A message, a thought, a call of a tool or its result."""
+# Calls whose results the client brings: the field with the arguments, and the name of a tool that
+# has no other.
+_CALLS = {
+    "function_call": ("arguments", ""),
+    "custom_tool_call": ("input", ""),
+    "mcp_call": ("arguments", ""),
+    "local_shell_call": ("action", "local_shell"),
+    "shell_call": ("action", "shell"),
+    "apply_patch_call": ("operation", "apply_patch"),
+}
+_RESULTS = tuple(f"{kind}_output" for kind in _CALLS if kind != "mcp_call")
+_REFERENCE = "item_reference"
+Recall = Callable[[str], dict[str, Any] | None]
+Anything = Annotated[Any, AfterValidator(written)]
 
-    without_effect = frozenset({"status", "encrypted_content", "id", "phase"})
+
+class Item(Typed):
+    """A message, a thought, a call of a tool or its result.
+
+    What other servers have done (searched the web, run code, made pictures) is left out.
+    """
+
+    without_effect = frozenset({"status", "encrypted_content", "phase", "caller", "namespace"})
     source, called = _FIELD, "an item"
 
     type: str = Field(
         "message",
-        json_schema_extra={
-            "enum": ["message", "function_call", "function_call_output", "reasoning"]
-        },
+        description="read are message, reasoning, item_reference, and calls and results of "
+        "functions, custom tools, shells, patches and MCP; others are left out",
     )
+    id: Text | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Content | None = None
     call_id: Text | None = None
-    name: ToolName | None = None
-    arguments: Text | None = Field(None, description="JSON")
-    output: Content | None = None
+    name: Text | None = None
+    arguments: Anything = Field(None, description="JSON")
+    input: Text | None = Field(None, description="of a custom tool")
+    action: FreeObject | None = Field(None, description="of a shell")
+    operation: FreeObject | None = Field(None, description="of `apply_patch`")
+    output: Anything = Field(None, description="of a tool: a text, or a list of parts")
     summary: Annotated[list[Part], Field(fail_fast=True)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _typed(cls, given: Any) -> Any:
+        # OpenAI's clients may leave the type of a reference out.
+        if isinstance(given, dict) and given.keys() == {"id"}:
+            return given | {"type": _REFERENCE}
+        return given
+
+    def call(self) -> tuple[str, str, Any]:
+        """Return the id, the name and the arguments of a call."""
+        field, name = _CALLS[self.type]
+        value = self.required(field)
+        arguments = {"input": value} if field == "input" else value
+        call_id = self.call_id or self.id or self.required("call_id")
+        return call_id, name or self.required("name"), arguments
+
+    def result(self, left_out: list[str]) -> str:
+        """Return the text of a tool's result; what is no text has a word in its place."""
+        if self.output is None or isinstance(self.output, str):
+            return self.output or ""
+        parts = self.output if isinstance(self.output, list) else [self.output]
+        texts = []
+        for part in parts:
+            match part:
+                case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
+                    texts.append(text)
+                case {"type": str(kind)}:
+                    left_out.append(f"{_FIELD}.{kind}")
+                    texts.append(unread(kind))
+                case _:  # what a shell wrote, with its exit code
+                    texts.append(dumps(part).decode())
+        return "".join(texts)
 
 
 class ResponsesTool(Body):
@@ -121,7 +181,7 @@ class ResponsesRequest(EngineOptions):
 
     without_effect = frozenset(
         {
-            *("include", "service_tier", "prompt_cache_retention", "store", "stream_options"),
+            *("include", "service_tier", "prompt_cache_retention", "stream_options"),
             *("top_logprobs", "truncation", "client_metadata"),
         }
     )
@@ -129,7 +189,7 @@ class ResponsesRequest(EngineOptions):
     limit_field = "max_output_tokens"
 
     model: str = Field(description="as GET /v1/models tells")
-    input: Text | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
+    input: Text | Annotated[list[Item], Field(fail_fast=True)]
     instructions: Text | None = Field(None, description="the system message")
     max_output_tokens: int | None = Field(
         None, ge=1, description="default: what the context and the server allow"
@@ -141,6 +201,9 @@ class ResponsesRequest(EngineOptions):
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
+    store: bool | None = Field(
+        True, description="false: references to the answer's items will not be understood"
+    )
     max_tool_calls: int | None = Field(None, description=_TOLD)
     metadata: FreeObject | None = Field(None, description=_TOLD)
     prompt_cache_key: Text | None = Field(None, description=_TOLD)
@@ -168,62 +231,100 @@ class ResponsesRequest(EngineOptions):
         own = {"text": form.grammar} if isinstance(form, FlatSchema | JsonObject) else {}
         return own | super().constraints
 
-    def conversation(self) -> Conversation:
+    def conversation(self, recall: Recall) -> Conversation:
         """Return the conversation without the protocol.
+
+        Args:
+            recall: returns an earlier answer's item by its id, if it is still known.
 
         Raises:
             InvalidField: a field's value cannot be used.
         """
         choice, effort = self.tool_choice, self.effort
         named = choice.name if isinstance(choice, NamedTool) else None
+        left_out: list[str] = []
         return conversation(
-            self._messages(),
+            self._messages(recall, left_out),
             _FIELD,
             self.tools,
             "required" if isinstance(choice, NamedTool) else choice,
             named,
+            left_out=left_out,
             parallel=self.parallel_tool_calls is not False,
             template_options={} if effort is None else {"enable_thinking": effort != "none"},
         )
 
-    def _messages(self) -> list[Message]:
-        """Return the messages for a chat template: the calls of one turn belong to one message."""
-        messages: list[Message] = []
+    def _messages(self, recall: Recall, left_out: list[str]) -> list[Message]:
+        """Return the messages for a chat template.
+
+        Args:
+            recall: see `conversation`.
+            left_out: gets the names of items and parts that are left out of them.
+        """
+        system: list[Message] = []
         if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
+            system.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
-        thoughts = ""
+            return [*system, {"role": "user", "content": self.input}]
+        history = _History(left_out)
         for item in self.input:
-            last = messages[-1] if messages else {"role": ""}
-            match item.type:
-                case "message" if item.role == "assistant":
-                    text = joined(item.required("content"), _FIELD)
-                    messages.append(call_message(text, (), thoughts))
-                case "message":
-                    role = item.required("role").replace("developer", "system")
-                    text = joined(item.required("content"), _FIELD)
-                    messages.append({"role": role, "content": text})
-                case "reasoning":
-                    thoughts = joined(item.content or item.summary, _FIELD)
-                    continue
-                case "function_call":
-                    call = tuple(item.required(name) for name in ("call_id", "name", "arguments"))
-                    made = call_message("", [call], thoughts)
-                    if last["role"] == "assistant":
-                        last["tool_calls"] = last.get("tool_calls", []) + made["tool_calls"]
-                    else:
-                        messages.append(made)
-                case "function_call_output":
-                    text = joined(item.required("output"), _FIELD)
-                    messages.append(result_message(item.required("call_id"), text))
-                case other:
-                    message = f"this server has no items of the type {other[:64]!r}"
-                    raise InvalidField(_FIELD, message, code="unsupported_parameter")
-            thoughts = ""
-        if not messages:
-            raise InvalidField(_FIELD, "there is no message in it")
-        return messages
+            known = recall(item.required("id")) if item.type == _REFERENCE else None
+            history.add(item if known is None else Item.model_validate(known))
+        # Nothing to answer is an empty question: templates need a message.
+        return [*system, *(history.messages or [{"role": "user", "content": ""}])]
+
+
+class _History:
+    """Gathers items: thoughts, text and calls of one turn belong to one message.
+
+    Attributes:
+        messages: for a chat template.
+        left_out: names of items and parts that are not in them.
+    """
+
+    def __init__(self, left_out: list[str]) -> None:
+        self.messages: list[Message] = []
+        self.left_out = left_out
+        self._thoughts = ""
+
+    def add(self, item: Item) -> None:
+        """Add an item behind those before it."""
+        match item.type:
+            case "reasoning":
+                self._thoughts += joined_before(item.content or item.summary, _FIELD, self.left_out)
+                return
+            case "message":
+                self._message(item)
+            case kind if kind in _CALLS:
+                self._call(item)
+            case kind if kind in _RESULTS:
+                self._result(item.call_id or item.id or "", item)
+            case kind:  # a reference to what is no longer known among them
+                self.left_out.append(f"{_FIELD}.{kind}")
+                return
+        self._thoughts = ""
+
+    def _message(self, item: Item) -> None:
+        role, content = item.required("role"), item.required("content")
+        if role == "assistant":
+            text = joined_before(content, _FIELD, self.left_out)
+            self.messages.append(call_message(text, (), self._thoughts))
+        else:
+            role = role.replace("developer", "system")
+            self.messages.append({"role": role, "content": joined(content, _FIELD)})
+
+    def _call(self, item: Item) -> None:
+        call, last = item.call(), self.messages[-1] if self.messages else {"role": ""}
+        made = call_message("", [call], self._thoughts)
+        if last["role"] == "assistant":
+            last["tool_calls"] = last.get("tool_calls", []) + made["tool_calls"]
+        else:
+            self.messages.append(made)
+        if item.type == "mcp_call" and item.output is not None:
+            self._result(call[0], item)
+
+    def _result(self, call_id: str, item: Item) -> None:
+        self.messages.append(result_message(call_id, item.result(self.left_out)))
 
 
 class ResponsesUsage(BaseModel):

@@ -57,10 +57,12 @@ class ApplyTemplateRequest(Body):
         Raises:
             InvalidField: a field's value cannot be used.
         """
+        left_out: list[str] = []
         return conversation(
-            [message.for_template() for message in self.messages],
+            [message.for_template(left_out) for message in self.messages],
             "messages",
             self.tools,
+            left_out=left_out,
             template_options=self.chat_template_kwargs or {},
         )
 

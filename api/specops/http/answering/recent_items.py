@@ -1,0 +1,52 @@
+"""The newest items of /v1/responses, for clients that send references in their place.
+
+OpenAI's service stores answers, so clients may send an `item_reference` with an id for what the
+assistant said, thought and called before; the Vercel AI SDK does so unless it is told `store:
+false`. This service stores nothing. It keeps items in memory while they are new, which is as long
+as a conversation with tools takes; a reference to an older one is left out and named.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from specops.text.json_values import dumps, loads
+
+MOST_BYTES = 1 << 21
+"""Of all items together: some thousands."""
+
+
+class RecentItems:
+    """Items by client and id. Those that were used least recently make room for new ones.
+
+    Args:
+        most_bytes: of the items' JSON.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._items: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._lock = threading.Lock()  # long answers are written, and read, on threads
+
+    def keep(self, client: str, items: Iterable[Mapping[str, Any]]) -> None:
+        """Keep a client's items, which have ids of their own."""
+        with self._lock:
+            for item in items:
+                text = dumps(item)
+                self._bytes += len(text) - len(self._items.pop((client, item["id"]), b""))
+                self._items[client, item["id"]] = text
+            while self._bytes > self._most_bytes:
+                self._bytes -= len(self._items.popitem(last=False)[1])
+
+    def get(self, client: str, item_id: str) -> dict[str, Any] | None:
+        """Return a client's item; None if it is no longer here, or another client's."""
+        with self._lock:
+            if (text := self._items.get((client, item_id))) is None:
+                return None
+            self._items.move_to_end((client, item_id))
+        found: dict[str, Any] = loads(text.decode())
+        return found

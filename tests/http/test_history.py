@@ -1,0 +1,384 @@
+"""Histories as clients keep them: with parts of other servers, of older forms, and with gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from anthropic.types import ContentBlockParam
+from openai.types.responses import ResponseInputItemParam
+
+from specops.http.answering.recent_items import RecentItems
+from tests.http.chat_clients import RESPONSES_TOOLS, clients
+from tests.http.openai_api import CHAT, ENDPOINTS, MESSAGES, RESPONSES
+
+pytestmark = pytest.mark.anyio
+USER = {"role": "user", "content": "Weather?"}
+CALLED = {"name": "get_weather", "arguments": '{"city": "a"}'}
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "a"}}</tool_call>'
+FIELD = {CHAT: "messages", MESSAGES: "messages", RESPONSES: "input"}
+
+
+async def asked(path: str, history: Any, **fields: Any) -> tuple[str, str]:
+    """The prompt that a history becomes, without line ends, and the names of ignored parts."""
+    async with clients() as here:
+        here.say("ok")
+        body = ENDPOINTS[path] | {FIELD[path]: history} | fields
+        answer = await here.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return here.prompt.replace("\n", ""), answer.headers.get("x-ignored-fields", "")
+
+
+def turn(role: str, text: str) -> str:
+    return f"<|im_start|>{role}{text}<|im_end|>"
+
+
+READ: dict[str, tuple[str, list[dict[str, Any]], str, str]] = {
+    "a refusal": (
+        CHAT,
+        [{"role": "assistant", "content": None, "refusal": "No."}],
+        turn("assistant", "No."),
+        "",
+    ),
+    "a refusal as a part": (
+        CHAT,
+        [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}],
+        turn("assistant", "No."),
+        "",
+    ),
+    "an empty answer": (CHAT, [{"role": "assistant", "content": None}], turn("assistant", ""), ""),
+    "calls of functions": (
+        CHAT,
+        [
+            {"role": "assistant", "content": None, "function_call": CALLED},
+            {"role": "function", "name": "get_weather", "content": "sunny"},
+        ],
+        turn("assistant", CALL) + turn("tool", "sunny"),
+        "",
+    ),
+    "a call of a custom tool": (
+        CHAT,
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "1", "type": "custom", "custom": {"name": "sh", "input": "ls"}}
+                ],
+            }
+        ],
+        '<tool_call>{"name": "sh", "arguments": {"input": "ls"}}</tool_call>',
+        "",
+    ),
+    "a name that no tool may have": (
+        CHAT,
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "1", "type": "function", "function": CALLED | {"name": "two words"}}
+                ],
+            }
+        ],
+        '"name": "two words"',
+        "",
+    ),
+    "thoughts as parts": (
+        CHAT,
+        [{"role": "assistant", "content": [{"type": "thinking"}, {"type": "text", "text": "b"}]}],
+        turn("assistant", "b"),
+        "messages.thinking",
+    ),
+    "an empty result": (
+        CHAT,
+        [{"role": "tool", "tool_call_id": "1", "content": None}],
+        turn("tool", ""),
+        "",
+    ),
+    "a picture as a result": (
+        CHAT,
+        [{"role": "tool", "tool_call_id": "1", "content": [{"type": "image_url"}]}],
+        turn("tool", "[image_url: not shown, this model reads text only]"),
+        "messages.image_url",
+    ),
+    "a picture that a tool of Anthropic's took": (
+        MESSAGES,
+        [
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "1",
+                        "content": [{"type": "text", "text": "a"}, {"type": "image", "source": {}}],
+                    }
+                ],
+            }
+        ],
+        "[image: not shown, this model reads text only]",
+        "messages.image",
+    ),
+    "a document of text": (
+        MESSAGES,
+        [
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "document",
+                        "title": "T",
+                        "source": {"type": "text", "media_type": "text/plain", "data": "inside"},
+                    }
+                ],
+            }
+        ],
+        turn("user", "Tinside"),
+        "",
+    ),
+    "a document of parts": (
+        MESSAGES,
+        [
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "document",
+                        "source": {"type": "content", "content": [{"type": "text", "text": "in"}]},
+                    }
+                ],
+            }
+        ],
+        turn("user", "in"),
+        "",
+    ),
+    "a search result": (
+        MESSAGES,
+        [
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "search_result",
+                        "title": "T",
+                        "source": "http://a",
+                        "content": [{"type": "text", "text": "found"}],
+                    }
+                ],
+            }
+        ],
+        turn("user", "Thttp://afound"),
+        "",
+    ),
+    "a summary": (
+        MESSAGES,
+        [{"role": "assistant", "content": [{"type": "compaction", "content": "before"}]}],
+        turn("assistant", "before"),
+        "",
+    ),
+    "what Anthropic's servers searched": (
+        MESSAGES,
+        [
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}},
+                    {"type": "web_search_tool_result", "tool_use_id": "1", "content": []},
+                    {"type": "text", "text": "Sunny."},
+                ],
+            }
+        ],
+        turn("assistant", "Sunny."),
+        "messages.server_tool_use, messages.web_search_tool_result",
+    ),
+    "thoughts of several items": (
+        RESPONSES,
+        [
+            {"type": "reasoning", "id": "1", "summary": [{"type": "summary_text", "text": "h"}]},
+            {"type": "reasoning", "id": "2", "summary": [], "encrypted_content": "x"},
+            {"type": "web_search_call", "id": "3", "status": "completed"},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "b"}],
+            },
+        ],
+        turn("assistant", "<think>h</think>b"),
+        "input.encrypted_content, input.status, input.web_search_call",
+    ),
+    "custom tools": (
+        RESPONSES,
+        [
+            {"type": "custom_tool_call", "call_id": "1", "name": "sh", "input": "ls"},
+            {
+                "type": "custom_tool_call_output",
+                "call_id": "1",
+                "output": [{"type": "input_text", "text": "a.py"}, {"type": "input_image"}],
+            },
+        ],
+        turn("assistant", '<tool_call>{"name": "sh", "arguments": {"input": "ls"}}</tool_call>')
+        + turn("tool", "a.py[input_image: not shown, this model reads text only]"),
+        "input.input_image",
+    ),
+    "a local shell": (
+        RESPONSES,
+        [
+            {"type": "local_shell_call", "call_id": "1", "id": "x", "action": {"command": ["ls"]}},
+            {"type": "local_shell_call_output", "id": "1", "output": "a.py"},
+        ],
+        '"arguments": {"command": ["ls"]}}</tool_call><|im_end|>' + turn("tool", "a.py"),
+        "",
+    ),
+    "a shell": (
+        RESPONSES,
+        [
+            {"type": "shell_call", "call_id": "1", "action": {"commands": ["ls"]}},
+            {"type": "shell_call_output", "call_id": "1", "output": [{"stdout": "a.py"}]},
+        ],
+        turn("tool", '{"stdout":"a.py"}'),
+        "",
+    ),
+    "a server of the model context protocol": (
+        RESPONSES,
+        [
+            {
+                "type": "mcp_call",
+                "id": "1",
+                "server_label": "s",
+                "output": "found",
+                **CALLED,
+            }
+        ],
+        turn("assistant", CALL) + turn("tool", "found"),
+        "input.server_label",
+    ),
+    "a reference to what is not known": (
+        RESPONSES,
+        [{"type": "item_reference", "id": "msg_1"}, {"id": "msg_2"}, USER],
+        turn("user", "Weather?"),
+        "input.item_reference",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", READ)
+async def test_a_history_is_read_as_far_as_it_is_text(what: str) -> None:
+    path, history, expected, ignored = READ[what]
+    first = [] if path == RESPONSES else [USER]
+    prompt, named = await asked(path, [*first, *history, USER])  # an answer at the end goes on
+    assert expected in prompt
+    assert named == ignored
+
+
+RESULTS: dict[str, Any] = {
+    CHAT: {"role": "tool", "tool_call_id": "gone", "content": "sunny"},
+    MESSAGES: {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "gone", "content": "sunny"}],
+    },
+    RESPONSES: {"type": "function_call_output", "call_id": "gone", "output": "sunny"},
+}
+CALLS: dict[str, Any] = {
+    CHAT: {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "type": "function", "function": CALLED}],
+    },
+    MESSAGES: {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "1", "name": "get_weather", "input": {"city": "a"}}],
+    },
+    RESPONSES: {"type": "function_call", "call_id": "1", **CALLED},
+}
+
+
+@pytest.mark.parametrize("path", FIELD)
+async def test_a_call_may_have_lost_its_result_and_a_result_its_call(path: str) -> None:
+    prompt, _ = await asked(path, [RESULTS[path], CALLS[path], USER])
+    assert turn("tool", "sunny") + turn("assistant", CALL) + turn("user", "Weather?") in prompt
+
+
+@pytest.mark.parametrize("empty", ["", [], [{"type": "web_search_call", "id": "1"}]])
+async def test_an_empty_input_is_an_empty_question(empty: Any) -> None:
+    prompt, _ = await asked(RESPONSES, empty, instructions="Be brief.")
+    assert prompt.startswith(turn("system", "Be brief.") + turn("user", ""))
+
+
+# -- the kinds that the official packages know ---------------------------------------------------
+
+
+def kinds(union: Any) -> Iterator[str]:
+    """The `type` of each member of a union."""
+    for member in get_args(union):
+        hint = get_type_hints(member).get("type")
+        while hint is not None and get_origin(hint) is not Literal:
+            hint = next(iter(get_args(hint)), None)
+        yield from get_args(hint)
+
+
+# What a client runs; the tables above have them with their fields.
+_OWN = {"message", "function_call", "mcp_call"}
+_OWN |= {f"{kind}_call" for kind in ("custom_tool", "local_shell", "shell", "apply_patch")}
+ITEMS = sorted(set(kinds(ResponseInputItemParam)) - _OWN)
+BLOCKS = sorted(set(kinds(ContentBlockParam)) - {"text", "tool_use", "tool_result"})
+
+
+def test_the_packages_know_many_kinds() -> None:
+    assert "web_search_call" in ITEMS
+    assert "web_search_tool_result" in BLOCKS
+    assert len(ITEMS) > 15
+    assert len(BLOCKS) > 8
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+async def test_no_item_of_openais_ends_a_conversation(kind: str) -> None:
+    prompt, _ = await asked(RESPONSES, [{"type": kind, "id": "1"}, USER])
+    assert turn("user", "Weather?") in prompt
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+async def test_no_block_of_an_answer_of_anthropics_ends_a_conversation(kind: str) -> None:
+    blocks = [{"type": kind, "content": []}, {"type": "text", "text": "b"}]
+    prompt, _ = await asked(MESSAGES, [USER, {"role": "assistant", "content": blocks}, USER])
+    assert "b<|im_end|>" in prompt
+
+
+# -- references ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("store", [None, True, False])
+async def test_references_to_recent_items_are_understood(store: bool | None, stream: bool) -> None:
+    tools: Any = RESPONSES_TOOLS
+    async with clients() as here:
+        here.say("<think>hm</think>", "Let me see.", CALL)
+        if stream:
+            async with here.openai.responses.stream(
+                model="fake", input="a", tools=tools, store=store
+            ) as events:
+                answer: Any = await events.get_final_response()
+        else:
+            answer = await here.openai.responses.create(
+                model="fake", input="a", tools=tools, store=store
+            )
+        references: Any = [{"type": "item_reference", "id": item.id} for item in answer.output]
+        result = {"type": "function_call_output", "output": "sunny"}
+        result["call_id"] = answer.output[-1].call_id
+        here.say("Sunny.")
+        await here.openai.responses.create(model="fake", input=[USER, *references, result])
+        prompt = here.prompt.replace("\n", "")
+    known = turn("assistant", f"<think>hm</think>Let me see.{CALL}")
+    assert (known in prompt) is (store is not False)
+    assert turn("tool", "sunny") in prompt
+
+
+def test_items_are_their_clients_and_the_oldest_leave() -> None:
+    items = RecentItems(most_bytes=100)
+    items.keep("a", [{"id": "1", "text": "x" * 20}, {"id": "2", "text": "y" * 20}])
+    assert items.get("b", "1") is None
+    assert items.get("a", "1") == {"id": "1", "text": "x" * 20}
+    items.keep("a", [{"id": "1", "text": "z" * 20}])  # in place of the first
+    assert items.get("a", "2") is not None
+    items.keep("b", [{"id": "3", "text": "w" * 20}])
+    assert items.get("a", "1") is None  # used least recently
+    assert items.get("a", "2") is not None
+    items.keep("b", [{"id": "4", "text": "w" * 200}])  # too long for all
+    assert [items.get("b", name) for name in "34"] == [None, None]
