@@ -46,10 +46,14 @@ class Adjuster:
         self._answer = bytearray()
         self._words = [(array("i", word[:-1]).tobytes(), word[-1]) for word in params.bad_words]
         self._counts_tokens = params.penalizes
-        self._places: dict[int, int] = {}  # each token's index in the three arrays
-        self._tokens = np.zeros(_FIRST_CAPACITY, np.int32)
-        self._counts = np.zeros(_FIRST_CAPACITY, np.float32)  # in the answer
-        self._in_prompt = np.zeros(_FIRST_CAPACITY, np.float32)  # filled if a penalty asks for it
+        known = np.unique(prompt if params.repetition_penalty != 1 else []).astype(np.int32)
+        # Each token's index in the three arrays, and then room for as many tokens again.
+        self._places = dict(zip(known.tolist(), range(len(known)), strict=True))
+        room = np.zeros(max(_FIRST_CAPACITY, len(known)), np.int32)
+        self._tokens = np.concatenate([known, room])
+        self._counts = np.zeros(len(self._tokens), np.float32)  # in the answer
+        self._in_prompt = np.zeros(len(self._tokens), np.float32)
+        self._in_prompt[: len(known)] = 1
         self._biased = np.array([token for token, _ in params.logit_bias], np.int32)
         self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
         self._by = Adjustment(
@@ -59,10 +63,6 @@ class Adjuster:
             self._by.num_biased = len(self._biased)
             self._by.biased, self._by.biases = address(self._biased), address(self._biases)
         self._point()
-        if params.repetition_penalty != 1:
-            for token in dict.fromkeys(prompt):
-                place = self._place(token)
-                self._in_prompt[place] = 1
 
     def take(self, token: int) -> None:
         """Append a token to the answer."""

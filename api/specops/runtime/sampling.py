@@ -40,28 +40,13 @@ def filtered_probs(logits: Floats, params: SamplingParams) -> Floats:
     """
     logits = np.ascontiguousarray(logits, np.float32)
     probs = np.empty_like(logits)
-    by = Filter(params.temperature, params.top_k, params.top_p, params.min_p, params.top_n_sigma)
+    by = Filter(
+        params.temperature, params.top_k, params.top_p, params.min_p, params.top_n_sigma,
+        params.typical_p,
+    )  # fmt: skip
     if library.specops_filter(address(logits), *logits.shape, by, address(probs)):
         raise MemoryError("sampling needs memory for a vocabulary of numbers")
-    if params.typical_p < 1:
-        for row in probs:
-            _keep_typical(row, params.typical_p)
     return probs
-
-
-def _keep_typical(probs: Floats, mass: float) -> None:
-    """Keep the tokens whose surprise is nearest to the expected surprise, up to the mass.
-
-    Locally typical sampling (Meister et al. 2023, https://arxiv.org/abs/2202.00666).
-    """
-    (tokens,) = probs.nonzero()
-    kept = probs[tokens].astype(np.float64)
-    surprise = -np.log(kept)
-    order = np.argsort(np.abs(surprise - kept @ surprise), kind="stable")
-    held = np.cumsum(kept[order])
-    last = int(np.searchsorted(held, mass * held[-1]))
-    probs[tokens[order[last + 1 :]]] = 0
-    probs /= probs.sum(dtype=np.float64)
 
 
 def mask(logits: Floats, masks: npt.NDArray[np.uint32]) -> None:

@@ -30,6 +30,7 @@ class Filter(ctypes.Structure):
         ("top_p", ctypes.c_double),
         ("min_p", ctypes.c_float),
         ("top_n_sigma", ctypes.c_float),
+        ("typical_p", ctypes.c_double),
     )
 
 

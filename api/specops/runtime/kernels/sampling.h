@@ -11,6 +11,7 @@ typedef struct {
     double top_p;       // 1: all
     float min_p;        // 0: all
     float top_n_sigma;  // 0: all
+    double typical_p;   // 1: all
 } Filter;
 
 // What changes the logits of an answer's next token besides its grammar. Tokens are below the number of

@@ -37,8 +37,8 @@ static double sum(const float *weights, int64_t count) {
     return all;
 }
 
-// e^((logit - largest) / temperature).
-static void weigh(const float *logits, int64_t count, float temperature, float *weights) {
+// e^((logit - largest) / temperature). Returns the largest.
+static float weigh(const float *logits, int64_t count, float temperature, float *weights) {
     Floats most = splat(-INFINITY);
     for (int64_t i = 0; i < count; i += LANES)
         most = larger(some(logits + i, count - i, -INFINITY), most);
@@ -47,6 +47,7 @@ static void weigh(const float *logits, int64_t count, float temperature, float *
         const Floats below = some(logits + i, count - i, highest) - highest;
         store_some(weights + i, count - i, exponential(below / temperature));
     }
+    return highest;
 }
 
 static inline uint32_t bits_of(float weight) {
@@ -61,50 +62,59 @@ static inline float of_bits(uint32_t bits) {
     return weight;
 }
 
-// The sum, or with `counted` the number, of weights from `low` up to below `high`.
-static double sum_between(const float *weights, int64_t count, float low, float high, int counted) {
+// The sum of the weights, or without any the number, of the keys from `low` up to below `high`.
+INLINE double sum_between(const float *keys, const float *weights, int64_t count, float low, float high) {
     double all = 0;
     for (int64_t start = 0; start < count; start += RUN) {
         const int64_t end = least(start + RUN, count);
         Floats lanes = {0};
         for (int64_t i = start; i < end; i += LANES) {
-            const Floats values = some(weights + i, end - i, -1);
+            const Floats values = some(keys + i, end - i, -1);
             const Ints inside = (values >= low) & (values < high);
-            lanes += choose(inside, counted ? splat(1) : values, splat(0));
+            lanes += choose(inside, weights ? some(weights + i, end - i, 0) : splat(1), splat(0));
         }
         all += total(lanes);
     }
     return all;
 }
 
-// Copies the weights from `low` up to below `high` to `kept`, which may be `weights` itself. Returns their
-// number.
-static int64_t gather(const float *weights, int64_t count, float low, float high, float *kept) {
+// Copies the numbers whose keys are from `low` up to below `high` to `kept`, which may be `values` itself.
+// Returns their number.
+static int64_t gather(const float *keys, const float *values, int64_t count, float low, float high,
+                      float *kept) {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i += LANES) {
-        const Floats values = some(weights + i, count - i, -1);
-        const Ints inside = (values >= low) & (values < high);
-        if (any(inside)) found += store_where(kept + found, inside, values);
+        const Floats key = some(keys + i, count - i, -1);
+        const Ints inside = (key >= low) & (key < high);
+        if (any(inside)) found += store_where(kept + found, inside, some(values + i, count - i, 0));
     }
     return found;
 }
 
-// The smallest of the largest weights that together reach `wanted`; `above` gets the sum of the larger
-// ones. Weights are from 0 to 1, so they are in the order of their bits. Those that matter are mostly
-// near the top: the first cut is there, and soon few numbers are left.
-static float reaching(const float *weights, int64_t count, double wanted, int counted,
-                      float *space, double *above) {
-    enum { STEPS = 4 };  // after so many, weights outside of the range are dropped
+// The smallest of the largest keys whose weights together reach `wanted`; without weights each counts 1.
+// `above` gets the sum of those of larger keys. Keys are from 0 to 1, so they are in the order of their
+// bits. Those that matter are mostly near the top: the first cut is there, and soon few numbers are left.
+// They lie in `space`, [count], or [2 * count] where the weights are not the keys themselves.
+static float reaching(const float *keys, const float *weights, int64_t count, double wanted, float *space,
+                      double *above) {
+    enum { STEPS = 4 };  // after so many, keys outside of the range are dropped
+    float *const more_space = space + count;
     uint32_t low = 0, high = bits_of(1) + 1, middle = bits_of(0x1p-9f);
     *above = 0;
     for (int step = 1; high - low > 1; step++) {
         const float from = of_bits(middle), to = of_bits(high);
-        const double reached = *above + sum_between(weights, count, from, to, counted);
+        const double inside = weights ? sum_between(keys, weights, count, from, to)
+                                      : sum_between(keys, NULL, count, from, to);  // a loop of its own
+        const double reached = *above + inside;
         if (reached >= wanted) low = middle;
         else high = middle, *above = reached;
         if (step % STEPS == 1) {
-            count = gather(weights, count, of_bits(low), of_bits(high), space);
-            weights = space;
+            const float first = of_bits(low), end = of_bits(high);
+            const int same = weights == keys;
+            if (weights && !same) gather(keys, weights, count, first, end, more_space), weights = more_space;
+            count = gather(keys, keys, count, first, end, space);
+            keys = space;
+            if (same) weights = space;
         }
         middle = low + (high - low) / 2;
     }
@@ -122,7 +132,7 @@ static void drop_below(float *weights, int64_t count, float edge) {
 static void keep_nucleus(float *weights, int64_t count, double share, float *space) {
     const double wanted = share * sum(weights, count);
     double held;
-    const float edge = reaching(weights, count, wanted, 0, space, &held);
+    const float edge = reaching(weights, weights, count, wanted, space, &held);
     drop_below(weights, count, edge);
     for (int64_t i = 0; i < count; i += LANES) {
         const int64_t left = least(count - i, LANES);
@@ -152,22 +162,56 @@ static void keep_near_top(const float *logits, int64_t count, double sigmas, flo
         if (!(logits[i] >= edge)) weights[i] = 0;
 }
 
+// How near a token's surprise is to the expected one: 1 at it, towards 0 far from it.
+INLINE Floats typicality(Floats logits, float highest, float temperature, float expected) {
+    return 1.0f / (1.0f + magnitude((logits - highest) / temperature - expected));
+}
+
+// Keeps the smallest set of most typical tokens with `share` of the sum, and all that are as typical as its
+// last one. (Meister et al. 2023, https://arxiv.org/abs/2202.00666)
+static void keep_typical(const float *logits, int64_t count, float highest, float temperature, double share,
+                         float *weights, float *keys, float *space) {
+    const double all = sum(weights, count);
+    double mean = 0;  // of the logarithm of the weight: what the tokens' surprises are compared with
+    for (int64_t start = 0; start < count; start += RUN) {
+        const int64_t end = least(start + RUN, count);
+        Floats lanes = {0};
+        for (int64_t i = start; i < end; i += LANES) {
+            const Floats weight = some(weights + i, end - i, 0);
+            const Floats power = (some(logits + i, end - i, highest) - highest) / temperature;
+            lanes += choose(weight > 0, weight * power, splat(0));
+        }
+        mean += total(lanes);
+    }
+    const float expected = (float)(mean / all);
+    for (int64_t i = 0; i < count; i += LANES)
+        store_some(keys + i, count - i,
+                   typicality(some(logits + i, count - i, highest), highest, temperature, expected));
+    double held;
+    const float edge = reaching(keys, weights, count, share * all, space, &held);
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Floats weight = some(weights + i, count - i, 0);
+        const Ints far = some(keys + i, count - i, 1) < edge;
+        store_some(weights + i, count - i, choose(far, splat(0), weight));
+    }
+}
+
 static int filter(const float *logits, int64_t count, const Filter *by, float *probs) {
-    weigh(logits, count, by->temperature, probs);
+    const float highest = weigh(logits, count, by->temperature, probs);
     if (by->top_n_sigma > 0) keep_near_top(logits, count, by->top_n_sigma, probs);
     const int64_t top_k = by->top_k < count ? by->top_k : 0;
-    if (top_k > 0 || by->top_p < 1) {
-        float *space = malloc((size_t)count * sizeof(float));
-        if (!space) return -1;
-        if (top_k > 0) {
-            double above;
-            const float edge = reaching(probs, count, (double)top_k, 1, space, &above);
-            drop_below(probs, count, edge);
-        }
-        if (by->top_p < 1) keep_nucleus(probs, count, by->top_p, space);
-        free(space);
+    const int typical = by->typical_p < 1, arrays = typical ? 3 : top_k > 0 || by->top_p < 1;
+    float *space = NULL;
+    if (arrays && !(space = malloc((size_t)(arrays * count) * sizeof(float)))) return -1;
+    if (top_k > 0) {
+        double above;
+        drop_below(probs, count, reaching(probs, NULL, count, (double)top_k, space, &above));
     }
+    if (by->top_p < 1) keep_nucleus(probs, count, by->top_p, space);
     if (by->min_p > 0) drop_below(probs, count, by->min_p);  // the largest weight is 1
+    if (typical)
+        keep_typical(logits, count, highest, by->temperature, by->typical_p, probs, space, space + count);
+    free(space);
     const float all = (float)sum(probs, count);
     for (int64_t i = 0; i < count; i += LANES)
         store_some(probs + i, count - i, some(probs + i, count - i, 0) / all);

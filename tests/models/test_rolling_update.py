@@ -1,0 +1,152 @@
+"""A rolling update: two versions of the service, as real processes, share one cache folder.
+
+Each version is a copy of the package with a conversion format of its own, as a release has that
+changes what the converter writes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+import specops
+from tests.checkpoints import make_llama_checkpoint
+from tests.loopback import HOST, free_port
+from tests.waiting import PATIENCE, answers, wait
+
+pytestmark = pytest.mark.e2e
+FIRST_FORMAT = 1001
+WEEK = 7 * 24 * 3600
+BODY = {"prompt": "the same prompt", "max_new_tokens": 8, "temperature": 0}
+
+
+class Versions:
+    """Versions of the service by their numbers; all of them serve one checkpoint from one cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._source = make_llama_checkpoint(folder / "model")
+        self.cache = folder / "cache"
+
+    def _package(self, number: int) -> Path:
+        """A folder with this version's copy of the package."""
+        path = self._folder / f"v{number}"
+        if not path.exists():
+            leave = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(Path(specops.__file__).parent, path / "specops", ignore=leave)
+            contract = path / "specops" / "models" / "contract.py"
+            text, found = re.subn(
+                r"^FORMAT_VERSION = \d+$",
+                f"FORMAT_VERSION = {FIRST_FORMAT + number}",
+                contract.read_text(encoding="utf-8"),
+                flags=re.MULTILINE,
+            )
+            assert found == 1
+            contract.write_text(text, encoding="utf-8")
+        return path
+
+    @contextmanager
+    def serving(self, number: int) -> Iterator[tuple[str, str]]:
+        """Serve with a version; yield its address, and what it logged until it was ready."""
+        port = free_port()
+        inherited = {
+            name: text for name, text in os.environ.items() if not name.startswith("SPECOPS_")
+        }
+        variables = {
+            "PYTHONPATH": str(self._package(number)),
+            "SPECOPS_MODEL": "custom",
+            "SPECOPS_TARGET": str(self._source),
+            "SPECOPS_QUANT": "int8-32",
+            "SPECOPS_DRAFTER": "none",
+            "SPECOPS_CACHE_DIR": str(self.cache),
+            "SPECOPS_PORT": str(port),
+        }
+        url, path = f"http://{HOST}:{port}", self._folder / "log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "specops", "serve"],
+                env=inherited | variables,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+
+            def ready() -> bool:
+                assert process.poll() is None, path.read_text()
+                return answers(f"{url}/health")
+
+            wait("the service is ready", ready, 300)
+            yield url, path.read_text(encoding="utf-8")
+        finally:
+            process.terminate()
+            process.wait(60)
+
+    def conversions(self) -> dict[str, tuple[int, int]]:
+        """By name each conversion that there is, and what changes if it is made again."""
+        graphs = self.cache.glob("converted/[!.]*/model.onnx")
+        return {
+            graph.parent.name: (graph.stat().st_ino, graph.stat().st_mtime_ns) for graph in graphs
+        }
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> Versions:
+    return Versions(tmp_path)
+
+
+def answer(url: str) -> str:
+    response = httpx.post(f"{url}/generate", json=BODY, timeout=PATIENCE)
+    assert response.status_code == 200, response.text
+    text: str = response.json()["generated_text"]
+    return text
+
+
+def test_two_versions_in_turns_on_one_cache_convert_once_each(versions: Versions) -> None:
+    """Each start happens beside the other version, which goes on answering."""
+    texts, converting, found = set(), [], []
+    with ExitStack() as before:
+        for number in (1, 2, 1, 2):
+            with ExitStack() as now:
+                url, log = now.enter_context(versions.serving(number))
+                converting.append(log.count("converting "))
+                texts.add(answer(url))
+                found.append(versions.conversions())
+                before.close()  # the other version ends after this one has started
+                texts.add(answer(url))
+                before = now.pop_all()
+        before.close()
+    assert [bool(count) for count in converting] == [True, True, False, False]
+    assert [len(one) for one in found] == [1, 2, 2, 2]
+    assert found[1] == found[2] == found[3]
+    assert found[1].items() >= found[0].items()
+    assert len(texts) == 1  # the same weights, whichever version laid them out
+
+
+def test_what_a_service_has_open_stays_and_what_nobody_used_for_a_week_goes(
+    versions: Versions,
+) -> None:
+    with versions.serving(1) as (first, _):
+        text, made = answer(first), [*versions.conversions()]
+        for number in (2, 3, 4):
+            with versions.serving(number):
+                made += versions.conversions().keys() - {*made}
+        assert len(made) == 4
+        unused = time.time() - WEEK - 3600
+        os.utime(versions.cache / "converted" / made[1], (unused, unused))
+        with versions.serving(5) as (url, _):  # the last two are 4 and 3; 1 is in use
+            assert answer(url) == answer(first) == text
+        assert versions.conversions().keys() >= {made[0], made[2], made[3]}
+        assert made[1] not in versions.conversions()
+    with versions.serving(1) as (url, log):
+        assert "converting " not in log
+        assert answer(url) == text
