@@ -114,17 +114,18 @@ def answer(url: str) -> str:
 def test_two_versions_in_turns_on_one_cache_convert_once_each(versions: Versions) -> None:
     """Each start happens beside the other version, which goes on answering."""
     texts, converting, found = set(), [], []
-    with ExitStack() as before:
+    other = ExitStack()  # ends the version that was started before
+    with ExitStack() as everything:
+        everything.push(lambda *_: other.close())
         for number in (1, 2, 1, 2):
-            with ExitStack() as now:
-                url, log = now.enter_context(versions.serving(number))
+            with ExitStack() as this:
+                url, log = this.enter_context(versions.serving(number))
                 converting.append(log.count("converting "))
-                texts.add(answer(url))
                 found.append(versions.conversions())
-                before.close()  # the other version ends after this one has started
                 texts.add(answer(url))
-                before = now.pop_all()
-        before.close()
+                other.close()
+                texts.add(answer(url))
+                other = this.pop_all()
     assert [bool(count) for count in converting] == [True, True, False, False]
     assert [len(one) for one in found] == [1, 2, 2, 2]
     assert found[1] == found[2] == found[3]

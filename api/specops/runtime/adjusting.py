@@ -48,7 +48,7 @@ class Adjuster:
         self._counts_tokens = params.penalizes
         known = np.unique(prompt if params.repetition_penalty != 1 else []).astype(np.int32)
         # Each token's index in the three arrays, and then room for as many tokens again.
-        self._places = dict(zip(known.tolist(), range(len(known)), strict=True))
+        self._places: dict[int, int] = dict(zip(known.tolist(), range(len(known)), strict=True))
         room = np.zeros(max(_FIRST_CAPACITY, len(known)), np.int32)
         self._tokens = np.concatenate([known, room])
         self._counts = np.zeros(len(self._tokens), np.float32)  # in the answer
