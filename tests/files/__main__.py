@@ -12,11 +12,12 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from tests.files import decoding, vocabularies
+from tests.files import decoding, pretokenizers, vocabularies
 from tests.files.report import Row, table, write_section
 
 PARTS: dict[str, Callable[[], list[Row]]] = {
     "vocabularies": vocabularies.compare,
+    "pretokenizers": pretokenizers.compare,
     "decoding": decoding.compare,
 }
 

@@ -2,12 +2,14 @@
 
 The documents are those of llama.cpp's tests, whose expected tokens come from transformers, and
 random texts of all scripts, whose expected tokens come from the library. Vocabularies without
-documents of their own have all documents of the others.
+documents of their own have all documents of the others. The library leaves normalization to NFC,
+which the published tokenizers of Qwen have, to its users: there it gets normalized texts.
 """
 
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -45,9 +47,14 @@ def _compared(file: Path, random: list[str]) -> Row:
     except ExportError as error:
         return Row(name, len(texts), 0, len(texts), str(error).partition(": ")[2].partition(";")[0])
     found = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    expected = llama_tokens(file, texts)
-    expected[: len(published)] = published
-    return Row(name, len(texts), sum(a == b for a, b in zip(found, expected, strict=True)))
+    composed = tokenizer.normalizer is not None and "NFC" in str(tokenizer.normalizer)
+    normal = [unicodedata.normalize("NFC", text) for text in texts] if composed else texts
+    expected = llama_tokens(file, normal)
+    for place, tokens in enumerate(published):
+        if normal[place] == texts[place]:
+            expected[place] = tokens
+    equal = sum(one == other for one, other in zip(found, expected, strict=True))
+    return Row(name, len(texts), equal, 0, "library: no NFC" if composed else "")
 
 
 def _folder() -> Path:

@@ -75,7 +75,7 @@ def _read_checkpoint(folder: Path) -> None:
     family = family_of(ModelConfig(checkpoint.config, checkpoint.config_file))
     shapes = family.tensors()
     checkpoint.expect(shapes, family.ignored_tensors)
-    checkpoint.bos_and_eos()
+    checkpoint.bos_and_eos(family.shape.vocab_size)
     for name, shape in shapes.items():
         if len(shape) == 1:
             checkpoint.vector(name)

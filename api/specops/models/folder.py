@@ -7,6 +7,7 @@ onnxruntime-genai, described by `genai_config.json`. Their graphs follow the sam
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 from specops.models.contract import MANIFEST
 from specops.models.paths import path_inside
+
+log = logging.getLogger(__name__)
 
 GENAI_CONFIG = "genai_config.json"
 TOKENIZER_ADVICE = (
@@ -93,17 +96,18 @@ class ModelFolder:
         try:
             model = json.loads((path / GENAI_CONFIG).read_text(encoding="utf-8"))["model"]
             graph = path_inside(path, model["decoder"]["filename"])
-            weights, eos = _WEIGHTS.search(graph.name), model["eos_token_id"]
+            weights, size = _WEIGHTS.search(graph.name), _size(model["vocab_size"])
+            eos, bos = model["eos_token_id"], model.get("bos_token_id")
             folder = cls(
                 path=path,
                 name=name,
                 graph=graph,
                 quant=weights.group() if weights else "onnx",
-                vocab_size=_size(model["vocab_size"]),
+                vocab_size=size,
                 context_length=_size(model["context_length"]),
                 parameters=0,
-                bos_token=_token(model.get("bos_token_id")),
-                end_tokens=frozenset(map(_size, eos if isinstance(eos, list) else [eos])),
+                bos_token=next(iter(_tokens([bos], size, path)), None),
+                end_tokens=_tokens(eos if isinstance(eos, list) else [eos], size, path),
                 hidden_size=_size(model["decoder"].get("hidden_size", 0)),
                 num_heads=_size(model["decoder"].get("num_attention_heads", 0)),
             )
@@ -123,6 +127,17 @@ def _size(value: Any, most: int = _LARGEST) -> int:
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(f"{str(value)[:100]} is no size")
     return value
+
+
+def _tokens(ids: list[Any], vocab_size: int, path: Path) -> frozenset[int]:
+    """Return those ids that are tokens; a model without a token of some role may say -1."""
+    found = [token for token in ids if token is not None]
+    if not all(type(token) is int for token in found):
+        raise ValueError(f"{str(ids)[:100]} are no token ids")
+    for token in found:
+        if not 0 <= token < vocab_size:
+            log.warning("%s: %d is left out: there are %d tokens", path, token, vocab_size)
+    return frozenset(token for token in found if 0 <= token < vocab_size)
 
 
 def _token(value: Any) -> int | None:

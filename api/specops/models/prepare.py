@@ -7,6 +7,7 @@ process never imports the converter.
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from specops.config import ConfigError, Settings
 from specops.models.child import ChildError, run_module
-from specops.models.contract import MANIFEST
+from specops.models.contract import MANIFEST, WARNING
 from specops.models.conversions import converted
 from specops.models.folder import GENAI_CONFIG, ModelError, ModelFolder
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
@@ -27,6 +28,7 @@ from specops.models.progress import every
 from specops.presets import CHAT, chat_model, in_environment, presets
 from specops.weights import WeightsName
 
+log = logging.getLogger(__name__)
 __all__ = ["ModelChoice", "ModelError", "ModelFolder", "Source", "choose", "prepare"]
 
 _REPORT_SECONDS = 5.0
@@ -232,7 +234,9 @@ def _percents(work: str, report: Callable[[str], None]) -> Callable[[str], None]
     started, due = time.monotonic(), every(_REPORT_SECONDS)
 
     def tell(line: str) -> None:
-        if line.endswith(" %") and due():
+        if line.startswith(WARNING):
+            log.warning("%s", line.removeprefix(WARNING))
+        elif line.endswith(" %") and due():
             done = max(1, int(line.removesuffix(" %")))
             left = math.ceil((time.monotonic() - started) * (100 - done) / done / 60)
             report(f"{work}: {line}" + (f", about {left} min left" if left > 1 else ""))

@@ -16,9 +16,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-_MARK = "\u2581"
+MARK = "\u2581"  # the sign for a space
 _BPE = 2  # trainer_spec.model_type
-UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # kinds of pieces; 1: ordinary, 6: a byte
+UNKNOWN, CONTROL, USER_DEFINED, _UNUSED = 2, 3, 4, 5  # kinds of pieces; 1: ordinary, 6: a byte
 
 Piece = tuple[str, float, int]
 """A piece's text, score and kind."""
@@ -87,17 +87,21 @@ def bpe_tokenizer(
             byte_fallback=byte_fallback,
         )
     )
-    spelled = [decoders.Replace(_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if space_first:
         tokenizer.normalizer = normalizers.Sequence(
-            [normalizers.Prepend(_MARK), normalizers.Replace(" ", _MARK)]
+            [normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]
         )
-        spelled.append(decoders.Strip(" ", 1, 0))
     else:
-        tokenizer.normalizer = normalizers.Replace(" ", _MARK)
-    tokenizer.decoder = decoders.Sequence(spelled)
+        tokenizer.normalizer = normalizers.Replace(" ", MARK)
+    tokenizer.decoder = pieces_decoder(space_first=space_first)
     match_first(tokenizer, ((text, kind) for text, _, kind in pieces))
     return tokenizer
+
+
+def pieces_decoder(*, space_first: bool = False) -> decoders.Decoder:
+    """Return a decoder of pieces; with `space_first` a text loses the space that was put first."""
+    spelled = [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*spelled, *([decoders.Strip(" ", 1, 0)] if space_first else [])])
 
 
 def match_first(tokenizer: Tokenizer, tokens: Iterable[tuple[str, int]]) -> None:
@@ -106,7 +110,7 @@ def match_first(tokenizer: Tokenizer, tokens: Iterable[tuple[str, int]]) -> None
     for text, kind in tokens:
         if kind in (UNKNOWN, CONTROL):
             special.append(AddedToken(text, normalized=False))
-        elif kind == _USER_DEFINED:
+        elif kind == USER_DEFINED:
             plain.append(AddedToken(text, normalized=False))
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(plain)

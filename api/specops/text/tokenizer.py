@@ -11,9 +11,12 @@ from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from specops.text.added_tokens import add_missing
+
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of one byte
 # The letters of a key may be spelled as escapes.
 _MAY_HAVE_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]')
+TOKENIZER = "tokenizer.json"
 _SPACE = "\u2581"  # SentencePiece's sign for a space
 
 
@@ -63,12 +66,12 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Read a model folder's tokenizer.
+        """Read a model folder's tokenizer: tokenizer.json and what `added_tokens` adds to it.
 
         Raises:
             TokenizerError: `tokenizer.json` is missing or broken.
         """
-        path = folder / "tokenizer.json"
+        path = folder / TOKENIZER
         if not path.is_file():
             raise TokenizerError(f"{folder} has no tokenizer.json")
         try:
@@ -76,7 +79,9 @@ class Tokenizer:
             if _MAY_HAVE_PREFIX.search(text):
                 _check_prefix(json.loads(text))
             with _panics_are_errors():
-                return cls(FastTokenizer.from_str(text))
+                tokenizer = FastTokenizer.from_str(text)
+                add_missing(tokenizer, folder)
+                return cls(tokenizer)
         except Exception as error:  # the Rust library raises bare Exception
             raise TokenizerError(f"{path} cannot be read: {error}") from error
 

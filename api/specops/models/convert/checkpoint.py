@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,11 @@ from specops.models.convert.quantization import BlockFormat, FileQuantization
 from specops.models.paths import TOOLS_TEMPLATE, indexed, path_inside, tools_template
 from specops.models.state_dict import StateDictError, read_state_dict
 from specops.sampling_defaults import GENERATION_CONFIG
+from specops.text import added_tokens
+from specops.text.tokenizer import TOKENIZER, Tokenizer, TokenizerError
 
 Float = NDArray[np.float32]
+log = logging.getLogger(__name__)
 
 _DTYPES = {
     "F32": np.dtype(np.float32),
@@ -38,11 +42,11 @@ _KINDS = {dtype: kind for kind, dtype in _DTYPES.items()} | {np.dtype(np.float64
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _OWN_BLOCK = 32  # weights per scale if the file has blocks
-_TOKENIZER_CONFIG = "tokenizer_config.json"
 _COPIED = (
-    "tokenizer.json",
-    _TOKENIZER_CONFIG,
-    "special_tokens_map.json",
+    TOKENIZER,
+    added_tokens.CONFIG,
+    added_tokens.SPECIAL,
+    added_tokens.ADDED,
     "chat_template.jinja",
     "system.txt",
     GENERATION_CONFIG,
@@ -178,24 +182,56 @@ class Checkpoint:
         """Rows [start, stop) of a tensor [N, K]: one tensor may hold several weights."""
         return Matrix(f"{name}[{start}:{stop}]", (self._view(name)[start:stop],))
 
-    def bos_and_eos(self) -> tuple[int | None, tuple[int, ...]]:
-        """bos and eos ids; generation_config.json knows all end tokens and has precedence."""
+    def bos_and_eos(self, vocab_size: int) -> tuple[int | None, tuple[int, ...]]:
+        """The tokens that begin and end a text.
+
+        generation_config.json has precedence over config.json. The tokenizer's own end token ends a
+        text, too: it is the one that the chat template writes. Ids that are no tokens are left out
+        with a warning.
+        """
         file = self.path / GENERATION_CONFIG
         generation = read_json(file) if file.is_file() else {}
         found = {**self.config, **{k: v for k, v in generation.items() if v is not None}}
+        named = self._named_tokens()
         bos, eos = found.get("bos_token_id"), found.get("eos_token_id")
-        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        for key, ids in (("bos_token_id", [] if bos is None else [bos]), ("eos_token_id", ends)):
-            if not all(type(token) is int for token in ids):  # a bool is an `int`, too
-                raise ExportError(f"{self.path}: key '{key}' must be token ids, is {ids}")
-        return bos, tuple(ends)
+        begins = [named["bos_token"]] if bos is None and "bos_token" in named else [bos]
+        ends = eos if isinstance(eos, list) else [eos]
+        if "eos_token" in named:
+            ends = [*ends, named["eos_token"]]
+        begin = self._tokens("bos_token_id", begins, vocab_size)
+        return next(iter(begin), None), self._tokens("eos_token_id", ends, vocab_size)
+
+    def _tokens(self, key: str, ids: list[Any], vocab_size: int) -> tuple[int, ...]:
+        """Those ids that are tokens, each once."""
+        found = [token for token in ids if token is not None]
+        if not all(type(token) is int for token in found):  # a bool is an `int`, too
+            raise ExportError(f"{self.path}: key '{key}' must be token ids, is {found}")
+        for token in found:
+            if not 0 <= token < vocab_size:
+                log.warning(
+                    "%s: '%s' %d is left out: there are %d tokens",
+                    *(self.path, key, token, vocab_size),
+                )
+        return tuple(dict.fromkeys(token for token in found if 0 <= token < vocab_size))
+
+    def _named_tokens(self) -> dict[str, int]:
+        """The special tokens that the tokenizer's files name, by their roles."""
+        if not (self.path / TOKENIZER).is_file():
+            return {}
+        try:
+            tokenizer = Tokenizer.load(self.path)
+            texts = added_tokens.special_texts(self.path)
+        except (TokenizerError, ValueError) as error:
+            raise ExportError(str(error)) from error
+        found = {role: tokenizer.token(text) for role, text in texts.items()}
+        return {role: token for role, token in found.items() if token is not None}
 
     def write_texts(self, folder: Path) -> None:
         """Copies the tokenizer and the other small files into `folder`."""
         for name in _COPIED:
             if (self.path / name).is_file():
                 shutil.copyfile(self.path / name, folder / name)
-        tools, config = self.path / TOOLS_TEMPLATE, folder / _TOKENIZER_CONFIG
+        tools, config = self.path / TOOLS_TEMPLATE, folder / added_tokens.CONFIG
         if tools.is_file() and config.is_file():
             settings = json.loads(config.read_text(encoding="utf-8"))
             default = settings.get("chat_template")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -25,6 +26,8 @@ from specops.models.convert.weights import WeightStore
 from specops.models.gguf_files import OWN_WEIGHTS, is_gguf
 from specops.system.checksums import write_checksums
 from specops.system.folders import folder_at_once
+
+log = logging.getLogger(__name__)
 
 _GRAPH_FILE = "model.onnx"
 # The duration of a calibrated conversion's parts, relative to a conversion to 8 bits.
@@ -106,14 +109,9 @@ def export_checkpoint(
     shapes = family.tensors()
     checkpoint.expect(shapes, family.ignored_tensors)
     stored = [checkpoint.tensors[name] for name in shapes]
-    bos_token_id, eos_token_ids = checkpoint.bos_and_eos()
-    for token in (bos_token_id, *eos_token_ids):
-        if token is not None and not 0 <= token < family.shape.vocab_size:
-            raise ExportError(
-                f"{source}: 'bos_token_id' or 'eos_token_id' is {token}, but there are "
-                f"{family.shape.vocab_size} tokens; name the tokens that begin and end a text in "
-                "generation_config.json or config.json"
-            )
+    bos_token_id, eos_token_ids = checkpoint.bos_and_eos(family.shape.vocab_size)
+    if not eos_token_ids:
+        log.warning("%s names no end token: answers end at their limit of tokens", source)
     model = ExportedModel(
         path=destination,
         family=family.name,

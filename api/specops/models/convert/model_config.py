@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ _BEYOND = 1 << 40  # above every size of a model; Python's integers have no limi
 _LARGEST = 1e30  # float32 can hold it, with room for products
 
 _T = TypeVar("_T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ class Entries:
     def error(self, key: str, problem: str) -> ExportError:
         """An error that names the file and the key."""
         return ExportError(f"{self._file}: key '{self._name(key)}' {problem}")
+
+    def warn(self, key: str, problem: str) -> None:
+        """Log what is wrong with a key that the export can do without."""
+        log.warning("%s: key '%s' %s", self._file, self._name(key), problem)
 
     def _name(self, key: str) -> str:
         """The name of a key in errors."""

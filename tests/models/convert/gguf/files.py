@@ -190,7 +190,7 @@ def write_tokenizer(
     writer: GGUFWriter, made: dict[str, Any], *, pre: str = "gpt-2", bos: int = 0
 ) -> None:
     """Writes a byte-level tokenizer.json."""
-    ids, types = _tokens(made)
+    ids, types = tokens_of(made)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(ids)
@@ -203,7 +203,7 @@ def write_tokenizer(
 
 def write_pieces(writer: GGUFWriter, made: dict[str, Any]) -> None:
     """Writes a tokenizer.json of SentencePiece: scores, and a type for each byte."""
-    ids, types = _tokens(made)
+    ids, types = tokens_of(made)
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(made["model"]["merges"]):
         ranks.setdefault("".join(pair), rank)
@@ -221,7 +221,7 @@ def write_pieces(writer: GGUFWriter, made: dict[str, Any]) -> None:
     writer.add_eos_token_id(2)
 
 
-def _tokens(made: dict[str, Any]) -> tuple[list[str], list[int]]:
+def tokens_of(made: dict[str, Any]) -> tuple[list[str], list[int]]:
     """All tokens in the order of their ids, and their types."""
     added = {token["id"]: token for token in made["added_tokens"]}
     by_id = {index: text for text, index in made["model"]["vocab"].items()}

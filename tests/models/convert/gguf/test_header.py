@@ -87,7 +87,14 @@ HOSTILE = {
         "has the tensor 'w' of shape",
     ),
     "no whole blocks": (file_of(tensor("w", (40, 2), 2, 0), tensors=1), "no whole blocks of Q4_0"),
-    "a type of the future": (file_of(tensor("w", (32,), 99, 0), tensors=1), "number 99"),
+    "a type of the future": (
+        file_of(tensor("w", (32,), 99, 0), tensors=1),
+        "of type number 99, which is newer .*: download the model as Q4_K_M",
+    ),
+    "a type of the past": (
+        file_of(tensor("w", (32,), 31, 0), tensors=1),
+        "of type Q4_0_4_4: download the model as Q4_K_M",
+    ),
     "beyond the end": (file_of(tensor("w", (32, 999), 0, 0), tensors=1), "damaged or cut short"),
     "an offset beyond": (file_of(tensor("w", (32,), 0, 1 << 62), tensors=1), "cut short"),
     "an odd offset": (file_of(tensor("w", (32,), 0, 8), tensors=1), "damaged or cut short"),
@@ -110,6 +117,24 @@ def test_refused_by_name(case: str, tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(ExportError, match=f"hostile.gguf .*{message}"):
         read_header(file)
+
+
+def test_text_that_is_not_utf_8_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "m.gguf"
+    author = U64.pack(6) + b"Andr\xe9s"
+    texts = U32.pack(8) + U64.pack(2) + (U64.pack(1) + b"\xff") * 2
+    parts = (entry("general.author", 8, author), entry("general.tags", 9, texts))
+    file.write_bytes(file_of(*parts, entries=2))
+    assert read_header(file).metadata == {
+        "general.author": "Andr\ufffds",
+        "general.tags": ["\ufffd"] * 2,
+    }
+    assert [record.args[1] for record in caplog.records if record.args] == [
+        "general.author",
+        "general.tags",
+    ]
 
 
 @pytest.mark.parametrize(

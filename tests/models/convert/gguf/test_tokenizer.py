@@ -19,7 +19,13 @@ from specops.models.folder import ModelFolder
 from specops.text.chat_template import ChatTemplate
 from specops.text.tools.formats import Tool
 from tests.checkpoints import make_llama_checkpoint
-from tests.models.convert.gguf.files import SIZES, write_gguf, write_pieces, write_tokenizer
+from tests.models.convert.gguf.files import (
+    SIZES,
+    tokens_of,
+    write_gguf,
+    write_pieces,
+    write_tokenizer,
+)
 from tests.text import published_tokenizers as published
 from tests.text.test_tokenizer_kinds import TEXTS
 from tests.text.tools import scripts
@@ -37,7 +43,10 @@ _LLAMA3_WORDS = (
 
 def llama3(size: int = 3000) -> Tokenizer:
     """Llama 3: words by an expression, whole words first, `<|begin_of_text|>` before each text."""
-    made = json.loads(published.smollm2(size).to_str())
+    text = published.smollm2(size).to_str()  # these would be end tokens in a GGUF
+    for end in ("<|im_end|>", "<|endoftext|>"):
+        text = text.replace(end, end.upper())
+    made = json.loads(text)
     made["model"]["ignore_merges"] = True
     made["added_tokens"] = []
     tokenizer = Tokenizer.from_str(json.dumps(made))
@@ -159,16 +168,114 @@ def test_template_end_tokens_and_special_tokens(tmp_path: Path) -> None:
         assert found.encode(text).ids == expected.encode(text).ids
 
 
+def changed(file: Path, *, pieces: bool = False, **keys: Any) -> TokenizerFiles:
+    """The tokenizer of a file with other values of `tokenizer.ggml.…`; None takes the key away."""
+    made = json.loads((published.llama if pieces else published.gpt2)(600).to_str())
+    write = write_pieces if pieces else write_tokenizer
+    values = dict(header(file, "llama", lambda writer: write(writer, made))._values)
+    for name, value in keys.items():
+        values.pop(f"tokenizer.ggml.{name}", None)
+        if value is not None:
+            values[f"tokenizer.ggml.{name}"] = value
+    return tokenizer_files(Metadata(values, file))
+
+
+def encoded(files: TokenizerFiles, text: str) -> list[int]:
+    return Tokenizer.from_str(json.dumps(files.files["tokenizer.json"])).encode(text).ids
+
+
+def test_absent_tokens_have_llama_cpps_defaults(tmp_path: Path) -> None:
+    absent = dict.fromkeys(("bos_token_id", "eos_token_id", "unknown_token_id", "scores"))
+    pieces = changed(tmp_path / "p.gguf", pieces=True, **absent)
+    assert (pieces.bos, pieces.ends) == (1, [2])
+    assert encoded(pieces, "a")[0] == 1
+    named = pieces.files["tokenizer_config.json"]
+    assert (named["bos_token"], named["eos_token"]) == ("<s>", "</s>")
+
+    types = [1] * 600
+    assert changed(tmp_path / "a.gguf", **absent, token_type=types).ends == [599]  # by its text
+    types[11] = 3  # Falcon's, where token 11 is a special one
+    falcon = changed(tmp_path / "b.gguf", **absent, token_type=types)
+    assert (falcon.bos, falcon.ends) == (11, [11, 599])
+    assert changed(tmp_path / "c.gguf", **absent, token_type=types, pre="glm4").bos is None
+
+
+@pytest.mark.parametrize("token", [-1, 600, (1 << 32) - 1])
+def test_a_token_out_of_range_is_as_if_absent(
+    token: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    roles = ("bos", "eos", "eot", "padding", "unknown")
+    files = changed(
+        tmp_path / "t.gguf", pieces=True, **{f"{role}_token_id": token for role in roles}
+    )
+    assert (files.bos, files.ends) == (1, [2])
+    assert "pad_token" not in files.files["tokenizer_config.json"]
+    for role in roles:
+        assert f"'tokenizer.ggml.{role}_token_id' is {token}, and there are 600" in caplog.text
+
+
+def test_a_file_may_ask_for_a_token_behind_a_text(tmp_path: Path) -> None:
+    files = changed(tmp_path / "t.gguf", pieces=True, add_eos_token=True, add_bos_token=False)
+    tokens = encoded(files, "a")
+    assert (tokens[0] != 1, tokens[-1]) == (True, 2)
+
+
+def test_tokens_that_end_an_answer_by_their_text(tmp_path: Path) -> None:
+    """They need no type for it, and are never cut into pieces."""
+
+    def ends(*texts: str, kind: int = 1) -> set[str]:
+        made = json.loads(published.gpt2(600).to_str())
+        tokens, _ = tokens_of(made)
+        tokens[-len(texts) :] = texts
+        types = [1] * (600 - len(texts)) + [kind] * len(texts)
+        files = changed(
+            tmp_path / "t.gguf", tokens=tokens, token_type=types, eos_token_id=None, merges=[]
+        )
+        text = "".join(texts)
+        if kind == 1 and (found := [tokens[token] for token in encoded(files, text)]) != [*texts]:
+            assert "</s>" in texts, found
+        return {tokens[token] for token in files.ends}
+
+    assert ends("<|im_end|>", "<|eot_id|>") == {"<|im_end|>", "<|eot_id|>"}
+    assert ends("</s>", "[EOS]") == set()  # words like others
+    assert ends("</s>", "[EOS]", kind=3) == {"</s>", "[EOS]"}
+    assert ends("<|end|>", "<|return|>", "<|call|>") == {"<|return|>", "<|call|>"}
+    assert ends("<|end|>", "<|calls|>") == {"<|end|>", "<|calls|>"}
+    assert ends("</s>", "<|tool_response>", kind=3) == {"<|tool_response>"}
+
+
+def test_tokens_without_a_text_get_one(tmp_path: Path) -> None:
+    made = json.loads(published.gpt2(600).to_str())
+    tokens, _ = tokens_of(made)
+    tokens[400] = ""
+    tokens[401] = tokens[402] = "\ufffd"
+    files = changed(tmp_path / "t.gguf", tokens=tokens, merges=[])
+    assert files.size == 600
+
+
+def test_pieces_with_merges(tmp_path: Path) -> None:
+    """Gemma 4's kind: SentencePiece's tokens, joined by merges instead of scores."""
+    expected = gemma()
+    made = json.loads(expected.to_str())
+
+    def write(writer: GGUFWriter) -> None:
+        write_pieces(writer, made)
+        writer.add_token_merges([" ".join(pair) for pair in made["model"]["merges"]])
+
+    values = dict(header(tmp_path / "t.gguf", "llama", write)._values)
+    values["tokenizer.ggml.model"] = "gemma4"
+    same(tokenizer_files(Metadata(values, tmp_path / "t.gguf")), expected)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("tokenizer.ggml.model", "rwkv", "is rwkv; gpt2 .* and llama"),
-        ("tokenizer.ggml.pre", "kimi-k2", "is kimi-k2, a way to cut words .* known are default"),
+        ("tokenizer.ggml.model", "rwkv", "is rwkv; gpt2 .* llama"),
+        ("tokenizer.ggml.pre", "kimi-k9", "is kimi-k9, a way to cut words .* known are default"),
         ("tokenizer.ggml.tokens", ["a", "a"], "has a token twice"),
         ("tokenizer.ggml.token_type", [1, 1], "has 2 entries for 600 tokens"),
         ("tokenizer.ggml.tokens", 3, "must be a list of str"),
         ("tokenizer.ggml.merges", ["a zz"], "'a zz', which are or make no tokens"),
-        ("tokenizer.ggml.bos_token_id", 9999, "is 9999, and there are"),
         ("tokenizer.ggml.eos_token_id", "0", "must be an integer"),
         ("tokenizer.ggml.add_bos_token", 1, "must be true or false"),
     ],

@@ -202,11 +202,13 @@ TYPES: dict[int, BlockType] = {  # by their numbers in a file
     6: BlockType("Q5_0", 22, BLOCK, 8, codes=_q5_0),
     7: BlockType("Q5_1", 24, BLOCK, 8, has_offsets=True, codes=_q5_1),
     8: BlockType("Q8_0", 34, BLOCK, 8, codes=_q8_0),
+    9: BlockType("Q8_1", 40, BLOCK),
     10: BlockType("Q2_K", 84, _SUPER),
     11: BlockType("Q3_K", 110, _SUPER),
     12: BlockType("Q4_K", 144, _SUPER, 4, has_offsets=True, codes=_q4_k),
     13: BlockType("Q5_K", 176, _SUPER, 8, has_offsets=True, codes=_q5_k),
     14: BlockType("Q6_K", 210, _SUPER, codes=_q6_k),  # blocks of 16
+    15: BlockType("Q8_K", 292, _SUPER),
     16: BlockType("IQ2_XXS", 66, _SUPER),
     17: BlockType("IQ2_XS", 74, _SUPER),
     18: BlockType("IQ3_XXS", 98, _SUPER),
@@ -225,7 +227,15 @@ TYPES: dict[int, BlockType] = {  # by their numbers in a file
     34: BlockType("TQ1_0", 54, _SUPER),
     35: BlockType("TQ2_0", 66, _SUPER),
     39: BlockType("MXFP4", 17, BLOCK),
+    40: BlockType("NVFP4", 36, 64),
+    41: BlockType("Q1_0", 18, 128),
+    42: BlockType("Q2_0", 18, 64),
 }
+REMOVED = {  # types that llama.cpp no longer reads
+    **{4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"},
+    **{36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"},
+}
+INSTEAD = "download the model as Q4_K_M, Q5_K_M, Q8_0 or F16 instead"
 
 
 def values_of(kind: BlockType, raw: Bytes) -> Any:

@@ -21,7 +21,7 @@ from specops.models.convert.gguf.architectures import (
     rotated_heads,
     transformers_name,
 )
-from specops.models.convert.gguf.block_types import TYPES, values_of
+from specops.models.convert.gguf.block_types import INSTEAD, TYPES, values_of
 from specops.models.convert.gguf.header import GgufTensor, Header, Metadata, read_header
 from specops.models.convert.gguf.rows import GgufRows, interleaved_halves
 from specops.models.convert.gguf.tokenizer import tokenizer_files
@@ -124,7 +124,7 @@ class GgufCheckpoint(Checkpoint):
             readable = ", ".join(kind.name for kind in TYPES.values() if kind.readable)
             raise ExportError(
                 f"{tensor.file}: tensor {tensor.name} has type {tensor.type.name}; those that can "
-                f"be read are {readable}"
+                f"be read are {readable}: {INSTEAD}"
             )
         name = transformers_name(self._metadata.architecture, tensor.name)
         if name is None or name in self.tensors:

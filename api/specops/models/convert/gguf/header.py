@@ -9,6 +9,7 @@ length (u64) and the values. The file may be hostile, so nothing in it is used u
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 import struct
@@ -23,7 +24,7 @@ import numpy as np
 
 from specops.models.convert.checkpoint import StoredTensor
 from specops.models.convert.errors import ExportError
-from specops.models.convert.gguf.block_types import TYPES, BlockType
+from specops.models.convert.gguf.block_types import INSTEAD, REMOVED, TYPES, BlockType
 from specops.models.convert.model_config import Entries
 
 _MAGIC = b"GGUF"
@@ -49,6 +50,7 @@ _NUMBERS = {
 }
 
 _T = TypeVar("_T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,7 @@ class _Reader:
         self._data = data
         self._size = len(data)
         self._at = 0
+        self._warned: set[str] = set()
 
     def header(self) -> Header:
         magic, version, tensors, entries = _HEAD.unpack_from(self._data)
@@ -202,12 +205,13 @@ class _Reader:
         number, offset = self._number("<I"), self._number("<Q")
         kind = TYPES.get(number)
         if kind is None:
-            self._refuse(f"has the tensor {name!r} of an unknown type, number {number}")
+            called = REMOVED.get(number, f"number {number}, which is newer than this reader")
+            raise ExportError(f"{self._file} has the tensor {name!r} of type {called}: {INSTEAD}")
         return name, kind, shape, offset
 
     def _value(self, kind: int, key: str, depth: int = 0) -> Any:
         if kind == _TEXT:
-            return self._text(key, _LONGEST_TEXT)
+            return self._value_text(key)
         if kind == _ARRAY:
             inner, count = self._number("<I"), self._number("<Q")
             if inner in _NUMBERS:
@@ -235,6 +239,22 @@ class _Reader:
             return self._bytes(length, what).decode()
         except UnicodeDecodeError:
             self._refuse(f"has {what!r} that is not UTF-8")
+
+    def _value_text(self, key: str) -> str:
+        """A text among the metadata; what is not UTF-8 in it becomes U+FFFD."""
+        length = self._number("<Q")
+        if length > _LONGEST_TEXT:
+            self._refuse(f"has {key!r} of {length} bytes")
+        value = self._bytes(length, key)
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            if key not in self._warned:
+                self._warned.add(key)
+                log.warning(
+                    "%s: key '%s' is not UTF-8; U+FFFD stands for its bytes", self._file, key
+                )
+            return value.decode(errors="replace")
 
     def _number(self, form: str) -> int:
         (value,) = struct.unpack(form, self._bytes(struct.calcsize(form), "a number"))

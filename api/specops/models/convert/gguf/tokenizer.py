@@ -1,8 +1,10 @@
 """The tokenizer of a GGUF as the files that other checkpoints have beside their weights.
 
-There are two kinds: `gpt2`, merges of bytes that are spelled as letters, and `llama`,
-SentencePiece's pieces with scores. Each token has a type. It says whether the token is matched in a
-text before the text is cut into words, and whether the token is shown.
+There are three kinds: `gpt2`, merges of bytes that are spelled as letters, `llama`, SentencePiece's
+pieces with scores, and `gemma4`, such pieces with merges. Each token has a type. It says whether
+the token is matched in a text before the text is cut into words, and whether the token is shown.
+
+Absent and impossible values get llama.cpp's defaults, which docs/gguf.md lists.
 """
 
 from __future__ import annotations
@@ -15,19 +17,49 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from specops.models.convert.gguf.header import Metadata
 from specops.models.convert.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from specops.models.paths import tools_template
-from specops.models.sentencepiece import CONTROL, UNKNOWN, bpe_tokenizer, match_first
+from specops.models.sentencepiece import (
+    CONTROL,
+    MARK,
+    UNKNOWN,
+    USER_DEFINED,
+    bpe_tokenizer,
+    match_first,
+    pieces_decoder,
+)
 
-_BYTE = 6  # a type of tokens; the other types are SentencePiece's
+_NORMAL, _BYTE = 1, 6  # types of tokens; the other types are SentencePiece's
+_PRE = "tokenizer.ggml.pre"
+_BOS = "tokenizer.ggml.bos_token_id"
+_UNKNOWN = "tokenizer.ggml.unknown_token_id"
 _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
 _MERGES = "tokenizer.ggml.merges"
 _SCORES = "tokenizer.ggml.scores"
 _TEMPLATE, _TOOLS_TEMPLATE = "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
-# Control tokens that end a turn: some files name only one end token.
+_PIECES_WITH_MERGES = "gemma4"  # a kind, and the name of its pre-tokenizer
+_KINDS = ("gpt2", "llama", _PIECES_WITH_MERGES)
+# Tokens of special roles in files that do not name them, if they are no ordinary tokens.
+_DEFAULTS = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "gpt2": {"bos": 11, "eos": 11},  # Falcon's
+    _PIECES_WITH_MERGES: dict[str, int](),
+}
+_WITHOUT_BOS = ("chatglm-bpe", "glm4", "glm5")  # pre-tokenizers whose files have no default for it
+_ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+# Tokens that end an answer whatever their type in the file: some files name only one end token.
 _ENDS = {
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
-    *("<end_of_turn>", "<|EOT|>", "<EOT>", "<|return|>", "<|call|>", "<end_of_utterance>"),
+    *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "<|EOT|>", "<EOT>"),
+    *("<end_of_turn>", "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+    *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<fim-repo>", "<|repo_name|>"),
+    *("<reponame>", "<|file_sep|>"),
 }
+# Those that are also words of texts end an answer only if the file says that they are special.
+_CONTROL_ENDS = {"</s>", "<eos>", "_<EOT>", "[EOT]", "[EOS]", "[e~[", "<turn|>", "[PAD]", "<PAD>"}
+# Where an answer has channels, <|end|> ends one of them, and the next follows.
+_CHANNELS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
+_CHANNEL_END = "<|end|>"
+_PLAIN_END = ({"<|tool_response>"}, {"<|plamo:eos|>"})  # with these </s> is a word like others
 # Phi-3's special tokens remove the spaces after them, except these. A file does not say so.
 _PHI3_PLAIN = {"<unk>", "<s>", "<|endoftext|>", "<|end|>", "<|placeholder1|>"}
 
@@ -55,125 +87,177 @@ def tokenizer_files(metadata: Metadata) -> TokenizerFiles:
         ExportError: the kind of tokenizer or pre-tokenizer is unknown, or an entry is malformed.
     """
     kind = metadata.text("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
+    if kind not in _KINDS:
         raise metadata.error(
-            "tokenizer.ggml.model", f"is {kind}; gpt2 (bytes) and llama (SentencePiece) are known"
+            "tokenizer.ggml.model",
+            f"is {kind}; gpt2 (bytes), llama (SentencePiece) and gemma4 are known",
         )
-    tokens = metadata.listed(_TOKENS, str)
-    if not tokens or len(set(tokens)) != len(tokens):
-        raise metadata.error(_TOKENS, "is empty or has a token twice")
-    types = metadata.listed(_TYPES, int) if _TYPES in metadata else [1] * len(tokens)
-    if len(types) != len(tokens):
-        raise metadata.error(_TYPES, f"has {len(types)} entries for {len(tokens)} tokens")
-    vocabulary = _Vocabulary(tokens, types)
-    bos = _token(metadata, "bos", tokens)
+    vocabulary = _vocabulary(metadata)
+    tokens = vocabulary.tokens
+    pre = _PIECES_WITH_MERGES if kind == _PIECES_WITH_MERGES else metadata.text(_PRE, "default")
+    bos = (
+        None
+        if pre in _WITHOUT_BOS and _BOS not in metadata
+        else _token(metadata, "bos", vocabulary)
+    )
     adds_bos = True
-    if kind == "gpt2":
-        words = _pre_tokenizer(metadata)
+    if kind != "llama":
+        words = _pre_tokenizer(metadata, pre)
         adds_bos = words.adds_bos
-        made = json.loads(_byte_level(metadata, vocabulary, words).to_str())
+        made = json.loads(_with_merges(metadata, vocabulary, words).to_str())
     else:
         made = json.loads(_sentencepiece(metadata, vocabulary).to_str())
         if metadata.architecture == "phi3":
             for token in made["added_tokens"]:
                 token["rstrip"] = token["content"] not in _PHI3_PLAIN
     adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", adds_bos)
-    made["post_processor"] = None
-    if bos is not None and adds_bos:
-        made["post_processor"] = _begins_with(tokens[bos], bos)
+    adds_eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
+    eos = _token(metadata, "eos", vocabulary)
+    made["post_processor"] = _surrounded_by(
+        tokens, bos if adds_bos else None, eos if adds_eos else None
+    )
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": adds_bos,
+        "add_eos_token": adds_eos,
         "clean_up_tokenization_spaces": False,
     }
-    roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    for name, role in roles.items():
-        index = _token(metadata, role, tokens)
-        if index is not None:
+    named = {"bos": bos, "eos": eos}
+    named |= {role: _token(metadata, role, vocabulary) for role in ("unknown", "padding")}
+    for name, role in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        if (index := named[role]) is not None:
             settings[f"{name}_token"] = tokens[index]
     files = {"tokenizer.json": made, "tokenizer_config.json": settings}
     if _TEMPLATE in metadata:
         files["chat_template.jinja"] = metadata.text(_TEMPLATE)
     if _TOOLS_TEMPLATE in metadata:
         settings |= tools_template(metadata.text(_TOOLS_TEMPLATE))
-    return TokenizerFiles(files, len(tokens), bos, _ends(metadata, vocabulary))
+    ends = [_token(metadata, role, vocabulary) for role in _ENDING_ROLES]
+    ends += _ends_by_text(vocabulary)
+    known = dict.fromkeys(token for token in ends if token is not None)
+    return TokenizerFiles(files, len(tokens), bos, list(known))
 
 
-def _token(metadata: Metadata, role: str, tokens: list[str]) -> int | None:
+def _vocabulary(metadata: Metadata) -> _Vocabulary:
+    """Tokens and types; a token without a text of its own gets one."""
+    tokens = metadata.listed(_TOKENS, str)
+    for index, text in enumerate(tokens):
+        if not text or "\ufffd" in text:
+            tokens[index] = f"[EMPTY_{index}]{text}"
+    if not tokens or len(set(tokens)) != len(tokens):
+        raise metadata.error(_TOKENS, "is empty or has a token twice")
+    types = metadata.listed(_TYPES, int) if _TYPES in metadata else [1] * len(tokens)
+    if len(types) < len(tokens):
+        raise metadata.error(_TYPES, f"has {len(types)} entries for {len(tokens)} tokens")
+    vocabulary = _Vocabulary(tokens, types[: len(tokens)])
+    for index in _ends_by_text(vocabulary):
+        vocabulary.types[index] = CONTROL  # matched as a whole, and never shown
+    if _CHANNEL_END in tokens and vocabulary.types[tokens.index(_CHANNEL_END)] != CONTROL:
+        vocabulary.types[tokens.index(_CHANNEL_END)] = USER_DEFINED
+    return vocabulary
+
+
+def _token(metadata: Metadata, role: str, vocabulary: _Vocabulary) -> int | None:
     """The id of the token with a role; None if there is none."""
-    key = f"tokenizer.ggml.{role}_token_id"
-    found = metadata.optional_integer(key)
-    if found is not None and found >= len(tokens):
-        raise metadata.error(key, f"is {found}, and there are {len(tokens)} tokens")
-    return found
+    key, size = f"tokenizer.ggml.{role}_token_id", len(vocabulary.tokens)
+    default = _DEFAULTS[metadata.text("tokenizer.ggml.model")].get(role)
+    if default is not None and (default >= size or vocabulary.types[default] == _NORMAL):
+        default = None
+    found = metadata.raw(key) if key in metadata else None
+    if found is None:
+        return default
+    if type(found) is not int:
+        raise metadata.error(key, f"must be an integer, is {found!r}")
+    if 0 <= found < size:
+        return found
+    instead = "none is taken" if default is None else f"{default} is taken"
+    metadata.warn(key, f"is {found}, and there are {size} tokens: {instead}")
+    return default
 
 
-def _ends(metadata: Metadata, vocabulary: _Vocabulary) -> list[int]:
-    """All end tokens: those that the file names, and those that end a turn."""
-    named = [_token(metadata, role, vocabulary.tokens) for role in ("eos", "eot", "eom")]
-    by_text = [
+def _ends_by_text(vocabulary: _Vocabulary) -> list[int]:
+    """The tokens that end an answer by their text."""
+    texts = set(vocabulary.tokens)
+    ends = _ENDS | _CONTROL_ENDS
+    if any(channels <= texts for channels in _CHANNELS):
+        ends -= {_CHANNEL_END}
+    if any(signs <= texts for signs in _PLAIN_END):
+        ends -= {"</s>"}
+    return [
         index
         for index, (text, kind) in enumerate(zip(*vocabulary, strict=True))
-        if kind == CONTROL and text in _ENDS
+        if text in ends and (kind == CONTROL or text in _ENDS)
     ]
-    return list(dict.fromkeys([token for token in named if token is not None] + by_text))
 
 
-def _begins_with(text: str, token: int) -> dict[str, Any]:
-    """The post-processor that puts a token in front of a text."""
+def _surrounded_by(tokens: list[str], bos: int | None, eos: int | None) -> dict[str, Any] | None:
+    """The post-processor that puts tokens in front of a text and behind it."""
+    around = [index for index in (bos, eos) if index is not None]
+    if not around:
+        return None
+
+    def special(index: int | None, number: int) -> list[dict[str, Any]]:
+        return [] if index is None else [{"SpecialToken": {"id": tokens[index], "type_id": number}}]
 
     def sequence(name: str, number: int) -> list[dict[str, Any]]:
-        return [
-            {"SpecialToken": {"id": text, "type_id": number}},
-            {"Sequence": {"id": name, "type_id": number}},
-        ]
+        text = {"Sequence": {"id": name, "type_id": number}}
+        return [*special(bos, number), text, *special(eos, number)]
 
     return {
         "type": "TemplateProcessing",
         "single": sequence("A", 0),
         "pair": sequence("A", 0) + sequence("B", 1),
-        "special_tokens": {text: {"id": text, "ids": [token], "tokens": [text]}},
+        "special_tokens": {
+            tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]}
+            for index in around
+        },
     }
 
 
-def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
-    name = metadata.text("tokenizer.ggml.pre", "default")
+def _pre_tokenizer(metadata: Metadata, name: str) -> PreTokenizer:
     if name not in PRE_TOKENIZERS:
         raise metadata.error(
-            "tokenizer.ggml.pre",
+            _PRE,
             f"is {name}, a way to cut words that is not known; known are "
             + ", ".join(PRE_TOKENIZERS),
         )
     return PRE_TOKENIZERS[name]
 
 
-def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer) -> Tokenizer:
+def _with_merges(metadata: Metadata, vocabulary: _Vocabulary, words: PreTokenizer) -> Tokenizer:
     vocab = {text: index for index, text in enumerate(vocabulary.tokens)}
     merges = []
     for text in metadata.listed(_MERGES, str):
-        one, _, other = text.partition(" ")
+        at = text.find(" ", 1)  # a part may be a space
+        one, other = text[:at], text[at + 1 :]
         if not (one in vocab and other in vocab and one + other in vocab):
             raise metadata.error(_MERGES, f"has {text[:80]!r}, which are or make no tokens")
         merges.append((one, other))
-    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=words.whole_words))
+    model = models.BPE(
+        vocab, merges, ignore_merges=words.whole_words, byte_fallback=not words.letters
+    )
+    tokenizer = Tokenizer(model)
     if words.composed:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = words.part
     tokenizer.decoder = decoders.ByteLevel()
+    if not words.letters:
+        tokenizer.normalizer = normalizers.Replace(" ", MARK)
+        tokenizer.decoder = pieces_decoder()
     match_first(tokenizer, zip(*vocabulary, strict=True))
     return tokenizer
 
 
 def _sentencepiece(metadata: Metadata, vocabulary: _Vocabulary) -> Tokenizer:
     tokens, types = vocabulary
-    scores = metadata.listed(_SCORES, float)
-    if len(scores) != len(tokens):
+    scores = metadata.listed(_SCORES, float) if _SCORES in metadata else [0.0] * len(tokens)
+    if len(scores) < len(tokens):
         raise metadata.error(_SCORES, f"has {len(scores)} for {len(tokens)} tokens")
-    unknown = _token(metadata, "unknown", tokens)
-    if unknown is None:
-        unknown = next((index for index, kind in enumerate(types) if kind == UNKNOWN), 0)
+    unknown = next((index for index, kind in enumerate(types) if kind == UNKNOWN), 0)
+    if _UNKNOWN in metadata:
+        unknown = _token(metadata, "unknown", vocabulary) or 0
     return bpe_tokenizer(
-        list(zip(tokens, scores, types, strict=True)),
+        list(zip(tokens, scores, types, strict=False)),
         unknown=unknown,
         byte_fallback=_BYTE in types,
         space_first=metadata.flag("tokenizer.ggml.add_space_prefix", True),

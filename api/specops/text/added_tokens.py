@@ -1,0 +1,119 @@
+"""Tokens that a model's other files add to its tokenizer.json, and the texts of its special tokens.
+
+Published folders do not always repeat them in tokenizer.json: `tokenizer_config.json` has them in
+`added_tokens_decoder`, older folders in `added_tokens.json`. A token that is missing would be cut
+into pieces in a prompt and shown in an answer. The rules are those of transformers, except that a
+token never gets another id than the files say.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+log = logging.getLogger(__name__)
+
+CONFIG = "tokenizer_config.json"
+ADDED = "added_tokens.json"
+SPECIAL = "special_tokens_map.json"
+_DESCRIBED = "added_tokens_decoder"
+_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def special_texts(folder: Path) -> dict[str, str]:
+    """Return the texts of a folder's special tokens by their roles, such as `eos_token`.
+
+    Raises:
+        ValueError: a file is not valid JSON.
+        OSError: a file cannot be read.
+    """
+    found: dict[str, str] = {}
+    for content in _settings(folder):
+        texts = {name: _text(content.get(name)) for name in _NAMES}
+        found |= {name: text for name, text in texts.items() if text}
+    return found
+
+
+def add_missing(tokenizer: Tokenizer, folder: Path) -> None:
+    """Add to a tokenizer what the other files of its folder add.
+
+    Raises:
+        ValueError: a file is not valid JSON.
+        OSError: a file cannot be read.
+    """
+    special = {*special_texts(folder).values(), *_listed(folder)}
+    known = tokenizer.get_added_tokens_decoder()
+    for index, token in sorted(_described(folder, special).items()):
+        if index in known and repr(known[index]) == repr(token):
+            continue
+        present = tokenizer.token_to_id(token.content)
+        if index != (tokenizer.get_vocab_size() if present is None else present):
+            log.warning(
+                "%s: token %d, %r, is left out: it has no place in the vocabulary of %d tokens",
+                *(folder, index, token.content, tokenizer.get_vocab_size()),
+            )
+            continue
+        tokenizer.add_tokens([token])
+    known_texts = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for text in sorted(special - known_texts):
+        if tokenizer.token_to_id(text) is not None:
+            tokenizer.add_special_tokens([AddedToken(text, normalized=False)])
+
+
+def _described(folder: Path, special: set[str]) -> dict[int, AddedToken]:
+    """Tokens by the ids that the files give them."""
+    found: dict[int, AddedToken] = {}
+    described = _read(folder / CONFIG).get(_DESCRIBED)
+    if isinstance(described, dict) and described:
+        for index, entry in described.items():
+            if str(index).isdecimal() and (text := _text(entry)):
+                flags = {name: bool(entry[name]) for name in _FLAGS if name in entry}
+                flags["special"] = flags.get("special", False) or text in special
+                found[int(index)] = AddedToken(text, **flags)
+        return found
+    for text, index in _read(folder / ADDED).items():
+        if type(index) is int and text:
+            is_special = text in special
+            found[index] = AddedToken(text, normalized=not is_special, special=is_special)
+    return found
+
+
+def _listed(folder: Path) -> Iterator[str]:
+    """The texts of special tokens without a role."""
+    for content in _settings(folder):
+        for name in _LISTS:
+            entries = content.get(name)
+            if isinstance(entries, dict):  # by names of their own
+                entries = list(entries.values())
+            for entry in entries if isinstance(entries, list) else ():
+                if text := _text(entry):
+                    yield text
+
+
+def _settings(folder: Path) -> list[dict[str, Any]]:
+    """The files that name special tokens; what a later one says has precedence."""
+    config = _read(folder / CONFIG)
+    return [config] if config.get(_DESCRIBED) else [config, _read(folder / SPECIAL)]
+
+
+def _text(entry: Any) -> str:
+    """The text of a token that is written as such or as an object."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else ""
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
