@@ -14,7 +14,7 @@ from specops.text.grammar import GrammarError, Matcher
 
 # One thread: compiling a grammar does not hold the interpreter, but it takes a core.
 _COMPILER = ThreadPoolExecutor(1, "compile")
-_COMPILE_SECONDS = 5.0  # the largest grammar takes a tenth of it on an idle machine
+COMPILE_SECONDS = 5.0  # the largest grammar takes a tenth of it on an idle machine
 _DIGITS = 10  # of the largest number of a token
 
 
@@ -86,14 +86,14 @@ async def compile_grammar(grammar: Grammar, body: EngineOptions, engine: Engine)
     if (matcher := engine.grammars.compiled(grammar)) is not None:
         return matcher
     try:
-        async with asyncio.timeout(_COMPILE_SECONDS):
+        async with asyncio.timeout(COMPILE_SECONDS):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(_COMPILER, engine.grammars.matcher, grammar)
     except GrammarError as error:
         field = "tools" if error.in_tools else field
         raise InvalidField(field, str(error), code="invalid_grammar") from None
     except TimeoutError:  # it goes on, and the grammar is there when the client comes again
-        message = f"the grammar was not compiled within {_COMPILE_SECONDS:g} seconds"
+        message = f"the grammar was not compiled within {COMPILE_SECONDS:g} seconds"
         raise unavailable(message, "grammar_pending") from None
 
 

@@ -11,12 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-ENFORCED_FORMATS = frozenset(
-    {
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-        "uri",
-    }
-)
+# By the library.
+ENFORCED_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri"})
 # Wider formats, each with one of its subsets that is enforced.
 NARROWED_FORMATS = {
     "idn-email": "email",
@@ -27,7 +23,25 @@ NARROWED_FORMATS = {
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _PATH = r"(?:[A-Za-z0-9\-._~!$&'()*+,;=/]|%[0-9A-Fa-f]{2})*"
 _UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
+# RFC 3339 from the year 1 on, which is the first that clients can read, and without leap seconds.
+_LEAP_YEAR = (
+    r"(?:[0-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|0[48]|[13579][26])00)"
+)
+_DATE = (
+    rf"(?:{_LEAP_YEAR}-02-29|"
+    r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-"
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|"
+    r"(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])))"
+)
+_TIME = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+    r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
 FORMAT_PATTERNS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[Tt]{_TIME}$",
+    "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
     "json-pointer": r"^(?:/(?:[^~/]|~[01])*)*$",
     "relative-json-pointer": r"^(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^~/]|~[01])*)*)$",
     # RFC 3986: without ports, users and colons in paths.
@@ -38,8 +52,15 @@ FORMAT_PATTERNS = {
     "base64url": r"^[A-Za-z0-9_\-]*={0,2}$",
     **{f"uuid{version}": _UUID.format(version) for version in range(1, 9)},
 }
-# They forbid no text.
-FREE_FORMATS = frozenset({"binary", "string", "text"})
+# They forbid no text; the last ones are zod's names of patterns beside them.
+FREE_FORMATS = frozenset({"binary", "string", "text", "starts_with", "ends_with", "includes"})
+# Formats of zod, which it writes with a pattern that says them.
+SAID_BY_PATTERN = frozenset(
+    {
+        *("cidrv4", "cidrv6", "cuid", "cuid2", "e164", "emoji", "guid", "ksuid", "nanoid", "ulid"),
+        *("lowercase", "uppercase", "xid"),
+    }
+)
 
 _GROUP = re.compile(r"\^?\(\?([=!])")
 _LETTER = r"(?:\\?[^\\()\[\]{}|*+?.^$]|\\[.^$*+?()\[\]{}|/\-])"

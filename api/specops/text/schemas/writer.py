@@ -604,7 +604,9 @@ class _Writer:
         types = node.get("type", "string")
         if not isinstance(types, str | list) or "string" not in types:
             return
-        found = [*self._pattern(node, at), *self._format(node, at, written)]
+        found = self._pattern(node, at)
+        if not (found and node.get("format") in patterns.SAID_BY_PATTERN):
+            found += self._format(node, at, written)
         if not found:
             return
         parts = [{"pattern": pattern} for pattern in found]
