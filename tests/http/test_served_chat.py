@@ -3,12 +3,14 @@ no system message has an answer, whatever protocol it speaks."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from anthropic import Anthropic
+from jsonschema import Draft202012Validator
 from ollama import Client as Ollama
 from openai import OpenAI
 
@@ -67,3 +69,43 @@ def test_only_a_conversation_without_a_system_message_gets_an_empty_one(address:
         answer = httpx.post(f"{address}/apply-template", json={"messages": messages})
         begun = f"<|im_start|>system\n{text}<|im_end|>\n<|im_start|>user\nWhat is"
         assert answer.json()["prompt"].startswith(begun)
+
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+def person(
+    address: str, schema: dict[str, Any], seed: int, **more: Any
+) -> tuple[str | None, dict[str, Any]]:
+    """Ask for a person; returns why the answer ended, and its fields if it is whole."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    question: list[Any] = [{"role": "user", "content": "Invent a person. Answer in JSON."}]
+    with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as openai:
+        answer = openai.chat.completions.create(
+            model=CHAT,
+            messages=question,
+            response_format=form,
+            seed=seed,
+            max_tokens=128,
+            **more,
+        )
+    (choice,) = answer.choices
+    text = choice.message.content or ""
+    return choice.finish_reason, json.loads(text) if choice.finish_reason == "stop" else {}
+
+
+def test_a_form_of_two_fields_has_these_and_ends(address: str) -> None:
+    for seed in range(12):
+        finish, fields = person(address, PERSON, seed)
+        assert (finish, list(fields)) == ("stop", ["name", "age"])
+        assert Draft202012Validator(PERSON).is_valid(fields)
+
+
+def test_a_form_that_asks_for_more_fields_may_have_them(address: str) -> None:
+    form = PERSON | {"additionalProperties": True}
+    found = [person(address, form, seed, temperature=0.8) for seed in range(4)]
+    assert any(finish == "length" or len(fields) > 2 for finish, fields in found)
