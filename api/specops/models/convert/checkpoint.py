@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -41,6 +42,15 @@ _DTYPES = {
 _KINDS = {dtype: kind for kind, dtype in _DTYPES.items()} | {np.dtype(np.float64): "F32"}
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+HEAD = "lm_head.weight"
+_EMBEDDINGS = ("embed_tokens.weight", "decoder.embed_tokens.weight", "wte.weight")
+_PREFIXES = (
+    *("model.language_model.", "language_model.model.", "language_model.", "model."),
+    "transformer.",
+)
+_TIED = "tie_word_embeddings"
+_QUERY_BIAS, _OUTPUT_BIAS = "self_attn.q_proj.bias", "self_attn.o_proj.bias"
+_COMPARED_ROWS = 4096
 _OWN_BLOCK = 32  # weights per scale if the file has blocks
 _COPIED = (
     TOKENIZER,
@@ -145,18 +155,56 @@ class Checkpoint:
         self.tensors: dict[str, StoredTensor] = {}
         for file in self.files:
             self.tensors |= _read_state_dict(file) if state_dicts else _read_header(file)
+        self._follow_tensors()
+
+    def _follow_tensors(self) -> None:
+        """Corrects settings that the stored tensors contradict, as transformers does.
+
+        A head that is stored beside the embedding, with other values, is the head, even if the
+        config ties both. Where queries have a bias and no output has one, outputs have none.
+        """
+        config = self.config.get("text_config") or self.config
+        if not isinstance(config, dict):
+            return
+        by_body = {_body(name): tensor for name, tensor in self.tensors.items()}
+        embedding = next((by_body[name] for name in _EMBEDDINGS if name in by_body), None)
+        head = by_body.get(HEAD)
+        tied = config.get(_TIED, self.config.get(_TIED))
+        if tied in (True, None) and head and embedding and not self._same(head, embedding):
+            if tied:
+                log.warning(
+                    "%s: '%s' is not followed: %s and %s differ",
+                    *(self.config_file, _TIED, head.name, embedding.name),
+                )
+            config[_TIED] = False
+        ends = {".".join(name.split(".")[-3:]) for name in self.tensors}
+        if _QUERY_BIAS in ends and _OUTPUT_BIAS not in ends:
+            config["attention_output_bias"] = False
+
+    def _same(self, one: StoredTensor, other: StoredTensor) -> bool:
+        """Whether two matrices have the same values; those of another shape have others."""
+        if one.shape != other.shape or not {one.dtype, other.dtype} <= _DTYPES.keys():
+            return False
+        views = self._view(one.name), self._view(other.name)
+        return all(
+            np.array_equal(*(view[start : start + _COMPARED_ROWS] for view in views))
+            for start in range(0, one.shape[0], _COMPARED_ROWS)
+        )
 
     def expect(self, shapes: dict[str, tuple[int, ...]], ignored: tuple[str, ...] = ()) -> None:
         """Checks the stored tensors against `shapes`, in both directions, before any work.
 
         A stored tensor that no family draws would make a silently wrong graph, so it is an error
-        too, unless it matches one of `ignored`, names with `*`. Checkpoints that were saved without
-        a head lack the first part of every name (`transformer.h.0…` is `h.0…`); they get it here.
+        too, unless it matches one of `ignored`, names with `*`. Programs write the first parts of
+        names differently (`transformer.h.0…` is `h.0…` without a head, `model.language_model.…` is
+        `language_model.model.…`); tensors get the names in `shapes` here.
         """
-        for name in shapes:
-            _, _, bare = name.partition(".")
-            if name not in self.tensors and bare in self.tensors:
-                self.tensors[name] = replace(self.tensors.pop(bare), name=name)
+        spare = defaultdict(list)
+        for name in self.tensors.keys() - shapes.keys():
+            spare[_body(name)].append(name)
+        for name in shapes.keys() - self.tensors.keys():
+            if len(found := spare[_body(name)]) == 1:
+                self.tensors[name] = replace(self.tensors.pop(found[0]), name=name)
         for tensor in self.tensors.values():
             if tensor.dtype not in _DTYPES and not _matches(tensor.name, ignored):
                 raise ExportError(
@@ -286,6 +334,12 @@ class Checkpoint:
         return view.T if transposed else view
 
 
+def _body(name: str) -> str:
+    """A tensor's name without the first parts, which programs write differently."""
+    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+    return name.removeprefix(prefix)
+
+
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -304,7 +358,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    index = path / _INDEX
+    index, single = path / _INDEX, path / _SINGLE
+    if single.is_file():  # as in transformers: an index beside it is of other files
+        return [single]
     try:
         files = indexed(index) if index.exists() else [path_inside(path, _SINGLE)]
     except ValueError as error:

@@ -11,8 +11,6 @@ from specops.models.convert.model_config import ModelConfig, ModelShape
 
 Shapes = dict[str, tuple[int, ...]]
 
-HEAD = "lm_head.weight"
-
 
 class Family(ABC):
     """A kind of decoder, read from one config.json.

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specops.models.convert.checkpoint import Checkpoint
-from specops.models.convert.families.family import HEAD, Family, Shapes
+from specops.models.convert.checkpoint import HEAD, Checkpoint
+from specops.models.convert.families.family import Family, Shapes
 from specops.models.convert.graph import DecoderGraph, HeadNorms
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.rope import HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM, Rotary, rotary
@@ -64,6 +64,8 @@ class GatedDecoder(Family):
                 if flag not in self.optional_biases:
                     raise config.error(flag, "is true; biases cannot be exported for this family")
                 self.biased += parts
+        if not config.flag("attention_output_bias", True):  # not in any config.json: see Checkpoint
+            self.biased = [part for part in self.biased if part != "self_attn.o_proj"]
         key, function = self.activation
         if config.text(key, function) != function:
             raise config.error(key, f"must be '{function}' to be exported for this family")

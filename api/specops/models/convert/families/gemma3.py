@@ -97,4 +97,4 @@ class Gemma3Multimodal(Gemma3):
         if text is None:
             raise config.error("text_config", "is missing, and the export cannot do without it")
         super().__init__(text)
-        self.ignored_tensors += ("vision_tower.*", "multi_modal_projector.*")
+        self.ignored_tensors += ("*vision_tower.*", "*multi_modal_projector.*")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
-from specops.models.convert.checkpoint import Checkpoint
-from specops.models.convert.families.family import HEAD, Family, Shapes
+from specops.models.convert.checkpoint import HEAD, Checkpoint
+from specops.models.convert.families.family import Family, Shapes
 from specops.models.convert.graph import DecoderGraph
 from specops.models.convert.model_config import ModelConfig, ModelShape
 from specops.models.convert.rope import HEAD_DIM_MULTIPLE

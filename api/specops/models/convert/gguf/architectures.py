@@ -218,6 +218,7 @@ def _gated(
     }
     if metadata.architecture in ("llama", "granite", "smollm3", "qwen3", "olmo2"):
         config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        config["attention_output_bias"] = "blk.0.attn_output.bias" in tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
     window = metadata.optional_integer("{arch}.attention.sliding_window")
     if metadata.architecture == "phi3":
