@@ -12,13 +12,14 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from tests.files import decoding, pretokenizers, vocabularies
+from tests.files import decoding, pretokenizers, templates, vocabularies
 from tests.files.report import Row, table, write_section
 
 PARTS: dict[str, Callable[[], list[Row]]] = {
     "vocabularies": vocabularies.compare,
     "pretokenizers": pretokenizers.compare,
     "decoding": decoding.compare,
+    "templates": templates.compare,
 }
 
 

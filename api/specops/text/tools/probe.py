@@ -109,9 +109,11 @@ def _with_calls(source: str, render: Render, traits: TemplateTraits) -> Template
     seen = False
     for as_text in (False, True):  # some show a dictionary as Python does: it is no call
         shown = replace(all_shown, arguments_as_text=as_text)
-        if _all_in(_rendered(render, [_ASKED, _calls(_FIRST)], shown), _FIRST):
+        text = _rendered(render, [_ASKED, _calls(_FIRST)], shown)
+        if _all_in(text, _FIRST):
             seen = True
-            if (learned := _learned(render, shown)) is not None:
+            learned = _learned(render, shown)
+            if learned is not None or not _holds(text, str(_FIRST[1])):
                 break
     if learned is None:
         unshown = GENERIC if seen else unshown_format(source)

@@ -77,8 +77,7 @@ def for_template(
     """
     if traits.needs_tools and not tools:
         traits = replace(traits, shows_calls=False, lone_results=False)
-    plain: Messages = [{**message, "content": message.get("content") or ""} for message in messages]
-    plain = _with_calls(plain, traits)
+    plain = _with_calls([_complete(message) for message in messages], traits)
     if not traits.several_systems:
         plain = _first_systems_joined(plain)
     told = [tool.for_template() for tool in tools]
@@ -100,6 +99,13 @@ def for_template(
     if not traits.neighbours:
         plain = _merged(plain)
     return plain, variables
+
+
+def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with a content, and with thoughts under both names, as transformers does."""
+    thoughts = message.get("reasoning_content")
+    named = {} if thoughts is None else {"thinking": thoughts}
+    return {**named, **message, "content": message.get("content") or ""}
 
 
 def _with_system(messages: Messages, text: str) -> Messages:

@@ -254,7 +254,9 @@ class AnswerReader:
         char = yield from self._objects(char, "".join(raw))
         if listed and char == "]":
             char = yield
-        _, char = yield from self._one_of([self._form.closing.lstrip(_SPACES + "]")], char)
+        closing = self._form.closing.lstrip(_SPACES + "]")
+        _, after, char = yield from self._one_of([closing], char)
+        self._say(after)
         return char
 
     def _follow(
@@ -278,8 +280,12 @@ class AnswerReader:
 
     def _one_of(
         self, texts: Sequence[str], char: str
-    ) -> Generator[None, str, tuple[int | None, str]]:
-        """Read one of several texts, or its first parts; return which. White space is free."""
+    ) -> Generator[None, str, tuple[int | None, str, str]]:
+        """Read one of several texts; white space does not matter.
+
+        Returns:
+            Which one, and text that was read after it. None: at most the first parts of one came.
+        """
         cut = [parts(text.partition(VARIES)[0]) for text in texts]
         squeezed = ["".join(pieces) for pieces in cut]
         held = spaces = ""
@@ -298,12 +304,9 @@ class AnswerReader:
             if held.startswith(begun := "".join(pieces[:number]))
         ]
         if not complete:
-            self._say(held + spaces if char else held)
-            return None, char
-        length, _, place = max(complete)
-        if length < len(held):
-            self._say(held[length:])
-        return -place, char
+            return None, held + spaces if held else "", char
+        length, whole, place = max(complete)
+        return -place if whole else None, held[length:], char
 
     def _objects(self, char: str, before: str = "") -> Steps:
         """Read calls as JSON objects, with separators between them."""
@@ -346,7 +349,8 @@ class AnswerReader:
             self._begin_call(name)
             if form.style == "named":
                 char = yield from self._value(char, self._argue, self._end_call)
-                ended, char = yield from self._one_of([form.between, form.closing], char)
+                ended, after, char = yield from self._one_of([form.between, form.closing], char)
+                self._say(after)
             else:
                 ended, char = yield from self._tagged(char, self._schemas.get(name, {}))
             if ended != 0:
@@ -363,10 +367,12 @@ class AnswerReader:
         form = self._form
         separator = "{"
         while True:
-            found, char = yield from self._one_of([form.between, form.closing, form.key_open], char)
+            ends = [form.between, form.closing, form.key_open]
+            found, after, char = yield from self._one_of(ends, char)
             if found != 2:
                 self._argue("}" if separator == ", " else "{}")
                 self._end_call()
+                self._say(after)
                 return found, char
             first, *rest = parts(form.key_close)
             key: list[str] = []
