@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -22,9 +23,11 @@ from specops.http.schemas.chat import ChatRequest
 from specops.http.schemas.conversation import Conversation
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
 from specops.text.tools.formats import GENERIC, Tool
+from specops.text.tools.grammar import CallGrammar
 from specops.text.tools.reader import AnswerReader
 from tests.files.packages import llama_cpp
 from tests.files.report import Row
+from tests.simulated_target import grammars, tokenizer
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 CUTS = 10  # of each of a template's answers
@@ -42,14 +45,14 @@ TOOLS = [
     {"type": "function", "function": function}
     for function in (
         _function("get_weather", city="string", days="integer"),
-        _function("book_room", guests="array", options="object", note="string"),
+        _function("book_room", note="string", guests="array", options="object"),
     )
 ]
 WEATHER: Call = ("get_weather", {"city": "Lisbon", "days": 3})
 BOOK: Call = ("book_room", {"note": "late arrival"})
 NESTED: Call = (
     "book_room",
-    {"guests": ["Ada", {"name": "Grace"}], "options": {"floor": {"least": 41}}, "note": "quiet"},
+    {"note": "quiet", "guests": ["Ada", {"name": "Grace"}], "options": {"floor": {"least": 41}}},
 )
 WORDS: Call = ("get_weather", {"city": "Zürich 日本 🙂", "days": 7})
 
@@ -153,7 +156,7 @@ def templates() -> dict[str, Published]:
 def compare() -> list[Row]:
     """One row for each conversation, and one for the calls that are read back."""
     rows = [_compared(name) for name in CONVERSATIONS]
-    return [*rows, _read_back()]
+    return [*rows, _read_back(), _allowed()]
 
 
 def _compared(name: str) -> Row:
@@ -246,15 +249,12 @@ def _spellings(word: str) -> set[str]:
 # -- calls that templates have written -------------------------------------------------------------
 
 
-def _read_back() -> Row:
-    rng = random.Random(7)
-    tools = ChatRequest(model="m", messages=[_ASK], tools=TOOLS).conversation().tools
-    tried = right = formats = 0
+def _answers() -> Iterator[tuple[str, ChatTemplate, list[Call], str]]:
+    """Calls that templates wrote, with what follows them in the prompt."""
     for stem, (_, template) in templates().items():
         form = template.calls
         if form == GENERIC or not template.traits.shows_calls:
             continue
-        formats += 1
         several = [[WEATHER, BOOK], [NESTED, WEATHER]] if template.traits.several_calls else []
         for calls in ([WEATHER], [BOOK], [NESTED], [WORDS], *several):
             results = [_result("ok", place) for place in range(len(calls))]  # some need them
@@ -266,13 +266,55 @@ def _read_back() -> Row:
                 continue  # its row says so
             _, _, turn = text.rpartition(_ASK["content"])
             begin = form.mark or f'{{"{form.name_key}"'
-            answer = turn[turn.index(begin) :]
-            found = [_read(template, tools, answer, rng) for _ in range(CUTS)]
-            tried += CUTS
-            right += found.count(calls)
-            if found != [calls] * CUTS:
-                print(f"files: {stem}: {answer!r} is read in another way", flush=True)
-    return Row("calls that templates wrote, cut at random", tried, right, 0, f"{formats} templates")
+            yield stem, template, calls, turn[turn.index(begin) :]
+
+
+def _offered() -> tuple[Tool, ...]:
+    return ChatRequest(model="m", messages=[_ASK], tools=TOOLS).conversation().tools
+
+
+def _read_back() -> Row:
+    rng, tools = random.Random(7), _offered()
+    tried = right = 0
+    stems = set()
+    for stem, template, calls, answer in _answers():
+        found = [_read(template, tools, answer, rng) for _ in range(CUTS)]
+        stems.add(stem)
+        tried += CUTS
+        right += found.count(calls)
+        if found != [calls] * CUTS:
+            print(f"files: {stem}: {answer!r} is read in another way", flush=True)
+    note = f"{len(stems)} templates"
+    return Row("calls that templates wrote, cut at random", tried, right, 0, note)
+
+
+def _allowed() -> Row:
+    """The grammar that binds a model to calls, against the calls that templates wrote."""
+    tools = _offered()
+    tried = right = others = 0
+    for stem, template, calls, answer in _answers():
+        length = len(_squeezed(template.calls.write(calls)))
+        ends = (end for end in range(len(answer)) if len(_squeezed(answer[:end])) == length)
+        text = answer[: next(ends, 0)]
+        if _squeezed(text) != _squeezed(template.calls.write(calls)):
+            others += 1  # ids behind the arguments, or values as Python shows them
+            continue
+        grammar = CallGrammar(template.calls, {}, None, begun=False).grammar(
+            tools, required=True, parallel=True, text_grammar=None
+        )
+        tokens = tokenizer().encode(text, special_tokens=False)
+        tried += 1
+        if grammars().matcher(grammar).allows(tokens) == len(tokens):
+            right += 1
+        else:
+            print(f"files: {stem}: {text!r} is not allowed", flush=True)
+    note = f"besides {others} with ids behind the arguments, or with values as Python shows them"
+    return Row("calls that templates wrote, by the grammar", tried, right, 0, note)
+
+
+def _squeezed(text: str) -> str:
+    """A text without white space, ids and numbers that differ from call to call."""
+    return re.sub(r"callnumb\d|(?<=[:\"])\d(?=[<\"])|\s+", "", text)
 
 
 def _read(

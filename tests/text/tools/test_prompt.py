@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from specops.text.chat_template import ChatTemplate
 from specops.text.template_process import SHARED, TemplateProcess
-from tests.text.tools.scripts import TEMPLATES, TOOLS
+from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS
 
 ASK = "And the weather?"
 CALL = {"name": "get_weather", "arguments": {"city": "Zürich"}}
@@ -67,6 +67,18 @@ def test_calls_that_a_template_leaves_out_are_text_in_the_models_format(name: st
     call = '[{"name": "get_weather", "arguments": {"city": "Zürich"}}]'
     assert f"assistant\nLet me see.\n<|tool_call|>{call}" in text
     assert "<|im_start|>tool\nsunny<|im_end|>" in text  # this they show
+
+
+def test_tools_are_where_a_template_looks_for_them() -> None:
+    """As SmolLM3's: it reads `xml_tools`, and leaves out past calls."""
+    source = "{% if xml_tools %}{{ xml_tools }}<tool_call>{% endif %}" + TEMPLATES["json"]
+    template = ChatTemplate(source, {})
+    assert template.calls == BY_NAME["hermes"]
+    text = template.render(two_calls(), TOOLS)
+    assert text.startswith("[{'type': 'function', 'function': {'name': 'get_weather'")
+    assert roles(text) == ["user", "assistant", "tool", "tool", "assistant"]
+    assert text.count("<tool_call>\n{") == 2
+    assert "xml_tools" not in template.render(two_calls())
 
 
 def two_calls() -> list[dict[str, Any]]:

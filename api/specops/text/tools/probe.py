@@ -45,6 +45,8 @@ _SAID, _TOLD, _LATER = "saidword", "toldword", "laterword"
 _RESULT, _RESULT2 = "resultword", "otherresult"
 _THOUGHTS = re.compile(r"\s*(?:<[^<>]*think[^<>]*>\s*)*", re.IGNORECASE)
 _OPEN_TAG = re.compile(r"[<\[][^>\]\s]*$")
+# A turn with calls may end in another way than one without: what follows the last </...>.
+_TURN_END = re.compile(r"(</[^<>]*>)(?!.*</).*$", re.DOTALL)
 _TAG_END = re.compile(r"[^<\[\s]*[>\]]")
 
 
@@ -208,7 +210,7 @@ def _learned(render: Render, traits: TemplateTraits) -> ToolFormat | None:
     for style in (_as_json, _as_named, _as_tagged):
         form = style(*sections)
         if form is not None and _reads_back(form, sections):
-            return form
+            return replace(form, closing=_TURN_END.sub(r"\1", form.closing))
     return None
 
 
