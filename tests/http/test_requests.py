@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 import threading
+import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from specops.http import content_encoding
 from specops.http.middleware import MAX_BODY_BYTES
 from specops.request import FIXED_K_DRAFT, FinishReason, Grammar, GrammarKind, SamplingParams
 from specops.sampling_defaults import SamplingDefaults
@@ -80,6 +84,14 @@ ENGINE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (MESSAGES, {"max_tokens": 32_000}, {"max_new_tokens": 500}),
     (RESPONSES, {"max_output_tokens": 32_000}, {"max_new_tokens": 500}),
     (CHAT, {"logprobs": True}, {"logprobs": 0}),
+    (CHAT, {"top_logprobs": 0}, {"logprobs": None}),
+    # As with llama-server, -1 is no limit.
+    (CHAT, {"max_tokens": -1}, {"max_new_tokens": 500}),
+    (CHAT, {"max_completion_tokens": -1}, {"max_new_tokens": 500}),
+    (COMPLETIONS, {"max_tokens": -1}, {"max_new_tokens": 500}),
+    *((path, {"stop": stop}, {"stop": ()}) for path in BODIES for stop in ("", [], [""])),
+    (CHAT, {"stop": ["", "a"]}, {"stop": ("a",)}),
+    (MESSAGES, {"stop_sequences": ["", "a", ""]}, {"stop": ("a",)}),
 ]  # fmt: skip
 
 
@@ -374,6 +386,53 @@ async def test_a_missing_field_is_named(path: str, missing: str) -> None:
     assert (error["param"], error["code"]) == (missing, "missing_parameter")
 
 
+# Of a field that may have several types, the problems of the one that was meant.
+MEANT: list[tuple[str, dict[str, Any], str]] = [
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": 5}]},
+        "messages.0.content: {} string or {} list",
+    ),
+    (CHAT, {"stop": ["a", 5]}, "stop.1: {} string"),
+    (CHAT, {"tool_choice": "a"}, "tool_choice: Input should be 'auto', 'none' or 'required'"),
+    (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
+    (CHAT, {"response_format": 5}, "response_format: Input should be an object"),
+    (
+        CHAT,
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema: Field required",
+    ),
+    (COMPLETIONS, {"prompt": [1, "a"]}, "prompt.1: {} integer"),
+    (COMPLETIONS, {"prompt": ["a", 1]}, "prompt.1: {} string"),
+    (COMPLETIONS, {"prompt": [[1], ["a"]]}, "prompt.1.0: {} integer"),
+    (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{}]}]}]},
+        "messages.0.content.0.content.0.type: Field required",
+    ),
+    (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": 5}]}]},
+        "input.0.content.0.text: {} string",
+    ),
+    (EMBEDDINGS, {"input": [["a"]]}, "input.0.0: {} string or {} integer"),
+    (
+        CHAT,
+        {"stop": 5, "tool_choice": 5},
+        "stop: {} string or {} list; tool_choice: Input should be 'auto', 'none' or 'required'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "message"), MEANT, ids=str)
+async def test_an_error_is_about_the_type_that_was_meant(
+    path: str, fields: dict[str, Any], message: str
+) -> None:
+    message = message.replace(": {}", ": Input should be {}").replace("{}", "a valid")
+    async with api() as here:
+        assert problem(await here.ask(path, **fields), 400)["message"] == message
+
+
 async def test_the_message_has_every_wrong_field_and_its_place() -> None:
     messages = [USER, {"role": "user", "content": [{"type": 5}]}]
     async with api() as here:
@@ -524,6 +583,82 @@ async def test_a_large_body_is_refused_as_soon_as_it_is_known_to_be(
     assert (status, body["error"]["code"]) == (413, "body_too_large")
     assert client.received == read
     assert here.rejected("too_large") == 1
+
+
+def raw_deflate(body: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(body) + packer.flush()
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "GZIP ": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "Deflate": raw_deflate,
+    "identity": bytes,
+    "": bytes,
+}
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, GENERATE])
+async def test_a_compressed_body_is_read(path: str, encoding: str) -> None:
+    body = PACKED[encoding](json.dumps(ENDPOINTS[path]).encode())
+    async with api() as here:
+        headers = JSON | {"content-encoding": encoding}
+        response = await here.client.post(path, content=body, headers=headers)
+    assert response.status_code == 200, response.text
+    assert b"abc" in bytes(here.request.prompt_tokens)
+
+
+WHOLE = json.dumps(BODIES[GENERATE]).encode()
+BROKEN: list[tuple[str, bytes, int, str]] = [
+    ("zstd", b"", 415, "unsupported_encoding"),
+    ("gzip, gzip", gzip.compress(gzip.compress(WHOLE)), 415, "unsupported_encoding"),
+    ("gzip", WHOLE, 400, "invalid_encoding"),
+    ("gzip", b"", 400, "invalid_encoding"),
+    ("deflate", b"", 400, "invalid_encoding"),
+    ("gzip", gzip.compress(WHOLE)[:-4], 400, "invalid_encoding"),
+    ("gzip", gzip.compress(WHOLE) + b"more", 400, "invalid_encoding"),
+    ("gzip", gzip.compress(bytes(MAX_BODY_BYTES)), 400, "invalid_json"),
+    ("gzip", gzip.compress(bytes(MAX_BODY_BYTES + 1)), 413, "body_too_large"),
+    ("deflate", zlib.compress(bytes(100 << 20), 9), 413, "body_too_large"),
+    ("gzip", gzip.compress(b"[" * 100_000), 413, "body_too_large"),
+]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "code"), BROKEN, ids=lambda it: str(it)[:30]
+)
+async def test_a_body_that_cannot_be_decompressed_is_refused(
+    encoding: str, body: bytes, status: int, code: str
+) -> None:
+    async with api() as here:
+        headers = JSON | {"content-encoding": encoding}
+        response = await here.client.post(GENERATE, content=body, headers=headers)
+        reason = "too_large" if status == 413 else "invalid"
+        assert code == "invalid_json" or here.rejected(reason) == 1
+    assert problem(response, status)["code"] == code
+    assert response.headers.get("accept-encoding") == ("gzip, deflate" if status == 415 else None)
+
+
+async def test_what_is_made_of_a_body_is_bounded_and_made_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[int, int]] = []
+    inflate = content_encoding._inflate
+
+    def watch(body: bytearray, encoding: str, most_bytes: int) -> bytearray:
+        made.append((most_bytes, threading.get_ident()))
+        return inflate(body, encoding, most_bytes)
+
+    monkeypatch.setattr(content_encoding, "_inflate", watch)
+    async with api() as here:
+        headers = JSON | {"content-encoding": "gzip"}
+        await here.client.post(GENERATE, content=gzip.compress(WHOLE), headers=headers)
+    ((most_bytes, thread),) = made
+    assert (most_bytes, thread != threading.get_ident()) == (MAX_BODY_BYTES, True)
 
 
 async def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:

@@ -42,7 +42,11 @@ async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
     assert (listed["first_id"], listed["has_more"]) == ("fake", False)
     created = datetime.fromisoformat(alone.pop("created_at"))
     assert alone.pop("created") == created.timestamp() > 0
+    can = alone.pop("capabilities")
+    assert {name for name, told in can.items() if told["supported"]} == {"structured_outputs"}
     assert alone == {
+        "lifecycle": "active", "line": None, "deprecated_at": None, "retires_at": None,
+        "max_input_tokens": 63, "max_tokens": 63,
         "id": "fake", "object": "model", "type": "model", "display_name": "fake",
         "max_model_len": 64, "owned_by": "specops", "context_length": 64,
         "quantization": "int8-128", "drafters": ["draft", "suffix", "none"], "chat": False,

@@ -13,7 +13,7 @@ their own exceptions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ _EMBEDDINGS, _RESPONSES = "/v1/embeddings", "/v1/responses"
 OLLAMA_PREFIX = "/api/"
 _RETRY_SECONDS = 5
 _MOST_PROBLEMS = 20  # that an answer names
+_SHOULD_BE = "Input should be "  # how the messages of most problems begin
+_OBJECTS = ("dict_type", "model_type", "model_attributes_type")
 _OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     **_OPENAI_TYPES,
@@ -239,7 +241,7 @@ def from_validation_error(error: RequestValidationError, request: Request) -> Ap
     A body that is not JSON has no fields: that is 400, or 415 if it does not claim to be JSON.
     """
     problems = error.errors()[:_MOST_PROBLEMS]
-    first: dict[str, Any] = problems[0]
+    first: Mapping[str, Any] = problems[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
@@ -249,7 +251,8 @@ def from_validation_error(error: RequestValidationError, request: Request) -> Ap
             415, "send the body as JSON, with Content-Type: application/json",
             code="unsupported_media_type",
         )  # fmt: skip
-    messages = dict.fromkeys(f"{_place(item, error.body)}: {_message(item)}" for item in problems)
+    meant = _meant([_Problem(item, error.body) for item in problems])
+    first = meant[0].problem
     code = {
         "extra_forbidden": "unknown_parameter",
         "missing": "missing_parameter",
@@ -257,7 +260,7 @@ def from_validation_error(error: RequestValidationError, request: Request) -> Ap
     }
     return ApiError(
         invalid_status(request),
-        "; ".join(messages),
+        "; ".join(dict.fromkeys(map(str, meant))),
         code=code.get(first["type"], "invalid_value"),
         param=_field(first),
     )
@@ -271,24 +274,79 @@ def _field(problem: Mapping[str, Any]) -> str | None:
     return names[0] if names else None
 
 
-def _place(problem: Mapping[str, Any], body: Any) -> str:
-    """Return where the body is wrong, such as `messages.3.content`.
+class _Problem:
+    """One thing that is wrong with a body.
 
-    The framework's location also names the types that it has tried; they are left out.
+    Attributes:
+        steps: to its place: names and indexes within the body, and in between, as None and a name,
+            the types that were tried there, of which one was enough.
     """
-    names: list[str] = []
-    for name in problem["loc"][1:]:
-        # To look for a text in a range, Python compares it with every number.
-        listed = isinstance(body, list) and isinstance(name, int) and name < len(body)
-        if listed or (isinstance(body, dict) and name in body):
-            body = body[name]
-        elif problem["type"] != "missing" or name != problem["loc"][-1]:
-            continue
-        names.append(str(name))
-    return ".".join(names) or _field(problem) or "body"
+
+    def __init__(self, problem: Mapping[str, Any], body: Any) -> None:
+        self.problem = problem
+        self.steps: list[tuple[str | int | None, str]] = []
+        *_, last = enumerate(problem["loc"])
+        for position, name in enumerate(problem["loc"][1:], 1):
+            # To look for a text in a range, Python compares it with every number.
+            listed = isinstance(body, list) and isinstance(name, int) and name < len(body)
+            if listed or (isinstance(body, dict) and name in body):
+                body = body[name]
+            elif problem["type"] != "missing" or (position, name) != last:
+                self.steps.append((None, str(name)))
+                continue
+            self.steps.append((name, ""))
+        self.message = _message(problem)
+
+    @property
+    def place(self) -> list[str | int]:
+        """Where it is, such as ["messages", 3, "content"]."""
+        return [name for name, _ in self.steps if name is not None]
+
+    @property
+    def progress(self) -> tuple[int, int, bool]:
+        """How far a type fitted: the one that was meant fits furthest."""
+        place = self.place
+        index = next((name for name in reversed(place) if isinstance(name, int)), 0)
+        return len(place), index, not self.is_of_type
+
+    @property
+    def is_of_type(self) -> bool:
+        """Whether the value is of another type altogether."""
+        return str(self.problem["type"]).endswith("_type")
+
+    def __str__(self) -> str:
+        where = ".".join(map(str, self.place)) or _field(self.problem) or "body"
+        return f"{where}: {self.message}"
+
+
+def _meant(problems: Sequence[_Problem], depth: int = 0) -> list[_Problem]:
+    """Return the problems without those of types that were tried, but not meant.
+
+    A message may be a text or a list of parts. Of one with a wrong part nobody needs to know that
+    it is no text.
+    """
+    groups: dict[tuple[str | int | None, str] | None, list[_Problem]] = {}
+    for problem in problems:
+        step = problem.steps[depth] if depth < len(problem.steps) else None
+        groups.setdefault(step, []).append(problem)
+    found = {
+        step: group if step is None else _meant(group, depth + 1) for step, group in groups.items()
+    }
+    tried = [group for step, group in found.items() if step is not None and step[0] is None]
+    if len(tried) < 2:
+        return [problem for group in found.values() for problem in group]
+    best = max(tried, key=lambda group: max(problem.progress for problem in group))
+    if all(len(group) == 1 and group[0].is_of_type for group in tried):
+        # None fits at all: all of them are told.
+        words = dict.fromkeys(group[0].message.removeprefix(_SHOULD_BE) for group in tried)
+        best[0].message = _SHOULD_BE + " or ".join(words)
+    rest = [group for step, group in found.items() if step is None or step[0] is not None]
+    return [problem for group in (*rest, best) for problem in group]
 
 
 def _message(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
         return "no such field"
+    if problem["type"] in _OBJECTS:  # the library's message has the name of a class
+        return f"{_SHOULD_BE}an object"
     return str(problem["msg"])

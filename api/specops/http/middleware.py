@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specops.http.body_limits import LARGE_BODY_BYTES, refuse_complex
+from specops.http.content_encoding import body_encoding, decompressed
 from specops.http.endpoints import Endpoints
 from specops.http.errors import (
     CLIENT_CLOSED_REQUEST,
@@ -43,7 +44,12 @@ _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
 _TURNS = 3  # of the event loop: after so many it has seen all requests that came together
 _QUIET_PATHS = ("/health", "/metrics")  # other programs ask them every few seconds
 # The reason of a rejection in the metrics, by the code of the answer.
-_REASONS = {"invalid_api_key": "unauthorized", "body_too_large": "too_large"}
+_REASONS = {
+    "invalid_api_key": "unauthorized",
+    "body_too_large": "too_large",
+    "unsupported_encoding": "invalid",
+    "invalid_encoding": "invalid",
+}
 log = logging.getLogger(__name__)
 
 
@@ -149,7 +155,10 @@ class RequestContext:
                 self._metrics.observe_load_test(shape)
             if (refusal := self._refuse(scope, False)) is not None:
                 return refusal
+            encoding = body_encoding(headers.get("content-encoding"))
             await self._read(exchange)
+            if encoding and not exchange.client_left:
+                exchange.body = await decompressed(exchange.body, encoding, MAX_BODY_BYTES)
             refuse_complex(exchange.body)
         except ApiError as error:
             self._metrics.observe_rejected(_REASONS.get(error.code, error.code))
