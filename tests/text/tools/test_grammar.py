@@ -10,6 +10,7 @@ import pytest
 from specops.request import Grammar, GrammarKind
 from specops.text.tools.formats import THINKING, Tool
 from specops.text.tools.grammar import CallGrammar
+from specops.text.tools.reader import AnswerReader
 from tests.simulated_target import grammars, tokenizer
 from tests.text.tools.scripts import BY_NAME, written
 
@@ -121,6 +122,49 @@ def test_text_that_follows_a_grammar_stands_in_place_of_calls(name: str, said: G
         assert allowed(name, f"hm{THINK[1]}{right}", begun=True, **thinking)
         assert not allowed(name, right, begun=True, **thinking)
         assert not allowed(name, f"{THINK[0]}hm{THINK[1]}{wrong}", **thinking)
+
+
+TAGGED = [name for name, form in BY_NAME.items() if form.style == "tagged"]
+KINDS = {
+    "type": "object",
+    "properties": {
+        "sky": {"type": "string", "enum": ["clear", "grey"]},
+        "unit": {"const": "C"},
+        "code": {"type": "string", "pattern": "^[A-Z]{3}$"},
+        "note": {"type": "string", "maxLength": 5},
+        "days": {"$ref": "#/$defs/days"},
+        "list": {"type": "array", "items": {"type": "integer"}},
+        "any": {},
+    },
+    "$defs": {"days": {"type": "integer"}},
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"),
+    [
+        ("sky", "grey", "blue"),
+        ("unit", "C", "F"),
+        ("code", "ABC", "ab"),
+        ("note", "a\nb", "longer"),
+        ("days", 3, "three"),
+        ("list", [1, 2], ["a"]),
+        ("any", "<b> &", None),
+    ],
+)
+def test_arguments_in_tags_follow_their_schema(name: str, key: str, right: Any, wrong: Any) -> None:
+    tools = (Tool("f", "", KINDS), Tool("open", "", {"type": "object"}))
+    form = BY_NAME[name]
+    assert allowed(name, written(form, [("f", {key: right})]), tools=tools)
+    if wrong is not None:
+        assert not allowed(name, written(form, [("f", {key: wrong})]), tools=tools)
+    assert not allowed(name, written(form, [("f", {"other": 1})]), tools=tools)
+    assert allowed(name, written(form, [("open", {"other": right})]), tools=tools)
+    reader = AnswerReader(form, tools)
+    reader.push(written(form, [("f", {key: right})]))
+    reader.finish()
+    assert [json.loads(block.text) for block in reader.blocks] == [{key: right}]
 
 
 def test_a_tool_without_a_schema_takes_no_arguments() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
+from typing import Any
 
 import pytest
 
 from specops.text.chat_template import ChatTemplate
-from specops.text.tools.formats import THINKING
+from specops.text.tools.formats import THINKING, Tool, parts
 from specops.text.tools.reader import AnswerReader, Block
 from tests.text.tools.scripts import BY_NAME, TEMPLATES, TOOLS, scripts, written
 
@@ -106,6 +108,78 @@ def test_thoughts_may_have_begun_in_the_prompt(size: int) -> None:
     assert blocks == [Block("reasoning", "hm"), Block("text", "Hi ")]
     assert read("hermes", "hm", size, begun=True) == [Block("reasoning", "hm")]
     assert read("hermes", "<think>\n\n</think>\n\nHi", size) == [Block("text", "Hi")]
+
+
+QWEN = "<tool_call>\n<function=f>\n{}</function>\n</tool_call>"
+PARAMETER = "<parameter={}>\n{}\n</parameter>\n"
+TYPED = [  # a schema, what the model wrote, what it means
+    ({"type": "string"}, "3", "3"),
+    ({"type": "string"}, '"quoted"', '"quoted"'),
+    ({"type": "string"}, "\n two\nlines \n", "\n two\nlines \n"),
+    ({"type": "string"}, "", ""),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"type": ["string", "null"]}, "3", "3"),
+    ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "3", 3),
+    ({"type": "integer"}, "three", "three"),  # as it is: the tool may say what is wrong
+    ({"type": "array"}, "[1, {'k': True, 'n': None}]", [1, {"k": True, "n": None}]),
+    ({"type": "boolean"}, "True", True),
+    ({"enum": ["1", "2"]}, "1", "1"),
+    ({"const": "1"}, "1", "1"),
+    ({}, "3", 3),
+    ({}, "plain text", "plain text"),
+    ({"$ref": "#/$defs/text"}, "3", "3"),
+    ({"$ref": "#/$defs/none"}, "3", 3),
+    ({"type": 7, "enum": 1, "anyOf": {"a": 1}}, "3", 3),
+]
+
+
+@pytest.mark.parametrize(("schema", "wrote", "meant"), TYPED)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_arguments_in_tags_get_their_schemas_types(
+    schema: Any, wrote: str, meant: Any, size: int
+) -> None:
+    tool = Tool("f", "", {"properties": {"x": schema}, "$defs": {"text": {"type": "string"}}})
+    answer = QWEN.format(PARAMETER.format("x", wrote))
+    reader = AnswerReader(BY_NAME["qwen3-coder"], [tool])
+    for start in range(0, len(answer), size):
+        reader.push(answer[start : start + size])
+    reader.finish()
+    assert [json.loads(block.text) for block in reader.blocks] == [{"x": meant}]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_whatever_a_model_writes_its_cuts_do_not_matter(name: str) -> None:
+    rng, form = random.Random(name), BY_NAME[name]
+    texts = (form.opening, form.between, form.closing, form.middle, form.key_open, form.key_close)
+    pieces = [part for text in (*texts, form.value_close) for part in parts(text)]
+    pieces += [
+        "get_weather",
+        "city",
+        "{",
+        "}",
+        '"',
+        ": ",
+        "\n",
+        " ",
+        "<",
+        "[",
+        "]",
+        "text",
+        "3",
+        "\\",
+    ]
+    pieces += [form.write([("get_weather", {"city": "a"})])[:-3], THINK[0], THINK[1]]
+    for _ in range(60):
+        answer = "".join(rng.choices(pieces, k=rng.randint(1, 14)))
+        whole = read(name, answer, len(answer))
+        for size in (1, 2, 5):
+            assert read(name, answer, size) == whole, answer
+
+
+def test_a_name_is_not_sought_for_ever() -> None:
+    answer = "[TOOL_CALLS]get_weather" + " " * 100_000
+    (block,) = read("mistral-args", answer, len(answer))
+    assert (block.kind, block.text) == ("text", answer)
 
 
 def test_without_tools_and_thoughts_text_is_text() -> None:

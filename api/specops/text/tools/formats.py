@@ -194,18 +194,25 @@ def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-def types_of(schema: Any) -> set[str]:
+def types_of(schema: Any, depth: int = _MOST_REFERENCES) -> set[str]:
     """Return the types that a schema names; empty if it allows any."""
     if not isinstance(schema, dict):
         return set()
-    named = schema.get("type", [])
-    found = {named} if isinstance(named, str) else {item for item in named if isinstance(item, str)}
-    if not found and isinstance(schema.get("enum"), list):
-        found = {kind for value in schema["enum"] for kind in _TYPES.get(type(value), set())}
-    for key in ("anyOf", "oneOf"):
-        choices = schema.get(key)
-        found |= {kind for choice in choices or () for kind in types_of(choice)}
+    named = schema.get("type")
+    found = {item for item in _listed(named) or [named] if isinstance(item, str)}
+    if not found:
+        values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+        found = {kind for value in values for kind in _TYPES.get(type(value), set())}
+    for key in ("anyOf", "oneOf") if depth else ():
+        found |= {
+            kind for choice in _listed(schema.get(key)) for kind in types_of(choice, depth - 1)
+        }
     return found
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return a list of a schema, which a client wrote; an empty one in place of anything else."""
+    return value if isinstance(value, list) else []
 
 
 def _json(value: Any) -> str:

@@ -147,8 +147,9 @@ class CallGrammar:
         """
         form = self.calls
         schema = _parameters(tool)
-        properties = schema.get("properties") or {}
-        required = schema.get("required") or []
+        properties = schema["properties"] if isinstance(schema.get("properties"), dict) else {}
+        listed = schema["required"] if isinstance(schema.get("required"), list) else []
+        required = [key for key in listed if isinstance(key, str)]
         order = sorted(properties, key=lambda key: key not in required)
         order += [key for key in required if key not in properties]
         arguments: list[str] = []
@@ -161,9 +162,9 @@ class CallGrammar:
             arguments.append(name if key in required else f"{name}?")
         if _is_open(schema):
             name = f"arg{suffix}_more"
-            opened = f"{self._literal(form.key_open)} KEY {self._literal(form.key_close)}"
+            opened = f"{self._literal(form.key_open)} KEY{suffix} {self._literal(form.key_close)}"
             rules += [f"{name}: {opened} {name}_value", *self._value_rule(name, tool, "", {})]
-            rules += [r"KEY: /[\w.-]{1,64}/"] if suffix == "_0" else []
+            rules.append(rf"KEY{suffix}: /[\w.-]{{1,64}}/")
             arguments.append(f"{name}*")
         call = f"{json.dumps(tool.name)} {self._literal(form.middle)} {' '.join(arguments)}"
         return [f"call{suffix}: {call}", *rules]
@@ -172,7 +173,7 @@ class CallGrammar:
         """Return the rules of an argument's value and the tag that closes it."""
         close = self.calls.value_close
         types = types_of(schema)
-        choices = schema.get("enum") if isinstance(schema, dict) else None
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
         if choices and types == {"string"}:
             written = " | ".join(json.dumps(str(choice)) for choice in choices)
             return [f"{name}_value: ({written}) {self._literal(close)}"]

@@ -31,6 +31,7 @@ from specops.text.tools.formats import (
 _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters", "tool_call_id"})
 _SPACES = " \t\r\n"
 _TOOL_NAME = re.compile(TOOL_NAME)
+_MOST_BETWEEN = 256  # characters between a name and its arguments
 _NAME_CHARACTER = re.compile(r"[a-zA-Z0-9_.:/-]")
 Steps = Generator[None, str, str]  # is sent characters, returns the first one after its part
 Take = Callable[[str], object]
@@ -86,7 +87,7 @@ class AnswerReader:
         self._schemas = {tool.name: tool.parameters or {} for tool in tools}
         self._thinking = thinking or ()
         self._deltas: list[Delta] = []
-        self._spaces = ""  # held back: they may be the end of a block
+        self._spaces: list[str] = []  # held back: they may be the end of a block
         self._thought = False
         self._plain = calls is None and thinking is None
         self.repeated = False
@@ -115,8 +116,9 @@ class AnswerReader:
             with contextlib.suppress(StopIteration):
                 self._machine.send("")
             self._end_call()
-            if self._spaces and (not self.blocks or self._open("text")):
-                self._add("text", self._spaces)
+            spaces = "".join(self._spaces)
+            if spaces and (not self.blocks or self._open("text")):
+                self._add("text", spaces)
         return self._take()
 
     def _take(self) -> list[Delta]:
@@ -151,7 +153,7 @@ class AnswerReader:
         self._deltas.append(Delta(len(self.blocks) - 1, text))
 
     def _begin_call(self, name: str) -> None:
-        self._spaces = ""
+        self._spaces = []
         self._earlier = [
             block.text for block in self.blocks if (block.kind, block.name) == ("call", name)
         ]
@@ -178,13 +180,15 @@ class AnswerReader:
 
     def _show(self, kind: Literal["text", "reasoning"], text: str) -> None:
         """Add text. White space at its end is held back until more text follows."""
-        whole = self._spaces + text
-        text = whole.rstrip()
-        self._spaces = whole[len(text) :]
-        if text and not self._open(kind) and (self.blocks or self._thought):
+        end = len(text.rstrip())
+        if not end:
+            self._spaces.append(text)
+            return
+        spaces, text = text[end:], "".join(self._spaces) + text[:end]
+        self._spaces = [spaces]
+        if not self._open(kind) and (self.blocks or self._thought):
             text = text.lstrip()
-        if text:
-            self._add(kind, text)
+        self._add(kind, text)
 
     # -- the state machine: each step gets a character and returns the first one after its part ----
 
@@ -209,7 +213,7 @@ class AnswerReader:
     def _thoughts(self, char: str) -> Steps:
         self._thought = True
         _, char = yield from self._until(self._thinking[1:], char, self._think)
-        self._spaces = ""
+        self._spaces = []
         return char
 
     def _until(
@@ -334,12 +338,12 @@ class AnswerReader:
                 char = yield
             if form.style == "named":
                 between = ""
-                while char and char != "{":
+                while char and char != "{" and len(between) < _MOST_BETWEEN:
                     between += char
                     raw.append(char)
                     char = yield
                 found = re.fullmatch(_before_arguments(form), name + between)
-                name = found[1] if found and char else ""
+                name = found[1] if found and char == "{" else ""
             else:
                 follows, char = yield from self._follow(parts(form.middle), char, raw)
                 name = name if follows else ""
