@@ -11,15 +11,25 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
-from tests.files import decoding, pretokenizers, templates, vocabularies
+from tests.files import decoding, keys, pretokenizers, templates, vocabularies
 from tests.files.report import Row, table, write_section
 
-PARTS: dict[str, Callable[[], list[Row]]] = {
-    "vocabularies": vocabularies.compare,
-    "pretokenizers": pretokenizers.compare,
-    "decoding": decoding.compare,
-    "templates": templates.compare,
+
+class Part(NamedTuple):
+    """Compares files, and writes the rows for people."""
+
+    compare: Callable[[], list[Row]]
+    table: Callable[[list[Row]], str] = table
+
+
+PARTS: dict[str, Part] = {
+    "keys": Part(keys.compare, keys.table),
+    "vocabularies": Part(vocabularies.compare),
+    "pretokenizers": Part(pretokenizers.compare),
+    "decoding": Part(decoding.compare),
+    "templates": Part(templates.compare),
 }
 
 
@@ -30,15 +40,14 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="the figures into docs/gguf.md")
     options = parser.parse_args()
     different = 0
-    for name, compare in PARTS.items():
+    for name, part in PARTS.items():
         if options.only not in (None, name):
             continue
-        rows = compare()
-        text = table(rows)
-        print(f"{name}\n{text}", flush=True)
+        rows = part.compare()
+        print(f"{name}\n{table(rows)}", flush=True)
         different += sum(row.different for row in rows)
         if options.write:
-            write_section(name, text)
+            write_section(name, part.table(rows))
     print("files: nothing different" if not different else f"files: {different} different")
     return int(different > 0)
 

@@ -180,6 +180,10 @@ def refusal(
         ("llama.attention.key_length", "uint32", 1 << 30, "too large"),
         ("llama.attention.value_length", "uint32", 32, "must be the keys', 64"),
         ("llama.logit_scale", "float32", 8.0, "is 8.0; this cannot be exported"),
+        ("llama.rope.scaling.attn_factor", "float32", 2.0, "is 2.0; this cannot be exported"),
+        ("llama.nextn_predict_layers", "uint32", 1, "is 1; this cannot be exported"),
+        ("llama.embedding_length_out", "uint32", 9, "must be the same as"),
+        ("llama.attention.key_length_swa", "uint32", 9, "must be the same as"),
     ],
 )
 def test_settings_that_cannot_be_drawn(

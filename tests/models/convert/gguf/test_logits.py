@@ -36,7 +36,7 @@ from tests.models.convert.gguf.files import (
     stored_tensors,
     write_gguf,
 )
-from tests.models.convert.runner import open_model
+from tests.models.convert.runner import edit_config, open_model
 from tests.passes import Passes, prepared
 
 TOKENS = np.random.default_rng(7).integers(1, 320, 24).tolist()
@@ -209,6 +209,74 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+
+
+@pytest.mark.parametrize(
+    ("keys", "factors", "expected"),
+    [
+        ({"rope.scaling.factor": 4.0}, 1.0, 4.0),  # no type: linear
+        ({"rope.scale_linear": 4.0}, 1.0, 4.0),
+        ({"rope.scaling.factor": 4.0, "rope.scale_linear": 8.0}, 1.0, 4.0),
+        ({"rope.scaling.factor": 0.0}, 1.0, 1.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, 1.0, 1.0),
+        ({"rope.scaling.type": "linear"}, 1.0, 1.0),
+        ({"rope.scaling.factor": 4.0}, 2.0, 8.0),  # beside divisors of the frequencies
+    ],
+)
+def test_a_factor_of_the_rotation_is_read_as_llama_cpp_does(
+    keys: dict[str, Any], factors: float, expected: float, tmp_path: Path
+) -> None:
+    scaling = {"type": "linear", "factor": expected}
+    source = make_llama_checkpoint(tmp_path / "source", **SIZES, config={"rope_scaling": scaling})
+
+    def change(writer: GGUFWriter) -> None:
+        for key, value in keys.items():
+            add = writer.add_string if isinstance(value, str) else writer.add_float32
+            add(f"llama.{key}", value)
+        if factors != 1:
+            writer.add_tensor("rope_freqs.weight", np.full(32, factors, np.float32))
+
+    model, plain = converted(tmp_path, source, lambda name: Kind.Q8_0, change=change)
+    tables = [constants(graph)["cos_cache"] for graph in (model, plain)]
+    np.testing.assert_allclose(*tables, atol=1e-5)
+
+
+@pytest.mark.parametrize("pattern", [[True, False, True], 0, None])
+def test_the_local_layers_of_gemma_3(pattern: list[bool] | int | None, tmp_path: Path) -> None:
+    """A list of layers; a window of 0 and an absent window: all layers are global."""
+    config: dict[str, Any] = {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 40}
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    config["layer_types"] = [kinds[local] for local in pattern or [False] * 3]
+    source = make_relative_checkpoint(
+        tmp_path / "source", kind="gemma3_text", **{**SIZES, "layers": 3}, config=config
+    )
+    window = {"sliding_window": 40} if pattern else {"sliding_window": pattern}
+    edit_config(source, **window)
+
+    def change(writer: GGUFWriter) -> None:
+        if pattern:
+            writer.add_sliding_window_pattern(pattern)
+
+    file = write_gguf(
+        source, tmp_path / "m.gguf", lambda _: Kind.Q8_0, change=change, dequantized=tmp_path / "p"
+    )
+    edit_config(tmp_path / "p", sliding_window=40)
+    model = export_checkpoint(file, tmp_path / "own", quantization=None)
+    fp32 = Quantization.parse("fp32")
+    plain = export_checkpoint(tmp_path / "p", tmp_path / "fp32", quantization=fp32)
+    assert len(windows(model)) == 3
+    assert windows(model) == windows(plain)
+    assert error(tmp_path, model, plain) < 0.05
+
+
+def windows(model: ExportedModel) -> list[tuple[int, str]]:
+    """The window of each layer's attention, and the table that rotates it."""
+    nodes = onnx.load(model.graph_file, load_external_data=False).graph.node
+    return [
+        (next((item.i for item in node.attribute if "window" in item.name), 0), node.input[-1])
+        for node in nodes
+        if "Attention" in node.op_type
+    ]
 
 
 @pytest.mark.parametrize("scaling", [LLAMA3, {"type": "linear", "factor": 4.0}])

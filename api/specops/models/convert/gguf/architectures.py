@@ -87,6 +87,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "{arch}.attention.causal": (True,),
     "{arch}.use_parallel_residual": (False,),
     "{arch}.pooling_type": (0,),
+    "{arch}.nextn_predict_layers": (0,),
+}
+# Sizes that a file may repeat, and the keys that they have to equal.
+_REPEATED = {
+    "{arch}.embedding_length_out": "{arch}.embedding_length",
+    "{arch}.attention.key_length_swa": "{arch}.attention.key_length",
+    "{arch}.attention.value_length_swa": "{arch}.attention.value_length",
+    "{arch}.rope.dimension_count_swa": "{arch}.rope.dimension_count",
 }
 _GRANITE = {
     "{arch}.logit_scale": "logits_scaling",
@@ -118,8 +126,19 @@ def check_architecture(metadata: Metadata) -> None:
         )
     for key, allowed in _NEUTRAL.items():
         drawn = metadata.architecture == "granite" and key in _GRANITE
-        if not drawn and key in metadata and (value := metadata.raw(key)) not in allowed:
-            raise metadata.error(key, f"is {value}; this cannot be exported")
+        if not drawn:
+            _neutral(metadata, key, allowed)
+    for key, other in _REPEATED.items():
+        if key in metadata and (other not in metadata or metadata.raw(key) != metadata.raw(other)):
+            raise metadata.error(key, f"must be the same as {other}, or absent")
+    if metadata.architecture == "granite":  # its switch for rotation; it tells nothing elsewhere
+        _neutral(metadata, "{arch}.rope.scaling.finetuned", (True,))
+
+
+def _neutral(metadata: Metadata, key: str, allowed: tuple[Any, ...]) -> None:
+    """Raises ExportError for a value that no family draws."""
+    if key in metadata and (value := metadata.raw(key)) not in allowed:
+        raise metadata.error(key, f"is {value}; this cannot be exported")
 
 
 def transformers_name(architecture: str, name: str) -> str | None:
@@ -230,10 +249,10 @@ def _gated(
     elif window:
         raise metadata.error("{arch}.attention.sliding_window", f"is {window}; it must be absent")
     if metadata.architecture == "granite":
-        config |= {name: metadata.number(key, 1.0) for key, name in _GRANITE.items()}
-        config["attention_multiplier"] = metadata.number(
-            "{arch}.attention.scale", head_dim**-0.5 if head_dim else 1
-        )
+        usual = {"attention_multiplier": head_dim**-0.5 if head_dim else 1}
+        for key, name in _GRANITE.items():  # 0 means the same as an absent key
+            given = key in metadata and metadata.raw(key) != 0
+            config[name] = metadata.number(key) if given else usual.get(name, 1.0)
     rotated = metadata.integer("{arch}.rope.dimension_count", head_dim)
     if rotated != head_dim:
         config["partial_rotary_factor"] = rotated / head_dim if head_dim else 0
@@ -245,17 +264,26 @@ def _gemma3(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     size = config["head_dim"]
     if config["num_hidden_layers"] == _GEMMA3_27B:
         size = config["hidden_size"] // config["num_attention_heads"]
-    return {
+    found: dict[str, Any] = {
         "query_pre_attn_scalar": size,
         "rope_local_base_freq": metadata.number("{arch}.rope.freq_base_swa", 10_000.0),
-        "sliding_window": metadata.integer("{arch}.attention.sliding_window"),
-        "sliding_window_pattern": metadata.integer("{arch}.attention.sliding_window_pattern", 6),
     }
+    window = metadata.integer("{arch}.attention.sliding_window", 0)
+    pattern = "{arch}.attention.sliding_window_pattern"
+    if not window:  # all layers are global
+        return found | {"sliding_window_pattern": 1}
+    found["sliding_window"] = window
+    if pattern in metadata and isinstance(metadata.raw(pattern), list):
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        return found | {"layer_types": [kinds[local] for local in metadata.listed(pattern, bool)]}
+    return found | {"sliding_window_pattern": metadata.integer(pattern, 6)}
 
 
 def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
-    """The `rope_scaling` of transformers."""
-    kind = metadata.text("{arch}.rope.scaling.type", "none")
+    """The `rope_scaling` of transformers. Without a type a factor is linear, as in llama.cpp."""
+    key = "{arch}.rope.scaling.type"
+    kind = metadata.text(key, "longrope" if "long_factor" in factors else "linear")
+    strength = "{arch}.rope.scaling.attn_factor"
     if kind in ("none", "longrope") and "long_factor" in factors:
         trained = "{arch}.rope.scaling.original_context_length"
         scaling = {
@@ -263,19 +291,23 @@ def _scaling(metadata: Metadata, factors: Factors) -> dict[str, Any] | None:
             "original_max_position_embeddings": metadata.integer(trained),
             **factors,
         }
-        if "{arch}.rope.scaling.attn_factor" in metadata:
-            scaling["attention_factor"] = metadata.number("{arch}.rope.scaling.attn_factor")
+        if strength in metadata:
+            scaling["attention_factor"] = metadata.number(strength)
         return scaling
-    if kind == "linear":
-        if factors:
-            raise metadata.error("{arch}.rope.scaling.type", "is linear beside rope_freqs.weight")
-        return {"rope_type": "linear", "factor": metadata.number("{arch}.rope.scaling.factor")}
-    if kind != "none":
-        raise metadata.error(
-            "{arch}.rope.scaling.type",
-            f"is {kind}; only none, linear and longrope can be exported",
-        )
-    if "{arch}.rope.scale_linear" in metadata:  # files older than the key for the type
-        factor = metadata.number("{arch}.rope.scale_linear")
-        return None if factor == 1 else {"rope_type": "linear", "factor": factor}
-    return {"rope_type": "factors", **factors} if factors else None
+    if kind not in ("none", "linear"):
+        raise metadata.error(key, f"is {kind}; only none, linear and longrope can be exported")
+    _neutral(metadata, strength, (0, 1))
+    factor = _linear_factor(metadata) if kind == "linear" else 1.0
+    if factors and "factors" not in factors:
+        raise metadata.error(key, "needs rope_factors_long.weight beside the short factors")
+    if factors:
+        return {"rope_type": "factors", "factors": [one * factor for one in factors["factors"]]}
+    return None if factor == 1 else {"rope_type": "linear", "factor": factor}
+
+
+def _linear_factor(metadata: Metadata) -> float:
+    """By how much positions are divided; 0 means the same as an absent key."""
+    for key in ("{arch}.rope.scaling.factor", "{arch}.rope.scale_linear"):  # the second one is old
+        if key in metadata:
+            return 1.0 if metadata.raw(key) == 0 else metadata.number(key)
+    return 1.0
