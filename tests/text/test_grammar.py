@@ -59,6 +59,7 @@ def follow(grammar: Grammar, text: str) -> Matcher:
         (schema(PERSON), '{"name": "Ada \\"x\\"", "kind": "green"}'),
         (schema({"const": {"a": [1, None]}}), '{"a": [1, null]}'),
         (schema({"$ref": "#/$defs/a", "$defs": {"a": {"enum": ["é\u2028"]}}}), '"é\u2028"'),
+        (schema({"$ref": "/$defs/a", "$defs": {"a": {"enum": ["b"]}}}), '"b"'),  # as LiteLLM writes
         (Grammar(GrammarKind.JSON_OBJECT, '{"type":"object"}'), '{"a": [1, {"b": null}]}'),
         (regex(r"[0-9]{3}-x"), "123-x"),
         (choice("yes", 'no "maybe"\n', "é"), 'no "maybe"\n'),

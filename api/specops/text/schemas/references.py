@@ -77,6 +77,8 @@ class Document:
         if not isinstance(reference, str):
             raise SchemaError(f"{at}/$ref", "it is not a text")
         base = self._bases[id(node)]
+        if reference.startswith("/") and _joined(base, reference) not in self._resources:
+            reference = f"#{reference}"  # as LiteLLM writes it for Anthropic's protocol
         uri, fragment = urldefrag(_joined(base, reference))
         if reference.startswith("#") and uri not in self._resources:
             uri = ""

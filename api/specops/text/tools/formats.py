@@ -188,7 +188,7 @@ def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
     for _ in range(_MOST_REFERENCES):
         if not (isinstance(found, dict) and isinstance(found.get("$ref"), str)):
             break
-        path, found = found["$ref"].removeprefix("#/").split("/"), parameters
+        path, found = found["$ref"].removeprefix("#").removeprefix("/").split("/"), parameters
         for key in path:
             found = found.get(key) if isinstance(found, Mapping) else None
     return dict(found) if isinstance(found, Mapping) else {}
