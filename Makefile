@@ -1,5 +1,5 @@
 # One line a target; the work is in scripts/. ARGS is passed on: make load SHAPE=ramp ARGS="--drafter none"
-.PHONY: up down test lint load bench check fuzz files train clean
+.PHONY: up down test lint load bench check fuzz files clients train clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -12,5 +12,6 @@ bench: ; @scripts/venv dev load && .venv/bin/python -m bench $(ARGS)
 check: ; @scripts/check
 fuzz: ; @scripts/venv dev && .venv/bin/python -m tests.fuzz $(ARGS)
 files: ; @scripts/venv dev && .venv/bin/python -m tests.files $(ARGS)
+clients: ; @scripts/venv dev && .venv/bin/python -m tests.clients $(ARGS)
 train: ; @scripts/venv train && .venv/bin/python -m training.train $(ARGS)
 clean: ; @scripts/clean

@@ -15,7 +15,20 @@ from scripts import native
 from tests.stack.support import ROOT, run
 
 TARGETS = (
-    *("up", "down", "test", "lint", "load", "bench", "check", "fuzz", "files", "train", "clean"),
+    *(
+        "up",
+        "down",
+        "test",
+        "lint",
+        "load",
+        "bench",
+        "check",
+        "fuzz",
+        "files",
+        "clients",
+        "train",
+        "clean",
+    ),
 )
 
 

@@ -1,0 +1,80 @@
+"""Anthropic's own client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+
+from tests.clients.drivers import KEY, LONG, SHORT, STRUCTURED, Form, Server
+from tests.clients.forms import get_weather
+
+TOOL: Any = {
+    "name": "get_weather",
+    "description": "Tell the weather of a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+
+
+def client(server: Server) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.address, api_key=KEY, max_retries=0)
+
+
+def request(server: Server, question: str, max_tokens: int = SHORT) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}]
+    return {
+        "model": server.model,
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "extra_body": {"temperature": 0},  # the package has no name for it any more
+    }
+
+
+def text(message: anthropic.types.Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def chat(server: Server, question: str) -> str:
+    return text(client(server).messages.create(**request(server, question)))
+
+
+def stream(server: Server, question: str) -> list[str]:
+    with client(server).messages.stream(**request(server, question)) as events:
+        return list(events.text_stream)
+
+
+def tools(server: Server, question: str) -> dict[str, Any]:
+    body = request(server, question) | {"tools": [TOOL]}
+    made = client(server).messages.create(**body, tool_choice={"type": "any"})
+    calls = [block for block in made.content if block.type == "tool_use"]
+    results = [
+        {"type": "tool_result", "tool_use_id": call.id, "content": get_weather(**call.input)}
+        for call in calls
+    ]
+    body["messages"] += [
+        {"role": "assistant", "content": made.content},
+        {"role": "user", "content": results},
+    ]
+    answer = text(client(server).messages.create(**body, tool_choice={"type": "none"}))
+    return {
+        "calls": [{"name": call.name, "arguments": call.input} for call in calls],
+        "answer": answer,
+    }
+
+
+def structured(server: Server, form: type[Form], question: str) -> Form:
+    body = request(server, question, STRUCTURED)
+    return client(server).messages.parse(**body, output_format=form).parsed_output
+
+
+def too_long(server: Server, messages: list[dict[str, str]]) -> str:
+    return text(client(server).messages.create(**request(server, "") | {"messages": messages}))
+
+
+def cancel(server: Server, question: str) -> None:
+    with client(server).messages.stream(**request(server, question, LONG)) as events:
+        next(iter(events.text_stream))

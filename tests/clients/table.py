@@ -1,0 +1,299 @@
+"""The clients of `make clients`, what is tried with each, and the cells that cannot be green.
+
+`docs/api.md` shows this table: `python -m tests.clients.table` writes it there. The versions are
+those that the files beside it pin.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.settings import replaced
+from tests.clients.forms import FORMS
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "api.md"
+# What is tried, in this order, and what it is called.
+FEATURES = {
+    "chat": "chat",
+    "stream": "stream",
+    "tools": "tools",
+    **{form: form for form in FORMS},
+    "embeddings": "embeddings",
+    "too_long": "too long",
+    "cancel": "cancel",
+}
+PAGE_FEATURES = ("models", "chat", "stop", "regenerate")
+ANSWERED = "answered"
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A cell that is red.
+
+    Attributes:
+        why: who refuses the same request, or has no such thing.
+        error: a part of the error that the client reports; empty: there is nothing to try.
+    """
+
+    why: str
+    error: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """A client, or one of the protocols that it speaks.
+
+    Attributes:
+        name: the package, and what of it is used.
+        kind: `python` or `npm`, where it comes from.
+        driver: the module in `drivers`, or the name in `npm/drivers.mjs`.
+        model: how it names the model.
+        protocol: the endpoints that it talks to.
+        too_long: the class of the error for a conversation that does not fit, or `ANSWERED`: the
+            oldest messages are left out.
+        says: what the message of that error says.
+        lacks: the cells that are red.
+    """
+
+    name: str
+    kind: str
+    driver: str
+    protocol: str
+    model: str = "smollm2"
+    too_long: str = ANSWERED
+    says: str = ""
+    lacks: Mapping[str, Lack] = field(default_factory=dict)
+
+    @property
+    def package(self) -> str:
+        return self.name.split(" ")[0]
+
+
+CHAT, RESPONSES, MESSAGES, OLLAMA = "chat", "responses", "messages", "Ollama"
+FITS = "maximum context length is"
+ANTHROPIC_FITS = "prompt is too long"
+NO_EMBEDDINGS = {"embeddings": Lack("Anthropic's API has no embeddings")}
+_INSTRUCTOR = Lack("Instructor is for structured output: it has none of its own")
+INSTRUCTOR = {
+    "tools": _INSTRUCTOR,
+    "embeddings": _INSTRUCTOR,
+    "cancel": Lack("Instructor reads a stream to its end before it returns"),
+}
+STRICT_RECORDS = {
+    "records": Lack(
+        "the package asks for `strict` and refuses a record itself, as OpenAI does",
+        "must set `additionalProperties: false`",
+    )
+}
+ZOD_SETS = {"sets": Lack("zod: a set cannot be written as a schema", "Set cannot be represented")}
+
+CLIENTS = (
+    Client(
+        "openai",
+        "python",
+        "openai_chat",
+        CHAT,
+        too_long="openai.BadRequestError",
+        says=FITS,
+    ),
+    Client(
+        "openai (responses)",
+        "python",
+        "openai_responses",
+        RESPONSES,
+        too_long="openai.BadRequestError",
+        says=FITS,
+    ),
+    Client(
+        "anthropic",
+        "python",
+        "anthropic_messages",
+        MESSAGES,
+        too_long="anthropic.BadRequestError",
+        says=ANTHROPIC_FITS,
+        lacks=NO_EMBEDDINGS,
+    ),
+    Client("ollama", "python", "ollama_chat", OLLAMA, "smollm2:latest"),
+    Client(
+        "litellm (openai/)",
+        "python",
+        "litellm_completion",
+        CHAT,
+        "openai/smollm2",
+        too_long="litellm.ContextWindowExceededError",
+        says=FITS,
+    ),
+    Client(
+        "litellm (anthropic/)",
+        "python",
+        "litellm_completion",
+        MESSAGES,
+        "anthropic/smollm2",
+        too_long="litellm.ContextWindowExceededError",
+        says=ANTHROPIC_FITS,
+        lacks=NO_EMBEDDINGS,
+    ),
+    Client("litellm (ollama_chat/)", "python", "litellm_completion", OLLAMA, "ollama_chat/smollm2"),
+    Client(
+        "langchain-openai",
+        "python",
+        "langchain_openai_",
+        CHAT,
+        too_long="langchain_core.ContextOverflowError",
+        says=FITS,
+    ),
+    Client("langchain-ollama", "python", "langchain_ollama_", OLLAMA),
+    Client(
+        "instructor (openai)",
+        "python",
+        "instructor_",
+        CHAT,
+        "openai",
+        too_long="instructor.InstructorRetryException",
+        says=FITS,
+        lacks=INSTRUCTOR,
+    ),
+    Client(
+        "instructor (anthropic)",
+        "python",
+        "instructor_",
+        MESSAGES,
+        "anthropic",
+        too_long="instructor.InstructorRetryException",
+        says=ANTHROPIC_FITS,
+        lacks=INSTRUCTOR,
+    ),
+    Client(
+        "pydantic-ai",
+        "python",
+        "pydantic_ai_",
+        CHAT,
+        too_long="pydantic_ai.ModelHTTPError",
+        says=FITS,
+    ),
+    Client(
+        "dspy",
+        "python",
+        "dspy_predict",
+        CHAT,
+        "openai/smollm2",
+        too_long="dspy.ContextWindowExceededError",
+    ),
+    Client(
+        "openai",
+        "npm",
+        "openai_chat",
+        CHAT,
+        too_long="BadRequestError",
+        says=FITS,
+        lacks=STRICT_RECORDS | ZOD_SETS,
+    ),
+    Client(
+        "openai (responses)",
+        "npm",
+        "openai_responses",
+        RESPONSES,
+        too_long="BadRequestError",
+        says=FITS,
+        lacks=STRICT_RECORDS | ZOD_SETS,
+    ),
+    Client(
+        "@anthropic-ai/sdk",
+        "npm",
+        "anthropic_messages",
+        MESSAGES,
+        too_long="BadRequestError",
+        says=ANTHROPIC_FITS,
+        lacks=NO_EMBEDDINGS | ZOD_SETS,
+    ),
+    Client(
+        "@ai-sdk/openai-compatible",
+        "npm",
+        "ai_openai_compatible",
+        CHAT,
+        too_long="AI_APICallError",
+        says=FITS,
+        lacks=ZOD_SETS,
+    ),
+    Client(
+        "@ai-sdk/anthropic",
+        "npm",
+        "ai_anthropic",
+        MESSAGES,
+        too_long="AI_APICallError",
+        says=ANTHROPIC_FITS,
+        lacks=NO_EMBEDDINGS | ZOD_SETS,
+    ),
+    Client("ollama", "npm", "ollama_chat", OLLAMA, "smollm2:latest", lacks=ZOD_SETS),
+)
+PAGES = (
+    Client("open-webui (Ollama)", "page", "webui", OLLAMA, "smollm2:latest"),
+    Client("open-webui (OpenAI)", "page", "webui", CHAT, "smollm2"),
+)
+
+
+def features(client: Client) -> tuple[str, ...]:
+    """What is tried with a client, in order."""
+    return PAGE_FEATURES if client.kind == "page" else tuple(FEATURES)
+
+
+def versions() -> dict[tuple[str, str], str]:
+    """The pinned version of each package, by its kind and name."""
+    found = {}
+    for kind, file in (("python", "python.txt"), ("page", "page.txt")):
+        for name, version in re.findall(
+            r"^([\w.-]+)(?:\[.*\])?==(\S+)", (HERE / file).read_text(), re.M
+        ):
+            found[kind, name.removesuffix("-slim")] = version
+    packages = json.loads((HERE / "npm" / "package.json").read_text())["dependencies"]
+    return found | {("npm", name): version for name, version in packages.items()}
+
+
+def rows() -> list[str]:
+    """Return the lines that docs/api.md shows: a table, and why a cell is not "yes"."""
+    pinned, reasons = versions(), list[str]()
+    columns = ["chat", "tools", "structured output", "embeddings", "too long", "cancel"]
+    lines = [
+        f"| client | version | by | {' | '.join(columns)} |",
+        f"|---|---|---|{'---|' * len(columns)}",
+    ]
+    groups = (("chat", "stream"), ("tools",), FORMS, ("embeddings",), ("too_long",), ("cancel",))
+    for client in CLIENTS:
+        cells = []
+        for names in groups:
+            reason = [client.lacks[name].why for name in names if name in client.lacks]
+            told = ", ".join(f"no {name}" for name in names if name in client.lacks)
+            for why in dict.fromkeys(reason):
+                if why not in reasons:
+                    reasons.append(why)
+                told += f" ({reasons.index(why) + 1})"
+            answer = client.too_long.rpartition(".")[2]
+            plain = f"`{answer}`" if names == ("too_long",) and answer != ANSWERED else "yes"
+            cells.append(told or plain)
+        version = pinned[client.kind, client.package]
+        where = "PyPI" if client.kind == "python" else "npm"
+        lines.append(
+            f"| {client.name}, {where} | {version} | {client.protocol} | {' | '.join(cells)} |"
+        )
+    lines += ["", *(f"{number}. {why}" for number, why in enumerate(reasons, 1)), ""]
+    version = pinned["page", "open-webui"]
+    names = " and ".join(client.protocol for client in PAGES)
+    lines.append(
+        f"Open WebUI {version} lists the model, chats, stops an answer and regenerates one, "
+        f"by {names}."
+    )
+    return lines
+
+
+def main() -> None:
+    """Write the table into docs/api.md."""
+    PAGE.write_text(replaced(PAGE.read_text("utf-8"), "clients", rows()), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
