@@ -205,6 +205,38 @@ async def test_what_tool_choice_and_strict_tools_ask_for_binds_the_model(protoco
             assert ("said" in grammar.text) == (how in ("one", "strict"))  # a text is allowed
 
 
+SEARCH_ONLY: dict[str, Any] = {
+    "chat": {"tools": [{"type": "function", "function": {"name": "search"}}]},
+    "responses": {"tools": [{"type": "function", "name": "search"}]},
+}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("protocol", SEARCH_ONLY)
+async def test_some_of_the_tools_may_be_called_and_the_prompt_describes_all(
+    protocol: str, mode: str
+) -> None:
+    """So a client that changes what may be called leaves the prompt's beginning as it was."""
+    allowed = {"mode": mode, **SEARCH_ONLY[protocol]}
+    nested = {"allowed_tools": allowed} if protocol == "chat" else allowed
+    async with clients() as here:
+        here.say("a")
+        choice = {"type": "allowed_tools", **nested}
+        await PROTOCOLS[protocol](here, stream=False, tool_choice=choice)
+        assert "get_weather" in here.prompt
+        matcher = grammars().matcher(here.request.sampling.grammar)
+        for text, allows in (
+            (written(BY_NAME["hermes"], [("search", {})]), True),
+            (written(BY_NAME["hermes"], [("get_weather", {"city": "a"})]), False),
+            ("Hello", mode == "auto"),
+        ):
+            tokens = [*tokenizer().encode(text, special_tokens=False), 0]
+            assert (matcher.allows(tokens) == len(tokens)) is allows, text
+        unknown = json.loads(json.dumps(choice).replace("search", "find"))
+        with pytest.raises(openai.BadRequestError, match="there is no tool 'find'"):
+            await PROTOCOLS[protocol](here, stream=False, tool_choice=unknown)
+
+
 FORM = {"type": "object", "properties": {"place": {"type": "string"}}}
 FORMS: dict[str, dict[str, Any]] = {
     "chat": {

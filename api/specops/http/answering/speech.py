@@ -58,23 +58,26 @@ class Speech:
         """Return the grammar of a whole answer.
 
         Thoughts and calls stand beside a text that follows a grammar. Without such a grammar an
-        answer is free, unless a call is required, must follow its schema, or must be the only one.
+        answer is free, unless a call is required, must follow its schema or be the only one, or
+        unless some tools may not be called.
 
         Args:
             text_grammar: the grammar that the answer's text follows.
         """
         asked = self._asked
         strict = any(tool.strict for tool in asked.tools)
-        bound = bool(asked.tools) and (asked.required or strict or not asked.parallel)
+        bound = asked.required or strict or not asked.parallel or asked.callable is not None
+        bound = bool(asked.tools) and bound
         besides = bool(asked.tools) or self._thinking is not None
         if not (bound or (text_grammar and besides)):
             return text_grammar
         calls = self._calls or GENERIC
         writer = CallGrammar(calls, self._special, self._thinking, self._begun)
-        tools = [tool for tool in asked.tools if asked.named in (None, tool.name)]
+        callable_ = asked.callable
+        tools = [tool for tool in asked.tools if callable_ is None or tool.name in callable_]
         return writer.grammar(
             tools,
             required=asked.required,
-            parallel=asked.parallel and asked.named is None,  # who names a tool wants one call
+            parallel=asked.parallel,
             text_grammar=text_grammar,
         )

@@ -224,4 +224,4 @@ def _part(block: Block, text: str) -> dict[str, Any]:
 
 def _choice(body: ResponsesRequest) -> Any:
     choice = body.tool_choice or "auto"
-    return choice if isinstance(choice, str) else {"type": "function", "name": choice.name}
+    return choice if isinstance(choice, str) else choice.model_dump()

@@ -134,6 +134,23 @@ class NamedTool(Body):
     function: Function
 
 
+class AllowedTools(Body):
+    """The tools that may be called, of all that the prompt describes."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedChoice(Body):
+    """Some of the tools may be called, or must be."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
+
+
 class ChatRequest(OpenAiRequest):
     """A conversation that the assistant continues."""
 
@@ -159,7 +176,7 @@ class ChatRequest(OpenAiRequest):
     tools: Annotated[list[ChatTool], Field(fail_fast=True)] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
-    tool_choice: Mode | NamedTool | None = None
+    tool_choice: Mode | ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     chat_template_kwargs: FreeObject | None = Field(
         None, description="more variables for the chat template, such as `enable_thinking`"
@@ -204,19 +221,29 @@ class ChatRequest(OpenAiRequest):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        choice = self.tool_choice
-        named = choice.function.name if isinstance(choice, NamedTool) else None
+        mode, named, allowed = self._choice()
         left_out: list[str] = []
         return conversation(
             [message.for_template(left_out) for message in self.messages],
             "messages",
             self.tools,
-            "required" if isinstance(choice, NamedTool) else choice,
+            mode,
             named,
+            allowed=allowed,
             left_out=left_out,
             parallel=self.parallel_tool_calls is not False,
             template_options=self.chat_template_kwargs or {},
         )
+
+    def _choice(self) -> tuple[Mode | None, str | None, list[str] | None]:
+        """Return whether tools are called, the one that must be, and those that may be."""
+        match self.tool_choice:
+            case NamedTool(function=function):
+                return "required", function.name, None
+            case AllowedChoice(allowed_tools=allowed):
+                return allowed.mode, None, [tool.function.name for tool in allowed.tools]
+            case mode:
+                return mode, None, None
 
 
 class TopLogprob(BaseModel):

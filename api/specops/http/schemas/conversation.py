@@ -37,7 +37,7 @@ class Conversation:
         skipped: names of tools and parts that this server does not have, and of what `steady`
             removed; they are reported like unknown fields.
         required: the answer must be a call.
-        named: name of the tool that must be called, if one is set.
+        callable: names of the tools that may be called; None: all.
         parallel: an answer may have several calls.
         template_options: more variables for the chat template.
     """
@@ -47,7 +47,7 @@ class Conversation:
     tools: tuple[Tool, ...] = ()
     skipped: tuple[str, ...] = ()
     required: bool = False
-    named: str | None = None
+    callable: frozenset[str] | None = None
     parallel: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -76,6 +76,8 @@ def conversation(
     mode: Mode | None = None,
     named: str | None = None,
     *,
+    allowed: Sequence[str] | None = None,
+    parallel: bool = True,
     left_out: Iterable[str] = (),
     **fields: Any,
 ) -> Conversation:
@@ -86,7 +88,9 @@ def conversation(
         source: name of the request's field with the messages.
         tools: the request's tools.
         mode: whether tools may be called or must be; None: they may.
-        named: name of the tool that must be called.
+        named: name of the tool that must be called, once.
+        allowed: names of the tools that may be called; the prompt describes the others, too.
+        parallel: an answer may have several calls.
         left_out: names of the parts that the messages are without.
         fields: other fields of `Conversation`.
 
@@ -100,8 +104,10 @@ def conversation(
         raise InvalidField("tools", "two of them have the same name")
     if mode == "required" and not offered:
         raise InvalidField("tool_choice", "a call is required, but there are no tools to call")
-    if named is not None and named not in names:
-        raise InvalidField("tool_choice", f"there is no tool {named[:64]!r}")
+    chosen = allowed if named is None else (named,)
+    for name in chosen or ():
+        if name not in names:
+            raise InvalidField("tool_choice", f"there is no tool {name[:64]!r}")
     kept, removed = steady(_with_names(messages))
     return Conversation(
         messages=kept,
@@ -113,7 +119,8 @@ def conversation(
             *removed,
         ),
         required=mode == "required",
-        named=named,
+        callable=None if chosen is None else frozenset(chosen),
+        parallel=parallel and named is None,
         **fields,
     )
 

@@ -154,6 +154,17 @@ class NamedTool(Body):
     name: ToolName
 
 
+class AllowedTools(Body):
+    """Some of the tools may be called, or must be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+
+
+ToolChoice = Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+
+
 class Reasoning(Body):
     """Whether a model thinks, if it can."""
 
@@ -197,7 +208,7 @@ class ResponsesRequest(EngineOptions):
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True)] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
-    tool_choice: Mode | NamedTool | None = None
+    tool_choice: Mode | ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
@@ -240,19 +251,29 @@ class ResponsesRequest(EngineOptions):
         Raises:
             InvalidField: a field's value cannot be used.
         """
-        choice, effort = self.tool_choice, self.effort
-        named = choice.name if isinstance(choice, NamedTool) else None
+        (mode, named, allowed), effort = self._choice(), self.effort
         left_out: list[str] = []
         return conversation(
             self._messages(recall, left_out),
             _FIELD,
             self.tools,
-            "required" if isinstance(choice, NamedTool) else choice,
+            mode,
             named,
+            allowed=allowed,
             left_out=left_out,
             parallel=self.parallel_tool_calls is not False,
             template_options={} if effort is None else {"enable_thinking": effort != "none"},
         )
+
+    def _choice(self) -> tuple[Mode | None, str | None, list[str] | None]:
+        """Return whether tools are called, the one that must be, and those that may be."""
+        match self.tool_choice:
+            case NamedTool(name=name):
+                return "required", name, None
+            case AllowedTools(mode=mode, tools=tools):
+                return mode, None, [tool.name for tool in tools]
+            case mode:
+                return mode, None, None
 
     def _messages(self, recall: Recall, left_out: list[str]) -> list[Message]:
         """Return the messages for a chat template.
