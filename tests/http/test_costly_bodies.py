@@ -94,6 +94,16 @@ def test_every_list_of_a_body_ends_its_check_at_the_first_mistake_or_is_short() 
     assert seen > 20
 
 
+async def test_as_many_items_are_taken_as_a_body_has_room_for_messages() -> None:
+    most = MOST_PARTS // 3
+    item = {"role": "user", "content": "a"}
+    async with api() as here:
+        assert (await here.ask(RESPONSES, input=[item] * (most - 10))).status_code == 200
+        error = problem(await here.ask(RESPONSES, input=[{}] * (most + 1)), 400)
+    assert error["param"] == "input"
+    assert f"at most {most} items" in error["message"]
+
+
 @pytest.mark.parametrize("name", ["9" * 5_000, "9" * 11, "x" * 300])
 async def test_a_bias_for_what_cannot_be_a_token_is_refused(name: str) -> None:
     async with api() as here:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field
 
 from specops.http.errors import InvalidField
 from specops.http.schemas.body import Body, FreeObject, Only, Text, known_fields
@@ -34,10 +34,13 @@ from specops.http.schemas.conversation import (
 )
 from specops.http.schemas.options import EngineOptions
 from specops.request import Grammar
-from specops.text.json_values import dumps
+from specops.text.json_values import MOST_PARTS, dumps
 from specops.text.tools.formats import Tool
 
 _FIELD = "input"
+# A message is an object with two names at least, and a body has room for no more of those. Of empty
+# objects it has room for three times as many, and to check and free them takes 22 ms.
+_MOST_ITEMS = MOST_PARTS // 3
 _TOLD = "part of the answer, and without effect"
 
 
@@ -83,13 +86,10 @@ class Item(Typed):
     output: Anything = Field(None, description="of a tool: a text, or a list of parts")
     summary: Annotated[list[Part], Field(fail_fast=True)] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _typed(cls, given: Any) -> Any:
-        # OpenAI's clients may leave the type of a reference out.
-        if isinstance(given, dict) and given.keys() == {"id"}:
-            return given | {"type": _REFERENCE}
-        return given
+    @property
+    def kind(self) -> str:
+        """The item's type; OpenAI's clients may leave that of a reference out."""
+        return _REFERENCE if self.model_fields_set == {"id"} else self.type
 
     def call(self) -> tuple[str, str, Any]:
         """Return the id, the name and the arguments of a call."""
@@ -200,7 +200,7 @@ class ResponsesRequest(EngineOptions):
     limit_field = "max_output_tokens"
 
     model: str = Field(description="as GET /v1/models tells")
-    input: Text | Annotated[list[Item], Field(fail_fast=True)]
+    input: Text | Annotated[list[Item], Field(fail_fast=True, max_length=_MOST_ITEMS)]
     instructions: Text | None = Field(None, description="the system message")
     max_output_tokens: int | None = Field(
         None, ge=1, description="default: what the context and the server allow"
@@ -289,7 +289,7 @@ class ResponsesRequest(EngineOptions):
             return [*system, {"role": "user", "content": self.input}]
         history = _History(left_out)
         for item in self.input:
-            known = recall(item.required("id")) if item.type == _REFERENCE else None
+            known = recall(item.required("id")) if item.kind == _REFERENCE else None
             history.add(item if known is None else Item.model_validate(known))
         # Nothing to answer is an empty question: templates need a message.
         return [*system, *(history.messages or [{"role": "user", "content": ""}])]
@@ -310,7 +310,7 @@ class _History:
 
     def add(self, item: Item) -> None:
         """Add an item behind those before it."""
-        match item.type:
+        match item.kind:
             case "reasoning":
                 self._thoughts += joined_before(item.content or item.summary, _FIELD, self.left_out)
                 return
