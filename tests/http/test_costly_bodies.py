@@ -158,6 +158,7 @@ class Compiler:
 
     def __init__(self) -> None:
         self.may = threading.Event()
+        self.left_out: tuple[object, ...] = ()
 
     def compiled(self, _: Grammar) -> None:
         """Nothing is compiled yet."""
@@ -170,7 +171,7 @@ class Compiler:
 async def test_a_grammar_that_waits_for_others_is_no_mistake_of_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specops.http.answering.choosing._COMPILE_SECONDS", 0.05)
+    monkeypatch.setattr("specops.http.answering.choosing.COMPILE_SECONDS", 0.05)
     async with api() as here:
         here.service.loaded.grammars = compiler = Compiler()
         answers = await asyncio.gather(*(here.ask(COMPLETIONS, guided_regex="a") for _ in range(2)))

@@ -7,12 +7,16 @@ import logging
 import re
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
+from typing import Any
 
 import pytest
 
 from specops.engine.model_info import ModelState
+from specops.http import middleware
 from specops.sampling_defaults import SamplingDefaults
 from specops.system import logs
+from specops.system.failures import OncePerMinute
 from tests.fakes import INFO, FakeService
 from tests.http.openai_api import (
     ANSWER,
@@ -299,6 +303,61 @@ async def test_the_log_has_figures_and_no_text_unless_asked(
     assert [line.get("prompt") for line in lines] == prompts
     assert [line.get("answers") for line in lines] == answers
     assert shows or ("abc" not in str(lines) and "Hello" not in str(lines))
+
+
+async def test_requests_that_are_refused_or_cut_off_do_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line a minute for each kind of them, with the number of the others; answers have all."""
+    now = 1000.0
+    monkeypatch.setattr(middleware, "OncePerMinute", partial(OncePerMinute, lambda: now))
+    caplog.set_level("INFO", "specops")
+
+    def lines() -> list[tuple[str, int, int | None]]:
+        found = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
+        caplog.clear()
+        return [(line["path"], line["status"], line.get("left_out")) for line in found]
+
+    async with api(api_keys="right") as here:
+        for _ in range(50):
+            await here.generate()
+            await here.client.get("/v1/models")
+        here.client.headers["x-api-key"] = "right"
+        for _ in range(3):
+            assert (await here.generate()).status_code == 200
+            await here.client.get("/v1/nothing")
+        refused = [(GENERATE, 401, 0), ("/v1/models", 401, 0)]
+        honest = [(GENERATE, 200, None), ("/v1/nothing", 404, None)]
+        assert lines() == refused + honest * 3
+        for _ in range(50):
+            await cut_off(here.app, GENERATE)
+        assert lines() == [(GENERATE, 499, 0)]
+        now += 61
+        await cut_off(here.app, GENERATE)
+        del here.client.headers["x-api-key"]
+        await here.generate()
+        assert lines() == [(GENERATE, 499, 49), (GENERATE, 401, 49)]
+        caplog.set_level("DEBUG", "specops")
+        await here.generate()
+        assert lines() == [(GENERATE, 401, None)]
+
+
+async def cut_off(app: Any, path: str) -> None:
+    """Send half a body, and leave."""
+    received = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return received.pop(0)
+
+    async def send(_: Any) -> None:
+        raise AssertionError("nobody is there")
+
+    headers = [(b"host", b"localhost"), (b"x-api-key", b"right")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    await app(scope, receive, send)
 
 
 async def test_log_lines_are_json_with_the_requests_id_and_without_its_prompt(

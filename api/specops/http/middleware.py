@@ -35,6 +35,7 @@ from specops.http.errors import (
 from specops.http.keys import ApiKeys
 from specops.metrics.metrics import Metrics
 from specops.system import logs
+from specops.system.failures import OncePerMinute
 from specops.tracing import RequestTrace
 
 MAX_BODY_BYTES = 1 << 20
@@ -92,6 +93,7 @@ class RequestContext:
         self._refuse = refuse
         self._trace = trace
         self._large_bodies = 0  # number of large bodies that are being read
+        self._lines = OncePerMinute()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -122,12 +124,40 @@ class RequestContext:
             await self._answer(scope, exchange)
         finally:
             scope["state"]["release"]()
-            self._metrics.observe_http(self._endpoints.of(scope["path"]), exchange.result)
+            endpoint = self._endpoints.of(scope["path"])
+            self._metrics.observe_http(endpoint, exchange.result)
             if trace is not None:
                 with self._metrics.failures.contained("trace"):
                     trace.answered(exchange.result)
-            _log_access(scope, exchange)
+            self._log_access(scope, endpoint, exchange)
             logs.request_id.reset(token)
+
+    def _log_access(self, scope: Scope, endpoint: str, exchange: _Exchange) -> None:
+        """Write a line for each request that the application answered.
+
+        Of those that it never saw, refused or never whole, each kind has one line a minute, or a
+        client without a key could push all other lines out of a log. The debug log has all.
+        """
+        fields: dict[str, Any] = {
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": exchange.result,
+            "seconds": round(time.monotonic() - exchange.started, 4),
+        }
+        level = logging.DEBUG if scope["path"].startswith(_QUIET_PATHS) else logging.INFO
+        if not exchange.taken:
+            kind = (endpoint, exchange.result, scope["state"]["client"])
+            skipped = self._lines.skipped(kind)
+            if skipped is None:
+                level = logging.DEBUG
+            else:
+                fields["left_out"] = skipped
+        if (trace := scope["state"]["trace"]) is not None:
+            fields["trace_id"] = trace.trace_id
+        more: Callable[[], dict[str, Any]] | None = scope["state"].get("log_fields")
+        if more is not None:
+            fields |= more()
+        log.log(level, "request", extra={"fields": fields})
 
     async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
         try:
@@ -136,6 +166,7 @@ class RequestContext:
                 return
             if exchange.client_left:
                 return
+            exchange.taken = True
             for _ in range(_TURNS):  # of requests that came together, refusals go out first
                 await asyncio.sleep(0)
             await self.app(scope, exchange.receive, exchange.send)
@@ -193,6 +224,7 @@ class _Exchange:
     announced_bytes: int
     started: float = field(default_factory=time.monotonic)
     body: bytearray = field(default_factory=bytearray)
+    taken: bool = False  # whole, and not refused: the application answers
     read: bool = False  # by the application
     status: int | None = None
     complete: bool = False
@@ -242,19 +274,3 @@ class _Exchange:
 def _length(headers: Headers) -> int:
     length = headers.get("content-length", "")
     return int(length) if length.isdecimal() else 0
-
-
-def _log_access(scope: Scope, exchange: _Exchange) -> None:
-    fields: dict[str, Any] = {
-        "method": scope["method"],
-        "path": scope["path"],
-        "status": exchange.result,
-        "seconds": round(time.monotonic() - exchange.started, 4),
-    }
-    if (trace := scope["state"]["trace"]) is not None:
-        fields["trace_id"] = trace.trace_id
-    more: Callable[[], dict[str, Any]] | None = scope["state"].get("log_fields")
-    if more is not None:
-        fields |= more()
-    level = logging.DEBUG if scope["path"].startswith(_QUIET_PATHS) else logging.INFO
-    log.log(level, "request", extra={"fields": fields})
