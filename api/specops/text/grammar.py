@@ -417,8 +417,10 @@ def _source(grammar: Grammar, effort: _Effort) -> _Source:
                 held = _held(grammar.text, effort, strict=grammar.strict)
             except ValueError as error:
                 raise GrammarError(str(error)) from None
-            schema = json.dumps(held.schema)
-            text = LLMatcher.grammar_from_json_schema(schema, defaults=LAYOUT)
+            try:
+                text = LLMatcher.grammar_from_json_schema(json.dumps(held.schema), defaults=LAYOUT)
+            except ValueError as error:  # the library has a limit of depth
+                raise GrammarError(f"the schema, its references followed: {error}") from None
             left_out += (LeftOut(path) for path in held.left_out)
             origins = held.origins
         case GrammarKind.REGEX:

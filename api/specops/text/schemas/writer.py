@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +30,13 @@ from specops.text.schemas.trial import enforced
 
 # Ways in which the parts of one schema may be combined; the library writes each of them out.
 _MOST_WAYS = 64
-_MOST_WRITTEN = 50_000  # schemas; the library takes no more
+_MOST_WRITTEN = 50_000  # schemas and names of closed objects; the library takes no more
 _MOST_EXCLUSIONS = 8  # branches of `oneOf` that exclude each other by complements
 _MOST_AGAINST = 4  # ways not to follow one of them
+_MOST_RESOLVED = 30  # references within a schema whose opposite is written
 _MOST_CONTAINED = 8
 _MOST_PERMUTED = 5  # values whose arrays without repetition are written out: 326
+_MOST_CHARACTERS = 1_000  # of these values
 _MOST_EXACT = 1 << 53
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
@@ -188,8 +191,8 @@ class _Writer:
             written = self._part(node, at, names if has_names else None, forms=True)
         elif rest is not None or closes:
             names |= facts.branch_names
-            written = self._part(node, at)
-            written = _closed(written, names, False if rest is None else rest)
+            self._grow(len(names), at)
+            written = _closed(self._part(node, at), names, False if rest is None else rest)
         else:
             written = self._part(node, at)
         self._count_properties(node, facts, at, written, names)
@@ -262,11 +265,14 @@ class _Writer:
 
     def _check(self, node: Any, at: str) -> None:
         self._facts.step(at)
-        self._written += 1
-        if self._written > _MOST_WRITTEN:
-            raise SchemaError("", "it is too large")
+        self._grow(1, at)
         if not isinstance(node, dict):
             raise SchemaError(at, "a schema is an object, true or false")
+
+    def _grow(self, count: int, at: str) -> None:
+        self._written += count
+        if self._written > _MOST_WRITTEN:
+            raise SchemaError(at, "it is too large once its parts are written out")
 
     def _part(self, node: Any, at: str, names: Names | None = None, *, forms: bool = False) -> Any:
         """Write a schema that is joined to others, or what belongs to one value.
@@ -280,7 +286,10 @@ class _Writer:
         self._check(node, at)
         written: Schema = {}
         # A list of names changes what the other keywords have written.
+        said = {"type"} if forms and self._only_forms(node) else set()
         for keyword, value in sorted(node.items(), key=lambda item: item[0] == "propertyNames"):
+            if keyword in said:
+                continue
             if keyword in ("anyOf", "oneOf") and forms:
                 self._forms(node, keyword, at, written, names)
             elif keyword not in ANNOTATIONS and (write := self._keywords.get(keyword)):
@@ -288,6 +297,8 @@ class _Writer:
             elif keyword in _OBJECT_COUNTS and _whole(value) is None:
                 raise SchemaError(f"{at}/{keyword}", "it is not a count")
         self._text(node, at, written)
+        if "patternProperties" in written:
+            _say_once(written)
         return written
 
     def _join(self, written: Schema, more: Any) -> None:
@@ -454,6 +465,8 @@ class _Writer:
         values = [True, False] if facts.types == {"boolean"} else facts.values
         if values is None or len(values) > _MOST_PERMUTED:
             return None
+        if len(json.dumps(values)) > _MOST_CHARACTERS:
+            return None
         return list({json.dumps(value): value for value in values}.values())
 
     def _contains(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
@@ -504,22 +517,24 @@ class _Writer:
         self, node: Schema, keyword: str, at: str, written: Schema, names: Names | None
     ) -> None:
         at = f"{at}/{keyword}"
-        others = {word for word in node if word not in ANNOTATIONS} - {keyword}
-        if others == {"type"} and self._same_types(node, keyword):
-            written.pop("type", None)  # the forms say it
-            others.clear()
+        joined = bool(node.keys() - ANNOTATIONS - {keyword}) and not self._only_forms(node)
         options = [
-            self._value(option, f"{at}/{place}", names, branch=True, joined=bool(others))
+            self._value(option, f"{at}/{place}", names, branch=True, joined=joined)
             for place, option in self._options(node, keyword, at, names or ())
         ]
         self._offer(written, options)
 
-    def _same_types(self, node: Schema, keyword: str) -> bool:
-        """Whether all branches of a schema have one of its types."""
-        own = self._facts.of({"type": node["type"]}).types
+    def _only_forms(self, node: Schema) -> bool:
+        """Whether a schema says nothing but its forms: its type is a type of each form, too."""
+        words = node.keys() - ANNOTATIONS - {"type"}
+        keyword = next(iter(words))
+        if len(words) > 1 or keyword not in ("anyOf", "oneOf") or "type" not in node:
+            return False
+        own = self._facts.of({"type": node["type"]}).types or set()
         options = node[keyword] if isinstance(node[keyword], list) else ()
-        theirs = [self._facts.of(option).types for option in options]
-        return own is not None and all(types is not None and types <= own for types in theirs)
+        facts = map(self._facts.of, options)
+        theirs = [found.types if found.typed else found.kinds for found in facts]
+        return all(types and types <= own for types in theirs)
 
     def _offer(self, written: Schema, options: list[Any]) -> None:
         if "anyOf" in written:
@@ -551,7 +566,7 @@ class _Writer:
         excluding = [[options[place]] for place in range(len(options))]
         for one, other in pairs:
             for kept, left in ((one, other), (other, one)):
-                against = complement(options[left], self._facts.target) if few else None
+                against = self._opposite(options[left]) if few else None
                 if against is None or _ways(against) > _MOST_AGAINST:
                     self._leave_out(at)
                     return list(enumerate(options))
@@ -562,13 +577,13 @@ class _Writer:
         ]
 
     def _not(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        self._alternatives(written, complement(node[keyword], self._facts.target), at)
+        self._alternatives(written, self._opposite(node[keyword]), at)
 
     def _if(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
         condition, then, other = node[keyword], node.get("then", True), node.get("else", True)
         if then is True and other is True:
             return
-        against = complement(condition, self._facts.target)
+        against = self._opposite(condition)
         if against is None and then is not True:
             self._leave_out(at)
             return
@@ -589,6 +604,20 @@ class _Writer:
             then = {"required": names} if isinstance(names, list) else needed
             lacking = {"properties": {name: False}}
             self._alternatives(written, {"anyOf": [lacking, then]}, at)
+
+    def _opposite(self, schema: Any) -> Any:
+        """Return a schema of all other values; None: there are no words for it, or too many."""
+        resolved = itertools.count(1)
+
+        def resolve(node: Schema) -> Any:
+            if next(resolved) > _MOST_RESOLVED:
+                raise OverflowError
+            return self._facts.target(node)
+
+        try:
+            return complement(schema, resolve)
+        except OverflowError:
+            return None
 
     def _alternatives(self, written: Schema, schema: Any, at: str) -> None:
         """Join a schema that this module made; None: there are no words for it."""
@@ -659,6 +688,18 @@ def _closed(written: Schema, names: Names, rest: Any) -> Schema:
     for name in names:
         listed.setdefault(name, True)
     return {**written, "properties": listed, "additionalProperties": rest}
+
+
+def _say_once(written: Schema) -> None:
+    """Leave to a pattern of names what it says, too, of a property that is listed."""
+    listed = written.get("properties") or {}
+    for pattern, rest in written["patternProperties"].items():
+        same = [name for name, schema in listed.items() if schema == rest]
+        try:
+            known = [name for name in same if re.search(pattern, name)]
+        except re.error:  # as other languages write them
+            continue
+        written["properties"] = listed = listed | dict.fromkeys(known, True)
 
 
 def _only_reference(node: Schema) -> Schema | None:
