@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from specops.text.tools.formats import GENERIC, VARIES, Tool, ToolFormat, parts, unshown_format
-from specops.text.tools.prompt import IN_SYSTEM, Messages, TemplateTraits, for_template
+from specops.text.tools.prompt import IN_SYSTEM, Messages, TemplateTraits, for_template, in_parts
 from specops.text.tools.reader import AnswerReader
 
 # Renders messages with further variables; None if the template refuses them.
@@ -57,6 +57,9 @@ def traits_of(source: str, render: Render) -> TemplateTraits:
         source: the template as Jinja.
         render: renders it.
     """
+    if _shows_only_parts(render):
+        shown = traits_of(source, lambda messages, values: render(in_parts(messages), values))
+        return replace(shown, in_parts=True)
     traits = _without_tools(render)
     if traits is None:  # even a question is refused; the template's own error says why
         return TemplateTraits()
@@ -65,6 +68,13 @@ def traits_of(source: str, render: Render) -> TemplateTraits:
         return traits
     traits = replace(traits, tools=tools)
     return _with_calls(source, render, traits)
+
+
+def _shows_only_parts(render: Render) -> bool:
+    question = str(_ASKED["content"])
+    if _holds(render([_ASKED], {}), question):
+        return False
+    return _holds(render(in_parts([_ASKED]), {}), question)
 
 
 def _without_tools(render: Render) -> TemplateTraits | None:

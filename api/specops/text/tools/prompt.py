@@ -45,6 +45,7 @@ class TemplateTraits:
         arguments_as_text: takes a call's arguments only as JSON.
         neighbours: shows two messages of one role in a row.
         needs_tools: shows calls and results only where tools are given.
+        in_parts: shows contents that are lists of parts only, as templates for pictures do.
     """
 
     calls: ToolFormat = GENERIC
@@ -59,6 +60,7 @@ class TemplateTraits:
     arguments_as_text: bool = False
     neighbours: bool = True
     needs_tools: bool = False
+    in_parts: bool = False
 
     def plainest(self) -> TemplateTraits:
         """Return traits with which a conversation becomes texts in turns, whatever it was."""
@@ -98,7 +100,15 @@ def for_template(
         plain = _systems_to_user(plain, keep_first=traits.system)
     if not traits.neighbours:
         plain = _merged(plain)
-    return plain, variables
+    return (in_parts(plain) if traits.in_parts else plain), variables
+
+
+def in_parts(messages: Messages) -> Messages:
+    """Write contents as lists of one part, a text."""
+    return [
+        message | {"content": [{"type": "text", "text": message["content"]}]}
+        for message in messages
+    ]
 
 
 def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
