@@ -49,6 +49,20 @@ async def test_a_browser_gets_a_page_that_takes_nothing_from_anywhere_else(conso
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
+@pytest.mark.parametrize("accept", ["*/*", "", "text/plain", "application/json, text/plain, */*"])
+async def test_ollamas_clients_get_the_words_that_they_look_for(console: Api, accept: str) -> None:
+    for method in ("GET", "HEAD"):
+        answer = await console.client.request(method, "/", headers={"accept": accept})
+        assert (answer.status_code, answer.headers["content-length"]) == (200, "17")
+        assert answer.headers["content-type"].startswith("text/plain")
+    assert (await console.client.get("/", headers={"accept": accept})).text == "Ollama is running"
+
+
+async def test_who_wants_json_gets_links(console: Api) -> None:
+    answer = await console.client.get("/", headers={"accept": "application/json"})
+    assert answer.json()["links"]["generate"] == "/generate"
+
+
 async def test_figures_are_those_of_the_metrics_again_and_again(console: Api) -> None:
     console.metrics.set_queue_size(7)
     client = follow(console)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ async def test_a_chat_is_text_thoughts_and_calls(stream: bool) -> None:
     ]
     assert [part.done for part in parts] == [*[False] * (len(parts) - 1), True]
     last = parts[-1]
-    assert (last.done_reason, last.model) == ("stop", "fake")
+    assert (last.done_reason, last.model) == ("stop", "fake:latest")
     assert last.eval_count == STATS.generated_tokens
     assert last.eval_duration == round(STATS.decode_seconds * 1e9)
     assert last.prompt_eval_duration == round(STATS.prefill_seconds * 1e9)
@@ -81,7 +82,8 @@ async def test_the_models_defaults_go_before_ollamas() -> None:
         drawn = here.request.sampling
         assert (drawn.temperature, drawn.min_p, drawn.top_k, drawn.top_p) == (0.2, 0.1, 40, 0.9)
         shown = await here.ollama.show("fake")
-    assert shown.parameters == "temperature 0.2\nmin_p 0.1"
+    told = [line.split() for line in (shown.parameters or "").splitlines()]
+    assert told == [["temperature", "0.2"], ["min_p", "0.1"]]
 
 
 async def test_results_follow_their_calls() -> None:
@@ -97,10 +99,15 @@ async def test_results_follow_their_calls() -> None:
     turns = [*ASKED, {"role": "assistant", "content": "", "tool_calls": called}, *results]
     async with clients(template) as here:
         here.say("ok")
+        here.service.info = replace(INFO, context=4096)
         await here.ollama.chat("fake", turns)
         assert here.prompt.endswith(";;000000002;000000001;000000003;")
-        with pytest.raises(ollama.ResponseError, match="answers no call"):
-            await here.ollama.chat("fake", [*turns, results[0]])
+        # One result more than there were calls, and those whose calls were left out.
+        await here.ollama.chat("fake", [*turns, results[0]])
+        assert here.prompt.endswith(";000000003;000000004;")
+        await here.ollama.chat("fake", [*ASKED, *results])
+        assert "lake" in here.prompt
+        assert here.prompt.endswith("\n;000000001;000000002;000000003;")
 
 
 @both_ways
@@ -141,9 +148,20 @@ async def test_nothing_asked_is_a_model_that_is_loaded() -> None:
     async with clients() as here:
         chat = await here.ollama.chat("fake")
         prompt = await here.ollama.generate("fake", keep_alive=-1)
+        assert (chat.message.content, prompt.response) == ("", "")
+        assert (chat.done_reason, prompt.done_reason) == ("load", "load")
+        for kept, reason in (
+            *((zero, "unload") for zero in (0, 0.0, "0", "0s", "0h0m0s", "0.0m")),
+            *((more, "load") for more in (5, "5m", "1h0m", -1, "-1s", "10s", None, 0.5)),
+        ):
+            for path in ("/api/chat", "/api/generate"):
+                told = await here.http.post(path, json={"model": "fake", "keep_alive": kept})
+                assert told.json()["done_reason"] == reason, (path, kept)
+                assert told.json()["done"] is True
+        assert (await here.ollama.embed("fake", "")).embeddings == []
+        assert (await here.ollama.embed("fake", [])).embeddings == []
+        assert (await here.ollama.embeddings("fake", "")).embedding == []
         assert here.service.requests == []
-    assert (chat.done_reason, prompt.done_reason) == ("load", "load")
-    assert (chat.message.content, prompt.response) == ("", "")
 
 
 async def test_what_is_served_is_told() -> None:
@@ -155,7 +173,9 @@ async def test_what_is_served_is_told() -> None:
         shown = await here.ollama.show("fake:latest")
         version = (await here.http.get("/api/version")).json()["version"]
         assert (await here.http.head("/")).status_code == 200
-    assert (listed.model, listed.size) == ("fake", 5)
+    assert (listed.model, running.name, listed.size) == ("fake:latest", "fake:latest", 5)
+    assert running.expires_at is not None
+    assert running.expires_at.astimezone(timezone(timedelta(hours=14))).year > 2100
     assert listed.digest == running.digest
     assert len(listed.digest or "") == 64
     assert listed.details is not None
@@ -164,6 +184,9 @@ async def test_what_is_served_is_told() -> None:
     assert running.context_length == 64
     assert shown.modelinfo["specops.context_length"] == 64
     assert shown.modelinfo["general.architecture"] == "specops"
+    assert shown.modelinfo["general.basename"] == "fake"
+    assert shown.template == f"{TEMPLATE}<tool_call> </think>"
+    assert f'TEMPLATE """{shown.template}"""' in (shown.modelfile or "")
     assert shown.capabilities == ["completion", "tools", "thinking", "embedding"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", version)
 
@@ -172,10 +195,16 @@ async def test_texts_are_embedded_and_cut_to_the_context() -> None:
     async with clients() as here:
         here.script([replace(output(finish=FinishReason.STOP), embeddings=VECTORS)])
         found = await here.ollama.embed("fake", ["ab", "c" * 99])
-        with pytest.raises(ollama.ResponseError, match="at least 1 item"):
-            await here.ollama.embed("fake", [])
+        old = await here.ollama.embeddings("fake", "ab")
+        here.script([replace(output(finish=FinishReason.STOP), embeddings=VECTORS.copy())])
+        short = await here.ollama.embed("fake", ["ab", "c"], dimensions=2)
+        whole = await here.ollama.embed("fake", ["ab", "c"], dimensions=9)
     assert np.array(found.embeddings, np.float32).tolist() == VECTORS.tolist()
-    assert [len(here.request.prompt_tokens), *map(len, here.request.more_prompts)] == [2, 63]
+    assert np.array(old.embedding, np.float32).tolist() == VECTORS[0].tolist()
+    assert np.allclose(np.array(short.embeddings), VECTORS[:, :2])
+    assert np.array(whole.embeddings).shape == (2, 4)
+    first = here.service.requests[0]
+    assert [len(first.prompt_tokens), *map(len, first.more_prompts)] == [2, 63]
     assert found.prompt_eval_count == 65
 
 
@@ -190,10 +219,10 @@ async def test_errors_are_the_librarys_own(stream: bool) -> None:
                 pass
 
     async with clients() as here:
-        with pytest.raises(ollama.ResponseError, match="does not exist") as unknown:
+        with pytest.raises(ollama.ResponseError, match=r"not found.*fake:latest") as unknown:
             await ask(here, model="other")
         with pytest.raises(ollama.ResponseError, match="temperature: ") as wrong:
-            await ask(here, options={"temperature": 9})
+            await ask(here, options={"temperature": "9"})
         here.service.refusal = QueueFull(3)
         with pytest.raises(ollama.ResponseError, match="full") as full:
             await ask(here)

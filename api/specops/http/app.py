@@ -43,6 +43,7 @@ from specops.http.routes import (
     health,
     messages,
     ollama,
+    ollama_models,
     openai,
     responses,
     tokens,
@@ -60,12 +61,13 @@ _PROMPT_FIELDS = {  # the endpoints that the engine works for, and the field of 
     **dict.fromkeys((generate.PATH, completions.PATH, ollama.PROMPT_PATH), "prompt"),
     **dict.fromkeys((chat.PATH, messages.PATH, ollama.CHAT_PATH), "messages"),
     **dict.fromkeys((responses.PATH, embeddings.PATH, ollama.EMBED_PATH), "input"),
+    ollama.OLD_EMBED_PATH: "prompt",
 }
 _GENERATING = frozenset(_PROMPT_FIELDS)
 _OPERATIONS = {  # OpenTelemetry's names for what these endpoints do
     **dict.fromkeys(_GENERATING, "chat"),
     **dict.fromkeys((generate.PATH, completions.PATH, ollama.PROMPT_PATH), "text_completion"),
-    **dict.fromkeys((embeddings.PATH, ollama.EMBED_PATH), "embeddings"),
+    **dict.fromkeys((embeddings.PATH, ollama.EMBED_PATH, ollama.OLD_EMBED_PATH), "embeddings"),
 }
 
 
@@ -128,7 +130,7 @@ def create_app(
         module.router
         for module in (
             *(generate, chat, completions, messages, responses, embeddings),
-            *(ollama, tokens, openai, health, console, documentation),
+            *(ollama, ollama_models, tokens, openai, health, console, documentation),
         )
     ]
     endpoints = Endpoints([*app.routes, *(route for router in routers for route in router.routes)])

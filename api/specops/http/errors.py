@@ -231,7 +231,7 @@ def from_http_exception(error: HTTPException, request: Request) -> ApiError:
     status = HTTPStatus(error.status_code)
     message, asked = error.detail, f"{request.method} {request.scope['path'][:64]}"
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
-        message = f"this server has no {asked}; GET / lists its endpoints"
+        message = f"this server has no {asked}; GET /docs shows its endpoints"
     return ApiError(status, message, code=status.name.lower(), headers=error.headers)
 
 

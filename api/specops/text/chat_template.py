@@ -55,6 +55,7 @@ class ChatTemplate:
         process: renders the template.
 
     Attributes:
+        source: the template as Jinja.
         thinking: the tags around the model's thoughts; None if it does not think.
 
     Raises:
@@ -71,11 +72,11 @@ class ChatTemplate:
         process: TemplateProcess = SHARED,
     ) -> None:
         self.thinking = thinking_of(source)
-        self._source, self._tools_source = source, tools_source or source
+        self.source, self._tools_source = source, tools_source or source
         self._tokens = dict(special_tokens)
         self._process = process
         try:
-            for each in {self._source, self._tools_source}:
+            for each in {self.source, self._tools_source}:
                 process.compile(each, self._tokens)
         except (TemplateRefusal, TemplateLimitExceeded) as error:
             raise ChatTemplateError(f"the chat template cannot be read: {error}") from error
@@ -139,6 +140,21 @@ class ChatTemplate:
             raise ChatTemplateError("the model's chat template changes an answer that was begun")
         return before
 
+    def after_answer(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
+    ) -> str:
+        """Return what follows the text of an answer where a conversation goes on with messages.
+
+        Raises:
+            ChatTemplateError: the template leaves the answer out, or refuses the messages.
+            ChatTemplateLimitError, TemplateProcessError: see `render`.
+        """
+        earlier = [*question("a"), {"role": "assistant", "content": _PROBE}]
+        _, mark, text = self.render([*earlier, *messages], (), options).rpartition(_PROBE)
+        if not mark:
+            raise ChatTemplateError("the model's chat template leaves out earlier answers")
+        return text
+
     def _render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -148,7 +164,7 @@ class ChatTemplate:
         asks: bool = True,
     ) -> str:
         calls = any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
-        source = self._tools_source if variables or calls else self._source
+        source = self._tools_source if variables or calls else self.source
         given = {"tools": None, **options, **variables}
         given |= {"messages": messages, "add_generation_prompt": asks}
         try:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import secrets
 import string
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from fastapi import Request
@@ -15,13 +18,14 @@ from specops.http.answering.job import Job
 from specops.http.answering.speech import Speech
 from specops.http.answering.submit import Tokens, built, computed, start
 from specops.http.errors import InvalidField
-from specops.http.schemas.conversation import Conversation
+from specops.http.schemas.conversation import Conversation, Message
 from specops.http.schemas.options import EngineOptions
 from specops.http.state import AppState
 from specops.text.chat_template import ChatTemplateError, ChatTemplateLimitError, with_system
 from specops.text.json_values import loads
 from specops.text.tools.reader import Block
 
+_ANSWERS_SHARE = 4  # of the context is kept for an answer before messages are left out
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # Mistral's templates accept no other length
 
@@ -58,7 +62,56 @@ def _speech(engine: Engine, asked: Conversation) -> Speech:
 
 def encode(engine: Engine, asked: Conversation) -> Tokens:
     """Return the tokens of a conversation's prompt."""
-    return engine.encode_chat(render(engine, asked))
+    if not asked.before:
+        return engine.encode_chat(render(engine, asked))
+    with _template_errors(engine, asked):
+        if engine.chat_template is None:
+            raise ChatTemplateError(f"{engine.info.name} has no chat template that can be used")
+        text = engine.chat_template.after_answer(asked.messages, asked.template_options)
+    return (*asked.before, *engine.encode_chat(text))
+
+
+def fitting(engine: Engine, asked: Conversation, room: int) -> tuple[Tokens, int]:
+    """Leave out the oldest messages where a conversation is too long, as Ollama does.
+
+    System messages, the user's last message and the last message of all stay. What stays begins
+    with a message of the user, if that is enough, because some templates want it so.
+
+    Args:
+        room: most tokens of the prompt.
+
+    Returns:
+        The prompt's tokens, which are too many if what has to stay is too long, and the number of
+        messages that were left out.
+    """
+    tokens = encode(engine, asked)
+    if len(tokens) <= room:
+        return tokens, 0
+    messages = list(asked.messages)
+    roles = [message["role"] for message in messages]
+    last = len(messages) - 1
+    asked_last = max((i for i, role in enumerate(roles) if role == "user"), default=last)
+    starts = [
+        *(i for i in range(1, asked_last + 1) if roles[i] == "user"),
+        *(i for i in range(asked_last + 1, last) if roles[i] == "assistant"),
+    ]
+    if not starts or starts[-1] != last:
+        starts.append(last)
+
+    def kept(start: int) -> list[Message]:
+        earlier = [message for message in messages[:start] if message["role"] == "system"]
+        question = [messages[asked_last]] if asked_last < start else []
+        return [*earlier, *question, *messages[start:]]
+
+    @cache
+    def tokens_from(place: int) -> Tokens:
+        return encode(engine, replace(asked, messages=kept(starts[place])))
+
+    # Later starts have shorter prompts. Each try renders and encodes what would stay.
+    places = range(len(starts))
+    place = bisect_left(places, True, key=lambda place: len(tokens_from(place)) <= room)
+    place = min(place, places[-1])
+    return tokens_from(place), len(messages) - len(kept(starts[place]))
 
 
 async def converse(
@@ -79,11 +132,22 @@ async def converse(
         state.settings,
         renders=bool(template and template.thinking),
     )
+
+    def encoded() -> list[Tokens]:
+        if not asked.truncates:
+            return [encode(engine, asked)]
+        most = min(state.settings.max_new_tokens, engine.info.context // _ANSWERS_SHARE)
+        answer = min(most, body.limit or most)
+        tokens, left_out = fitting(engine, asked, engine.info.context - answer)
+        if left_out:
+            request.state.ignored.append(f"messages[0:{left_out}]")
+        return [tokens]
+
     return await start(
         state,
         request,
         body,
-        lambda: [encode(engine, asked)],
+        encoded,
         size=asked.size,
         shown=asked.messages,
         rendered=True,

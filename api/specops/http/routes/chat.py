@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from specops.engine.engine import Engine
 from specops.http.answering.conversation import call_id, converse, joined_text
 from specops.http.answering.job import Job, Step
+from specops.http.answering.logprobs import token_logprobs
 from specops.http.routes.openai import RESPONSES, OpenAiWriter, check_model, timings, usage
 from specops.http.schemas.chat import (
     AnswerCall,
@@ -18,8 +19,6 @@ from specops.http.schemas.chat import (
     ChatCompletion,
     ChatLogprobs,
     ChatRequest,
-    TokenLogprob,
-    TopLogprob,
 )
 from specops.http.schemas.generate import stream_event
 from specops.http.state import State
@@ -118,18 +117,8 @@ class _Writer(OpenAiWriter):
 
     def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
         """Return the tokens' probabilities; None without tokens or if nobody asked for them."""
-        content = []
-        for piece in pieces:
-            if piece.logprob is None:
-                return None
-            top = [self._top(token, value) for token, value in piece.logprob.top]
-            chosen = self._top(piece.token, piece.logprob.chosen)
-            content.append(TokenLogprob(**chosen.model_dump(), top_logprobs=top))
+        content = token_logprobs(pieces, self.engine.tokenizer)
         return ChatLogprobs(content=content) if content else None
-
-    def _top(self, token: int, logprob: float) -> TopLogprob:
-        text, encoded = self.engine.tokenizer.spelling(token)
-        return TopLogprob(token=text, logprob=logprob, bytes=list(encoded))
 
 
 def _message(blocks: Sequence[Block]) -> AnswerMessage:

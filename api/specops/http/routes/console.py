@@ -1,7 +1,8 @@
 """The console: one page at `/` for people without a Grafana, and the figures that it draws.
 
 The process puts the page together from its files at the start. The page's policy allows nothing
-from any other place. A program that asks for `/` gets a list of links.
+from any other place. A program that wants JSON from `/` gets a list of links, any other the words
+by which Ollama's clients know a server.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from specops.engine.model_info import ModelState
 from specops.http.sse import EventStream, event
@@ -27,6 +28,7 @@ from specops.http.state import AppState, State
 _FOLDER = Path(__file__).resolve().parents[1] / "console"
 _SCRIPTS = ("console.js", "markdown.js", "chat.js")
 _PERIOD_SECONDS = 1.0
+OLLAMA_RUNS = "Ollama is running"  # clients compare it letter by letter
 # The series that the charts need: reading them takes a fraction of the time of /metrics.
 FIGURES = tuple(
     f"specops_{name}"
@@ -48,7 +50,9 @@ _LINKS = {
     "ollama_chat": "/api/chat",
     "ollama_generate": "/api/generate",
     "ollama_embed": "/api/embed",
+    "ollama_embeddings": "/api/embeddings",
     "ollama_show": "/api/show",
+    "ollama_pull": "/api/pull",
     "ollama_tags": "/api/tags",
     "ollama_ps": "/api/ps",
     "ollama_version": "/api/version",
@@ -87,9 +91,12 @@ _HTML, _POLICY = _page()
 @router.head("/")  # Ollama's command asks so whether a server is there
 @router.get("/")
 async def index(request: Request) -> Response:
-    """Return the console to a browser, and the list of endpoints to a program."""
-    if "text/html" in request.headers.get("accept", ""):
+    """Return the console to a browser, links to who wants JSON alone, and Ollama's words else."""
+    accepted = request.headers.get("accept", "")
+    if "text/html" in accepted:
         return HTMLResponse(_HTML, headers={"content-security-policy": _POLICY})
+    if "application/json" not in accepted or "*/*" in accepted:  # some clients write both
+        return PlainTextResponse(OLLAMA_RUNS)
     return JSONResponse({"name": "specops", "version": version("specops"), "links": _LINKS})
 
 

@@ -39,6 +39,8 @@ class Conversation:
         required: the answer must be a call.
         callable: names of the tools that may be called; None: all.
         parallel: an answer may have several calls.
+        before: tokens of an earlier conversation, with its answer, that goes on with the messages.
+        truncates: the oldest messages may be left out where all of them are too long.
         template_options: more variables for the chat template.
     """
 
@@ -49,6 +51,8 @@ class Conversation:
     required: bool = False
     callable: frozenset[str] | None = None
     parallel: bool = True
+    before: tuple[int, ...] = ()
+    truncates: bool = False
     template_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property

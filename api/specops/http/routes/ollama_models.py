@@ -1,0 +1,198 @@
+"""Ollama's endpoints about models: GET /api/tags, /api/ps, /api/version, POST /api/show, /api/pull.
+
+Lists call the model `NAME:latest`, as Ollama does, because clients look for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from specops.engine.engine import Engine
+from specops.http.answering.unknown import ignore_unknown, ignored_header
+from specops.http.answering.writer import json_answer
+from specops.http.errors import (
+    GENERATING,
+    ApiError,
+    OllamaErrorResponse,
+    Responses,
+    error_responses,
+)
+from specops.http.routes.openai import LATEST, fingerprint, is_called
+from specops.http.schemas.ollama import OllamaModel, OllamaPull, OllamaStatus
+from specops.http.state import AppState, State
+from specops.text.fill_in import FillIn
+
+LINES = "application/x-ndjson"  # a line of JSON per step
+ERRORS = error_responses(*GENERATING, 404, model=OllamaErrorResponse)
+_STREAM: Responses = {200: {"content": {LINES: {}}}}
+RESPONSES = _STREAM | ERRORS
+_MODEL_ERRORS = error_responses(401, 500, 503, model=OllamaErrorResponse)
+_PROTOCOL = "0.12.11"  # the version of Ollama's API: clients ask for a minimum
+_FOREVER = "2318-01-01T00:00:00Z"  # what Ollama says of a model that it never unloads
+_ARCHITECTURE = "specops"  # prefix of the keys of `model_info`
+router = APIRouter(tags=["ollama"])
+
+
+@router.head("/api/version", include_in_schema=False)
+@router.get("/api/version", responses=error_responses(401, 500, model=OllamaErrorResponse))
+async def version() -> dict[str, str]:
+    """Return the version of Ollama whose API this is."""
+    return {"version": _PROTOCOL}
+
+
+@router.head("/api/tags", include_in_schema=False)
+@router.get("/api/tags", responses=_MODEL_ERRORS)
+async def tags(state: State) -> dict[str, list[dict[str, Any]]]:
+    """List the model that is loaded."""
+    engine = state.service.engine
+    more = {"modified_at": _loaded_since(state), "capabilities": _capabilities(engine)}
+    return {"models": [_model(engine) | more]}
+
+
+@router.get("/api/ps", responses=_MODEL_ERRORS)
+async def running(state: State) -> dict[str, list[dict[str, Any]]]:
+    """List the model that is loaded, with its context length."""
+    engine = state.service.engine
+    more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": engine.info.context}
+    return {"models": [_model(engine) | more]}
+
+
+@router.post("/api/show", responses=ERRORS)
+async def show(
+    body: OllamaModel, request: Request, response: Response, state: State
+) -> dict[str, Any]:
+    """Describe the model that is loaded, and its capabilities."""
+    engine = served(body, state)
+    ignore_unknown(body, request, state.settings)
+    response.headers.update(ignored_header(request))
+    info, template = engine.info, engine.chat_template
+    described = {
+        "modelfile": _modelfile(engine),
+        "parameters": "\n".join(f"{name:<30} {value:g}" for name, value in _parameters(engine)),
+        "template": template.source if template else "",
+        "details": _details(engine),
+        "model_info": {
+            "general.architecture": _ARCHITECTURE,
+            "general.basename": info.name,
+            "general.parameter_count": info.parameters,
+            f"{_ARCHITECTURE}.context_length": info.context,
+            f"{_ARCHITECTURE}.embedding_length": info.embedding_size,
+            f"{_ARCHITECTURE}.vocab_size": info.vocab_size,
+        },
+        "capabilities": _capabilities(engine),
+        "modified_at": _loaded_since(state),
+    }
+    return described if info.system is None else described | {"system": info.system}
+
+
+@router.post("/api/pull", response_model=OllamaStatus, responses=RESPONSES)
+async def pull(body: OllamaPull, request: Request, state: State) -> Response:
+    """Say that the model that is loaded is here, as Ollama does of one that it has already."""
+    served(body, state)
+    ignore_unknown(body, request, state.settings)
+    headers = ignored_header(request)
+    done = OllamaStatus(status="success")
+    if body.stream is False:
+        return json_answer(done, headers)
+    lines = [OllamaStatus(status="pulling manifest"), done]
+    text = "".join(f"{line.model_dump_json()}\n" for line in lines)
+    return Response(text, headers=headers, media_type=LINES)
+
+
+def served(body: OllamaModel, state: AppState) -> Engine:
+    """Return the engine of the model that the client asks for.
+
+    Raises:
+        NotReady: see `AsyncEngine.engine`.
+        ApiError: the client names no model, or another one.
+    """
+    engine, name = state.service.engine, body.called
+    if not name:
+        raise ApiError(400, "model is required", code="missing_parameter", param="model")
+    if not is_called(name, engine):
+        raise ApiError(  # clients look for `not found`
+            404,
+            f"model {name[:64]!r} not found; this server has {_tagged(engine)!r}",
+            code="model_not_found",
+            param="model",
+        )
+    return engine
+
+
+def told_time(time: datetime) -> str:
+    """Return a time as Ollama writes it."""
+    return time.isoformat().replace("+00:00", "Z")
+
+
+def _tagged(engine: Engine) -> str:
+    """Return the model's name as Ollama lists it."""
+    name = engine.info.name
+    return name if ":" in name else name + LATEST
+
+
+def _model(engine: Engine) -> dict[str, Any]:
+    return {
+        "name": _tagged(engine),
+        "model": _tagged(engine),
+        "size": engine.info.weight_bytes,
+        # Clients show the beginning of the digest. It changes when a seed's output may change.
+        "digest": hashlib.sha256(fingerprint(engine).encode()).hexdigest(),
+        "details": _details(engine),
+    }
+
+
+def _capabilities(engine: Engine) -> list[str]:
+    template = engine.chat_template
+    found = {
+        "completion": True,
+        "tools": bool(template and template.calls),
+        "thinking": bool(template and template.thinking),
+        "insert": FillIn.of(engine.tokenizer) is not None,
+        "embedding": bool(engine.info.embedding_size),
+    }
+    return [name for name, there in found.items() if there]
+
+
+def _loaded_since(state: AppState) -> str:
+    return told_time(datetime.fromtimestamp(state.started, UTC))
+
+
+def _details(engine: Engine) -> dict[str, Any]:
+    info = engine.info
+    return {
+        "parent_model": "",
+        "format": "onnx",
+        "family": _ARCHITECTURE,
+        "families": [_ARCHITECTURE],
+        "parameter_size": f"{info.parameters / 1e6:.1f}M",
+        "quantization_level": info.quant,
+        "context_length": info.context,
+        "embedding_length": info.embedding_size,
+    }
+
+
+def _parameters(engine: Engine) -> list[tuple[str, float]]:
+    """Return how tokens are drawn where nobody says it, by Ollama's names."""
+    told = engine.info.sampling.told
+    return [
+        ("repeat_penalty" if name == "repetition_penalty" else name, told[name]) for name in told
+    ]
+
+
+def _modelfile(engine: Engine) -> str:
+    """Return what the model is and is told, in the form of Ollama's files."""
+    info, template = engine.info, engine.chat_template
+    lines = [
+        "# What the server has, as a Modelfile; the template is Jinja",
+        f"FROM {_tagged(engine)}",
+    ]
+    if template:
+        lines.append(f'TEMPLATE """{template.source}"""')
+    if info.system is not None:
+        lines.append(f'SYSTEM """{info.system}"""')
+    lines += [f"PARAMETER {name} {value:g}" for name, value in _parameters(engine)]
+    return "\n".join(lines) + "\n"

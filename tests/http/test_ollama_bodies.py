@@ -1,0 +1,363 @@
+"""Ollama's endpoints take what Ollama takes: Go reads its bodies, and llama.cpp its options."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import ollama
+import pytest
+
+from specops.request import FinishReason, Logprob, Piece
+from tests.fakes import INFO, output
+from tests.http.chat_clients import ASK, TEMPLATE, Clients, clients
+
+pytestmark = pytest.mark.anyio
+ASKED = [{"role": "user", "content": ASK}]
+CHAT: dict[str, Any] = {"model": "fake", "messages": ASKED, "stream": False}
+PROMPT: dict[str, Any] = {"model": "fake", "prompt": ASK, "stream": False}
+BOTH = {"/api/chat": CHAT, "/api/generate": PROMPT}
+both = pytest.mark.parametrize("path", BOTH)
+both_ways = pytest.mark.parametrize("stream", [False, True])
+TINY = pytest.approx(0, abs=1e-6)
+VECTORS = np.array([[0.6, 0.8, 0, 0]], np.float32)
+
+OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"temperature": 5}, {"temperature": 5.0}),
+    ({"temperature": -1}, {"temperature": 0.0}),
+    ({"top_p": 0}, {"top_p": TINY}),
+    ({"top_p": 7.5}, {"top_p": 1.0}),
+    ({"min_p": 2}, {"min_p": 1.0}),
+    ({"min_p": -1}, {"min_p": 0.0}),
+    ({"typical_p": 0}, {"typical_p": TINY}),
+    ({"top_k": 5.0}, {"top_k": 5}),
+    ({"top_k": -3}, {"top_k": 0}),
+    ({"seed": 42.9}, {"seed": 42}),
+    ({"seed": -1.0}, {"seed": None}),
+    ({"seed": 1e300}, {"seed": (1 << 63) - 1}),
+    ({"repeat_penalty": 0}, {"repetition_penalty": 1.0}),
+    ({"repeat_penalty": 25}, {"repetition_penalty": 25.0}),
+    ({"presence_penalty": 3, "frequency_penalty": -4.5}, {"presence_penalty": 3.0}),
+    ({"temperature": None, "top_k": None, "min_p": None}, {"temperature": 0.8, "top_k": 40}),
+]
+
+
+@both
+@pytest.mark.parametrize(("options", "expected"), OPTIONS, ids=str)
+async def test_an_option_means_what_llama_cpp_makes_of_it(
+    path: str, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    async with clients() as here:
+        here.say("a")
+        for body in ({"options": options}, options):
+            answer = await here.http.post(path, json=BOTH[path] | body)
+            assert (answer.status_code, "x-ignored-fields" in answer.headers) == (200, False)
+            sampling = here.request.sampling
+            assert {name: getattr(sampling, name) for name in expected} == expected
+
+
+@both
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(5.0, 5), (5.9, 5), (-1, 20), (-2, 20), (-9, 20), (0, 20), (1e9, 20)]
+)
+async def test_a_limit_may_be_none(path: str, limit: float, expected: int) -> None:
+    async with clients(max_new_tokens=20) as here:
+        here.say("a")
+        await here.http.post(path, json=BOTH[path] | {"options": {"num_predict": limit}})
+        assert here.request.max_new_tokens == expected
+
+
+FINE: list[dict[str, Any]] = [
+    {"options": None}, {"options": {}}, {"format": None}, {"format": ""}, {"keep_alive": None},
+    {"think": None}, {"think": "max"}, {"images": None}, {"images": []}, {"stream": None},
+    {"template": ""}, {"truncate": None}, {"shift": False}, {"logprobs": False},
+    {"options": {"stop": [f"s{i}" for i in range(20)]}}, {"options": {"stop": [""]}},
+    {"options": {"num_ctx": 4096.0, "num_gpu": -1, "use_mmap": None, "repeat_last_n": 64}},
+    {"options": {"mirostat": 1, "tfs_z": 1, "unheard_of": {"a": 1}}}, {"unheard_of": 1},
+]  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("fields", FINE, ids=str)
+async def test_what_ollama_takes_is_taken(path: str, fields: dict[str, Any]) -> None:
+    async with clients() as here:
+        here.say("a")
+        answer = await here.http.post(path, json=BOTH[path] | fields)
+        assert answer.status_code == 200, answer.text
+        assert "a" not in here.request.stop
+
+
+WRONG: list[dict[str, Any]] = [
+    {"options": {"temperature": "warm"}}, {"options": {"temperature": True}},
+    {"options": {"num_predict": "5"}}, {"options": {"stop": [1]}}, {"options": [1]},
+    {"stream": "true"}, {"format": "xml"}, {"format": 1}, {"think": "loudly"},
+    {"top_logprobs": 21}, {"model": 1},
+]  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("fields", WRONG, ids=str)
+async def test_what_ollama_refuses_is_refused_by_its_name(
+    path: str, fields: dict[str, Any]
+) -> None:
+    async with clients() as here:
+        here.say("a")
+        answer = await here.http.post(path, json=BOTH[path] | fields)
+        assert here.service.requests == []
+    (name, value), *_ = fields.items()
+    name = next(iter(value)) if isinstance(value, dict) else name
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(name)
+
+
+async def test_not_a_number_is_no_number() -> None:
+    async with clients() as here:
+        here.say("a")
+        for name in ("temperature", "top_p", "num_predict", "presence_penalty"):
+            content = json.dumps(CHAT | {"options": {name: float("nan")}})
+            answer = await here.http.post("/api/chat", content=content)
+            assert (answer.status_code, name in answer.text) == (400, True)
+        assert here.service.requests == []
+
+
+@pytest.mark.parametrize("name", ["fake", "fake:latest", "Fake:Latest"])
+async def test_every_endpoint_takes_every_name(name: str) -> None:
+    async with clients() as here:
+        here.script([replace(output("a", finish=FinishReason.STOP), embeddings=VECTORS)])
+        for path, body in {
+            **BOTH,
+            "/api/show": {},
+            "/api/embed": {"input": "a"},
+            "/api/embeddings": {"prompt": "a"},
+            "/api/pull": {"stream": False},
+        }.items():
+            given = {key: value for key, value in body.items() if key != "model"}
+            for field in ("model", "name", "Model"):
+                answer = await here.http.post(path, json=given | {field: name})
+                assert answer.status_code == 200, (path, field, answer.text)
+                assert answer.json().get("model", name) == name
+            none = await here.http.post(path, json=given)
+            assert (none.status_code, none.json()["error"]) == (400, "model is required")
+            other = await here.http.post(path, json=given | {"model": f"{name}:8b"})
+            assert other.status_code == 404
+            assert "not found" in other.json()["error"]
+
+
+async def test_clients_that_only_look_ask_by_head() -> None:
+    async with clients() as here:
+        for path in ("/", "/api/tags", "/api/version"):
+            assert (await here.http.head(path)).status_code == 200
+
+
+@both_ways
+async def test_a_model_that_is_here_is_pulled_at_once(stream: bool) -> None:
+    async with clients() as here:
+        answer: Any = await here.ollama.pull("fake", stream=stream)
+        parts = [part async for part in answer] if stream else [answer]
+        assert parts[-1].status == "success"
+        with pytest.raises(ollama.ResponseError, match="not found"):
+            await here.ollama.pull("another")
+
+
+async def test_messages_are_as_lenient() -> None:
+    turns: list[dict[str, Any]] = [
+        {"Role": "System", "Content": "Be kind."},
+        {"role": "USER", "content": "one", "images": None, "tool_calls": None},
+        {"role": "assistant", "tool_calls": [
+            {"id": "call_1", "type": "function",
+             "function": {"index": 0, "name": "a b", "arguments": '{"city": "Bern"}'}},
+            {"function": {"name": "f", "arguments": None}},
+        ]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+        {"role": "function", "tool_name": "g", "content": "sun"},
+        {"role": "assistant", "content": None},
+        {"role": "control", "content": "thinking", "extra": 1},
+        {"role": "user", "content": "two"},
+    ]  # fmt: skip
+    template = "{% for m in messages %}{{ m.role }}={{ m.content }}{{ m.tool_calls }};{% endfor %}"
+    template += "{# <tool_call> #}"
+    async with clients(template) as here:
+        here.say("a")
+        here.service.info = replace(INFO, context=4096)
+        answer = await here.http.post("/api/chat", json=CHAT | {"messages": turns})
+        assert answer.status_code == 200, answer.text
+        assert "messages.extra" in answer.headers["x-ignored-fields"]
+    for text in ("system=Be kind.", "user=one", "tool=rain", "tool=sun", "control=thinking"):
+        assert text in here.prompt
+    assert "'arguments': {'city': 'Bern'}" in here.prompt
+    assert "'name': 'a b'" in here.prompt
+
+
+async def test_a_tool_needs_no_type() -> None:
+    tools: list[dict[str, Any]] = [
+        {"function": {"name": "f", "description": None, "parameters": None}},
+        {"type": "web_search"},
+    ]
+    async with clients() as here:
+        here.say('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>')
+        answer = await here.http.post("/api/chat", json=CHAT | {"tools": tools})
+    (call,) = answer.json()["message"]["tool_calls"]
+    assert call["function"] == {"index": 0, "name": "f", "arguments": {"a": 1}}
+    assert call["id"]
+    assert answer.headers["x-ignored-fields"] == "tools.web_search"
+
+
+# -- context -------------------------------------------------------------------------------------
+
+
+@both_ways
+async def test_a_conversation_goes_on_by_its_context(stream: bool) -> None:
+    async with clients() as here:
+        here.service.info = replace(INFO, chat=True, system="Be kind.", context=4096)
+        here.script([output("x" * 66), output("x" * 89), output("", finish=FinishReason.STOP)])
+        here.service.loaded.tokenizer.decode = lambda tokens: "x" * sum(map(bool, tokens))
+        first: Any = await here.ollama.generate("fake", "one", system="Be brief.", stream=stream)
+        last = [part async for part in first][-1] if stream else first
+        # The fake's tokens are bytes; 0, the empty piece at the end, stands for an end token.
+        said = bytes(last.context)
+        assert said.decode() == here.prompt + "BY"
+        assert "Be brief." in here.prompt
+        await here.ollama.generate("fake", "two", context=last.context, system="Be brief.")
+        whole = here.prompt
+        turns = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "BY"},
+            {"role": "user", "content": "two"},
+        ]
+        await here.ollama.chat("fake", turns)
+        assert whole == here.prompt
+
+
+async def test_a_text_goes_on_by_its_context_and_raw_has_none() -> None:
+    async with clients() as here:
+        here.script([output("x" * 66), output(finish=FinishReason.STOP)])
+        first = await here.ollama.generate("fake", "A")
+        assert first.context == [65, 66]
+        await here.ollama.generate("fake", "C", context=first.context)
+        assert here.prompt == "ABC"
+        raw = await here.ollama.generate("fake", "A", raw=True)
+        assert raw.context is None
+        for fields in ({"context": [65]}, {"system": "a"}):
+            with pytest.raises(ollama.ResponseError, match="raw: not together with"):
+                await here.ollama.generate("fake", "A", raw=True, **fields)  # type: ignore[call-overload]
+        with pytest.raises(ollama.ResponseError, match="context: 256 is no token"):
+            await here.ollama.generate("fake", "A", context=[256])
+
+
+async def test_a_template_that_hides_answers_takes_no_context() -> None:
+    async with clients("{{ messages[-1].content }}") as here:
+        here.say("a")
+        here.service.info = replace(INFO, chat=True)
+        with pytest.raises(ollama.ResponseError, match="leaves out earlier answers"):
+            await here.ollama.generate("fake", "A", context=[65])
+
+
+# -- too long conversations ----------------------------------------------------------------------
+
+LINES = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}\n{% endfor %}"
+
+
+def turn(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+async def kept(here: Clients, *turns: dict[str, Any], **fields: Any) -> list[str]:
+    """The messages that the prompt has, by the first letter of their role and their text."""
+    here.say("a")
+    answer = await here.http.post("/api/chat", json=CHAT | {"messages": turns} | fields)
+    assert answer.status_code == 200, answer.text
+    count = len(turns) - len(here.prompt.splitlines())
+    ignored = answer.headers.get("x-ignored-fields")
+    assert ignored == (f"messages[0:{count}]" if count else None)
+    return here.prompt.splitlines()
+
+
+async def test_the_oldest_messages_of_a_long_conversation_are_left_out() -> None:
+    chat = [turn("user", "1" * 9), turn("assistant", "2" * 9), turn("user", "3" * 9)]
+    chat += [turn("assistant", "4" * 9), turn("user", "5" * 9)]
+    system = turn("system", "S" * 9)
+    async with clients(LINES) as here:  # 64 tokens, 16 of them for the answer
+        here.service.info = replace(INFO, context=64)
+        assert await kept(here, *chat[:3]) == ["u111111111", "a222222222", "u333333333"]
+        assert await kept(here, *chat) == ["u333333333", "a444444444", "u555555555"]
+        told = await kept(here, system, *chat)
+        assert told == ["sSSSSSSSSS", "u333333333", "a444444444", "u555555555"]
+        assert await kept(here, *chat, options={"num_predict": 10}) == told[1:]
+        whole = await kept(here, *chat[:-1], options={"num_predict": 4})
+        assert [line[1] for line in whole] == ["1", "2", "3", "4"]
+        assert await kept(here, *chat[:4], turn("user", "5" * 50)) == ["u" + "5" * 50]
+        here.service.info = replace(INFO, context=64, system="D" * 9)
+        assert (await here.http.post("/api/chat", json=CHAT | {"messages": chat})).is_success
+        assert here.prompt.splitlines() == ["sDDDDDDDDD", *told[1:]]
+
+
+async def test_of_an_agents_steps_the_oldest_are_left_out_and_the_question_stays() -> None:
+    steps = [
+        message
+        for number in "1234"
+        for message in (turn("assistant", number * 4), turn("tool", number * 4))
+    ]
+    chat = [turn("user", "old"), turn("assistant", "old"), turn("user", "Q" * 9), *steps]
+    async with clients(f"{LINES}{{# <tool_call> #}}") as here:
+        here.service.info = replace(INFO, context=64)
+        told = await kept(here, *chat)
+    assert told[0] == "u" + "Q" * 9
+    assert [line[1] for line in told[1:]] == list("223344")
+    assert [line[0] for line in told[1:]] == list("atatat")
+
+
+async def test_who_wants_nothing_left_out_is_told_both_lengths() -> None:
+    chat = [turn("user", "1" * 50), turn("assistant", "2"), turn("user", "3" * 20)]
+    async with clients(LINES) as here:
+        here.say("a")
+        await here.http.post("/api/chat", json=CHAT | {"messages": chat, "truncate": False})
+        assert len(here.request.prompt_tokens) == 77  # which the engine refuses
+
+
+# -- probabilities -------------------------------------------------------------------------------
+
+
+@both
+@both_ways
+async def test_probabilities_are_told(path: str, stream: bool) -> None:
+    pieces = tuple(
+        Piece(token, text, "target", Logprob(-0.5, ((token, -0.5), (66, -1.5))))
+        for token, text in ((65, ""), (66, "AB"))
+    )
+    async with clients() as here:
+        here.script(
+            [
+                *(replace(output(), pieces=(one,)) for one in pieces),
+                output(finish=FinishReason.STOP),
+            ]
+        )
+        wanted = {"logprobs": True, "top_logprobs": 2, "stream": stream}
+        answer = await here.http.post(path, json=BOTH[path] | wanted)
+        assert here.request.logprobs == 2
+        plain = await here.http.post(path, json=BOTH[path] | {"top_logprobs": 2})
+        assert here.request.logprobs is None
+    told = [json.loads(line) for line in answer.text.splitlines()]
+    found = [item for line in told for item in line.get("logprobs", ())]
+    first = {"token": "A", "logprob": -0.5, "bytes": [65]}
+    second = {"token": "B", "logprob": -1.5, "bytes": [66]}
+    assert found[0] == first | {"top_logprobs": [first, second]}
+    assert len(found) == 2
+    assert plain.status_code == 200
+
+
+async def test_the_systems_message_is_told() -> None:
+    async with clients(TEMPLATE) as here:
+        here.service.info = replace(INFO, chat=True, system="Be kind.")
+        shown = (await here.http.post("/api/show", json={"model": "fake", "verbose": True})).json()
+        here.say("a")
+        await here.ollama.chat("fake", ASKED)
+        assert "Be kind." in here.prompt
+        await here.ollama.generate("fake", "Hi")
+        assert "Be kind." in here.prompt
+        await here.ollama.generate("fake", "Hi", system="Be brief.")
+        assert "Be kind." not in here.prompt
+    assert shown["system"] == "Be kind."
+    assert 'SYSTEM """Be kind."""' in shown["modelfile"]
