@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -176,18 +177,17 @@ async def test_messages_are_as_lenient() -> None:
         {"role": "control", "content": "thinking", "extra": 1},
         {"role": "user", "content": "two"},
     ]  # fmt: skip
-    template = "{% for m in messages %}{{ m.role }}={{ m.content }}{{ m.tool_calls }};{% endfor %}"
-    template += "{# <tool_call> #}"
-    async with clients(template) as here:
+    async with clients() as here:
         here.say("a")
         here.service.info = replace(INFO, context=4096)
         answer = await here.http.post("/api/chat", json=CHAT | {"messages": turns})
         assert answer.status_code == 200, answer.text
         assert "messages.extra" in answer.headers["x-ignored-fields"]
-    for text in ("system=Be kind.", "user=one", "tool=rain", "tool=sun", "control=thinking"):
-        assert text in here.prompt
-    assert "'arguments': {'city': 'Bern'}" in here.prompt
-    assert "'name': 'a b'" in here.prompt
+    turns_of = re.findall(r"<\|im_start\|>(\w+)\s+(\w+)", here.prompt)
+    for spoken in (("system", "Be"), ("user", "one"), ("tool", "rain"), ("tool", "sun")):
+        assert spoken in turns_of
+    assert ("control", "thinking") in turns_of
+    assert '"name": "a b", "arguments": {"city": "Bern"}' in here.prompt
 
 
 async def test_a_tool_needs_no_type() -> None:
@@ -301,12 +301,18 @@ async def test_of_an_agents_steps_the_oldest_are_left_out_and_the_question_stays
         for message in (turn("assistant", number * 4), turn("tool", number * 4))
     ]
     chat = [turn("user", "old"), turn("assistant", "old"), turn("user", "Q" * 9), *steps]
-    async with clients(f"{LINES}{{# <tool_call> #}}") as here:
-        here.service.info = replace(INFO, context=64)
-        told = await kept(here, *chat)
-    assert told[0] == "u" + "Q" * 9
-    assert [line[1] for line in told[1:]] == list("223344")
-    assert [line[0] for line in told[1:]] == list("atatat")
+    async with clients() as here:
+        here.say("a")
+        here.service.info = replace(INFO, context=320)
+        answer = await here.http.post("/api/chat", json=CHAT | {"messages": chat})
+    roles = re.findall(r"start\|>(\w+)", here.prompt)
+    assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert re.findall(r"Q{9}|[1-4]{4}|old", here.prompt) == [
+        "Q" * 9,
+        *["3333", "3333", "4444", "4444"],
+    ]
+    assert answer.headers["x-ignored-fields"] == "messages[0:6]"
+    assert len(here.request.prompt_tokens) <= 320 - 80
 
 
 async def test_who_wants_nothing_left_out_is_told_both_lengths() -> None:
