@@ -63,6 +63,7 @@ BASE: dict[str, dict[str, Any]] = {
     "ollama.chat": CONVERSATION,
     "ollama.generate": {"model": "fake", "prompt": "a"},
     "ollama.embed": {"model": "fake", "input": ["a", "b"]},
+    "ollama.embeddings": {"model": "fake", "prompt": "a"},
     "ollama.show": {"model": "fake"},
 }
 

@@ -118,6 +118,7 @@ class OllamaModel(OllamaBody):
 class OllamaPull(OllamaModel):
     """A model to download: only the one that is here."""
 
+    insecure: bool | None = Field(None, description="without effect: nothing is downloaded")
     stream: bool | None = Field(True, description="a line of JSON per step")
 
 
