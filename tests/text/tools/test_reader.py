@@ -129,6 +129,8 @@ TYPED = [  # a schema, what the model wrote, what it means
     ({}, "plain text", "plain text"),
     ({"$ref": "#/$defs/text"}, "3", "3"),
     ({"$ref": "#/$defs/none"}, "3", 3),
+    ({}, "[" * 100_000, "[" * 100_000),
+    ({}, "{'a': 1e999}", "{'a': 1e999}"),
     ({"type": 7, "enum": 1, "anyOf": {"a": 1}}, "3", 3),
 ]
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 TOOL_NAME = r"[a-zA-Z0-9_.:/-]{1,128}"
-_MOST_REFERENCES = 8  # from an argument's schema to its definition
 VARIES = "\0"  # in a format's texts: an id or a number, other for each call
 _TAG = r"<[^\s<>]*>|\[[A-Z_/]+\]"  # may be one token
 _PARTS = re.compile(rf"\s+|({_TAG}|{VARIES})")
@@ -125,15 +124,6 @@ class ToolFormat:
         )
 
 
-_TYPES: dict[type, set[str]] = {
-    bool: {"boolean"},
-    int: {"integer", "number"},
-    float: {"number"},
-    list: {"array"},
-    dict: {"object"},
-    type(None): {"null"},
-    str: {"string"},
-}
 GENERIC = ToolFormat()
 """The form for models that were trained on none, or on one that is not known here."""
 # Forms of families whose templates describe tools, but leave out calls: the first whose sign the
@@ -179,40 +169,6 @@ def thinking_of(template: str) -> tuple[str, str] | None:
 def parts(text: str) -> list[str]:
     """Cut a format's text at white space and around tags: "<a>\\nb=" becomes "<a>", "b="."""
     return [part for part in _PARTS.split(text) if part]
-
-
-def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the schema of an argument; an empty one if there is none."""
-    taken = parameters.get("properties")
-    found: Any = taken.get(name) if isinstance(taken, Mapping) else None
-    for _ in range(_MOST_REFERENCES):
-        if not (isinstance(found, dict) and isinstance(found.get("$ref"), str)):
-            break
-        path, found = found["$ref"].removeprefix("#").removeprefix("/").split("/"), parameters
-        for key in path:
-            found = found.get(key) if isinstance(found, Mapping) else None
-    return dict(found) if isinstance(found, Mapping) else {}
-
-
-def types_of(schema: Any, depth: int = _MOST_REFERENCES) -> set[str]:
-    """Return the types that a schema names; empty if it allows any."""
-    if not isinstance(schema, dict):
-        return set()
-    named = schema.get("type")
-    found = {item for item in _listed(named) or [named] if isinstance(item, str)}
-    if not found:
-        values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
-        found = {kind for value in values for kind in _TYPES.get(type(value), set())}
-    for key in ("anyOf", "oneOf") if depth else ():
-        found |= {
-            kind for choice in _listed(schema.get(key)) for kind in types_of(choice, depth - 1)
-        }
-    return found
-
-
-def _listed(value: Any) -> list[Any]:
-    """Return a list of a schema, which a client wrote; an empty one in place of anything else."""
-    return value if isinstance(value, list) else []
 
 
 def _json(value: Any) -> str:

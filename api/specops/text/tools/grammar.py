@@ -15,7 +15,8 @@ from typing import Any
 from specops.request import Grammar, GrammarKind, ToolArguments
 from specops.text.schemas.references import escaped
 from specops.text.schemas.trial import enforced
-from specops.text.tools.formats import VARIES, Tool, ToolFormat, argument_schema, parts, types_of
+from specops.text.tools.arguments import argument_schema, types_of
+from specops.text.tools.formats import VARIES, Tool, ToolFormat, parts
 
 # What may stand between thoughts and what follows: a poor model would write spaces without end.
 _SPACE = r"SPACE: /\s{0,4}/"

@@ -7,7 +7,6 @@ call but is none stays text.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import re
@@ -16,15 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from specops.text.json_values import loads
+from specops.text.tools.arguments import argument_schema, as_json, types_of
 from specops.text.tools.formats import (
     GENERIC,
     TOOL_NAME,
     VARIES,
     Tool,
     ToolFormat,
-    argument_schema,
     parts,
-    types_of,
 )
 
 # Keys with which a call may begin, besides those of its format.
@@ -418,7 +416,7 @@ class AnswerReader:
         found, char = yield from self._until((first,), char, take)
         if not found:
             return False, char
-        self._argue('"' if streamed else _typed("".join(text), types))
+        self._argue('"' if streamed else as_json("".join(text), types))
         _, char = yield from self._follow(rest, char, [])
         return True, char
 
@@ -521,24 +519,3 @@ def _before_arguments(form: ToolFormat) -> str:
 
 def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _typed(text: str, types: set[str]) -> str:
-    """Return an argument, which a model wrote without quotes, as JSON."""
-    try:
-        value, written = loads(text), text.strip()
-    except ValueError:
-        value, written = _of_python(text)
-    fits = not types or "string" not in types or types & types_of({"enum": [value]})
-    if not written or isinstance(value, str) or not fits:
-        return json.dumps(text, ensure_ascii=False)
-    return written
-
-
-def _of_python(text: str) -> tuple[Any, str]:
-    """Return a value that stands as in Python, as some templates show it, and as JSON; or ""."""
-    if text.strip()[:1] in tuple("[{TFN") and "\\" not in text:
-        with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            value = ast.literal_eval(text.strip())
-            return value, json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return None, ""

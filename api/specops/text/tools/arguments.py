@@ -1,0 +1,81 @@
+"""Arguments that a model writes without JSON: their schemas, their types, and their JSON.
+
+Between tags a text has no quotes, so only the tool's schema tells the text `3` from the number.
+Schemas are a client's: what is wrong in them is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from specops.text.json_values import loads
+
+_MOST_REFERENCES = 8  # from an argument's schema to its definition
+_TYPES: dict[type, set[str]] = {
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    list: {"array"},
+    dict: {"object"},
+    type(None): {"null"},
+    str: {"string"},
+}
+
+
+def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the schema of an argument; an empty one if there is none."""
+    taken = parameters.get("properties")
+    found: Any = taken.get(name) if isinstance(taken, Mapping) else None
+    for _ in range(_MOST_REFERENCES):
+        if not (isinstance(found, dict) and isinstance(found.get("$ref"), str)):
+            break
+        path, found = found["$ref"].removeprefix("#").removeprefix("/").split("/"), parameters
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def types_of(schema: Any, depth: int = _MOST_REFERENCES) -> set[str]:
+    """Return the types that a schema names; empty if it allows any."""
+    if not isinstance(schema, dict):
+        return set()
+    named = schema.get("type")
+    found = {item for item in _listed(named) or [named] if isinstance(item, str)}
+    if not found:
+        values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+        found = {kind for value in values for kind in _TYPES.get(type(value), set())}
+    for key in ("anyOf", "oneOf") if depth else ():
+        found |= {
+            kind for choice in _listed(schema.get(key)) for kind in types_of(choice, depth - 1)
+        }
+    return found
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return a list of a schema, which a client wrote; an empty one in place of anything else."""
+    return value if isinstance(value, list) else []
+
+
+def as_json(text: str, types: set[str]) -> str:
+    """Return an argument, which a model wrote without quotes, as JSON."""
+    try:
+        value, written = loads(text), text.strip()
+    except ValueError:
+        value, written = _of_python(text)
+    fits = not types or "string" not in types or types & types_of({"enum": [value]})
+    if not written or isinstance(value, str) or not fits:
+        return json.dumps(text, ensure_ascii=False)
+    return written
+
+
+def _of_python(text: str) -> tuple[Any, str]:
+    """Return a value that stands as in Python, as some templates show it, and as JSON; or ""."""
+    if text.strip()[:1] in tuple("[{TFN") and "\\" not in text:
+        with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            value = ast.literal_eval(text.strip())
+            return value, json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return None, ""
