@@ -342,6 +342,19 @@ async def test_an_answer_ends_before_it_repeats_a_call(protocol: str, stream: bo
             assert handle.ended == {here.request.request_id}
 
 
+@both_ways
+async def test_ollamas_clients_get_no_repeated_call_either(stream: bool) -> None:
+    call = ("get_weather", {"city": "Bern"})
+    async with clients() as here:
+        here.script([output(written(BY_NAME["hermes"], [call, call])), output("And so on.")])
+        ask: Any = here.ollama.chat
+        asked = {"model": "fake", "messages": ASKED, "tools": CHAT_TOOLS, "stream": stream}
+        answers = [part async for part in await ask(**asked)] if stream else [await ask(**asked)]
+    found = [one.function for part in answers for one in part.message.tool_calls or ()]
+    assert [(one.name, dict(one.arguments)) for one in found] == [call]
+    assert answers[-1].done_reason == "stop"
+
+
 async def test_usage_counts_the_tokens_up_to_a_repeated_call_however_they_came() -> None:
     text = written(BY_NAME["hermes"], [("search", {}), ("search", {}), ("search", {"a": 1})])
     counted = set()

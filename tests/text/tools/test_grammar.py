@@ -176,3 +176,19 @@ def test_a_tool_without_a_schema_takes_no_arguments() -> None:
         text = f'{{"name": "f", "arguments": {given}}}'
         tokens = tokenizer().encode(text, special_tokens=False)
         assert (matcher.allows(tokens) == len(tokens)) is fits
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_text_ends_where_the_reader_ends_it(name: str) -> None:
+    """At its tag, also where a weak model leaves out the line break that should come before it."""
+    form = BY_NAME[name]
+    text = written(form, GOOD)
+    bare = text.replace(form.value_close, form.value_close.lstrip())
+    assert allowed(name, bare)
+    assert not allowed(name, bare + "Sunny.")
+    reader = AnswerReader(form, TOOLS)
+    reader.push(bare)
+    reader.finish()
+    assert [(block.kind, block.name, json.loads(block.text)) for block in reader.blocks] == [
+        ("call", *GOOD[0])
+    ]

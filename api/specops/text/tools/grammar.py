@@ -192,9 +192,12 @@ class CallGrammar:
         if mark in self.special:
             text = f"{name.upper()}: /{body}{_escaped(before)}/"
             return [f"{name}_value: {name.upper()} {self._literal(mark + after)}", text]
+        # The mark ends the text also where the model leaves out what should come before it. Else
+        # the text would go on, while the reader has ended the call.
+        before = f"({_escaped(before)})?" if before else ""
         return [
             f"{name}_value: {name}_text {self._literal(after)}",
-            f"{name}_text[lazy]: /{body}{_escaped(before + mark)}/",
+            f"{name}_text[lazy]: /{body}{before}{_escaped(mark)}/",
         ]
 
     def _literal(self, text: str) -> str:
