@@ -131,6 +131,8 @@ TYPED = [  # a schema, what the model wrote, what it means
     ({"$ref": "#/$defs/none"}, "3", 3),
     ({}, "[" * 100_000, "[" * 100_000),
     ({}, "{'a': 1e999}", "{'a': 1e999}"),
+    ({"type": "number"}, "NaN", "NaN"),
+    ({}, "[1, -Infinity]", "[1, -Infinity]"),
     ({"type": 7, "enum": 1, "anyOf": {"a": 1}}, "3", 3),
 ]
 

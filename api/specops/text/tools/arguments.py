@@ -64,6 +64,7 @@ def as_json(text: str, types: set[str]) -> str:
     """Return an argument, which a model wrote without quotes, as JSON."""
     try:
         value, written = loads(text), text.strip()
+        json.dumps(value, allow_nan=False)  # JSON has no NaN, though Python's reader takes it
     except ValueError:
         value, written = _of_python(text)
     fits = not types or "string" not in types or types & types_of({"enum": [value]})
