@@ -21,6 +21,20 @@ from tests.text.tools import scripts
 LENGTHS = (201, 401, 601)
 ROUNDS = 15
 MOST_FACTOR, MOST_MORE = 1.25, 0.010
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+# With and without a system message; some templates are only for conversations with tools.
+WAYS: tuple[tuple[bool, dict[str, Any]], ...] = (
+    (True, {"tools": None}),
+    (False, {"tools": None}),
+    (False, {"tools": [TOOL], "functions": "weather", "datetime": "today"}),
+)
 
 
 def conversation(messages: int, *, system: bool) -> list[dict[str, Any]]:
@@ -49,21 +63,22 @@ def compare(process: TemplateProcess, source: str, messages: int) -> tuple[float
         TemplateRefusal: the template takes no such conversation.
     """
     plain = environment(TOKENS).from_string(source)
-    for system in (True, False):
+    refusal = None
+    for system, tools in WAYS:
         told = conversation(messages, system=system)
-        values = {"messages": told, "tools": None, "add_generation_prompt": True}
+        values = {"messages": told, "add_generation_prompt": True, **tools}
         try:
             text = process.render(source, TOKENS, values)
-        except TemplateRefusal:
-            if system:
-                continue
-            raise
+        except TemplateRefusal as error:
+            refusal = refusal or error
+            continue
         assert text == plain.render(values)
         here = partial(plain.render, values)
         there = partial(process.render, source, TOKENS, values)
         pairs = [(seconds(here), seconds(there)) for _ in range(ROUNDS)]
         return min(one for one, _ in pairs), min(one for _, one in pairs)
-    raise AssertionError
+    assert refusal is not None
+    raise refusal
 
 
 def main(arguments: list[str]) -> int:
