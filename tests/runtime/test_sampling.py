@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 from specops.request import SamplingParams
 from specops.runtime import kernels
 from specops.runtime.sampling import draw, draw_seeded, filtered_probs, logprob, mask, next_token
+from tests.option_costs import DRAWN, costs
 
 LOGITS = np.random.default_rng(3).standard_normal((4, 50)).astype(np.float32) * 3
 
@@ -225,3 +226,12 @@ def test_typical_p_keeps_the_tokens_of_expected_surprise(
         expected = plainly_typical(plain, mass, top_k)
         assert np.allclose(row, expected, rtol=1e-4, atol=1e-30)
         assert np.array_equal(row > 0, expected > 1e-30)
+
+
+def test_no_option_takes_far_longer_than_to_draw_a_token_at_all() -> None:
+    """All requests of a pass wait for the options of each; sorting the vocabulary took 360 times.
+
+    `python -m tests.option_costs` prints the times.
+    """
+    found = costs(1 << 15, 1)
+    assert {name for name, seconds in found.items() if seconds > 25 * found[DRAWN]} == set()
