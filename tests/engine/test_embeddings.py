@@ -91,8 +91,10 @@ def test_the_bits_are_the_same_alone_together_and_beside_others(engine: Engine) 
 
 
 def test_a_text_beyond_the_context_is_refused(engine: Engine) -> None:
+    whole = request((1,), (1,) * engine.info.context)  # no token of an answer follows
+    assert engine.admit(whole).prompts == whole.prompts
     with pytest.raises(PromptTooLong):
-        engine.admit(request((1,), (1,) * engine.info.context))
+        engine.admit(request((1,), (1,) * (engine.info.context + 1)))
 
 
 # -- beside others, on a simulated target --------------------------------------------------------

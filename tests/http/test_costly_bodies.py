@@ -156,8 +156,6 @@ async def test_long_texts_beside_the_queue_are_few_at_a_time() -> None:
 class Compiler:
     """Compiles grammars when it may."""
 
-    left_out = ()  # of what it compiled
-
     def __init__(self) -> None:
         self.may = threading.Event()
         self.left_out: tuple[object, ...] = ()

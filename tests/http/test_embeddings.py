@@ -89,8 +89,10 @@ async def test_texts_and_their_tokens_have_the_same_vectors_beside_an_answer(
         alone = await client.completions.create(
             model=name, prompt="def", max_tokens=40, temperature=0
         )
-        with pytest.raises(openai.BadRequestError, match="maximum context length is 127 tokens"):
-            await client.embeddings.create(model=name, input=[1] * 200)
+        full = await client.embeddings.create(model=name, input=[1] * 128)
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 128 tokens"):
+            await client.embeddings.create(model=name, input=[1] * 129)
+    assert full.usage.prompt_tokens == 128
     assert [item.embedding for item in vectors.data[:3]] == [item.embedding for item in again.data]
     assert vectors.data[0].embedding == vectors.data[-3].embedding
     assert vectors.usage.prompt_tokens == 20 * again.usage.prompt_tokens

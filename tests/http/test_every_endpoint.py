@@ -55,7 +55,7 @@ TOO_LONG = {
     COMPLETIONS: (f"{_OPENAI} 64 tokens. However, you requested 124 tokens (123 in the prompt",),
     MESSAGES: ("prompt is too long: 123 tokens > 63 maximum",),
     RESPONSES: ("Your input exceeds the context window of this model", _OPENAI, "123"),
-    EMBEDDINGS: (f"{_OPENAI} 63 tokens, however you requested 123 tokens",),
+    EMBEDDINGS: (f"{_OPENAI} 64 tokens, however you requested 123 tokens",),
 }
 PROMPT = {CHAT: "messages", RESPONSES: "input", EMBEDDINGS: "input"}  # "prompt" elsewhere
 

@@ -204,8 +204,8 @@ async def test_texts_are_embedded_and_cut_to_the_context() -> None:
     assert np.allclose(np.array(short.embeddings), VECTORS[:, :2])
     assert np.array(whole.embeddings).shape == (2, 4)
     first = here.service.requests[0]
-    assert [len(first.prompt_tokens), *map(len, first.more_prompts)] == [2, 63]
-    assert found.prompt_eval_count == 65
+    assert [len(first.prompt_tokens), *map(len, first.more_prompts)] == [2, 64]
+    assert found.prompt_eval_count == 66
 
 
 @both_ways

@@ -9,7 +9,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import anthropic
 import httpx
@@ -17,7 +17,18 @@ import numpy as np
 import ollama
 import openai
 import pytest
+from anthropic.types.beta import message_create_params as message_params
+from openai.types import completion_create_params as completion_params
+from openai.types import embedding_create_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as response_params
 
+from specops.http.schemas.body import Body
+from specops.http.schemas.chat import ChatRequest
+from specops.http.schemas.completions import CompletionRequest
+from specops.http.schemas.embeddings import EmbeddingRequest
+from specops.http.schemas.messages import MessagesRequest
+from specops.http.schemas.responses import ResponsesRequest
 from specops.request import FinishReason, GenerationRequest, PromptTooLong
 from specops.serving.admission import QueueFull
 from tests.asgi import AsgiClient
@@ -106,6 +117,27 @@ async def test_the_documentations_table_is_true(call: str, fields: str, outcome:
         assert bool(ignored) is {"works": False, "ignored": True}[outcome]
         names = {name.partition(".")[0] for name in ignored.split(", ")}
         assert not ignored or names <= {*given, *given.get("options", ())}
+
+
+@pytest.mark.parametrize(
+    ("body", "parameters"),
+    [
+        (ChatRequest, chat_params.CompletionCreateParamsNonStreaming),
+        (CompletionRequest, completion_params.CompletionCreateParamsNonStreaming),
+        (ResponsesRequest, response_params.ResponseCreateParamsNonStreaming),
+        (EmbeddingRequest, embedding_create_params.EmbeddingCreateParams),
+        (MessagesRequest, message_params.MessageCreateParamsNonStreaming),
+    ],
+    ids=lambda item: item.__name__,
+)
+def test_what_the_libraries_know_is_known_here_even_if_it_has_no_effect(
+    body: type[Body], parameters: Any
+) -> None:
+    """Where unknown fields are refused, none of theirs is."""
+    known = {field.alias or name for name, field in body.model_fields.items()}
+    official = set(get_type_hints(parameters))
+    assert len(official) > 3
+    assert official <= known | body.without_effect
 
 
 # -- Anthropic's ---------------------------------------------------------------------------------

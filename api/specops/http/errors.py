@@ -206,7 +206,7 @@ def prompt_too_long(error: PromptTooLong, path: str, param: str) -> ApiError:
         )
     elif path == _EMBEDDINGS:
         message = (
-            f"{limit} {longest} tokens, however you requested {prompt} tokens ({prompt} in your "
+            f"{limit} {context} tokens, however you requested {prompt} tokens ({prompt} in your "
             "prompt; 0 for the completion). Please reduce your prompt; or completion length."
         )
     elif path.startswith(OPENAI_PREFIX):

@@ -108,7 +108,7 @@ async def embed_texts(body: OllamaTexts, request: Request, state: State) -> Resp
     if not body.inputs:
         return _plain(figures, body, request, state)
     ignore_unknown(body, request, state.settings)
-    room = engine.info.context - 1 if body.truncate is not False else None
+    room = engine.info.context if body.truncate is not False else None
     job, vectors, tokens = await embed(
         state, request, engine, body.inputs, body.input, size=None, room=room
     )

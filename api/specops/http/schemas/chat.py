@@ -157,6 +157,7 @@ class ChatRequest(OpenAiRequest):
     without_effect = OpenAiRequest.without_effect | {
         *("metadata", "store", "service_tier", "safety_identifier", "prediction"),
         *("reasoning_effort", "verbosity", "prompt_cache_key", "prompt_cache_retention"),
+        *("prompt_cache_options", "moderation"),
     }
 
     # The first wrong message ends the check: 400,000 of them, in 1 MB, would take 4 s to list.

@@ -264,7 +264,11 @@ class MessagesRequest(TokensRequest, EngineOptions):
     """A conversation that the assistant continues."""
 
     without_effect = frozenset(
-        {"metadata", "service_tier", "container", "context_management", "mcp_servers"}
+        {
+            *("metadata", "service_tier", "container", "context_management", "mcp_servers"),
+            *("cache_control", "inference_geo", "speed", "user_profile_id", "diagnostics"),
+            *("betas", "fallbacks", "fallback_credit_token"),
+        }
     )
 
     limit_field = "max_tokens"

@@ -193,7 +193,8 @@ class ResponsesRequest(EngineOptions):
     without_effect = frozenset(
         {
             *("include", "service_tier", "prompt_cache_retention", "stream_options"),
-            *("top_logprobs", "truncation", "client_metadata"),
+            *("top_logprobs", "truncation", "client_metadata", "context_management", "moderation"),
+            *("prompt_cache_options", "access_programs", "background_options", "image"),
         }
     )
 
