@@ -128,7 +128,7 @@ async def embed_text(body: OllamaText, request: Request, state: State) -> Respon
     if not body.prompt:
         return _plain(OllamaVector(embedding=[]), body, request, state)
     ignore_unknown(body, request, state.settings)
-    room = engine.info.context - 1
+    room = engine.info.context
     job, vectors, _ = await embed(
         state, request, engine, [body.prompt], body.prompt, size=None, room=room
     )
