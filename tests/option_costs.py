@@ -40,7 +40,8 @@ ADJUSTED = {
         presence_penalty=1.0, frequency_penalty=1.0, repetition_penalty=1.1
     ),
     "logit_bias": SamplingParams(logit_bias=tuple((token, 1.0) for token in range(300))),
-    "bad_words": SamplingParams(bad_words=((*_WORD, 64),) * 64),
+    # A word may be two sequences of tokens: with a space before it, and without.
+    "bad_words": SamplingParams(bad_words=((*_WORD, 64),) * 128),
 }
 # What has no part of its own in the time: the temperature scales, and a grammar is its masks.
 _OTHERS = {"temperature", "seed", "grammar"}
